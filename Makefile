@@ -1,0 +1,79 @@
+# Needs python3 (3.11 or newer) with pip, make and git. Everything else goes to .boot and .venv in this folder.
+
+PYTHON ?= python3
+UV_VERSION := 0.13.7
+JOBS ?= logical
+
+UV := $(PYTHON) .ci/uv.py
+BIN := .venv/bin
+# Stamps say what has been installed, so that a second `make test` costs nothing.
+BOOTED := .boot/uv-$(UV_VERSION)
+RUNTIME := .venv/.runtime-installed
+DEV := .venv/.dev-installed
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test lint format bench soak lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: $(DEV) ## install everything into .venv: perdure itself (editable), its dependencies, the tools of development
+
+demo: $(RUNTIME) ## an agent is killed and goes on; installs only what perdure itself needs
+	@$(BIN)/perdure demo
+
+test: $(DEV) ## all tests but the soak, in parallel
+	@$(BIN)/pytest -q -n $(JOBS) --maxprocesses 8 --dist worksteal
+
+lint: $(DEV) ## style, format, types, and which module may import which
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: $(DEV) ## rewrite the sources in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(DEV) ## measure perdure on this machine
+	@$(BIN)/python bench/run.py
+
+soak: $(DEV) ## the long tests, one after the other
+	@$(BIN)/pytest -m soak -o faulthandler_timeout=14400
+
+# From the main index alone: a partial mirror beside it would leave out the hashes of the files that it does not have.
+# The header is ours, since uv's own would hold the command line with whatever this machine adds to it.
+LOCK := UV_INDEX= UV_FIND_LINKS= $(UV) pip compile --quiet --upgrade --universal --generate-hashes --python-version 3.11 \
+  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
+
+lock: $(BOOTED) ## resolve the dependencies again: requirements.lock to run, requirements-dev.lock to develop
+	@$(LOCK) pyproject.toml --group build --output-file requirements.lock
+	@$(LOCK) pyproject.toml --group build --extra dev --constraints requirements.lock --output-file requirements-dev.lock
+
+clean: ## remove everything that make has put here
+	rm -rf .boot .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache dist
+	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# --target is allowed on a Python that the system's packager manages, and needs neither venv nor ensurepip.
+$(BOOTED):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "perdure needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V); name another one: make PYTHON=python3.12 setup" >&2; exit 1; }
+	@echo "uv $(UV_VERSION) -> .boot"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-user --upgrade --target .boot uv==$(UV_VERSION)
+	@touch $@
+
+.venv/pyvenv.cfg: | $(BOOTED)
+	@$(UV) venv --quiet --clear --no-project --python $(PYTHON) .venv
+
+# hatchling is in the lock too: without build isolation nothing is fetched that the lock does not name.
+$(RUNTIME): requirements.lock pyproject.toml .venv/pyvenv.cfg | $(BOOTED)
+	@echo "requirements.lock and perdure -> .venv"
+	@$(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --offline --editable .
+	@touch $@
+
+$(DEV): requirements-dev.lock $(RUNTIME) | $(BOOTED)
+	@echo "requirements-dev.lock -> .venv"
+	@$(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements-dev.lock
+	@touch $@

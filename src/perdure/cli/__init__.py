@@ -1,0 +1,119 @@
+"""The command line: one module per verb, loaded when its verb is typed.
+
+A verb module has `command`, a click.Command whose function returns the exit code (None means 0). Errors are raised, never
+printed by a verb: `Verbs.main` turns every one of them into one line on stderr and an exit code.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import click
+
+from perdure import __version__
+from perdure.cli import common
+
+# verb → (module, what it does). The words stand here so that `perdure --help` need not load a single verb.
+VERBS: dict[str, tuple[str, str]] = {
+    "run": ("perdure.cli.run_verb", "Start a run, or resume the one with that id, and drive it here."),
+    "resume": ("perdure.cli.resume", "Drive an existing run here."),
+    "worker": ("perdure.cli.worker", "Serve the queue until SIGTERM, then drain."),
+    "list": ("perdure.cli.list_runs", "Runs, newest first."),
+    "show": ("perdure.cli.show", "The state of a run, now or as of an event."),
+    "events": ("perdure.cli.events", "The journal of a run."),
+    "why": ("perdure.cli.why", "One page: done, in doubt, waiting, never started, and what to type next."),
+    "trace": ("perdure.cli.trace", "The causal chain from the beginning to an event."),
+    "resolve": ("perdure.cli.resolve", "Settle a call that is in doubt."),
+    "cancel": ("perdure.cli.cancel", "Ask a run to stop."),
+    "replay": ("perdure.cli.replay", "Check recorded runs against this code."),
+    "verify": ("perdure.cli.verify", "Check the hash chain of one run or of all."),
+    "audit": ("perdure.cli.audit", "What happened in all runs, as JSON lines."),
+    "doctor": ("perdure.cli.doctor", "Check the database, the workers and this machine."),
+    "migrate": ("perdure.cli.migrate", "Bring the database's schema up to date."),
+    "demo": ("perdure.cli.demo", "See a run survive kill -9."),
+    "completion": ("perdure.cli.completion", "Print the shell completion script."),
+}
+
+
+class Verbs(click.Group):
+    """The `perdure` program: looks verbs up by name and reports every error in one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        command: click.Command = importlib.import_module(VERBS[name][0]).command
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in VERBS and not ctx.resilient_parsing:
+            near = difflib.get_close_matches(name, VERBS, n=1)
+            meant = f"did you mean {near[0]!r}? " if near else ""
+            common.fail(f"there is no verb {name!r}; {meant}all of them: perdure --help", common.USAGE)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, words) for name, (_, words) in VERBS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            code = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Not left to click, which ends a closed stdout with code 1: nobody shall read that as a failed run.
+            raise common.PipeClosed from None
+        return code
+
+    def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> NoReturn:
+        """Run the verb and end the process with its exit code."""
+        _prepare_streams()
+        extra.update(prog_name="perdure", standalone_mode=False)
+        try:
+            code = super().main(args, **extra) or 0
+        except BaseException as error:
+            code = common.report(error)
+        sys.exit(code)
+
+
+def _prepare_streams() -> None:
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # Closed by whoever started us. The next file to be opened would get this number, and our last words be written into it.
+            os.open(os.devnull, os.O_RDWR)
+    # Python has None for a stream that was closed; from here on there is something to write to.
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character gets its escape, not a crash.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]}, subcommand_metavar="VERB …")
+@click.version_option(__version__, message="perdure %(version)s")
+def cli() -> None:
+    """Durable agents: recorded in a journal, resumed after kill -9.
+
+    Results go to stdout, progress and errors to stderr. Exit codes: 0 succeeded, 1 the run failed, 2 wrong usage,
+    3 it waits, 4 needs attention, 5 cancelled, 6 not found, 7 a difference was found, 8 a live worker holds the run.
+    """
+
+
+def main() -> NoReturn:
+    """The entry point of the `perdure` script and of `python -m perdure`."""
+    cli.main()
+    raise AssertionError("main ends the process")
+
+
+__all__ = ["cli", "main"]

@@ -1,0 +1,318 @@
+"""What every verb shares: exit codes, errors in one line, output that is safe to look at, `--url` and `--json`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import click
+
+from perdure import errors
+
+if TYPE_CHECKING:
+    from perdure.settings import Settings
+    from perdure.store.api import Store
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# -- exit codes -------------------------------------------------------------------------------------------------------------
+SUCCEEDED = 0
+FAILED = 1
+USAGE = 2
+WAITING = 3
+NEEDS_ATTENTION = 4
+CANCELLED = 5
+NOT_FOUND = 6
+DIFFERENT = 7
+HELD = 8
+BUG = 70  # EX_SOFTWARE: nobody shall read a bug of ours as a failed run
+PIPE_CLOSED = 141  # what a shell reports for SIGPIPE
+
+CODE_OF_STATUS: dict[str, int] = {
+    "succeeded": SUCCEEDED,
+    "failed": FAILED,
+    "cancelled": CANCELLED,
+    "needs_attention": NEEDS_ATTENTION,
+    "queued": WAITING,
+    "running": WAITING,
+    "waiting": WAITING,
+    "waiting_approval": WAITING,
+    "paused": WAITING,
+    "cancelling": WAITING,
+}
+
+# The first match counts: a subclass stands above its base.
+_CODE_OF_ERROR: tuple[tuple[type[errors.PerdureError], int], ...] = (
+    (errors.NotFound, NOT_FOUND),
+    (errors.AlreadyRunning, HELD),
+    (errors.Diverged, DIFFERENT),
+    (errors.RunFailed, FAILED),
+    (errors.RunCancelled, CANCELLED),
+    (errors.NeedsAttention, NEEDS_ATTENTION),
+    (errors.ResultTimeout, WAITING),
+    (errors.Fenced, HELD),
+    (errors.PerdureError, USAGE),  # InvalidInput, Conflict, UnknownAgent, StoreError: something must be set right first
+)
+
+
+def code_of_error(error: errors.PerdureError) -> int:
+    """The exit code that stands for this error."""
+    return next(code for kind, code in _CODE_OF_ERROR if isinstance(error, kind))
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------------
+class Stop(click.ClickException):
+    """Ends the program with one line on stderr and this exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class PipeClosed(click.ClickException):
+    """Nobody reads stdout any more."""
+
+    def __init__(self) -> None:
+        super().__init__("stdout is closed")
+
+
+def fail(message: str, code: int = USAGE) -> NoReturn:
+    """End the program: `perdure: message` on stderr, and this exit code."""
+    raise Stop(message, code)
+
+
+def report(error: BaseException) -> int:
+    """Say in one line what went wrong; the exit code for it."""
+    if isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        return report(error.exceptions[0])
+    if os.environ.get("PERDURE_DEBUG") and not isinstance(error, (SystemExit, click.exceptions.Exit)):
+        traceback.print_exception(error)
+    match error:
+        case SystemExit():
+            return error.code if isinstance(error.code, int) else int(error.code is not None)
+        case click.exceptions.NoArgsIsHelpError():
+            click.echo(error.format_message(), err=True)
+            return USAGE
+        case click.UsageError():
+            verb = error.ctx.command_path if error.ctx else "perdure"
+            return _line(f"{error.format_message().rstrip('.')}; usage: {verb} --help", USAGE)
+        case PipeClosed() | BrokenPipeError():
+            return _let_go_of_stdout()
+        case Stop():
+            return _line(error.message, error.code)
+        case click.ClickException():
+            return _line(error.format_message(), USAGE)
+        case errors.PerdureError():
+            return _line(str(error), code_of_error(error))
+        case KeyboardInterrupt() | click.Abort():
+            return 130
+        case OSError():
+            return _line(f"{error.filename}: {error.strerror}" if error.filename else str(error), USAGE)
+        case _:
+            return _line(f"a bug: {type(error).__name__}: {error} (PERDURE_DEBUG=1 shows the traceback)", BUG)
+
+
+def _let_go_of_stdout() -> int:
+    # What is still buffered must not fail once more when the interpreter flushes it at exit.
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 1)
+    os.close(devnull)
+    return PIPE_CLOSED
+
+
+def _line(message: str, code: int) -> int:
+    try:
+        print(f"perdure: {clean(message)}", file=sys.stderr)
+    except OSError:
+        pass  # stderr is closed as well: the exit code still tells
+    return code
+
+
+# -- text that is safe to look at ---------------------------------------------------------------------------------------------
+# Blank to the eye, though Unicode counts them as letters, symbols or marks.
+_INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
+
+
+def clean(text: str, keep: str = "") -> str:
+    """The text with every control, bidi, zero-width and otherwise invisible character shown as its escape, except those in `keep`.
+
+    Whatever tools and models have written is shown through this: it can neither move the cursor nor reorder a line.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(char if char in keep or _harmless(char) else _escape(char) for char in text)
+
+
+def _harmless(char: str) -> bool:
+    if char in _INVISIBLE:
+        return False
+    return char.isprintable() or unicodedata.category(char) == "Zs"  # other blanks, such as the one of Japanese text
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii") if not char.isprintable() else f"\\u{ord(char):04x}"
+
+
+def to_json(value: Any) -> str:
+    """One line of JSON; characters that a terminal would act on, or not show, are written as \\u escapes."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(char if _harmless(char) else _json_escape(char) for char in text)
+
+
+def _json_escape(char: str) -> str:
+    units = char.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
+# -- output -----------------------------------------------------------------------------------------------------------------
+STATUS_COLOURS: Mapping[str, str] = {
+    "succeeded": "green",
+    "failed": "red",
+    "needs_attention": "red",
+    "cancelled": "yellow",
+    "cancelling": "yellow",
+    "running": "cyan",
+    "waiting_approval": "magenta",
+}
+
+
+def out(line: str = "") -> None:
+    """A line of the result, on stdout. The caller has cleaned what it did not write itself."""
+    print(line)
+
+
+def out_json(value: Any) -> None:
+    """One JSON document on stdout, on a line of its own."""
+    print(to_json(value))
+
+
+def note(line: str) -> None:
+    """A line of progress or advice, on stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def coloured() -> bool:
+    """Whether stdout shows colours: only a terminal does, and not where NO_COLOR or a dumb one forbids it."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def style(text: str, colour: str | None = None, *, bold: bool = False, dim: bool = False) -> str:
+    """The text in a colour, where stdout shows colours."""
+    return click.style(text, fg=colour, bold=bold or None, dim=dim or None) if coloured() else text
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Aligned columns on stdout; cells are cleaned here. On a terminal long cells are wrapped and a `status` column is coloured."""
+    cells = [[clean(cell) for cell in row] for row in rows]
+    if sys.stdout.isatty():
+        _rich_table(headers, cells)
+        return
+    widths = [max(len(line[column]) for line in [list(headers), *cells]) for column in range(len(headers))]
+    for line in [list(headers), *cells]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _rich_table(headers: Sequence[str], cells: list[list[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for header in headers:
+        grid.add_column(Text(header), overflow="fold")
+    for row in cells:
+        # Text, never str: recorded text must not be read as markup.
+        grid.add_row(
+            *(Text(cell, STATUS_COLOURS.get(cell, "") if header == "status" else "") for header, cell in zip(headers, row, strict=True))
+        )
+    Console(no_color=not coloured(), highlight=False).print(grid)
+
+
+# -- times: µs since 1970 -----------------------------------------------------------------------------------------------------
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def now_us() -> int:
+    """The wall clock, for telling ages; nothing else may depend on it."""
+    return int(datetime.now(UTC).timestamp() * 1e6)
+
+
+def iso(us: int) -> str:
+    """ISO 8601 in UTC, to the microsecond."""
+    try:
+        return (_EPOCH + timedelta(microseconds=us)).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    except OverflowError:
+        return f"{us} µs since 1970"  # beyond the year 9999 there are no datetimes, but a timer may well be set there
+
+
+# -- what the verbs take --------------------------------------------------------------------------------------------------------
+def url_option(function: F) -> F:
+    """`--url`: which database. The parameter is `url: str | None`; give it to settings_with or existing_store."""
+    return click.option(
+        "--url", metavar="URL", help="The database, such as sqlite:///perdure.db. Default: PERDURE_URL, then the settings file."
+    )(function)
+
+
+def json_option(function: F) -> F:
+    """`--json`: for programs. The parameter is `as_json: bool`."""
+    return click.option("--json", "as_json", is_flag=True, help="JSON on stdout: one document, or one object per line for lists.")(function)
+
+
+def run_argument(function: F) -> F:
+    """RUN: the id of a run, completed from the database. The parameter is `run_id: str`."""
+    return click.argument("run_id", metavar="RUN", shell_complete=_complete_run)(function)
+
+
+def settings_with(**flags: Any) -> Settings:
+    """The settings in force; flags that are None were not given."""
+    from perdure.config import load_settings
+
+    return load_settings({name: value for name, value in flags.items() if value is not None}, os.environ, Path.cwd())
+
+
+@contextmanager
+def existing_store(url: str | None) -> Iterator[Store]:
+    """The database, open; NotFound instead of a new empty one where there is none."""
+    from perdure.store.open import open_store
+
+    settings = settings_with(url=url)
+    require_database(settings.url)
+    store = open_store(settings.url, synchronous=settings.synchronous)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def database_file(url: str) -> Path | None:
+    """The file of a SQLite URL; None for a database that is no file."""
+    path = url.removeprefix("sqlite:///")
+    return Path(path) if path != url and path else None
+
+
+def require_database(url: str) -> None:
+    """NotFound unless the database exists: only a verb that starts runs may make one."""
+    file = database_file(url)
+    if file is not None and not file.exists():
+        raise errors.NotFound(f"there is no database {file}; `perdure run` makes one, and --url or PERDURE_URL names another")
+
+
+def _complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    # A shell that waits for a completion wants words or silence, never an error.
+    try:
+        from perdure.store.api import Filter
+
+        with existing_store(ctx.params.get("url")) as store:
+            return [row.run_id for row in store.list(Filter(limit=1000)) if row.run_id.startswith(incomplete)]
+    except Exception:
+        return []

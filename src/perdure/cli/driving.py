@@ -1,0 +1,163 @@
+"""Driving one run in this process, for `run` and `resume`: signals, progress, and how it ended.
+
+The first SIGTERM or SIGINT drains: the run is handed over at a step boundary. The second ends the process at once, which the
+journal survives like any other crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pwd
+import shlex
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from perdure.cli import common
+from perdure.core.events import Event, RunCancelled, RunFailed, RunSucceeded
+from perdure.store.api import FINISHED, RunRow
+
+if TYPE_CHECKING:
+    from perdure.app import Perdure
+
+_SHOWN = frozenset(
+    "tool_call_initiated tool_call_completed tool_call_failed tool_call_in_doubt tool_call_resolved retry_scheduled run_released "
+    "status_reported thought_recorded decision_made cancel_requested attention_needed".split()
+)
+
+
+def stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
+    """An event that the first SIGTERM or SIGINT sets; the second ends the process at once."""
+    stop = asyncio.Event()
+    seen = False
+
+    def handle(number: int, _: FrameType | None) -> None:
+        nonlocal seen
+        if seen:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        seen = True
+        # os.write: a handler may interrupt a print, and a stream's buffer cannot be entered twice.
+        os.write(2, f"perdure: {signal.Signals(number).name}: draining; once more ends it at once\n".encode())
+        loop.call_soon_threadsafe(stop.set)
+
+    # Not loop.add_signal_handler: a tool that blocks the loop must not block the second signal.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handle)
+    return stop
+
+
+async def drive(app: Perdure, run_id: str, *, wait: bool) -> RunRow:
+    """Drive the run here until it ends or rests, with progress on a terminal; the row it rests with."""
+    stop = stop_on_signals(asyncio.get_running_loop())
+    async with _progress(app, run_id):
+        return await app.drive(run_id, wait=wait, stop=stop)
+
+
+@asynccontextmanager
+async def _progress(app: Perdure, run_id: str) -> AsyncIterator[None]:
+    if not sys.stderr.isatty():
+        yield
+        return
+    showing = asyncio.create_task(_show(app, run_id))
+    try:
+        yield
+    finally:
+        await asyncio.wait([showing], timeout=0.2)  # the last events have just been committed
+        showing.cancel()
+        await asyncio.gather(showing, return_exceptions=True)
+
+
+async def _show(app: Perdure, run_id: str) -> None:
+    from perdure.inspect.words import sentence
+
+    tools: dict[int, str] = {}
+    begun = common.now_us()
+    async for event in app.handle(run_id).follow():
+        if event.type == "tool_call_initiated" and event.call is not None:
+            tools.setdefault(event.call, event.body.tool)  # type: ignore[union-attr]
+        # What is older was done by somebody before us: replayed, not performed.
+        if event.ts >= begun and event.type in _SHOWN:
+            common.note(common.clean(f"  {sentence(event, tools)}"))
+
+
+# -- how it ended ------------------------------------------------------------------------------------------------------------
+def finish(app: Perdure, row: RunRow, *, as_json: bool, url: str | None) -> int:
+    """Print the run's output, or say why there is none and what to type; the exit code."""
+    last = _last_event(app, row)
+    output = _output(app, last)
+    if as_json:
+        common.out_json({"run_id": row.run_id, "status": row.status, "output": output, "error": row.error})
+    elif row.status == "succeeded":
+        # Text is shown as text; everything else as the JSON it is.
+        common.out(common.clean(output, keep="\n\t") if isinstance(output, str) else common.to_json(output))
+    if row.status != "succeeded":
+        common.note(f"perdure: {common.clean(_sentence(row, last, url))}")
+    return _code(row)
+
+
+def _last_event(app: Perdure, row: RunRow) -> Event | None:
+    return app.store.read(row.run_id, after=row.seq - 1)[0] if row.status in FINISHED else None
+
+
+def _output(app: Perdure, last: Event | None) -> Any:
+    from perdure.inspect.view import loader
+    from perdure.inspect.words import plain
+
+    return plain(last.body.output, loader(app.store)) if last is not None and isinstance(last.body, RunSucceeded) else None
+
+
+def _sentence(row: RunRow, last: Event | None, url: str | None) -> str:
+    """What became of a run that has not succeeded, and the way on."""
+    run = f"run {row.run_id}"
+    body = last.body if last is not None else None
+    if isinstance(body, RunFailed):
+        return f"{run} failed: {body.failure.type}: {body.failure.message}; {command('why', row.run_id, url)} tells more"
+    if isinstance(body, RunCancelled):
+        return f"{run} was cancelled{f': {body.reason}' if body.reason else ''}"
+    if row.status == "needs_attention":
+        return f"{run} needs attention: {row.error or row.waiting_for or 'see why'}; next: {command('why', row.run_id, url)}"
+    if row.holder is not None:
+        return f"{run} was taken over by the worker {row.holder}; {command('show', row.run_id, url)} tells how it goes on"
+    if row.status == "waiting":
+        return f"{run} waits: {row.waiting_for}; a worker goes on with it when it is time, or here: {command('resume', row.run_id, url)}"
+    return f"{run} is {row.status} and was handed over; a worker goes on with it, or here: {command('resume', row.run_id, url)}"
+
+
+def _code(row: RunRow) -> int:
+    return common.HELD if row.holder is not None and row.status not in FINISHED else common.CODE_OF_STATUS[row.status]
+
+
+def command(verb: str, run_id: str, url: str | None) -> str:
+    """The command to type next, with the database that this one was given."""
+    return f"perdure {verb} {run_id}" + (f" --url {shlex.quote(url)}" if url else "")
+
+
+# -- who and where -----------------------------------------------------------------------------------------------------------
+def os_user() -> str:
+    """The user of this process as the system knows it: the environment can say anything."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"uid {os.geteuid()}"  # a container may run under a number that has no name
+
+
+class _CleanFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return common.clean(super().format(record), keep="\n")
+
+
+def log_to_stderr(level: int) -> None:
+    """Send what perdure logs to stderr, safe to look at."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_CleanFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("perdure")
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    logger.propagate = False  # an agent's file may set up logging of its own; nothing shall be said twice

@@ -1,0 +1,52 @@
+"""`perdure events`: the journal of a run."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+
+import click
+
+from perdure.cli import common
+from perdure.core.events import Event
+from perdure.inspect.timeline import Timeline
+from perdure.inspect.view import require
+from perdure.inspect.words import iso
+from perdure.store.api import FINISHED, Store
+
+POLL_S = 0.05
+
+
+@click.command("events")
+@common.run_argument
+@click.option("--follow", is_flag=True, help="Go on with what happens, until the run ends.")
+@common.url_option
+@common.json_option
+def command(run_id: str, follow: bool, url: str | None, as_json: bool) -> None:
+    """The journal of RUN, one line per event."""
+    with common.existing_store(url) as store:
+        require(store, run_id)
+        timeline = Timeline(run_id)
+        for event in _events(store, run_id, follow):
+            if as_json:
+                common.out_json(timeline.record(event, store.hash_at(run_id, event.seq)))
+            else:
+                common.out(common.clean(f"{event.seq:>5}  {iso(event.ts)[:23]}Z  {timeline.say(event)}"))
+            if follow:
+                sys.stdout.flush()
+
+
+def _events(store: Store, run_id: str, follow: bool) -> Iterator[Event]:
+    seen = 0
+    while True:
+        version = store.version()
+        row = require(store, run_id)
+        for event in store.read(run_id, seen):
+            seen = event.seq
+            yield event
+        # The row was read before the journal: when it says finished, its last event has been given.
+        if not follow or row.status in FINISHED:
+            return
+        while store.version() == version:
+            time.sleep(POLL_S)

@@ -1,0 +1,91 @@
+"""`perdure replay`: recorded runs against this code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from perdure.cli import common
+from perdure.cli.target import load_target, load_targets, recorded_target
+from perdure.core.machine import Facts, Machine
+from perdure.core.state import RunState
+from perdure.errors import InvalidInput, UnknownAgent
+from perdure.inspect.replay import Different, Same, compare
+from perdure.inspect.view import all_rows, loader, read_run, require
+from perdure.inspect.words import plural
+from perdure.settings import Settings
+from perdure.store.api import Filter, RunRow, Store
+
+if TYPE_CHECKING:
+    from perdure.agent import Agent
+
+
+@click.command("replay")
+@click.argument("words", nargs=-1, required=True, metavar="RUN [TARGET]")
+@click.option("--all", "every", is_flag=True, help="Every run of the agents of TARGET, instead of one RUN.")
+@common.url_option
+@common.json_option
+def command(words: tuple[str, ...], every: bool, url: str | None, as_json: bool) -> int:
+    """Check recorded runs against this code: RUN [TARGET], or --all TARGET. Nothing is performed and nothing is written.
+
+    Code 7 when the code asks for something else than a journal has.
+    """
+    settings = common.settings_with(url=url)
+    different = total = 0
+    with common.existing_store(url) as store:
+        for row, agent in _every(store, words) if every else _one(store, words, settings):
+            found = _compare(store, row, agent, settings)
+            total, different = total + 1, different + (not found.same)
+            if as_json:
+                common.out_json(msgspec.to_builtins(found))
+            elif not found.same or not every:
+                common.out(common.clean(_line(found, row, agent)))
+    if every and not as_json:
+        common.out(
+            f"{plural(total, 'run')}: "
+            + (f"{different:,} would go another way with this code" if different else "all the same with this code")
+        )
+    return common.DIFFERENT if different else common.SUCCEEDED
+
+
+def _one(store: Store, words: tuple[str, ...], settings: Settings) -> Iterator[tuple[RunRow, Agent[Any, Any]]]:
+    if len(words) > 2:
+        raise InvalidInput("give one run and at most one target: perdure replay RUN [TARGET]")
+    row = require(store, words[0])
+    agent = load_target(words[1] if len(words) == 2 else recorded_target(row.run_id, row.target, settings.url)).agent
+    if agent.name != row.agent:
+        raise UnknownAgent(
+            f"run {row.run_id} belongs to agent {row.agent!r}, and the target is agent {agent.name!r}; name the one that it belongs to"
+        )
+    yield row, agent
+
+
+def _every(store: Store, words: tuple[str, ...]) -> Iterator[tuple[RunRow, Agent[Any, Any]]]:
+    for target in words:
+        for loaded in load_targets(target):
+            for row in all_rows(store, Filter(agent=loaded.agent.name)):
+                yield row, loaded.agent
+
+
+def _compare(store: Store, row: RunRow, agent: Agent[Any, Any], settings: Settings) -> Same | Different:
+    reading = read_run(store, row.run_id)
+    load = loader(store)
+
+    def make(state: RunState) -> Machine:
+        created = state.created
+        assert created is not None
+        facts = Facts(created.run_id, created.tenant, created.actor, created.agent, created.version)
+        return agent.machine(facts, load(created.input), settings.max_steps)
+
+    return compare(row.run_id, reading.events, reading.state, make, load)
+
+
+def _line(found: Same | Different, row: RunRow, agent: Agent[Any, Any]) -> str:
+    versions = "" if row.version == agent.version else f" (it began with version {row.version}; this code is {agent.version})"
+    if isinstance(found, Same):
+        return f"run {found.run_id}: same: {plural(found.activations, 'activation')}, {plural(found.calls, 'call')}{versions}"
+    place = f" at call {found.call}" if found.call is not None else ""
+    return f"run {found.run_id}: different{place}{versions}: {found.difference}"

@@ -1,0 +1,73 @@
+"""`perdure resolve`: settle a call that is in doubt."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import click
+
+from perdure.cli import common
+from perdure.cli.driving import command as next_command
+from perdure.cli.driving import os_user
+from perdure.core import codec
+from perdure.errors import InvalidInput
+from perdure.settings import Settings
+from perdure.store.api import RunRow
+
+
+@click.command("resolve")
+@common.run_argument
+@click.argument("call", type=click.IntRange(min=1), metavar="CALL")
+@click.option("--happened", metavar="JSON", help="It happened; the agent gets this as its result.")
+@click.option("--did-not-happen", is_flag=True, help="It did not happen; it is performed again.")
+@click.option("--fail", "failure", metavar="TEXT", help="Give it up; the agent gets ToolFailed with this text.")
+@click.option("--by", metavar="WHO", help="Who says so. Default: the user of this process.")
+@click.option("--note", metavar="TEXT", help="How you know, for whoever reads the journal later.")
+@common.url_option
+@common.json_option
+def command(
+    run_id: str,
+    call: int,
+    happened: str | None,
+    did_not_happen: bool,
+    failure: str | None,
+    by: str | None,
+    note: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Say what became of CALL of RUN, which is in doubt: exactly one of --happened, --did-not-happen and --fail."""
+    if (happened is not None) + did_not_happen + (failure is not None) != 1:
+        raise InvalidInput(f"call {call} needs exactly one answer: --happened JSON, --did-not-happen or --fail TEXT")
+    answer: dict[str, Any] = {}
+    if happened is not None:
+        answer["happened"] = codec.parse(happened, "--happened")
+        outcome, then = "it happened", "the agent goes on with that result"
+    elif did_not_happen:
+        answer["did_not_happen"] = True
+        outcome, then = "it did not happen", "it is performed again"
+    else:
+        answer["fail"] = failure
+        outcome, then = "it failed", "the agent gets ToolFailed"
+    settings = common.settings_with(url=url)
+    common.require_database(settings.url)
+    row = asyncio.run(_resolve(settings, run_id, call, answer, by or os_user(), note))
+    if as_json:
+        common.out_json({"run_id": run_id, "call": call, "resolved": outcome, "status": row.status})
+        return
+    common.out(f"call {call} of run {run_id}: {outcome}; {then}{_by_whom(row, url)}")
+
+
+async def _resolve(settings: Settings, run_id: str, call: int, answer: dict[str, Any], by: str, note: str | None) -> RunRow:
+    from perdure.app import Perdure
+
+    async with Perdure(settings=settings) as app:
+        await app.resolve(run_id, call, **answer, by=by, note=note)
+        return await app.handle(run_id).status()
+
+
+def _by_whom(row: RunRow, url: str | None) -> str:
+    if row.holder is not None:
+        return " by the worker that holds the run"
+    return f" when a worker takes the run, or here: {next_command('resume', row.run_id, url)}"

@@ -1,0 +1,47 @@
+"""`perdure resume`: drive an existing run here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import click
+
+from perdure.cli import common
+from perdure.cli.driving import drive, finish, log_to_stderr, os_user
+from perdure.cli.target import load_target, recorded_target
+from perdure.settings import Settings
+from perdure.store.api import FINISHED
+
+
+@click.command("resume")
+@common.run_argument
+@click.argument("target", metavar="[TARGET]", required=False)
+@click.option("--no-wait", is_flag=True, help="Leave with code 3 for any wait, its own timers and retries too.")
+@common.url_option
+@common.json_option
+def command(run_id: str, target: str | None, no_wait: bool, url: str | None, as_json: bool) -> int:
+    """Drive RUN here until it finishes. A run that needs attention is sent back to work; a finished one shows its result.
+
+    Without TARGET the code recorded with the run is used, if it is your own file below this folder or beside the database.
+    """
+    settings = common.settings_with(url=url)
+    log_to_stderr(logging.WARNING)
+    return asyncio.run(_resume(settings, run_id, target, wait=not no_wait, url=url, as_json=as_json))
+
+
+async def _resume(settings: Settings, run_id: str, target: str | None, *, wait: bool, url: str | None, as_json: bool) -> int:
+    from perdure.app import Perdure
+    from perdure.inspect.view import require
+
+    with common.existing_store(url) as store:
+        row = require(store, run_id)
+    if row.status in FINISHED:
+        # No code is needed to read a result.
+        async with Perdure(settings=settings) as app:
+            return finish(app, row, as_json=as_json, url=url)
+    loaded = load_target(target or recorded_target(run_id, row.target, settings.url))
+    async with Perdure(agents=[loaded.agent], settings=settings) as app:
+        if row.status == "needs_attention":
+            await app.requeue(run_id, by=os_user(), note="perdure resume")
+        return finish(app, await drive(app, run_id, wait=wait), as_json=as_json, url=url)

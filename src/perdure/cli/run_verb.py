@@ -1,0 +1,121 @@
+"""`perdure run`: start a run, or resume the one with that id, and drive it here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import click
+
+from perdure.cli import common
+from perdure.cli.driving import command as next_command
+from perdure.cli.driving import drive, finish, log_to_stderr
+from perdure.cli.target import Target, load_target
+from perdure.core import codec
+from perdure.errors import InvalidInput
+from perdure.settings import Settings
+from perdure.store.api import FINISHED
+
+
+@click.command("run")
+@click.argument("target", metavar="TARGET")
+@click.argument("pairs", metavar="[KEY=VALUE | KEY:=JSON]…", nargs=-1)
+@click.option(
+    "--input",
+    "input_text",
+    metavar="JSON",
+    help="The input: an object is keyword arguments, a list positional ones, anything else the one.",
+)
+@click.option("--id", "run_id", metavar="ID", help="The run's id. If there is a run with it and the same input, that one is resumed.")
+@click.option("--tenant", default="default", show_default=True)
+@click.option("--actor", metavar="WHO", help="On whose behalf the agent acts.")
+@click.option("--detach", is_flag=True, help="Only start it, for a worker to drive; prints its id.")
+@click.option("--no-wait", is_flag=True, help="Leave with code 3 for any wait, its own timers and retries too.")
+@common.url_option
+@common.json_option
+def command(
+    target: str,
+    pairs: tuple[str, ...],
+    input_text: str | None,
+    run_id: str | None,
+    tenant: str,
+    actor: str | None,
+    detach: bool,
+    no_wait: bool,
+    url: str | None,
+    as_json: bool,
+) -> int:
+    """Start TARGET (FILE.py:NAME or package.module:NAME), and drive it here until it finishes.
+
+    It stays for its own timers and retries, and leaves with code 3 when only something from outside can go on.
+    """
+    settings = common.settings_with(url=url)
+    args, kwargs = arguments(pairs, input_text)
+    log_to_stderr(logging.WARNING)
+    loaded = load_target(target)
+    encoded = loaded.agent.bind(args, kwargs)
+    wanted = _Wanted(loaded, encoded, run_id, tenant, actor)
+    return asyncio.run(_run(settings, wanted, detach=detach, wait=not no_wait, url=url, as_json=as_json))
+
+
+class _Wanted(NamedTuple):
+    """The run to start."""
+
+    target: Target
+    encoded_input: bytes
+    run_id: str | None
+    tenant: str
+    actor: str | None
+
+
+async def _run(settings: Settings, wanted: _Wanted, *, detach: bool, wait: bool, url: str | None, as_json: bool) -> int:
+    from perdure.app import Perdure
+
+    agent, recorded = wanted.target
+    async with Perdure(agents=[agent], settings=settings) as app:
+        handle = await app.start_encoded(
+            agent, wanted.encoded_input, id=wanted.run_id, tenant=wanted.tenant, actor=wanted.actor, target=recorded
+        )
+        row = await handle.status()
+        if detach:
+            _started(row.run_id, row.status, url, as_json)
+            return common.SUCCEEDED
+        # A run that needs a person is not sent back to work by a script that runs twice: that is what `resume` says.
+        if row.status != "needs_attention":
+            row = await drive(app, handle.id, wait=wait)
+        return finish(app, row, as_json=as_json, url=url)
+
+
+def _started(run_id: str, status: str, url: str | None, as_json: bool) -> None:
+    if as_json:
+        common.out_json({"run_id": run_id, "status": status, "output": None, "error": None})
+    else:
+        common.out(run_id)
+    if status in FINISHED:
+        common.note(f"perdure: run {run_id} exists already and is {status}; its result: {next_command('resume', run_id, url)}")
+    else:
+        common.note(f"perdure: run {run_id} is {status}; a worker drives it, or here: {next_command('resume', run_id, url)}")
+
+
+def arguments(pairs: Sequence[str], input_text: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments out of `key=value` pairs or `--input`."""
+    if input_text is not None:
+        if pairs:
+            raise InvalidInput(f"--input and {pairs[0]!r} both give the input; use one of them")
+        value = codec.parse(input_text, "--input")
+        if isinstance(value, dict):
+            return (), value
+        return (tuple(value), {}) if isinstance(value, list) else ((value,), {})
+    named: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        as_json = key.endswith(":")
+        key = key.removesuffix(":")
+        if not equals or not key.isidentifier():
+            raise InvalidInput(f"{pair!r} is not an argument; write key=value for text or key:=json for JSON")
+        if key in named:
+            raise InvalidInput(f"the argument {key!r} is given twice")
+        named[key] = codec.parse(value, key) if as_json else value
+    return (), named

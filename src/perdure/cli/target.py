@@ -1,0 +1,242 @@
+"""TARGET: `file.py:name` or `package.module:name`, to the agent it names; and which recorded target may be loaded at all.
+
+A file that lies in a package is loaded as the module it is there, so that its relative imports work. Every error is one line
+that names the file and, where it is inside the file, the line.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import stat
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from perdure.cli.common import database_file
+from perdure.errors import InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    from perdure.agent import Agent
+
+
+class Target(NamedTuple):
+    """An agent, and the words by which another process finds it."""
+
+    agent: Agent[Any, Any]
+    recorded: str  # "/absolute/file.py:name"
+
+
+class _Place(NamedTuple):
+    """How a file is imported: what goes on sys.path, and the module's name from there."""
+
+    folder: Path
+    module: str
+
+
+def load_target(target: str) -> Target:
+    """The one agent that the target names; its name may be left out where the module has exactly one."""
+    found = load_targets(target)
+    if len(found) > 1:
+        names = ", ".join(sorted(_name_of(one) for one in found))
+        raise InvalidInput(f"{target} has {len(found)} agents ({names}); say which: {target}:{_name_of(found[0])}")
+    return found[0]
+
+
+def load_targets(target: str) -> list[Target]:
+    """The agent that the target names, or without a name every agent of its module."""
+    where, name = _split(target)
+    module = _load_file(where) if _is_file(where) else _load_module(where)
+    agents = _agents(module)
+    if name:
+        return [Target(_named(module, name, agents, where), _recorded(module, name))]
+    if not agents:
+        raise InvalidInput(f"{where} has no agent; decorate one of its functions with @agent")
+    return [Target(agent, _recorded(module, own)) for own, agent in agents.items()]
+
+
+def recorded_target(run_id: str, recorded: str | None, url: str, verb: str = "resume") -> str:
+    """The target recorded with a run, if it may be loaded: a file of this user below the current folder or beside the database.
+
+    A database can be shared, and whoever writes to it must not choose what runs here.
+    """
+    way_out = f"perdure {verb} {run_id} FILE.py:NAME"
+    if recorded is None:
+        raise InvalidInput(f"run {run_id} does not say where its agent's code is; name it: {way_out}")
+    where, name = _split(recorded)
+    try:
+        # Links are followed before anything is judged, and what is loaded is what was judged.
+        file = Path(where).resolve(strict=True) if os.path.isabs(where) else None
+    except (OSError, ValueError, RuntimeError):
+        file = None
+    if file is None or not file.is_file():
+        raise InvalidInput(f"run {run_id} was started from {recorded}, which is not here; name its code: {way_out}")
+    distrust = _distrust(file, url)
+    if distrust:
+        # The way out does not repeat the recorded path: whoever types it shall have looked at it first.
+        raise InvalidInput(
+            f"run {run_id} was started from {recorded}, {distrust}; code is not loaded because a database names it: look at it, then {way_out}"
+        )
+    return f"{file}:{name}" if name else str(file)
+
+
+def _distrust(file: Path, url: str) -> str | None:
+    """Why this file must not be loaded on a database's word; None if it may."""
+    place = _place(file)
+    loaded = [file, *(parent / "__init__.py" for parent in file.parents if parent.is_relative_to(place.folder) and parent != place.folder)]
+    for one in loaded:
+        found = one.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            return "a file of another user" if one == file else f"whose package has a file of another user ({one})"
+    database = database_file(url)
+    beside = database is not None and place.folder == database.resolve().parent and file.parent == place.folder
+    # The folder of a package counts, not the file's: importing it runs every __init__.py on the way.
+    if beside or place.folder.is_relative_to(Path.cwd().resolve()):
+        return None
+    return "which is neither below the current folder nor beside the database"
+
+
+# -- finding the module -----------------------------------------------------------------------------------------------------
+def _split(target: str) -> tuple[str, str]:
+    where, colon, name = target.rpartition(":")
+    if not colon:
+        return target, ""
+    if where and name.isidentifier():
+        return where, name
+    if _is_file(target):
+        return target, ""  # the colon belongs to the path
+    raise InvalidInput(f"{target!r} is not a target; write FILE.py:NAME or package.module:NAME")
+
+
+def _is_file(where: str) -> bool:
+    return where.endswith(".py") or os.sep in where
+
+
+def _place(file: Path) -> _Place:
+    folder, parts = file.parent, [file.stem]
+    while (folder / "__init__.py").is_file() and folder.name.isidentifier():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return _Place(folder, ".".join(parts))
+
+
+def _load_file(where: str) -> ModuleType:
+    file = Path(os.path.abspath(where))
+    if not file.exists():
+        raise NotFound(f"there is no file {where}; a target is FILE.py:NAME or package.module:NAME")
+    if not file.is_file():
+        raise InvalidInput(f"{where} is not a file; a target is FILE.py:NAME or package.module:NAME")
+    place = _place(file)
+    _on_path(place.folder)
+    if "." in place.module:
+        return _import(lambda: importlib.import_module(place.module), where)
+    name = _free_name(place.module, file)
+    if name in sys.modules:
+        return sys.modules[name]
+    return _import(lambda: _execute(name, file), where)
+
+
+def _load_module(where: str) -> ModuleType:
+    if not all(part.isidentifier() for part in where.split(".")):
+        raise InvalidInput(f"{where!r} is neither a file that ends in .py nor the name of a module")
+    _on_path(Path.cwd())
+    try:
+        return _import(lambda: importlib.import_module(where), where)
+    except ModuleNotFoundError as error:
+        raise NotFound(f"there is no module {error.name!r} to import here; a file is named with its ending: {where}.py") from None
+
+
+def _on_path(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _free_name(stem: str, file: Path) -> str:
+    """The file's own name, as its neighbours import it, unless something else has that name: `json.py` is not `json`."""
+    loaded = sys.modules.get(stem)
+    ours = loaded is not None and getattr(loaded, "__file__", None) == str(file)
+    taken = (loaded is not None and not ours) or stem in sys.stdlib_module_names
+    return f"perdure_target_{stem}" if taken else stem
+
+
+def _execute(name: str, file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None, file
+    module = importlib.util.module_from_spec(spec)
+    # Registered first, as the import system does: type hints and dataclasses look their module up while it loads.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _import(load: Callable[[], ModuleType], where: str) -> ModuleType:
+    try:
+        return load()
+    except SyntaxError as error:
+        raise InvalidInput(f"{_short(error.filename or where)}, line {error.lineno}: syntax error: {error.msg}") from None
+    except KeyboardInterrupt:
+        raise
+    except ModuleNotFoundError as error:
+        if not _is_file(where) and error.name is not None and (where == error.name or where.startswith(f"{error.name}.")):
+            raise  # the target itself is missing, not something that it imports
+        raise InvalidInput(f"{_where_raised(error, where)}: {error.msg}; install it, or run from the folder that has it") from error
+    except BaseException as error:  # a module may raise anything, SystemExit too
+        raise InvalidInput(f"{_where_raised(error, where)}: {type(error).__name__}: {error}") from error
+
+
+def _where_raised(error: BaseException, where: str) -> str:
+    """The last line of the user's own code on the way to the error."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    inside = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
+    ending = os.path.abspath(where) if _is_file(where) else os.path.join(*where.split(".")) + ".py"
+    own = [frame for frame in inside if frame.filename.endswith(ending)] or inside
+    return f"{_short(own[-1].filename)}, line {own[-1].lineno}" if own else where
+
+
+def _short(file: str) -> str:
+    try:
+        return str(Path(file).relative_to(Path.cwd()))
+    except ValueError:
+        return file
+
+
+# -- finding the agent ------------------------------------------------------------------------------------------------------
+def _agents(module: ModuleType) -> dict[str, Agent[Any, Any]]:
+    """The module's agents by the name they have in it: its own, or if it has none of its own those that it imports."""
+    from perdure.agent import Agent
+
+    everything = {name: value for name, value in vars(module).items() if isinstance(value, Agent)}
+    # One agent under two names is one agent.
+    unique = {id(agent): name for name, agent in reversed(everything.items())}
+    agents = {name: agent for name, agent in everything.items() if unique[id(agent)] == name}
+    own = {name: agent for name, agent in agents.items() if agent.fn.__module__ == module.__name__}
+    return own or agents
+
+
+def _named(module: ModuleType, name: str, agents: dict[str, Agent[Any, Any]], where: str) -> Agent[Any, Any]:
+    from perdure.agent import Agent
+
+    if not hasattr(module, name):
+        has = f"its agents: {', '.join(agents)}" if agents else "it has no agent at all"
+        raise InvalidInput(f"{where} has nothing called {name!r}; {has}")
+    value = getattr(module, name)
+    if not isinstance(value, Agent):
+        raise InvalidInput(f"{where}:{name} is a {type(value).__name__}, not an agent; decorate the function with @agent")
+    return value
+
+
+def _recorded(module: ModuleType, name: str) -> str:
+    assert module.__file__ is not None, module
+    return f"{os.path.abspath(module.__file__)}:{name}"
+
+
+def _name_of(target: Target) -> str:
+    return target.recorded.rpartition(":")[2]

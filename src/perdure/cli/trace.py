@@ -1,0 +1,36 @@
+"""`perdure trace`: how it came to an event."""
+
+from __future__ import annotations
+
+import click
+import msgspec
+
+from perdure.cli import common
+from perdure.inspect.trace import Link, trace
+from perdure.inspect.view import read_run
+
+
+@click.command("trace")
+@common.run_argument
+@click.argument("seq", type=click.IntRange(min=1), metavar="SEQ")
+@common.url_option
+@common.json_option
+def command(run_id: str, seq: int, url: str | None, as_json: bool) -> None:
+    """The causal chain in RUN from its beginning to event SEQ."""
+    with common.existing_store(url) as store:
+        links = trace(run_id, read_run(store, run_id).events, seq)
+    if as_json:
+        for link in links:
+            common.out_json(msgspec.to_builtins(link))
+        return
+    for link in links:
+        for line in _lines(link):
+            common.out(common.clean(line))
+
+
+def _lines(link: Link) -> list[str]:
+    lines = [f"     meanwhile, {change}" for change in link.meanwhile]
+    if link.because is not None:
+        lines.append(f"     {link.because}:")
+    lines.append(f"{link.step:>3}. event {link.seq}, {link.ts[:23]}Z: {link.says}")
+    return lines

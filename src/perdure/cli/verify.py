@@ -1,0 +1,37 @@
+"""`perdure verify`: can the journal be believed?"""
+
+from __future__ import annotations
+
+import click
+import msgspec
+
+from perdure.cli import common
+from perdure.inspect.verify import Verdict, verify_run
+from perdure.inspect.view import all_rows, require
+
+
+@click.command("verify")
+@click.argument("run_id", metavar="[RUN]", required=False)
+@common.url_option
+@common.json_option
+def command(run_id: str | None, url: str | None, as_json: bool) -> int:
+    """Recompute the hash chain of RUN, or of every run, from the stored bytes. Code 7 names the first event that is not as written."""
+    bad = runs = events = 0
+    with common.existing_store(url) as store:
+        for row in [require(store, run_id)] if run_id is not None else all_rows(store):
+            verdict = verify_run(store, row)
+            runs, events, bad = runs + 1, events + verdict.events, bad + (verdict.problem is not None)
+            if as_json:
+                common.out_json(msgspec.to_builtins(verdict))
+            elif verdict.problem is not None or run_id is not None:
+                common.out(common.clean(_line(verdict)))
+    if run_id is None and not as_json:
+        common.out(f"{runs:,} runs, {events:,} events: " + (f"{bad:,} not as they were written" if bad else "all as they were written"))
+    return common.DIFFERENT if bad else common.SUCCEEDED
+
+
+def _line(verdict: Verdict) -> str:
+    if verdict.problem is None:
+        return f"run {verdict.run_id}: all {verdict.events:,} events are as they were written; head {verdict.head}"
+    place = f", event {verdict.seq}" if verdict.seq is not None else ""
+    return f"run {verdict.run_id}{place}: {verdict.problem}"

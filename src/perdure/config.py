@@ -1,0 +1,107 @@
+"""Where settings come from: a flag, then PERDURE_<NAME>, then perdure.toml or [tool.perdure], then the default.
+
+A name that is none of ours is an error with the nearest one, and a wrong value names the place it came from: a setting that is
+silently ignored is found out about in the worst moment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+import msgspec
+
+from perdure.errors import InvalidInput
+from perdure.settings import Settings
+
+PREFIX = "PERDURE_"
+_TYPES = get_type_hints(Settings, include_extras=True)
+_NAMES = frozenset(Settings.__struct_fields__)
+# Read elsewhere; and what Kubernetes injects for a service that is called "perdure".
+_NOT_SETTINGS = re.compile(r"PERDURE_(DEBUG|SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?)\Z")
+
+
+class _Given(NamedTuple):
+    name: str
+    value: Any
+    source: str
+    textual: bool  # an environment variable is text; a flag or a TOML value has its type already
+
+
+def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str], folder: Path) -> Settings:
+    """The settings in force for a process in this folder."""
+    chosen: dict[str, Any] = {}
+    for given in (*_from_files(folder), *_from_environ(environ), *_from_flags(flags)):
+        # Every value is checked, also one that a stronger source overrides: it would surprise on another day.
+        chosen[given.name] = _checked(given)
+    return Settings(**chosen)
+
+
+def _from_flags(flags: Mapping[str, Any]) -> Iterator[_Given]:
+    for name, value in flags.items():
+        assert name in _NAMES, name
+        yield _Given(name, value, f"--{name.removesuffix('_s').replace('_', '-')}", textual=False)
+
+
+def _from_environ(environ: Mapping[str, str]) -> Iterator[_Given]:
+    for variable, value in sorted(environ.items()):
+        if variable.startswith(PREFIX) and not _NOT_SETTINGS.match(variable):
+            name = variable.removeprefix(PREFIX).lower()
+            if name not in _NAMES or variable != variable.upper():
+                near = _nearest(name)
+                meant = f"; did you mean {PREFIX}{near.upper()}?" if near else ""
+                raise InvalidInput(f"the environment variable {variable} is not a setting{meant}")
+            if value:  # set to nothing is how a shell says "not set"
+                yield _Given(name, value, f"the environment variable {variable}", textual=True)
+
+
+def _from_files(folder: Path) -> Iterator[_Given]:
+    own, project = folder / "perdure.toml", folder / "pyproject.toml"
+    values = _read(own)
+    shared = _tool_table(_read(project), project)
+    if values is not None and shared is not None:
+        raise InvalidInput("perdure.toml and [tool.perdure] in pyproject.toml both hold settings; keep one of them")
+    source = "perdure.toml" if values is not None else "[tool.perdure] in pyproject.toml"
+    for name, value in (values or shared or {}).items():
+        if name not in _NAMES:
+            near = _nearest(name)
+            raise InvalidInput(f"{source}: {name!r} is not a setting{f'; did you mean {near!r}?' if near else ''}")
+        yield _Given(name, value, f"{source}: {name}", textual=False)
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        return tomllib.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{file.name} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise InvalidInput(f"{file.name} cannot be read: {error.strerror}") from None
+
+
+def _tool_table(project: dict[str, Any] | None, file: Path) -> dict[str, Any] | None:
+    tools = (project or {}).get("tool", {})
+    table = tools.get("perdure") if isinstance(tools, dict) else None
+    if table is not None and not isinstance(table, dict):
+        raise InvalidInput(f"{file.name}: tool.perdure must be a table: [tool.perdure]")
+    return table
+
+
+def _nearest(name: str) -> str | None:
+    # "lease" for "lease_s" is the likeliest slip, and too short for a likeness by letters.
+    by_unit = f"{name}_s"
+    return by_unit if by_unit in _NAMES else next(iter(difflib.get_close_matches(name.lower(), _NAMES, n=1)), None)
+
+
+def _checked(given: _Given) -> Any:
+    wanted = _TYPES[given.name]
+    try:
+        return msgspec.convert(given.value, wanted, strict=not given.textual)
+    except msgspec.ValidationError:
+        rule = next(meta.description for meta in wanted.__metadata__ if isinstance(meta, msgspec.Meta))
+        raise InvalidInput(f"{given.source} is {given.value!r:.80}; it must be {rule}") from None

@@ -1,0 +1,1 @@
+"""Pure: told, never looks. No I/O, no clock, no randomness, no thread."""

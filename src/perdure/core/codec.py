@@ -1,0 +1,217 @@
+"""Canonical JSON: what the journal can hold, and how it gets in and out.
+
+The rule: what a live call returns to the agent is decode(encode(x)), so that live and replay cannot differ.
+Stored bytes are hashed and compared as they are; nothing is ever re-encoded to be compared with them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import hashlib
+import json
+import math
+import pathlib
+import uuid
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from perdure.errors import NotEncodable
+
+MAX_DEPTH = 200
+MAX_BYTES = 64 * 1024 * 1024
+INLINE_BYTES = 64 * 1024
+PREVIEW_CHARS = 200
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"), check_circular=False).encode
+_encode_ascii = json.JSONEncoder(ensure_ascii=True, allow_nan=False, sort_keys=True, separators=(",", ":"), check_circular=False).encode
+_SCALARS = frozenset((str, int, bool, type(None)))
+_TEXTUAL = (datetime.datetime, datetime.date, datetime.time)
+_NAMED = (decimal.Decimal, uuid.UUID, pathlib.PurePath)
+
+
+class Payload(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Canonical JSON inside an event: in place, or by the digest of a blob."""
+
+    json: Raw | UnsetType = UNSET
+    text: str | UnsetType = UNSET  # JSON that holds lone surrogates, which msgspec cannot carry in place
+    blob: str | UnsetType = UNSET
+    size: int | UnsetType = UNSET
+    preview: str | UnsetType = UNSET
+
+    @property
+    def inline(self) -> bytes | None:
+        """The JSON, or None when it lies in the blob store."""
+        if self.json is not UNSET:
+            return bytes(self.json)
+        if self.text is not UNSET:
+            return self.text.encode("ascii")
+        return None
+
+
+def encode(value: Any) -> bytes:
+    """Canonical JSON of the value; NotEncodable says where in it and why not."""
+    plain = _plain(value, 0, "value")
+    try:
+        text = _encode(plain)
+        try:
+            encoded = text.encode("utf-8")
+        except UnicodeEncodeError:
+            encoded = _encode_ascii(plain).encode("ascii")
+            if json.loads(encoded) != plain:
+                raise NotEncodable("a string holds a surrogate pair as two code points; join them into one character") from None
+    except ValueError as error:
+        if isinstance(error, NotEncodable):
+            raise
+        raise NotEncodable(f"an integer is too long to write down: {error}") from None
+    if len(encoded) > MAX_BYTES:
+        raise NotEncodable(
+            f"value takes {len(encoded):,} bytes as JSON; the limit is {MAX_BYTES:,}: store it elsewhere and record a reference"
+        )
+    return encoded
+
+
+def decode(encoded: bytes) -> Any:
+    """The value that encode() wrote."""
+    return json.loads(encoded)
+
+
+def digest(encoded: bytes) -> str:
+    """The full SHA-256 of stored bytes, in hex."""
+    return hashlib.sha256(encoded).hexdigest()
+
+
+def pack(encoded: bytes, inline_bytes: int = INLINE_BYTES) -> tuple[Payload, bytes | None]:
+    """A payload for an event, and the blob to store with it if it is too large to lie in place."""
+    if len(encoded) > inline_bytes:
+        preview = encoded[: PREVIEW_CHARS * 4].decode("utf-8", "ignore")[:PREVIEW_CHARS]
+        return Payload(blob=digest(encoded), size=len(encoded), preview=preview), encoded
+    if b"\\ud" in encoded and _has_lone_surrogate(encoded):
+        return Payload(text=encoded.decode("ascii")), None
+    return Payload(json=Raw(encoded)), None
+
+
+def parse(text: str | bytes, what: str = "the input") -> Any:
+    """JSON typed by a person: duplicate keys, NaN and broken text are refused, never half understood."""
+    if isinstance(text, bytes):
+        try:
+            text = text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise NotEncodable(f"{what} is not UTF-8 text: byte {error.start}") from None
+    try:
+        value = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    except NotEncodable as error:
+        raise NotEncodable(f"{what}: {error}") from None
+    except RecursionError:
+        raise NotEncodable(f"{what} is nested deeper than {MAX_DEPTH} levels") from None
+    except ValueError as error:
+        raise NotEncodable(f"{what} is not valid JSON: {error}") from None
+    encode(value)
+    return value
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise NotEncodable(f"the key {next(n for n in names if names.count(n) > 1)!r} stands twice in one object")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise NotEncodable(f"{name} is not a number that JSON can hold")
+
+
+def _has_lone_surrogate(encoded: bytes) -> bool:
+    try:
+        decode(encoded).encode("utf-8") if encoded[:1] == b'"' else _encode(decode(encoded)).encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _plain(value: Any, depth: int, where: str) -> Any:
+    """The value in JSON's own types. Refuses what would come back as something else without saying so."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
+    if kind is float:
+        if not math.isfinite(value):
+            raise NotEncodable(f"{_place(where)} is {value!r}, which JSON cannot hold")
+        return value
+    if depth >= MAX_DEPTH:
+        raise NotEncodable(f"{_place(where)} is nested deeper than {MAX_DEPTH} levels (or contains itself)")
+    if kind is dict:
+        for key in value:
+            if type(key) is not str and not isinstance(key, str):
+                raise NotEncodable(f"{_place(where)} has the key {_shown(key)} of type {type(key).__name__}; keys must be strings")
+        plain = {str.__str__(key): _plain(item, depth + 1, key) if type(item) not in _SCALARS else item for key, item in value.items()}
+        if len(plain) != len(value):
+            raise NotEncodable(f"{_place(where)} has two keys that are the same text")
+        return plain
+    if kind is list or kind is tuple:
+        return [_plain(item, depth + 1, where) if type(item) not in _SCALARS else item for item in value]
+    try:
+        converted = _converted(value, where)
+    except NotEncodable:
+        raise
+    except Exception as error:  # a property, model_dump or isoformat of somebody's class
+        raise NotEncodable(
+            f"{_place(where)}, a {kind.__name__}, cannot be turned into JSON: {type(error).__name__}: {_text(error)}"
+        ) from None
+    return _plain(converted, depth + 1, where)
+
+
+def _converted(value: Any, where: str) -> Any:
+    """The nearest JSON type of the things people really return; anything else is refused by name."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, (int, float, str)):
+        # The plain value inside a subclass, whatever its own __int__ or __str__ would say.
+        return str.__str__(value) if isinstance(value, str) else int.__index__(value) if isinstance(value, int) else float.__float__(value)
+    if isinstance(value, dict):
+        return dict(value)
+    if isinstance(value, (list, tuple)):
+        return list(value) if not hasattr(value, "_asdict") else value._asdict()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, _TEXTUAL):
+        return value.isoformat()
+    if isinstance(value, _NAMED):
+        return str(value)
+    if isinstance(value, msgspec.Struct):
+        return msgspec.to_builtins(value)
+    dump = getattr(type(value), "model_dump", None)
+    if dump is not None:
+        return dump(value, mode="json")
+    hint = {
+        "bytes": "; write it as text (base64) or store it elsewhere",
+        "set": "; sort it into a list, since a set has no order",
+        "frozenset": "; sort it into a list, since a set has no order",
+        "coroutine": "; was an await forgotten?",
+        "generator": "; make a list of it",
+    }.get(type(value).__name__, "")
+    raise NotEncodable(f"{_place(where)} is of type {type(value).__name__}, which JSON cannot hold{hint}")
+
+
+def _place(where: str) -> str:
+    """A key as part of a message: it can be of any length and hold anything."""
+    return where[:80].encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _text(error: Exception) -> str:
+    try:
+        return str(error)[:200]
+    except Exception:
+        return "(no message)"
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)[:80]
+    except Exception:  # a hostile __repr__ must not hide the error that we are about to report
+        return f"<{type(value).__name__}>"

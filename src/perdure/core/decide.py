@@ -1,0 +1,84 @@
+"""What to do about a call now. The effect class decides; nothing is ever blindly re-fired (G5).
+
+Asked about every open call that nobody is performing: after a crash, after a wait, after a doubt was resolved.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from perdure.core.state import CallState
+
+
+class Perform(Struct, frozen=True):
+    """Start this attempt, once its intent is durable."""
+
+    attempt: int
+
+
+class Wait(Struct, frozen=True):
+    until: int
+
+
+class Reconcile(Struct, frozen=True):
+    """Ask the tool's own hook what became of the last attempt."""
+
+
+class Park(Struct, frozen=True):
+    """Only a person can know."""
+
+    why: str
+
+
+class GiveUp(Struct, frozen=True):
+    """Nobody wants the call any more, and leaving it hurts nobody."""
+
+
+# A transaction's result is in the same commit as its effect: an intent alone proves that it did not happen.
+_REPEATABLE = frozenset(("read", "idempotent", "transaction"))
+Verdict = Perform | Wait | Reconcile | Park | GiveUp
+
+
+def decide(call: CallState, *, has_reconcile: bool, key_window_s: float, max_asks: int, wanted: bool, now: int) -> Verdict:
+    """The verdict on an open call that nobody is performing. `wanted` is False once the agent or a person has given it up."""
+    match call.phase:
+        case "retry_wait" | "failing" | "idle":
+            # The attempt before is known not to have happened, or to be harmless: class no longer matters.
+            if not wanted:
+                return GiveUp()
+            if call.retry_at is not None and call.retry_at > now:
+                return Wait(call.retry_at)
+            return Perform(call.attempt + 1)
+        case "in_doubt" if call.retry_at is not None and call.retry_at > now:
+            return Wait(call.retry_at)
+        case "started" | "in_doubt":
+            if not wanted and call.effect in _REPEATABLE:
+                return GiveUp()
+            return _about_doubt(call, has_reconcile, key_window_s, max_asks, now)
+        case _:
+            raise AssertionError(f"call {call.number} is {call.phase}: nothing to decide")
+
+
+def _about_doubt(call: CallState, has_reconcile: bool, key_window_s: float, max_asks: int, now: int) -> Verdict:
+    if call.effect in _REPEATABLE:
+        return Perform(call.attempt + 1)
+    if has_reconcile and call.asks < max_asks:
+        return Reconcile()
+    if call.effect == "keyed" and not has_reconcile:
+        return about_unknown(call, key_window_s, now)
+    if has_reconcile:
+        return Park(f"its reconcile hook has said “in progress” {call.asks} times")
+    return Park("it may or may not have happened, and the tool has no reconcile hook")
+
+
+def about_unknown(call: CallState, key_window_s: float, now: int, why: str = "it may or may not have happened") -> Perform | Park:
+    """The verdict when nobody knows what became of an attempt: a key inside its window makes repeating it safe."""
+    age_s = (now - call.first_ts) / 1e6
+    if call.effect == "keyed":
+        # Wall clocks serve here as the provider's own key expiry does; past the window a key protects nothing (T14).
+        if 0 <= age_s <= key_window_s:
+            return Perform(call.attempt + 1)
+        return Park(
+            f"{why}, and its key is {age_s / 3600:.1f} h old, past the window of {key_window_s / 3600:g} h in which the service drops duplicates"
+        )
+    return Park(why)

@@ -1,0 +1,255 @@
+"""What an exception of a tool means: proof that nothing was sent, a refusal, or a doubt.
+
+The libraries that tools use are known by the names of their exception classes and by the look of their attributes, never by import:
+httpx, requests, urllib, aiohttp, openai and anthropic are the tool's business. When in doubt the answer is a kind that is in doubt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import math
+from collections import deque
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from perdure.core.events import Failure, FailureKind
+from perdure.errors import Fatal, InvalidInput, NotSent, RetryLater
+
+IN_DOUBT_KINDS: frozenset[FailureKind] = frozenset(("timeout", "reset", "server_error", "process_died", "cancelled"))
+MAX_MESSAGE_CHARS = 2_000
+MAX_TRACEBACK_CHARS = 2_000
+MAX_RETRY_AFTER_S = 86_400.0
+_FRAMES = 5
+_CHAIN = 10  # causes, and levels of exception groups, that are followed
+
+# Exceptions that say something about the line or the service, by class name. A class is asked before its bases.
+_NAMED: dict[str, FailureKind] = {
+    **dict.fromkeys(
+        (
+            *("gaierror", "SSLCertVerificationError"),  # the standard library
+            *("ConnectError", "ConnectTimeout", "PoolTimeout"),  # httpx; ConnectTimeout is requests' too
+            *("NewConnectionError", "NameResolutionError", "ConnectTimeoutError"),  # urllib3, beneath requests
+            *("ClientConnectorError", "ConnectionTimeoutError"),  # aiohttp
+        ),
+        "not_sent",
+    ),
+    **dict.fromkeys(("TimeoutException", "Timeout", "ReadTimeoutError", "TimeoutExpired"), "timeout"),
+    **dict.fromkeys(
+        (
+            *("IncompleteReadError", "IncompleteRead", "SSLEOFError", "SSLZeroReturnError"),
+            *("NetworkError", "RemoteProtocolError", "ProtocolError", "ChunkedEncodingError"),
+            *("ServerDisconnectedError", "ClientOSError", "ClientPayloadError"),
+        ),
+        "reset",
+    ),
+    "ValidationError": "refused",  # pydantic, msgspec, jsonschema
+    "CancelledError": "cancelled",
+}
+# Wrappers that know less than what they wrap: asked only when nothing beneath them has an answer.
+_WRAPPERS: dict[str, FailureKind] = {"APITimeoutError": "timeout", "APIConnectionError": "reset", "ConnectionError": "reset"}
+_BUILT_IN: tuple[tuple[type[BaseException], FailureKind], ...] = (
+    (Fatal, "fatal"),
+    (NotSent, "not_sent"),
+    (RetryLater, "rate_limited"),
+    (InvalidInput, "refused"),
+    (PermissionError, "refused"),
+    (ConnectionRefusedError, "not_sent"),
+    (ConnectionResetError, "reset"),
+    (ConnectionAbortedError, "reset"),
+    (BrokenPipeError, "reset"),
+    (asyncio.CancelledError, "cancelled"),
+)
+# An established connection can report these too, so that they prove nothing.
+_RESETS = frozenset((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.ENETRESET, errno.ESHUTDOWN))
+# Of several errors at once the one that forbids most decides: a doubt outweighs everything, proof that nothing was sent is weakest.
+_WEIGHT: tuple[FailureKind, ...] = (
+    *("cancelled", "timeout", "reset", "server_error", "process_died"),
+    *("fatal", "refused", "error", "not_encodable", "rate_limited", "not_sent"),
+)
+
+
+def describe(error: BaseException, now: datetime | None = None) -> Failure:
+    """The failure as it is journaled. `now` only matters for a Retry-After that is a date without a Date beside it."""
+    kind, retry_after_s = _classify(error, now, _CHAIN)
+    bases = type(error).__mro__[1:]
+    return Failure(
+        kind=kind,
+        type=_clean(type(error).__name__, 200),
+        message=_message(error, _CHAIN),
+        lineage=tuple(_clean(base.__name__, 200) for base in bases if base not in (BaseException, object))[:20],
+        retry_after_s=retry_after_s,
+        traceback=_traceback(error),
+    )
+
+
+def _classify(error: BaseException, now: datetime | None, depth: int) -> tuple[FailureKind, float | None]:
+    if isinstance(error, BaseExceptionGroup) and depth:
+        members = [_classify(member, now, depth - 1) for member in error.exceptions]
+        waits = [wait for _, wait in members if wait is not None]
+        return min((kind for kind, _ in members), key=_WEIGHT.index), max(waits, default=None)
+    if isinstance(error, RetryLater):
+        return "rate_limited", _sane_wait(error.after)
+    chain = list(_chain(error, depth))
+    for known in chain:
+        if known is not error and isinstance(known, BaseExceptionGroup):
+            return _classify(known, now, depth - 1) if depth else ("error", None)
+        status = _status(known)
+        if status is not None:
+            return _by_status(status), _retry_after(known, now)
+        kind = _by_type(known)
+        if kind is not None:
+            return kind, None
+    for known in chain:
+        for base in type(known).__mro__:
+            if base.__name__ in _WRAPPERS:
+                return _WRAPPERS[base.__name__], None
+    return "error", None
+
+
+def _chain(error: BaseException, depth: int) -> Iterator[BaseException]:
+    """The error and what it was raised from. urllib and requests keep that in `reason` and the first argument."""
+    seen: set[int] = set()
+    current: Any = error
+    while isinstance(current, BaseException) and id(current) not in seen and len(seen) <= depth:
+        yield current
+        seen.add(id(current))
+        candidates = (current.__cause__, _attribute(current, "reason"), *current.args[:1])
+        current = next((below for below in candidates if isinstance(below, BaseException)), None)
+
+
+def _by_type(error: BaseException) -> FailureKind | None:
+    for known, kind in _BUILT_IN:
+        if isinstance(error, known):
+            return kind
+    for base in type(error).__mro__:
+        if base.__name__ in _NAMED:
+            return _NAMED[base.__name__]
+    # After the names: the connect time-outs of some libraries are TimeoutErrors, and know that nothing was sent.
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    if isinstance(error, OSError):
+        if error.errno == errno.EADDRNOTAVAIL or _text(error).startswith("Multiple exceptions: [Errno"):
+            return "not_sent"  # the latter is asyncio's, when every address of a host has refused the connection
+        if error.errno in _RESETS:
+            return "reset"
+    return None
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status of 400 or more that the exception carries, wherever its library keeps it."""
+    if not isinstance(error, Exception):
+        return None  # SystemExit has a `code` too
+    response = _attribute(error, "response")
+    found = [_attribute(error, name) for name in ("status_code", "status", "code")]
+    found += [_attribute(response, name) for name in ("status_code", "status")]
+    return next((int(status) for status in found if isinstance(status, int) and 400 <= status <= 599), None)
+
+
+def _by_status(status: int) -> FailureKind:
+    if status == 429:
+        return "rate_limited"
+    if status == 408:
+        return "timeout"  # the server gave up waiting for the rest of the request, having seen some of it
+    return "server_error" if status >= 500 else "refused"
+
+
+def _retry_after(error: BaseException, now: datetime | None) -> float | None:
+    """Seconds that the service asks us to wait, in a range that makes sense; None when it does not say so."""
+    for holder in (_attribute(error, "response"), error):
+        headers = _attribute(holder, "headers")
+        if headers is None:
+            continue
+        in_ms = _number(_header(headers, "retry-after-ms"))
+        if in_ms is not None:
+            return _sane_wait(in_ms / 1000)
+        text = _header(headers, "retry-after")
+        if text is None:
+            continue
+        seconds = _number(text)
+        if seconds is not None:
+            return _sane_wait(seconds)
+        until, sent = _http_date(text), _http_date(_header(headers, "date")) or now
+        if until is not None and sent is not None:
+            # The server's own clock on both sides, where it tells it: ours may be wrong.
+            return _sane_wait(max((until - sent).total_seconds(), 0.0))
+    return None
+
+
+def _sane_wait(seconds: object) -> float | None:
+    if isinstance(seconds, timedelta):
+        seconds = seconds.total_seconds()
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or math.isnan(seconds) or seconds < 0:
+        return None
+    return float(min(seconds, MAX_RETRY_AFTER_S))
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
+
+
+def _http_date(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    from email.utils import parsedate_to_datetime  # late: it drags half of `email` along for one rare header
+
+    try:
+        parsed = parsedate_to_datetime(text)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+
+
+def _header(headers: Any, name: str) -> str | None:
+    get = _attribute(headers, "get")
+    for spelling in (name, name.title()):
+        try:
+            value = get(spelling)
+        except Exception:  # whatever this is, it is not a mapping of headers
+            return None
+        if isinstance(value, (str, int, float)):
+            return str(value)
+    return None
+
+
+def _attribute(holder: Any, name: str) -> Any:
+    try:
+        return getattr(holder, name, None)
+    except Exception:  # a property of a foreign exception may raise; the failure that we describe matters more
+        return None
+
+
+def _message(error: BaseException, depth: int) -> str:
+    text = _text(error)
+    if isinstance(error, BaseExceptionGroup) and depth:
+        inside = "; ".join(f"{type(member).__name__}: {_message(member, depth - 1)}" for member in error.exceptions[:10])
+        text = f"{text}: {inside}"
+    return _clean(text, MAX_MESSAGE_CHARS)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str.__str__(str(error))  # a plain str, even when __str__ returned a subclass of it
+    except BaseException as hostile:  # whatever __str__ does, the failure is recorded
+        return f"<its message cannot be shown: __str__ raised {type(hostile).__name__}>"
+
+
+def _clean(text: str, limit: int) -> str:
+    # Lone surrogates cannot be stored as UTF-8; they come from undecodable file names and broken input.
+    text = text[: limit + 1].encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _traceback(error: BaseException) -> str | None:
+    """The innermost frames. Places only: source lines would have to be read from disk, and may have changed since."""
+    frames: deque[str] = deque(maxlen=_FRAMES)
+    step = error.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        frames.append(f"{code.co_filename}:{step.tb_lineno} in {code.co_qualname}")
+        step = step.tb_next
+    return _clean("\n".join(frames), MAX_TRACEBACK_CHARS) if frames else None

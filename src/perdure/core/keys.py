@@ -1,0 +1,46 @@
+"""Ids and idempotency keys: unambiguous, and the same on every replay."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from perdure.errors import InvalidInput
+
+MAX_ID_CHARS = 200
+_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+~=-]*\Z")
+
+
+def call_key(tenant: str, run_id: str, call: int) -> str:
+    """The idempotency key of a call: it knows nothing of arguments, time, chance or attempt."""
+    return _hash("perdure-call-1", tenant, run_id, str(call))
+
+
+def seed(run_id: str, purpose: str) -> int:
+    """A number that is the same whenever this run asks for this purpose."""
+    return int(_hash("perdure-seed-1", run_id, purpose), 16)
+
+
+def jitter(key: str, attempt: int) -> float:
+    """A fraction in [0, 1) that spreads retries and is the same on replay."""
+    return int(_hash("perdure-jitter-1", key, str(attempt))[:8], 16) / 2**32
+
+
+def check_id(value: str, what: str) -> str:
+    """The id itself, or InvalidInput that says what an id may look like."""
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_ID_CHARS or not _ID.match(value):
+        shown = ascii(value)[:60]
+        raise InvalidInput(
+            f"{what} {shown} is not usable: 1 to {MAX_ID_CHARS} characters out of A-Z a-z 0-9 and _ . : @ + ~ = -, the first one a letter, digit or _"
+        )
+    return value
+
+
+def _hash(*parts: str) -> str:
+    # Each part carries its length: ("a:b", "c") and ("a", "b:c") must not meet (T5).
+    whole = hashlib.sha256()
+    for part in parts:
+        encoded = part.encode("utf-8", "surrogatepass")
+        whole.update(len(encoded).to_bytes(8, "big"))
+        whole.update(encoded)
+    return whole.hexdigest()

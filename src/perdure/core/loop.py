@@ -1,0 +1,224 @@
+"""The deterministic loop: asyncio without a world.
+
+Tasks, futures, locks, queues, gather, TaskGroup and timeout work as everywhere, because they only need call_soon, call_at and
+a clock. The clock is told (the recorded time of the completion that woke the agent), timers are numbered and fire when told,
+and everything that would touch a socket, a thread or a process is refused by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import math
+import sys
+from asyncio import events as asyncio_events
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextvars import Context
+from typing import Any, NoReturn
+
+from perdure.errors import InvalidInput, NotAllowedInAgent, PerdureError
+
+log = logging.getLogger("perdure.agent")
+LATEST_S = 253_402_300_799.0  # the end of the year 9999
+
+
+class DoesNotRest(PerdureError):
+    """The agent went on and on without waiting for anything."""
+
+
+class AgentTask(asyncio.Task[Any]):
+    """A task whose hash is its number, so that sets of tasks (asyncio.wait, TaskGroup) iterate in the same order on replay."""
+
+    def __init__(self, number: int, coro: Coroutine[Any, Any, Any], loop: AgentLoop, name: str, context: Context | None) -> None:
+        self.number = number  # before super(), which puts the task into a set
+        super().__init__(coro, loop=loop, name=name, context=context)
+        self._log_destroy_pending = False  # a parked run's machine is let go of with its tasks pending: that is no mistake
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class Timer(asyncio.TimerHandle):
+    """A timer with a number, which is its name in the journal."""
+
+    __slots__ = ("cause", "number")
+    cause: int  # seq of the event that woke the agent when it set the timer
+    number: int
+
+
+class AgentLoop(asyncio.AbstractEventLoop):
+    """Runs ready callbacks until there are none. It never waits, and nothing here is left to chance."""
+
+    def __init__(self, owner: Any, max_steps: int) -> None:
+        self.owner = owner
+        self.tasks: dict[int, AgentTask] = {}  # those not done, by number
+        self.timers: dict[int, Timer] = {}  # those pending, by number
+        self._upcoming: list[tuple[float, int]] = []  # a heap of (when, number); timers that are gone stay until they come up
+        self._now_s = 0.0
+        self._ready: deque[asyncio.Handle] = deque()
+        self._max_steps = max_steps
+        self._task_count = 0
+        self.timers_set = 0
+        self._running = False
+        self._exception_handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None = None
+
+    # -- driven from outside ------------------------------------------------------------------------------------------
+    def advance(self, now_s: float) -> None:
+        """Set the clock. It never goes back, whatever the wall clock did."""
+        self._now_s = max(self._now_s, now_s)
+
+    def run_until_quiet(self) -> None:
+        """Run everything that is ready, and what becomes ready by that. DoesNotRest after max_steps."""
+        outer = asyncio_events._get_running_loop()
+        hooks = sys.get_asyncgen_hooks()
+        asyncio_events._set_running_loop(self)
+        sys.set_asyncgen_hooks(firstiter=None, finalizer=self._close_async_generator)
+        self._running = True
+        ready = self._ready
+        steps = 0
+        try:
+            while ready:
+                handle = ready.popleft()
+                steps += 1
+                if steps > self._max_steps:
+                    raise DoesNotRest(
+                        f"the agent took {self._max_steps:,} steps without waiting for anything: is there a loop that only yields?"
+                    )
+                if not handle._cancelled:
+                    try:
+                        handle._run()
+                    except SystemExit:
+                        pass  # sys.exit() in an agent ends that task; it stands in the task as its exception
+        finally:
+            self._running = False
+            sys.set_asyncgen_hooks(*hooks)
+            asyncio_events._set_running_loop(outer)
+
+    def fire(self, number: int) -> bool:
+        """Let a timer go off; False if there is no such timer pending."""
+        timer = self.timers.pop(number, None)
+        if timer is None:
+            return False
+        self._ready.append(timer)
+        return True
+
+    def next_timer(self) -> tuple[float, int] | None:
+        """(when, number) of the timer that goes off next, or None."""
+        upcoming = self._upcoming
+        while upcoming and upcoming[0][1] not in self.timers:
+            heapq.heappop(upcoming)
+        return upcoming[0] if upcoming else None
+
+    # -- what asyncio asks of a loop ----------------------------------------------------------------------------------
+    def time(self) -> float:
+        return self._now_s
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now_s + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        if math.isnan(when) or when > LATEST_S:
+            raise InvalidInput(f"a timer at {when!r} s lies beyond the year 9999; to wait for good, await an asyncio.Event or a call")
+        self.timers_set += 1
+        timer = Timer(when, callback, args, self, context)
+        timer.number = self.timers_set
+        timer.cause = self.owner.cause
+        timer._scheduled = True  # type: ignore[attr-defined]
+        self.timers[timer.number] = timer
+        heapq.heappush(self._upcoming, (when, timer.number))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        assert isinstance(handle, Timer)
+        self.timers.pop(handle.number, None)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(  # type: ignore[override]
+        self, coro: Coroutine[Any, Any, Any], *, name: object = None, context: Context | None = None, **_: Any
+    ) -> AgentTask:
+        self._task_count += 1
+        number = self._task_count
+        task = AgentTask(number, coro, self, str(name) if name is not None else f"Task-{number}", context)
+        self.tasks[number] = task
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        assert isinstance(task, AgentTask)
+        self.tasks.pop(task.number, None)
+
+    def _close_async_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
+        self.call_soon(lambda: self.create_task(generator.aclose()))
+
+    def get_task_factory(self) -> None:
+        return None
+
+    def is_running(self) -> bool:
+        return self._running
+
+    def is_closed(self) -> bool:
+        return False
+
+    def get_debug(self) -> bool:
+        return False
+
+    def set_debug(self, enabled: bool) -> None:
+        """Accepted and ignored: debug mode reads the real clock."""
+
+    def get_exception_handler(self) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None:
+        return self._exception_handler
+
+    def set_exception_handler(self, handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None) -> None:
+        self._exception_handler = handler
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if self._exception_handler is not None:
+            self._exception_handler(self, context)
+        else:
+            self.default_exception_handler(context)
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        log.warning("%s", context.get("message", "unhandled error in an agent"), exc_info=context.get("exception"))
+
+
+def _refuse(name: str, what: str) -> Callable[..., NoReturn]:
+    def refused(self: AgentLoop, *_: Any, **__: Any) -> NoReturn:
+        raise NotAllowedInAgent(
+            f"an agent may not {what} (loop.{name}): agents are replayed, so whatever touches the world belongs in a tool"
+        )
+
+    refused.__name__ = name
+    return refused
+
+
+_REFUSED = {
+    "use a thread or an executor": "run_in_executor set_default_executor call_soon_threadsafe shutdown_default_executor",
+    "use the network": (
+        "getaddrinfo getnameinfo create_connection create_server create_unix_connection create_unix_server create_datagram_endpoint "
+        "connect_accepted_socket start_tls sendfile sock_accept sock_connect sock_recv sock_recv_into sock_recvfrom sock_recvfrom_into "
+        "sock_sendall sock_sendfile sock_sendto add_reader remove_reader add_writer remove_writer"
+    ),
+    "use processes, pipes or signals": (
+        "subprocess_exec subprocess_shell connect_read_pipe connect_write_pipe add_signal_handler remove_signal_handler"
+    ),
+    "run or stop the loop by itself": "run_forever run_until_complete stop close shutdown_asyncgens set_task_factory",
+}
+for _what, _names in _REFUSED.items():
+    for _name in _names.split():
+        setattr(AgentLoop, _name, _refuse(_name, _what))
+AgentLoop.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]

@@ -1,0 +1,252 @@
+"""An agent as a machine: completions in, commands out. Pure; it is what replay, time travel and every engine share.
+
+    start(now)               → commands      the agent runs until it waits
+    deliver(now, completion) → commands      one completion, followed to quiescence
+
+The machine ends with a `Finish`: when the agent's own coroutine is done, its other tasks are cancelled and done (as asyncio.run
+does), and every call that it made has ended. A call that nobody awaits is still a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import events as asyncio_events
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from perdure.core import codec
+from perdure.core.events import AnyBody, Failure
+from perdure.core.failures import describe
+from perdure.core.loop import AgentLoop, AgentTask
+from perdure.errors import NotEncodable, PerdureError, ResultNotEncodable, ToolFailed
+
+
+class Facts(Struct, frozen=True):
+    """What an agent may know about its run."""
+
+    run_id: str
+    tenant: str
+    actor: str | None
+    agent: str
+    version: str
+
+
+class Callee(Protocol):
+    """What the machine needs to know about a tool: its name, and how its recorded result becomes a value."""
+
+    @property
+    def name(self) -> str: ...
+
+    def decode_result(self, encoded: bytes) -> Any: ...
+
+
+# -- commands: what the agent wants -------------------------------------------------------------------------------------
+class CallTool(Struct, frozen=True):
+    number: int
+    tool: Any  # a Callee
+    args: bytes
+
+
+class Abandon(Struct, frozen=True):
+    """The agent has stopped waiting for this call. That does not make its effect un-happen."""
+
+    number: int
+
+
+class Record(Struct, frozen=True):
+    """A fact that the agent itself states: a thought, a decision, a status."""
+
+    body: AnyBody
+
+
+class Succeeded(Struct, frozen=True):
+    output: bytes
+
+
+class Failed(Struct, frozen=True):
+    failure: Failure
+
+
+class Cancelled(Struct, frozen=True):
+    pass
+
+
+class Finish(Struct, frozen=True):
+    outcome: Succeeded | Failed | Cancelled
+
+
+Command = CallTool | Abandon | Record | Finish
+
+
+# -- completions: what the world answered -------------------------------------------------------------------------------
+class CallCompleted(Struct, frozen=True):
+    number: int
+    result: bytes
+
+
+class CallFailed(Struct, frozen=True):
+    number: int
+    failure: Failure
+    attempts: int
+
+
+class TimerDue(Struct, frozen=True):
+    timer: int
+
+
+class CancelAsked(Struct, frozen=True):
+    pass
+
+
+Completion = CallCompleted | CallFailed | TimerDue | CancelAsked
+
+
+class UnknownCompletion(PerdureError):
+    """A completion for something that the agent never asked for."""
+
+
+class _Open(Struct):
+    tool: Any
+    future: asyncio.Future[Any]
+
+
+class Machine:
+    """One agent, running on a loop of its own that does no I/O."""
+
+    def __init__(self, facts: Facts, main: Callable[[Machine], Coroutine[Any, Any, Any]], max_steps: int = 1_000_000) -> None:
+        self.facts = facts
+        self.cancel_asked = False
+        self.finished = False
+        self.cause = 0  # seq of the event that is being delivered; whoever delivers sets it
+        self._main_factory = main
+        self._main: AgentTask | None = None
+        self._loop = AgentLoop(self, max_steps)  # type: ignore[abstract]  # what it refuses is defined by name in a loop
+        self._open: dict[int, _Open] = {}
+        self._calls = 0
+        self._commands: list[Command] = []
+        self._winding_up = False
+
+    # -- the waist ----------------------------------------------------------------------------------------------------
+    def start(self, now: int) -> list[Command]:
+        """Run the agent until it waits."""
+        assert self._main is None, "a machine starts once"
+        self._loop.advance(now / 1e6)
+        self._main = self._loop.create_task(self._begin(), name="agent")
+        return self._settle()
+
+    def deliver(self, now: int, completion: Completion) -> list[Command]:
+        """One completion, followed to quiescence."""
+        assert self._main is not None and not self.finished, "only a started, unfinished machine takes completions"
+        self._loop.advance(now / 1e6)
+        match completion:
+            case CallCompleted(number, result):
+                opened = self._close(number)
+                if not opened.future.done():
+                    opened.future.set_result(opened.tool.decode_result(result))
+            case CallFailed(number, failure, attempts):
+                opened = self._close(number)
+                if not opened.future.done():
+                    opened.future.set_exception(_failed(opened.tool.name, number, failure, attempts))
+            case TimerDue(timer):
+                if not self._loop.fire(timer):
+                    raise UnknownCompletion(f"timer {timer}")
+            case CancelAsked():
+                self.cancel_asked = True
+                self._main.cancel()
+        return self._settle()
+
+    def next_timer(self) -> tuple[int, int] | None:
+        """(due in µs, number) of the timer that goes off next, or None."""
+        upcoming = self._loop.next_timer()
+        return None if upcoming is None else (max(0, round(upcoming[0] * 1e6)), upcoming[1])
+
+    @property
+    def timers_set(self) -> int:
+        """How many timers the agent has set so far: the number of the last one."""
+        return self._loop.timers_set
+
+    def timer_cause(self, timer: int) -> int | None:
+        """The event that made the agent set this timer; None if it is not pending any more."""
+        pending = self._loop.timers.get(timer)
+        return None if pending is None else pending.cause
+
+    # -- what the agent's side uses -----------------------------------------------------------------------------------
+    @property
+    def now(self) -> int:
+        """The recorded time of the completion that woke the agent, in µs."""
+        return round(self._loop.time() * 1e6)
+
+    def call_tool(self, tool: Callee, args: bytes) -> Coroutine[Any, Any, Any]:
+        """Make a call. It has its number, and is on its way, when this returns; awaiting it waits for the result."""
+        self._calls += 1
+        number = self._calls
+        future = self._loop.create_future()
+        self._open[number] = _Open(tool, future)
+        future.add_done_callback(lambda done: self._abandoned(number, done))
+        self._commands.append(CallTool(number, tool, args))
+        return _result_of(future)
+
+    def record(self, body: AnyBody) -> None:
+        """State a fact in the journal."""
+        self._commands.append(Record(body))
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+    async def _begin(self) -> Any:
+        return await self._main_factory(self)
+
+    def _close(self, number: int) -> _Open:
+        opened = self._open.pop(number, None)
+        if opened is None:
+            raise UnknownCompletion(f"call {number}")
+        return opened
+
+    def _abandoned(self, number: int, future: asyncio.Future[Any]) -> None:
+        if future.cancelled():
+            if number in self._open:
+                self._commands.append(Abandon(number))
+        else:
+            future.exception()  # somebody who does not await a call does not want to hear of its failure either
+
+    def _settle(self) -> list[Command]:
+        self._loop.run_until_quiet()
+        assert self._main is not None
+        if self._main.done() and not self._winding_up:
+            self._winding_up = True
+            for task in list(self._loop.tasks.values()):
+                task.cancel()
+            self._loop.run_until_quiet()
+        if self._main.done() and not self._loop.tasks and not self._open:
+            self.finished = True
+            self._commands.append(Finish(self._outcome(self._main)))
+        commands, self._commands = self._commands, []
+        return commands
+
+    def _outcome(self, main: AgentTask) -> Succeeded | Failed | Cancelled:
+        if main.cancelled():
+            if self.cancel_asked:
+                return Cancelled()
+            return Failed(Failure(kind="error", type="CancelledError", message="the agent cancelled itself"))
+        error = main.exception()
+        if error is not None:
+            return Failed(describe(error))
+        try:
+            return Succeeded(codec.encode(main.result()))
+        except NotEncodable as refused:
+            return Failed(Failure(kind="not_encodable", type="NotEncodable", message=f"the agent's result cannot be recorded: {refused}"))
+
+
+def current() -> Machine | None:
+    """The machine whose agent is running right now in this thread, or None."""
+    loop = asyncio_events._get_running_loop()
+    return loop.owner if isinstance(loop, AgentLoop) else None
+
+
+async def _result_of(future: asyncio.Future[Any]) -> Any:
+    return await future
+
+
+def _failed(tool: str, number: int, failure: Failure, attempts: int) -> ToolFailed:
+    kind = ResultNotEncodable if failure.kind == "not_encodable" else ToolFailed
+    return kind(tool, number, kind=failure.kind, type=failure.type, message=failure.message, attempts=attempts)

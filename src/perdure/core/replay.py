@@ -1,0 +1,260 @@
+"""Resume is replay: feed the recorded completions to a fresh machine in recorded order and check that it asks for the same.
+
+An activation is an event that wakes the machine. Everything that the machine states then (intents, thoughts, decisions, the
+end) is recorded with that event as its cause and in the same commit, so the comparison is one list against another. An
+activation whose statements are missing altogether is the frontier: the process died, or gave the run up, before it recorded
+them. Nothing can be recorded beyond the frontier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from perdure.core import codec
+from perdure.core.codec import Payload
+from perdure.core.events import (
+    AnyBody,
+    CancelRequested,
+    DecisionMade,
+    Event,
+    RunCancelled,
+    RunClaimed,
+    RunFailed,
+    RunSucceeded,
+    StatusReported,
+    ThoughtRecorded,
+    TimerFired,
+    ToolCallCompleted,
+    ToolCallFailed,
+    ToolCallInitiated,
+    ToolCallResolved,
+    encode_body,
+    tag_of,
+)
+from perdure.core.machine import (
+    Abandon,
+    CallCompleted,
+    CallFailed,
+    CallTool,
+    CancelAsked,
+    Cancelled,
+    Command,
+    Completion,
+    Failed,
+    Finish,
+    Machine,
+    Record,
+    Succeeded,
+    TimerDue,
+    UnknownCompletion,
+)
+from perdure.errors import Diverged
+
+_STATED = (ThoughtRecorded, DecisionMade, StatusReported, RunSucceeded, RunFailed, RunCancelled)
+
+
+class Frontier(Struct):
+    """Where a replay has arrived."""
+
+    calls: dict[int, CallTool]  # every call that the machine has made
+    abandoned: set[int]  # those that the agent has stopped waiting for
+    pending: list[tuple[int, Command]]  # (cause, command): stated by the machine, not yet in the journal
+    activations: int = 0
+
+
+def completion_of(event: Event, load: Callable[[Payload], bytes]) -> Completion | None:
+    """What this event tells the machine; None if it tells nothing."""
+    body = event.body
+    match body:
+        case ToolCallCompleted() if event.call is not None:
+            if body.result is None:
+                assert body.failure is not None
+                return CallFailed(event.call, body.failure, body.attempt)
+            return CallCompleted(event.call, load(body.result))
+        case ToolCallFailed() if event.call is not None and body.final:
+            return CallFailed(event.call, body.failure, body.attempt)
+        case ToolCallResolved() if event.call is not None:
+            if body.outcome == "happened":
+                assert body.result is not None
+                return CallCompleted(event.call, load(body.result))
+            if body.outcome == "failed":
+                assert body.failure is not None
+                return CallFailed(event.call, body.failure, body.attempt)
+            return None
+        case TimerFired():
+            return TimerDue(body.timer)
+        case CancelRequested():
+            return CancelAsked()
+        case _:
+            return None
+
+
+def is_stated(event: Event) -> bool:
+    """Whether the machine itself stated this event (rather than the world or the worker)."""
+    body = event.body
+    return isinstance(body, _STATED) or (isinstance(body, ToolCallInitiated) and body.attempt == 1)
+
+
+def replay(machine: Machine, events: Sequence[Event], load: Callable[[Payload], bytes]) -> Frontier:
+    """Bring a fresh machine to where the journal ends, or raise Diverged at the first difference."""
+    stated: dict[int, list[Event]] = {}
+    for event in events:
+        if is_stated(event):
+            assert event.cause is not None
+            stated.setdefault(event.cause, []).append(event)
+    frontier = Frontier({}, set(), [])
+    started = False
+    for event in events:
+        if not started and isinstance(event.body, RunClaimed):
+            started = True
+            machine.cause = event.seq
+            commands = machine.start(event.ts)
+        else:
+            completion = completion_of(event, load)
+            if completion is None or machine.finished:
+                continue
+            machine.cause = event.seq
+            try:
+                commands = machine.deliver(event.ts, completion)
+            except UnknownCompletion as unknown:
+                raise _nothing_asked(event, unknown) from None
+        frontier.activations += 1
+        _compare(frontier, commands, stated.pop(event.seq, []), event, load)
+    if stated:
+        first = min(stated.values(), key=lambda some: some[0].seq)[0]
+        raise _missing(first)
+    return frontier
+
+
+def _compare(frontier: Frontier, commands: list[Command], recorded: list[Event], cause: Event, load: Callable[[Payload], bytes]) -> None:
+    at = 0
+    for command in commands:
+        if isinstance(command, Abandon):
+            frontier.abandoned.add(command.number)
+            continue
+        if isinstance(command, CallTool):
+            frontier.calls[command.number] = command
+        if at == len(recorded):
+            if at:
+                raise _beyond(command, cause, recorded[-1])
+            frontier.pending.append((cause.seq, command))
+            continue
+        _compare_one(command, recorded[at], load)
+        at += 1
+    if at < len(recorded):
+        raise _missing(recorded[at])
+    if at and any(earlier != cause.seq for earlier, _ in frontier.pending):
+        earlier, command = frontier.pending[0]
+        raise Diverged(
+            f"the code asks for {_asked(command)} after event {earlier}, where the journal has nothing; the journal goes on with "
+            f"{_recorded(recorded[0].body, recorded[0].call)} at event {recorded[0].seq}",
+            seq=earlier,
+            call=command.number if isinstance(command, CallTool) else None,
+        )
+
+
+def _compare_one(command: Command, event: Event, load: Callable[[Payload], bytes]) -> None:
+    if not _same(command, event, load):
+        number = command.number if isinstance(command, CallTool) else event.call
+        raise Diverged(
+            f"at event {event.seq} the journal has {_recorded(event.body, event.call)}; the code asks for {_asked(command)}",
+            seq=event.seq,
+            call=number,
+        )
+
+
+def _same(command: Command, event: Event, load: Callable[[Payload], bytes]) -> bool:
+    body = event.body
+    match command:
+        case CallTool(number, tool, args):
+            if not isinstance(body, ToolCallInitiated) or event.call != number or body.tool != tool.name:
+                return False
+            assert body.args is not None
+            inline = body.args.inline
+            if inline is not None:
+                return inline == args or _rebound(tool, inline) == args
+            return body.digest == codec.digest(args) or _rebound(tool, load(body.args)) == args
+        case Record(stated):
+            return type(stated) is type(body) and encode_body(stated) == encode_body(body)
+        case Finish(Succeeded(output)):
+            return isinstance(body, RunSucceeded) and load(body.output) == output
+        case Finish(Failed(failure)):
+            return isinstance(body, RunFailed) and (body.failure.type, body.failure.message) == (failure.type, failure.message)
+        case Finish(Cancelled()):
+            return isinstance(body, RunCancelled)
+        case _:
+            return False
+
+
+def _rebound(tool: Any, args: bytes) -> bytes | None:
+    """Recorded arguments as today's signature would record them: a parameter added with a default is not a divergence."""
+    rebind = getattr(tool, "rebind", None)
+    return rebind(args) if rebind is not None else None
+
+
+def _asked(command: Command) -> str:
+    match command:
+        case CallTool(number, tool, args):
+            return f"call {number}: {tool.name}({_short(args.decode('utf-8', 'replace'))})"
+        case Record(body):
+            return f"{tag_of(body)} {_short(encode_body(body).decode())}"
+        case Finish(outcome):
+            return _ending(outcome)
+        case Abandon(number):
+            return f"giving up call {number}"
+
+
+def _ending(outcome: Succeeded | Failed | Cancelled) -> str:
+    match outcome:
+        case Succeeded(output):
+            return f"the run's success with {_short(output.decode('utf-8', 'replace'))}"
+        case Failed(failure):
+            return f"the run's failure with {failure.type}: {_short(failure.message)}"
+        case Cancelled():
+            return "the run's cancellation"
+
+
+def _recorded(body: AnyBody, call: int | None) -> str:
+    match body:
+        case ToolCallInitiated(tool=tool, args=args):
+            return f"call {call}: {tool}({_shown(args)})"
+        case RunSucceeded(output=output):
+            return f"the run's success with {_shown(output)}"
+        case RunFailed(failure=failure):
+            return f"the run's failure with {failure.type}: {_short(failure.message)}"
+        case _:
+            return f"{tag_of(body)} {_short(encode_body(body).decode())}"
+
+
+def _shown(payload: Payload | None) -> str:
+    if payload is None:
+        return ""
+    inline = payload.inline
+    return _short(inline.decode("utf-8", "replace") if inline is not None else f"{payload.preview}…")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 160 else text[:159] + "…"
+
+
+def _missing(event: Event) -> Diverged:
+    return Diverged(
+        f"at event {event.seq} the journal has {_recorded(event.body, event.call)}; the code does not ask for it",
+        seq=event.seq,
+        call=event.call,
+    )
+
+
+def _beyond(command: Command, cause: Event, last: Event) -> Diverged:
+    return Diverged(
+        f"after event {cause.seq} the journal ends with {_recorded(last.body, last.call)} at event {last.seq}; the code also asks for {_asked(command)}",
+        seq=last.seq,
+        call=command.number if isinstance(command, CallTool) else None,
+    )
+
+
+def _nothing_asked(event: Event, unknown: UnknownCompletion) -> Diverged:
+    return Diverged(f"event {event.seq} ({event.type}) is about {unknown}, which the code never asked for", seq=event.seq, call=event.call)

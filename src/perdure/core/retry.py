@@ -1,0 +1,89 @@
+"""What a failure of an attempt means for the call: try again, give up, or doubt. Pure; delays are the same on replay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from perdure.core.events import Effect, Failure
+from perdure.core.failures import IN_DOUBT_KINDS
+from perdure.core.keys import jitter
+from perdure.errors import InvalidInput
+
+_PASSING = frozenset(("not_sent", "rate_limited", "timeout", "reset", "server_error", "process_died"))
+_NEVER = frozenset(("refused", "fatal", "cancelled", "not_encodable"))
+_HARMLESS = frozenset(("not_sent", "rate_limited"))  # proof that nothing happened: no class forbids another attempt
+LONGEST_DELAY_S = 365 * 86_400.0
+
+
+class Retry(Struct, frozen=True):
+    """How often and how fast a tool is tried again. Without `on`, whatever may pass: not validation, permission or Fatal."""
+
+    attempts: int = 5
+    base: float = 1.0
+    factor: float = 2.0
+    max_delay: float = 60.0
+    jitter: float = 0.2
+    on: tuple[type[BaseException] | str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.attempts, int) or isinstance(self.attempts, bool) or self.attempts < 1:
+            raise InvalidInput(f"Retry(attempts={self.attempts!r}): a whole number of at least 1 (1 means: never again)")
+        for name, low, high in (("base", 0, LONGEST_DELAY_S), ("factor", 1, 1e6), ("max_delay", 0, LONGEST_DELAY_S), ("jitter", 0, 1)):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not math.isfinite(value) or not low <= value <= high:
+                raise InvalidInput(f"Retry({name}={value!r}): a number from {low} to {high:g}")
+        if self.on is not None and (not isinstance(self.on, Iterable) or isinstance(self.on, str)):
+            raise InvalidInput("Retry(on=…): a tuple of exception types or names")
+
+    def covers(self, failure: Failure) -> bool:
+        """Whether this policy wants another attempt after such a failure."""
+        if failure.kind in _HARMLESS:
+            return True
+        if self.on is None:
+            return failure.kind not in _NEVER
+        names = {wanted if isinstance(wanted, str) else wanted.__name__ for wanted in self.on}
+        return bool(names & {failure.kind, failure.type, *failure.lineage})
+
+    def delay_s(self, attempt: int, key: str) -> float:
+        """Seconds to wait after the given attempt failed."""
+        try:
+            delay = min(self.base * self.factor ** (attempt - 1), self.max_delay)
+        except OverflowError:
+            delay = self.max_delay
+        return delay * (1 - self.jitter * jitter(key, attempt))
+
+
+class Again(Struct, frozen=True):
+    delay_s: float
+
+
+class Doubt(Struct, frozen=True):
+    """The attempt may have happened, and this effect class does not allow to guess."""
+
+
+class GiveUp(Struct, frozen=True):
+    pass
+
+
+DEFAULT = Retry()
+
+
+def after_failure(
+    failure: Failure, *, effect: Effect, attempt: int, retry: Retry | None, key: str, has_reconcile: bool, wanted: bool = True
+) -> Again | Doubt | GiveUp:
+    """The verdict on a failed attempt. `wanted` is False when the agent or a person has given the call up."""
+    policy = retry or DEFAULT
+    may_repeat = policy.covers(failure) if retry is not None else failure.kind in _PASSING
+    again = wanted and may_repeat and attempt < policy.attempts
+    if failure.kind in IN_DOUBT_KINDS and effect in ("once", "keyed"):
+        # A `once` call is never tried again on a doubt; a `keyed` one only if nobody can be asked first.
+        if effect == "once" or has_reconcile or not again:
+            return Doubt()
+    if not again:
+        return GiveUp()
+    if failure.retry_after_s is not None:
+        return Again(min(max(failure.retry_after_s, 0.0), LONGEST_DELAY_S))
+    return Again(policy.delay_s(attempt, key))

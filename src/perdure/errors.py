@@ -1,0 +1,155 @@
+"""Every public exception. One type per choice that a caller has.
+
+PerdureError
+├── InvalidInput            the caller gave something that cannot be accepted; nothing was recorded
+│   └── NotEncodable        a value that canonical JSON cannot hold
+├── NotFound                no such run, call, worker or file
+├── Conflict                the id is taken by a run with another agent or input; or the run has moved on
+├── RunEnded                the run has finished and takes nothing more
+├── AlreadyRunning          a live worker holds the run
+├── UnknownAgent            this process does not serve the agent that the run belongs to
+├── NotAllowedInAgent       an agent touched the world directly; do it in a tool
+├── StoreError              the journal cannot be used
+│   ├── StoreUnavailable    try again: locked, full disk, lost connection
+│   ├── StoreCorrupt        not a database of ours, or damaged
+│   └── StoreVersion        written by a newer perdure, or needs `perdure migrate`
+├── Fenced                  another worker has taken the run over; this one must stop
+├── Diverged                replay asked for something else than the journal has
+├── said by tools
+│   ├── NotSent             proof that nothing left the process: safe to try again
+│   ├── RetryLater          the service refused for now; `after` seconds
+│   └── Fatal               trying again is pointless
+├── seen by agents
+│   └── ToolFailed          a call failed for good; the same on replay
+│       └── ResultNotEncodable   the effect happened, its result could not be recorded
+└── seen by who waits for a run
+    └── RunNotSucceeded
+        ├── RunFailed
+        ├── RunCancelled
+        ├── NeedsAttention
+        └── ResultTimeout
+"""
+
+from __future__ import annotations
+
+
+class PerdureError(Exception):
+    """The root of everything perdure raises on purpose."""
+
+
+class InvalidInput(PerdureError, ValueError):
+    """The caller gave something that cannot be accepted; nothing was recorded."""
+
+
+class NotEncodable(InvalidInput):
+    """A value that canonical JSON cannot hold; the message says where in the value and why."""
+
+
+class NotFound(PerdureError, LookupError):
+    """No such run, call, worker or file."""
+
+
+class Conflict(PerdureError):
+    """The id is taken by a run with another agent or input, or the run has moved on meanwhile."""
+
+
+class RunEnded(Conflict):
+    """The run has finished and takes nothing more."""
+
+
+class AlreadyRunning(PerdureError):
+    """A live worker holds the run."""
+
+
+class UnknownAgent(PerdureError):
+    """This process does not serve the agent that the run belongs to."""
+
+
+class NotAllowedInAgent(PerdureError):
+    """An agent touched the world directly; the same thing belongs in a tool."""
+
+
+class StoreError(PerdureError):
+    """The journal cannot be used."""
+
+
+class StoreUnavailable(StoreError):
+    """The journal cannot be used right now: locked, disk full, read-only."""
+
+
+class StoreCorrupt(StoreError):
+    """The file is not a perdure journal, or it is damaged."""
+
+
+class StoreVersion(StoreError):
+    """The journal has a schema that this perdure cannot use as it is."""
+
+
+class Fenced(PerdureError):
+    """Another worker has taken the run over; this one must stop."""
+
+
+class Diverged(PerdureError):
+    """Replay asked for something else than the journal has."""
+
+    def __init__(self, message: str, *, seq: int, call: int | None = None) -> None:
+        super().__init__(message)
+        self.seq = seq
+        self.call = call
+
+
+class NotSent(PerdureError):
+    """Raised by a tool: proof that nothing left the process, so trying again is safe."""
+
+
+class RetryLater(PerdureError):
+    """Raised by a tool: the service refused for now. Try again in `after` seconds."""
+
+    def __init__(self, message: str = "the service asked to try again later", *, after: float = 1.0) -> None:
+        super().__init__(message)
+        self.after = after
+
+
+class Fatal(PerdureError):
+    """Raised by a tool: trying again is pointless."""
+
+
+class ToolFailed(PerdureError):
+    """A call failed for good. Carries the original type, message and attempts; the same on replay."""
+
+    def __init__(self, tool: str, call: int, *, kind: str, type: str, message: str, attempts: int) -> None:
+        super().__init__(f"tool {tool} (call {call}) failed after {attempts} attempt{'s' if attempts != 1 else ''}: {type}: {message}")
+        self.tool = tool
+        self.call = call
+        self.kind = kind
+        self.type = type
+        self.message = message
+        self.attempts = attempts
+
+
+class ResultNotEncodable(ToolFailed):
+    """The effect happened, but its result could not be recorded; it is never repeated for that."""
+
+
+class RunNotSucceeded(PerdureError):
+    """Somebody waited for a run's result and there is none."""
+
+    def __init__(self, run_id: str, message: str) -> None:
+        super().__init__(f"run {run_id}: {message}")
+        self.run_id = run_id
+
+
+class RunFailed(RunNotSucceeded):
+    """The agent raised."""
+
+
+class RunCancelled(RunNotSucceeded):
+    """The run was cancelled."""
+
+
+class NeedsAttention(RunNotSucceeded):
+    """The run waits for a person: `perdure why RUN` says for what."""
+
+
+class ResultTimeout(RunNotSucceeded, TimeoutError):
+    """The run is still going on; only the waiting has ended."""

@@ -1,0 +1,94 @@
+"""The first line of the page: how the run stands, since when and why, in one sentence."""
+
+from __future__ import annotations
+
+from perdure.inspect.doubts import Doubt
+from perdure.inspect.scene import Scene
+from perdure.inspect.words import clock, failed, plural, shown, span
+
+
+def headline(scene: Scene, doubts: list[Doubt]) -> str:
+    """How the run stands, in one sentence."""
+    row, state, now = scene.reading.row, scene.reading.state, scene.now
+    for_long = f"since {clock(row.updated_at, now)} ({span(now - row.updated_at)})"
+    match row.status:
+        case "succeeded":
+            return f"succeeded at {clock(state.updated_at, now)} with {shown(state.output, 200)}"
+        case "failed":
+            return f"failed at {clock(state.updated_at, now)}: {failed(state.failure, 300)}"
+        case "cancelled":
+            by = f" by {state.cancel.by}" if state.cancel else ""
+            reason = f": {state.cancel.reason}" if state.cancel and state.cancel.reason else ""
+            return f"cancelled{by} at {clock(state.updated_at, now)}{reason}"
+        case "needs_attention":
+            return _attention_sentence(scene, doubts, for_long)
+        case "running" | "cancelling":
+            return _running_sentence(scene, doubts)
+        case "queued":
+            return _queued_sentence(scene)
+        case "waiting" | "waiting_approval" | "paused":
+            return _waiting_sentence(scene, for_long)
+
+
+def _attention_sentence(scene: Scene, doubts: list[Doubt], for_long: str) -> str:
+    attention = scene.reading.state.attention
+    recorded = [doubt for doubt in doubts if doubt.recorded]
+    if attention is None or attention.reason == "in_doubt":
+        if not recorded:
+            return f"needs attention {for_long}: {scene.reading.row.waiting_for or scene.reading.row.error or 'it does not say why'}"
+        first = recorded[0]
+        more = f"; so {'is' if len(recorded) == 2 else 'are'} {plural(len(recorded) - 1, 'other call')}" if len(recorded) > 1 else ""
+        return f"needs attention: call {first.call} {first.tool} is in doubt since {first.since} ({first.age}): {first.why}{more}"
+    meaning = {
+        "diverged": "the code asks for something else than the journal has, so it was stopped before it could do harm",
+        "poison": "it seems to kill its workers",
+        "stuck": "the agent does not come to rest, or waits for nothing",
+        "version": "the version of the agent that it began with is not served",
+        "error": "it cannot be driven",
+    }[attention.reason]
+    return f"needs attention {for_long} ({attention.reason}): {meaning}: {attention.detail}"
+
+
+def _running_sentence(scene: Scene, doubts: list[Doubt]) -> str:
+    row, state, now, holder = scene.reading.row, scene.reading.state, scene.now, scene.holder
+    what = f"cancelling (asked by {state.cancel.by})" if row.status == "cancelling" and state.cancel else row.status
+    last = f"its last event is {span(now - state.updated_at)} old"
+    if holder is None:
+        return f"{what}: nobody holds it, and any worker may take it; {last}"
+    if holder.alive:
+        return f"{what}: worker {holder.name} holds it and is alive, last seen {holder.last_seen}; {last}"
+    doubt = f", inside call {doubts[0].call} {doubts[0].tool}" if doubts else ""
+    seen = f", last seen {holder.last_seen}" if holder.last_seen else ""
+    return f"{what} on paper: worker {holder.name} held it and is dead{doubt}{seen}; nobody has taken the run over yet"
+
+
+def _queued_sentence(scene: Scene) -> str:
+    row, state, now = scene.reading.row, scene.reading.state, scene.now
+    since = row.ready_at if row.ready_at is not None else row.updated_at
+    if scene.alive:
+        served = f"{plural(scene.alive, 'worker')} {'is' if scene.alive == 1 else 'are'} alive: busy, or not serving agent {row.agent}"
+    else:
+        served = "no worker is alive"
+    if state.worker is not None:
+        return (
+            f"queued for {span(now - since)}: worker {state.worker} died while it drove the run, and nobody has taken it over yet; {served}"
+        )
+    begun = "has not begun yet" if state.started_seq is None else "is ready to go on"
+    return f"queued for {span(now - since)}: it {begun}, and nobody has taken it; {served}"
+
+
+def _waiting_sentence(scene: Scene, for_long: str) -> str:
+    row, now = scene.reading.row, scene.now
+    what = row.waiting_for or "something from outside"
+    if row.ready_at is None:
+        return f"{row.status.replace('_', ' ')} {for_long}: for {what}; no process holds it"
+    if row.ready_at > now:
+        then = "no process holds it" if scene.alive else "no worker is alive that would go on then"
+        return f"waiting {for_long}: for {what}, until {at(row.ready_at, now)}; {then}"
+    nobody = "no worker is alive to go on" if not scene.alive else f"{plural(scene.alive, 'worker')} alive, none has taken it"
+    return f"waiting: for {what}, which was due at {clock(row.ready_at, now)} ({span(now - row.ready_at)} ago); {nobody}"
+
+
+def at(ts: int, now: int) -> str:
+    """A moment, and how far away it is."""
+    return f"{clock(ts, now)} ({f'in {span(ts - now)}' if ts > now else f'due for {span(now - ts)}'})"

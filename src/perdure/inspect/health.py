@@ -1,0 +1,98 @@
+"""Is everything all right with the runs and their workers? The part of `doctor` that a store can answer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Literal
+
+from msgspec import Struct
+
+from perdure.inspect.view import all_rows
+from perdure.inspect.words import plural, span
+from perdure.store.api import FINISHED, RunRow, Store, WorkerRow
+
+Verdict = Literal["ok", "warn", "FAIL"]
+IGNORED_AFTER_US = 10_000_000  # a ready run that is older than this is one that nobody takes
+CLOCK_SKEW_US = 60_000_000
+
+
+class Check(Struct, frozen=True):
+    """One line of the doctor's: what was looked at, what was found, and the way out when it is not well."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    way_out: str | None = None
+
+
+def check_runs(store: Store, now: int, lease_us: int) -> list[Check]:
+    """Workers, runs by status, runs that need a person, ready runs that nobody takes, and the clock."""
+    workers = store.workers(now, lease_us)
+    counts: Counter[str] = Counter()
+    attention: list[str] = []
+    ignored: list[RunRow] = []
+    orphaned: list[str] = []
+    newest = 0
+    alive = {worker.worker for worker in workers if worker.alive}
+    for row in all_rows(store):
+        counts[row.status] += 1
+        newest = max(newest, row.updated_at)
+        if row.status == "needs_attention":
+            attention.append(row.run_id)
+        if row.status not in FINISHED and row.ready_at is not None and row.ready_at < now - IGNORED_AFTER_US:
+            ignored.append(row)
+        if row.holder is not None and row.holder not in alive:
+            orphaned.append(row.run_id)
+    return [
+        _workers(workers, now),
+        Check("runs", "ok", ", ".join(f"{count:,} {status}" for status, count in sorted(counts.items())) or "none yet"),
+        _attention(attention),
+        _ignored(ignored, now),
+        _orphaned(orphaned),
+        _clock(newest, now),
+    ]
+
+
+def _workers(workers: list[WorkerRow], now: int) -> Check:
+    alive = [worker for worker in workers if worker.alive]
+    dead = len(workers) - len(alive)
+    each = ", ".join(f"{w.name} ({plural(w.runs, 'run')}, up {span(now - w.started_at)})" for w in alive[:10])
+    gone = f"; {dead} dead, which the next worker clears away" if dead else ""
+    return Check("workers", "ok", f"{len(alive)} alive" + (f": {each}" if each else "") + gone)
+
+
+def _attention(run_ids: list[str]) -> Check:
+    if not run_ids:
+        return Check("attention", "ok", "no run needs a person")
+    return Check(
+        "attention", "warn", f"{plural(len(run_ids), 'run needs', 'runs need')} a person: {_some(run_ids)}", f"perdure why {run_ids[0]}"
+    )
+
+
+def _ignored(rows: list[RunRow], now: int) -> Check:
+    if not rows:
+        return Check("queue", "ok", "no ready run is left lying")
+    oldest = min(rows, key=lambda row: row.ready_at or 0)
+    agents = ", ".join(sorted({row.agent for row in rows}))
+    found = f"{plural(len(rows), 'ready run')} that nobody takes, of {agents}; the oldest ({oldest.run_id}) for {span(now - (oldest.ready_at or now))}"
+    return Check("queue", "warn", found, f"perdure worker {oldest.target or f'FILE.py:{oldest.agent}'}")
+
+
+def _orphaned(run_ids: list[str]) -> Check:
+    if not run_ids:
+        return Check("leases", "ok", "every run that is held is held by a worker that lives")
+    found = f"{plural(len(run_ids), 'run')} held by dead workers: {_some(run_ids)}"
+    return Check("leases", "warn", found, "the next worker takes them over; here: perdure resume " + run_ids[0])
+
+
+def _clock(newest: int, now: int) -> Check:
+    if newest > now + CLOCK_SKEW_US:
+        found = f"the newest run was written {span(newest - now)} in the future: a clock was wrong, now or then"
+        return Check("clock", "warn", found, "set this machine's clock (NTP); order is not affected, timers are late by the difference")
+    return Check("clock", "ok", "no run was written in the future")
+
+
+def _some(run_ids: Iterable[str]) -> str:
+    listed = list(run_ids)
+    return ", ".join(listed[:5]) + (f" and {len(listed) - 5:,} more" if len(listed) > 5 else "")

@@ -1,0 +1,49 @@
+"""Does this code still do what the journal says? Recorded completions against today's agent; nothing is performed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from perdure.core.codec import Payload
+from perdure.core.events import Event
+from perdure.core.machine import Machine
+from perdure.core.replay import replay
+from perdure.core.state import RunState
+from perdure.errors import Diverged, PerdureError
+
+MakeMachine = Callable[[RunState], Machine]
+
+
+class Same(Struct, frozen=True):
+    """The code asks for what the journal has, to its end."""
+
+    run_id: str
+    status: str
+    activations: int
+    calls: int
+    same: bool = True
+
+
+class Different(Struct, frozen=True):
+    """The first place where the code and the journal part."""
+
+    run_id: str
+    status: str
+    seq: int | None
+    call: int | None
+    difference: str
+    same: bool = False
+
+
+def compare(run_id: str, events: Sequence[Event], state: RunState, make: MakeMachine, load: Callable[[Payload], bytes]) -> Same | Different:
+    """Replay the whole journal on a fresh machine; the agent runs, and everything it asks for is answered from the journal."""
+    try:
+        frontier = replay(make(state), events, load)
+    except Diverged as diverged:
+        return Different(run_id, state.status, diverged.seq, diverged.call, str(diverged))
+    except PerdureError as error:
+        # The code does not even take the input, does not come to rest, or touches the world: it is not the code of this run.
+        return Different(run_id, state.status, None, None, f"{type(error).__name__}: {error}")
+    return Same(run_id, state.status, frontier.activations, len(state.calls))

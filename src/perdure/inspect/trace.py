@@ -1,0 +1,148 @@
+"""How it came to an event: the chain of causes from the beginning to it, in words.
+
+Most events carry their cause. What a worker does as such (taking and giving up a run) and what comes from outside carry none;
+there the nearest reason that the journal shows is taken, and marked as inferred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from perdure.core.events import (
+    AttentionNeeded,
+    CancelRequested,
+    Event,
+    RunClaimed,
+    RunCreated,
+    RunRequeued,
+    ToolCallInDoubt,
+    ToolCallResolved,
+)
+from perdure.errors import InvalidInput, StoreCorrupt
+from perdure.inspect.timeline import Timeline
+from perdure.inspect.words import iso
+
+
+class Link(Struct, frozen=True):
+    """One link of the chain: an event, and why it followed from the one before."""
+
+    step: int
+    seq: int
+    event_id: str
+    type: str
+    ts: str
+    call: int | None
+    tool: str | None
+    cause: int | None
+    inferred: bool  # the event carries no cause: the journal's order and content gave it
+    says: str
+    because: str | None
+    meanwhile: list[str]  # changes of hand between the cause and this event
+
+
+def trace(run_id: str, events: Sequence[Event], seq: int) -> list[Link]:
+    """The causal chain from the run's first event to event `seq`."""
+    if not 1 <= seq <= len(events):
+        raise InvalidInput(f"run {run_id} has the events 1 to {len(events)}; there is no event {seq}")
+    chain = _chain(events, seq)
+    timeline = Timeline(run_id)
+    for event in events[:seq]:
+        timeline.learn(event)
+    links = []
+    for step, event in enumerate(chain, 1):
+        before = chain[step - 2] if step > 1 else None
+        links.append(_link(step, event, before, events, timeline))
+    return links
+
+
+def _chain(events: Sequence[Event], seq: int) -> list[Event]:
+    chain = [events[seq - 1]]
+    while (cause := cause_of(chain[-1], events)) is not None:
+        if cause >= chain[-1].seq:
+            raise StoreCorrupt(f"event {chain[-1].seq} names event {cause} as its cause, which came later; `perdure verify` tells more")
+        chain.append(events[cause - 1])
+    return chain[::-1]
+
+
+def cause_of(event: Event, events: Sequence[Event]) -> int | None:
+    """The seq of what made this event happen; None for the first."""
+    if event.cause is not None:
+        return event.cause
+    if event.seq == 1:
+        return None
+    earlier = events[: event.seq - 1]
+    match event.body:
+        case ToolCallResolved():
+            return _last(earlier, ToolCallInDoubt, event.call)
+        case RunRequeued():
+            return _last(earlier, AttentionNeeded)
+        case CancelRequested():
+            return 1
+        case _:
+            return event.seq - 1
+
+
+def _last(events: Sequence[Event], kind: type, call: int | None = None) -> int:
+    return next((event.seq for event in reversed(events) if isinstance(event.body, kind) and call in (None, event.call)), 1)
+
+
+def _link(step: int, event: Event, before: Event | None, events: Sequence[Event], timeline: Timeline) -> Link:
+    return Link(
+        step=step,
+        seq=event.seq,
+        event_id=event.event_id,
+        type=event.type,
+        ts=iso(event.ts),
+        call=event.call,
+        tool=None if event.call is None else timeline.tools.get(event.call),
+        cause=before.seq if before else None,
+        inferred=before is not None and event.cause is None,
+        says=taken_over(event, events) or timeline.say(event),
+        because=_because(event, before),
+        meanwhile=[] if before is None else _changes_of_hand(before, event, events),
+    )
+
+
+def taken_over(event: Event, events: Sequence[Event]) -> str | None:
+    """Who took the run from whom and why, when this event is a takeover."""
+    body = event.body
+    if not isinstance(body, RunClaimed) or not body.takeover:
+        return None
+    before = previous_claim(event.seq, events)
+    held = f"worker {before.worker}" if before else "the worker before"
+    why = "its process is gone: the kernel has freed its lock" if body.proven_dead else "it gave no sign of life for longer than its lease"
+    return f"worker {body.worker} took the run over from {held}, which had not given it up: {why}"
+
+
+def previous_claim(seq: int, events: Sequence[Event]) -> RunClaimed | None:
+    """The claim in force just before event `seq`."""
+    return next((event.body for event in reversed(events[: seq - 1]) if isinstance(event.body, RunClaimed)), None)
+
+
+def _because(event: Event, before: Event | None) -> str | None:
+    if before is None:
+        return None
+    match event.body:
+        case CancelRequested() | RunRequeued():
+            return "somebody outside the run asked for it"
+        case ToolCallResolved(by=by) if by != "reconcile":
+            return "somebody outside the run settled the doubt"
+        case RunCreated():
+            return None
+        case RunClaimed(takeover=True):
+            return f"the run stood at event {before.seq} when its worker was lost"
+        case RunClaimed():
+            return f"the run was ready after event {before.seq}"
+        case _ if event.cause is None:
+            return f"it followed event {before.seq} ({before.type}); the worker did it"
+        case _:
+            return f"event {before.seq} ({before.type}) led to it"
+
+
+def _changes_of_hand(before: Event, event: Event, events: Sequence[Event]) -> list[str]:
+    """Takeovers between two linked events: without them a second attempt would look as if it came out of nowhere."""
+    between = events[before.seq : event.seq - 1]
+    told = [(other.seq, taken_over(other, events)) for other in between]
+    return [f"event {seq}: {says}" for seq, says in told if says is not None]

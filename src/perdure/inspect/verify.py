@@ -1,0 +1,194 @@
+"""Can this journal be believed? Recomputed from the stored bytes; nothing that lies in the database is trusted (G11).
+
+Looked at in order of seq, and the first thing that is wrong is the answer: the hash chain, whether each event can be decoded, its
+cause, its blobs, its place in the life of its call, and at the end the run's row, which must say what the journal says.
+Cutting off the last events together with a matching row can only be found against a head that was kept elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from perdure.core import chain, codec
+from perdure.core.codec import Payload
+from perdure.core.events import AnyBody, Event, RunClaimed, RunCreated, decode_body
+from perdure.core.state import RunState
+from perdure.errors import InvalidInput, StoreCorrupt
+from perdure.inspect.projection import row_problem
+from perdure.store.api import RunRow, Store, Stored
+
+
+class Verdict(Struct, frozen=True):
+    """What was found about one run; `problem` is None when everything is as it was written."""
+
+    run_id: str
+    events: int
+    head: str  # the hash that the stored events lead to: compare it with one that was kept elsewhere
+    seq: int | None = None  # the first bad event
+    problem: str | None = None
+    projection: bool = False  # the journal is sound, and the run's row does not say what it says
+
+
+class _Bad(Exception):
+    def __init__(self, seq: int, problem: str) -> None:
+        super().__init__(problem)
+        self.seq = seq
+        self.problem = problem
+
+
+def verify_run(store: Store, row: RunRow) -> Verdict:
+    """The verdict on the run's journal and row. The row was read before, so that the journal has at least what it speaks of."""
+    stored = store.stored(row.run_id)
+    beyond = [event for event in stored if isinstance(event.seq, int) and event.seq > row.seq]
+    if beyond:
+        later = store.get(row.run_id)
+        if later is not None and later.seq >= beyond[-1].seq:
+            # A worker has appended meanwhile: those events belong to a row that is newer than ours.
+            stored = stored[: len(stored) - len(beyond)]
+    checker = _Checker(store, row, stored)
+    try:
+        checker.check()
+    except _Bad as bad:
+        return Verdict(row.run_id, len(stored), checker.head.hex(), bad.seq, bad.problem)
+    problem = row_problem(row, checker.state, checker.events, checker.input_digest, checker.head)
+    return Verdict(row.run_id, len(stored), checker.head.hex(), None, problem, projection=problem is not None)
+
+
+class _Checker:
+    """Walks the stored events once, from the first to the last."""
+
+    def __init__(self, store: Store, row: RunRow, stored: Sequence[Stored]) -> None:
+        self.state = RunState()
+        self.events: list[Event] = []
+        self.head = chain.genesis(row.run_id)
+        self.input_digest = ""
+        self._store = store
+        self._row = row
+        self._stored = stored
+        self._blobs: set[str] = set()
+
+    def check(self) -> None:
+        for index, stored in enumerate(self._stored):
+            self._check_place(index, stored)
+            self._check_link(index, stored)
+            event = self._decoded(stored)
+            self._check_sense(event)
+            self._check_blobs(event)
+            try:
+                self.state.apply(event)
+            except StoreCorrupt as error:
+                raise _Bad(event.seq, f"it breaks the rules of a journal: {error}") from None
+            self.events.append(event)
+        self._check_end()
+
+    # -- one event ----------------------------------------------------------------------------------------------------
+    def _check_place(self, index: int, stored: Stored) -> None:
+        expected = index + 1
+        if stored.seq == expected and type(stored.seq) is int:
+            return
+        if isinstance(stored.seq, int) and stored.seq > expected:
+            gone = f"event {expected} is" if stored.seq == expected + 1 else f"events {expected} to {stored.seq - 1} are"
+            raise _Bad(expected, f"{gone} missing: event {stored.seq} is the next one that is there")
+        raise _Bad(expected, f"where event {expected} should be, there is one with the number {stored.seq!r}")
+
+    def _check_link(self, index: int, stored: Stored) -> None:
+        computed = _link(self.head, stored, stored.seq)
+        if computed != stored.hash:
+            raise _Bad(stored.seq, self._why_broken(index, stored, computed))
+        self.head = stored.hash
+
+    def _why_broken(self, index: int, stored: Stored, computed: bytes | None) -> str:
+        if index == 0 and (other := _run_id_of(stored)) not in (None, self._row.run_id):
+            return f"the journal belongs to run {other!r}: the run's row or its first event was renamed"
+        after = self._stored[index + 1] if index + 1 < len(self._stored) else None
+        if computed is not None and (self._row.head == computed if after is None else _link(computed, after, after.seq) == after.hash):
+            return "its hash was changed; the event itself is as it was written"
+        if self._row.head == stored.hash if after is None else _link(stored.hash, after, after.seq) == after.hash:
+            return "it is not what was written: its content does not have the hash that was recorded with it"
+        if (was := self._written_as(stored)) is not None and was != stored.seq:
+            return f"it is out of place: it was written as event {was}"
+        return "hash mismatch: it, or the event before it, is not what was written"
+
+    def _written_as(self, stored: Stored) -> int | None:
+        """The place at which this event's hash would be right, when events have changed places."""
+        for position, other in enumerate(self._stored, 1):
+            for seq in (position, position + 1):
+                if _link(other.hash, stored, seq) == stored.hash:
+                    return seq
+        return None
+
+    def _decoded(self, stored: Stored) -> Event:
+        try:
+            body = decode_body(stored.data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, TypeError) as error:
+            raise _Bad(stored.seq, f"it cannot be decoded: {error}") from None
+        return Event(stored.seq, _hex(stored.event_id), stored.ts, stored.epoch, stored.call, stored.cause, body)
+
+    def _check_sense(self, event: Event) -> None:
+        seq, body = event.seq, event.body
+        if event.cause is not None and not 1 <= event.cause < seq:
+            raise _Bad(seq, f"it names event {event.cause} as its cause, which does not lie before it")
+        if isinstance(body, RunCreated) != (seq == 1):
+            raise _Bad(seq, "the first event, and no other, creates the run" + (f"; it is {event.type}" if seq == 1 else ""))
+        if isinstance(body, RunCreated) and body.run_id != self._row.run_id:
+            raise _Bad(seq, f"it creates run {body.run_id!r}, not this one")
+        claimed = isinstance(body, RunClaimed)
+        if event.epoch <= self.state.epoch if claimed else event.epoch != self.state.epoch:
+            rule = f"a claim takes one above {self.state.epoch}" if claimed else f"without a claim it stays {self.state.epoch}"
+            raise _Bad(seq, f"it has epoch {event.epoch}, and {rule}")
+
+    def _check_blobs(self, event: Event) -> None:
+        for payload in payloads(event.body):
+            if isinstance(payload.blob, str) and payload.blob not in self._blobs:
+                try:
+                    found = self._store.blob(payload.blob)
+                except (StoreCorrupt, InvalidInput) as error:
+                    raise _Bad(event.seq, str(error)) from None
+                if len(found) != payload.size:
+                    raise _Bad(event.seq, f"blob {payload.blob} has {len(found)} bytes, and the event says {payload.size}")
+                self._blobs.add(payload.blob)
+        if isinstance(event.body, RunCreated):
+            self.input_digest = self._digest(event.body.input)
+
+    def _digest(self, payload: Payload) -> str:
+        inline = payload.inline
+        return codec.digest(inline) if inline is not None else str(payload.blob)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+    def _check_end(self) -> None:
+        row, last = self._row, len(self._stored)
+        if last < row.seq and (row.head != self.head or last == 0):
+            gone = f"event {row.seq} is" if row.seq == last + 1 else f"events {last + 1} to {row.seq} are"
+            raise _Bad(last + 1, f"{gone} missing: the journal ends with event {last}, and the run's row says that there are {row.seq}")
+
+
+def _link(before: bytes, stored: Stored, seq: int) -> bytes | None:
+    """The hash that this event must have after `before`; None when a field is not even of the right type."""
+    try:
+        return chain.link(before, seq, _hex(stored.event_id), stored.ts, stored.epoch, stored.call, stored.cause, stored.data)
+    except TypeError:
+        return None
+
+
+def _hex(event_id: Any) -> str:
+    return event_id.hex() if isinstance(event_id, bytes) else str(event_id)
+
+
+def _run_id_of(stored: Stored) -> str | None:
+    try:
+        body = decode_body(stored.data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, TypeError):
+        return None
+    return body.run_id if isinstance(body, RunCreated) else None
+
+
+def payloads(body: AnyBody) -> Iterator[Payload]:
+    """Every payload that a body holds."""
+    for name in body.__struct_fields__:
+        value = getattr(body, name)
+        if isinstance(value, Payload):
+            yield value

@@ -1,0 +1,126 @@
+"""The state of a run, now or as of any event: a fold of its journal or of a prefix of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from msgspec import Struct
+
+from perdure.core.codec import Payload
+from perdure.core.events import Event
+from perdure.core.state import CallState, RunState, fold
+from perdure.errors import InvalidInput, NotFound
+from perdure.inspect.words import failed, iso, plain
+from perdure.store.api import Filter, RunRow, Store
+
+PAGE = 1000
+
+
+class Reading(Struct, frozen=True):
+    """A run's row, its journal up to some event, and the state as of that event."""
+
+    row: RunRow
+    events: list[Event]
+    state: RunState
+    past: bool  # as of an event before the last one: the row knows more than the state
+
+    @property
+    def status(self) -> str:
+        return self.state.status if self.past else self.row.status
+
+
+def require(store: Store, run_id: str) -> RunRow:
+    """The run's row; NotFound when there is none."""
+    row = store.get(run_id)
+    if row is None:
+        raise NotFound(f"there is no run {run_id!r} in {store.url}; `perdure list` shows those that are there")
+    return row
+
+
+def read_run(store: Store, run_id: str, at: int | None = None) -> Reading:
+    """The run as of its last event, or as of event `at`."""
+    row = require(store, run_id)
+    # The row was read first, so that the journal has at least what the row speaks of; what came in between is left out.
+    events = [event for event in store.read(run_id) if event.seq <= row.seq]
+    if at is not None and not 1 <= at <= len(events):
+        raise InvalidInput(f"run {run_id} has the events 1 to {len(events)}; there is no event {at}")
+    seen = events if at is None else events[:at]
+    return Reading(row, seen, fold(seen), past=len(seen) < row.seq)
+
+
+def loader(store: Store) -> Callable[[Payload], bytes]:
+    """A function that brings a payload's bytes, from the event or from the blob store."""
+
+    def load(payload: Payload) -> bytes:
+        inline = payload.inline
+        if inline is not None:
+            return inline
+        assert isinstance(payload.blob, str)
+        return store.blob(payload.blob)
+
+    return load
+
+
+def run_record(reading: Reading, load: Callable[[Payload], bytes]) -> dict[str, Any]:
+    """The whole of a run as one JSON object."""
+    row, state = reading.row, reading.state
+    error = failed(state.failure) or None if reading.past else row.error
+    return {
+        "run_id": row.run_id,
+        "agent": row.agent,
+        "version": row.version,
+        "tenant": row.tenant,
+        "actor": row.actor,
+        "status": reading.status,
+        "waiting_for": state.waiting_for if reading.past else row.waiting_for,
+        "input": plain(state.created.input, load) if state.created else None,
+        "output": plain(state.output, load),
+        "error": error,
+        "created_at": iso(row.created_at),
+        "updated_at": iso(state.updated_at),
+        "seq": state.seq,
+        "epoch": state.epoch,
+        "worker": state.worker if reading.past else row.holder,
+        "calls": [call_record(call, load) for call in state.calls.values()],
+        "cost": {"calls": len(state.calls)},
+    }
+
+
+def call_record(call: CallState, load: Callable[[Payload], bytes]) -> dict[str, Any]:
+    """Where one call stands, as one JSON object."""
+    return {
+        "call": call.number,
+        "tool": call.tool,
+        "effect": call.effect,
+        "phase": call.phase,
+        "attempts": call.attempt,
+        "args": plain(call.args, load),
+        "result": plain(call.result, load),
+        "error": failed(call.failure, 2000) or None,
+        "doubt": call.doubt,
+        "resolved_by": call.resolved_by,
+        "key": call.key,
+        "first_seq": call.first_seq,
+        "last_seq": call.last_seq,
+        "started_at": iso(call.first_ts),
+        "updated_at": iso(call.last_ts),
+    }
+
+
+def all_rows(store: Store, wanted: Filter | None = None) -> Iterator[RunRow]:
+    """Every run that matches, newest first, however many there are; the filter's limit does not count."""
+    base = wanted or Filter()
+    before, limit = base.before, PAGE
+    seen: set[str] = set()  # created in the moment at which the page before ended
+    while True:
+        page = store.list(Filter(base.status, base.agent, base.tenant, limit, before))
+        yield from (row for row in page if row.run_id not in seen)
+        if len(page) < limit:
+            return
+        # Runs that were created in the same microsecond may lie on both sides of the edge: ask for that moment again.
+        edge = page[-1].created_at
+        limit = limit * 2 if page[0].created_at == edge else PAGE
+        at_edge = {row.run_id for row in page if row.created_at == edge}
+        seen = seen | at_edge if before == edge + 1 else at_edge
+        before = edge + 1

@@ -1,0 +1,35 @@
+"""One frozen Settings: every number that can be turned, with its unit, its default and its reason."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+# The description is what an error says when a value will not do.
+Span = Annotated[float, Meta(ge=0, le=1e9, description="a number of seconds, 0 or more")]
+Period = Annotated[float, Meta(gt=0, le=1e9, description="a number of seconds above 0")]
+Count = Annotated[int, Meta(ge=1, le=2**40, description="a whole number, 1 or more")]
+Synchronous = Annotated[Literal["full", "normal"], Meta(description='"full" or "normal"')]
+Text = Annotated[str, Meta(description="text")]
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a value comes from: a flag, then PERDURE_<NAME>, then perdure.toml or [tool.perdure], then the default here."""
+
+    url: Text = "sqlite:///perdure.db"
+    lease_s: Period = 30.0  # without a sign of life for this long a worker counts as dead, even if its process exists
+    synchronous: Synchronous = "full"  # "normal" survives a killed process but not a power loss; there is nothing below it
+    concurrency: Count = 200  # runs that one worker drives at a time
+    threads: Count = 64  # sync tools that run at a time in one worker
+    drain_timeout_s: Span = 30.0
+    flush_s: Span = 0.05  # how long results of `read` calls may wait for the next commit
+    poll_s: Period = 0.005  # how often an idle worker asks the database whether anything has changed
+    park_after_s: Span = 1.0  # a run that only waits for longer than this is given up by its worker until then
+    cancel_grace_s: Span = 5.0  # how long a timed-out or cancelled tool gets to end by itself
+    reconcile_margin_s: Span = 2.0  # added to an attempt's deadline before its reconcile hook is asked
+    unknown_deadline_s: Span = 60.0  # taken as deadline of an attempt without a timeout whose process may still live
+    reconcile_asks: Count = 20  # "in progress" answers before a person is asked
+    poison_limit: Count = 5  # workers that may die on a run in a row, without progress, before it is parked
+    inline_bytes: Count = 65536  # payloads above this go to the blob store
+    max_steps: Count = 1_000_000  # steps of an agent between two completions before it counts as stuck

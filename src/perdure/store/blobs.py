@@ -1,0 +1,32 @@
+"""Payloads too large for an event: stored under their digest, in the commit of the event that names them, and verified when read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import apsw
+
+from perdure.errors import InvalidInput, StoreCorrupt
+from perdure.store.database import Database
+from perdure.store.queries import QUERIES
+
+
+def put(cursor: apsw.Cursor, blobs: Iterable[bytes]) -> None:
+    """Store each under its SHA-256, inside the caller's transaction."""
+    cursor.executemany(QUERIES["insert_blob"], [(hashlib.sha256(blob).digest(), blob) for blob in blobs])
+
+
+def get(database: Database, digest: str) -> bytes:
+    """The bytes that have this digest; StoreCorrupt when they are missing or have another."""
+    try:
+        key = bytes.fromhex(digest)
+    except ValueError:
+        raise InvalidInput(f"{digest[:80]!r} is not the digest of a blob: it has 64 hexadecimal digits") from None
+    rows = database.read("blob", (key,))
+    if not rows:
+        raise StoreCorrupt(f"blob {digest} is missing from {database.where}; restore it from a backup")
+    data: bytes = rows[0][0]
+    if hashlib.sha256(data).digest() != key:
+        raise StoreCorrupt(f"blob {digest} in {database.where} does not have the content that it was stored with; restore it from a backup")
+    return data

@@ -1,0 +1,86 @@
+"""The connection that an effect="transaction" tool works with: its own tables only, inside a transaction that is ours to end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import apsw
+
+from perdure.errors import InvalidInput, StoreError
+
+_NEVER = {
+    apsw.SQLITE_TRANSACTION: "transaction control: the journal ends the transaction, together with the tool's result",
+    apsw.SQLITE_SAVEPOINT: "savepoints: the journal owns the transaction",
+    apsw.SQLITE_ATTACH: "ATTACH: one commit covers one file",
+    apsw.SQLITE_DETACH: "DETACH",
+}
+_READING_PRAGMAS = frozenset(
+    ("table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list", "foreign_key_check")
+)
+_READING = frozenset(
+    (apsw.SQLITE_SELECT, apsw.SQLITE_READ, apsw.SQLITE_FUNCTION, apsw.SQLITE_RECURSIVE, apsw.SQLITE_REINDEX, apsw.SQLITE_ANALYZE)
+)
+
+
+class ToolConnection:
+    """SQL on the journal's own database. What it writes is committed together with the call's result, or not at all."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection: apsw.Connection | None = connection
+
+    def execute(self, sql: str, params: Any = ()) -> list[tuple[Any, ...]]:
+        """Run the statement; all its rows."""
+        connection = self._open()
+        try:
+            return connection.execute(sql, params).fetchall()
+        except apsw.AuthError:
+            raise _forbidden(sql) from None
+
+    def executemany(self, sql: str, params: Iterable[Any]) -> list[tuple[Any, ...]]:
+        """Run the statement once for each set of parameters; all rows."""
+        connection = self._open()
+        try:
+            return connection.executemany(sql, params).fetchall()
+        except apsw.AuthError:
+            raise _forbidden(sql) from None
+
+    def _open(self) -> apsw.Connection:
+        if self._connection is None:
+            raise StoreError("call.connection was used after its tool had returned; do all the work inside the tool")
+        # After INSERT OR ROLLBACK or a full disk SQLite has ended the transaction by itself: what comes now would be committed alone.
+        if not self._connection.in_transaction:
+            raise StoreError("the tool's transaction was rolled back by SQLite (OR ROLLBACK, or a full disk); let the error go up")
+        return self._connection
+
+
+@contextmanager
+def confined(connection: apsw.Connection) -> Iterator[ToolConnection]:
+    """The connection in the tool's hands: for that long SQLite itself refuses what the tool must not do."""
+    handle = ToolConnection(connection)
+    connection.authorizer = _authorize
+    try:
+        yield handle
+    finally:
+        connection.authorizer = None
+        handle._connection = None
+
+
+def _authorize(operation: int, first: str | None, second: str | None, database: str | None, trigger: str | None) -> int:
+    if operation in _NEVER:
+        return apsw.SQLITE_DENY
+    if operation in _READING:
+        return apsw.SQLITE_OK
+    if operation == apsw.SQLITE_PRAGMA:
+        return apsw.SQLITE_OK if str(first).lower() in _READING_PRAGMAS else apsw.SQLITE_DENY
+    # Writes and DDL name their table (or trigger, view, index) first or second, depending on the kind.
+    ours = any(name is not None and name.lower().startswith("perdure_") for name in (first, second))
+    return apsw.SQLITE_DENY if ours else apsw.SQLITE_OK
+
+
+def _forbidden(sql: str) -> InvalidInput:
+    return InvalidInput(
+        f"a transaction tool may not run {' '.join(sql.split())[:80]!r}: no transaction control, no ATTACH, no PRAGMA that changes anything, "
+        "no write to perdure's own tables; use tables of your own"
+    )

@@ -1,0 +1,157 @@
+"""One database: a connection that writes, one that reads, and the only place where a transaction begins and ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import apsw
+
+from perdure.errors import StoreError
+from perdure.store.connect import check_synchronous, connect_file, connect_memory
+from perdure.store.faults import translated
+from perdure.store.guard import unwatch, watch
+from perdure.store.migrate import migrate
+from perdure.store.place import check_place, create_private
+from perdure.store.queries import QUERIES
+
+T = TypeVar("T")
+_BEGIN, _COMMIT, _ROLLBACK, _DATA_VERSION = (QUERIES[name] for name in ("begin", "commit", "rollback", "data_version"))
+
+
+class Database:
+    """Thread-safe. In memory (path None) there is one connection, and readers wait for the writer."""
+
+    def __init__(self, path: Path | None, synchronous: str, busy_s: float) -> None:
+        check_synchronous(synchronous)
+        self.path = path
+        self.where = "the database in memory" if path is None else str(path)
+        self._synchronous = synchronous
+        self._busy_s = busy_s
+        self._commits = 0
+        self._closed = False
+        self._write_lock = threading.RLock()
+        self._read_lock = self._write_lock if path is None else threading.RLock()
+        if path is not None:
+            check_place(path)
+            create_private(path)
+        self._writer: apsw.Connection | None = None
+        try:
+            self._writer = self._connect()
+            migrate(self._writer, self.where)
+            self._reader = self._writer if path is None else self._connect_reader()
+        except BaseException as error:
+            if self._writer is not None:
+                self._writer.close(True)
+            if isinstance(error, apsw.Error):
+                raise translated(error, self.where) from None
+            raise
+        self._watched = None if path is None else watch(path)
+
+    def write(self, work: Callable[[apsw.Cursor], T], arrived: Callable[[apsw.Cursor, T], bool]) -> T:
+        """Do the work in one transaction, durable when it returns. When it raises a StoreError, nothing was acknowledged.
+
+        `arrived` is asked on a fresh connection after a COMMIT whose outcome is unknown: are the traces of this work there?
+        """
+        with self._write_lock:
+            try:
+                connection = self._connection()
+                cursor = connection.cursor()
+                cursor.execute(_BEGIN)
+            except apsw.Error as error:
+                raise translated(error, self.where) from None
+            try:
+                done = work(cursor)
+                self._commit(connection, cursor, lambda fresh: arrived(fresh, done))
+            except BaseException as error:
+                self._rollback(connection)
+                if isinstance(error, apsw.Error):
+                    raise translated(error, self.where) from None
+                raise
+            self._commits += 1
+            return done
+
+    def read(self, query: str, params: Any = ()) -> list[tuple[Any, ...]]:
+        """All rows of a query, by its name in queries.sql."""
+        with self._read_lock:
+            try:
+                return self._reader.execute(QUERIES[query], params).fetchall()
+            except apsw.Error as error:
+                raise translated(error, self.where) from None
+
+    def version(self) -> int:
+        """Grows with every commit: data_version tells those of other connections, the counter our own."""
+        with self._read_lock:
+            try:
+                seen: int = self._reader.execute(_DATA_VERSION).get
+            except apsw.Error as error:
+                raise translated(error, self.where) from None
+        return seen + self._commits
+
+    def pragma(self, name: str) -> Any:
+        """What the reading connection answers; for `doctor`."""
+        with self._read_lock:
+            try:
+                return self._reader.pragma(name)
+            except apsw.Error as error:
+                raise translated(error, self.where) from None
+
+    def close(self) -> None:
+        """Close both connections; the last one of all processes empties the log into the file."""
+        with self._write_lock, self._read_lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._reader.close(True)
+            if self._writer is not None:
+                self._writer.close(True)
+            if self._watched is not None:
+                unwatch(self._watched)
+
+    def _connect(self) -> apsw.Connection:
+        return connect_memory() if self.path is None else connect_file(self.path, self._synchronous, self._busy_s)
+
+    def _connect_reader(self) -> apsw.Connection:
+        reader = self._connect()
+        reader.pragma("query_only", 1)
+        return reader
+
+    def _connection(self) -> apsw.Connection:
+        if self._writer is None:
+            if self._closed:
+                raise StoreError(f"{self.where} has been closed by this process; open the store again")
+            self._writer = self._connect()
+        assert not self._writer.in_transaction, "a transaction was begun inside another: a tool's work must not use the store"
+        return self._writer
+
+    def _commit(self, connection: apsw.Connection, cursor: apsw.Cursor, arrived: Callable[[apsw.Cursor], bool]) -> None:
+        try:
+            cursor.execute(_COMMIT)
+        except apsw.Error as error:
+            if self.path is None:
+                raise
+            # The outcome is unknown, and after a failed fsync this connection would show things that are not on the disk.
+            self._discard_writer()
+            if not self._look(arrived):
+                raise translated(error, self.where) from None
+
+    def _rollback(self, connection: apsw.Connection) -> None:
+        try:
+            if connection is self._writer and connection.in_transaction:
+                connection.execute(_ROLLBACK)
+        except apsw.Error:
+            self._discard_writer()
+
+    def _discard_writer(self) -> None:
+        if self.path is None or self._writer is None:
+            return
+        writer, self._writer = self._writer, None
+        writer.close(True)
+
+    def _look(self, arrived: Callable[[apsw.Cursor], bool]) -> bool:
+        try:
+            return arrived(self._connection().cursor())
+        except (apsw.Error, StoreError):
+            return False  # still unknown: the caller tries again later, with the same event ids

@@ -1,0 +1,209 @@
+"""The journal: append under the guard, read back what was appended. The one commit path of a running run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import apsw
+import msgspec
+
+from perdure.core.chain import genesis
+from perdure.core.events import Event
+from perdure.errors import NotFound, StoreCorrupt, StoreError
+from perdure.store import blobs
+from perdure.store.api import FINISHED, Append, Appended, Committed, Refused, RowChange, Stored
+from perdure.store.confined import confined
+from perdure.store.database import Database
+from perdure.store.queries import QUERIES
+from perdure.store.rows import Row, event_from, event_row
+
+_ADVANCE = QUERIES["advance"]
+_ADVANCE_AND_PROJECT = QUERIES["advance_and_project"]
+_ADVANCE_AND_RELEASE = QUERIES["advance_and_release"]
+_INSERT_EVENT = QUERIES["insert_event"]
+_COMMITTED = Committed()
+
+
+class Journal:
+    """Appends and reads. Knows the integer key of every run that is being worked on, so that an append need not look it up."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._keys: dict[str, int] = {}
+
+    def append(self, batch: Sequence[Append]) -> list[Appended]:
+        """One transaction for the whole batch; a refused append writes nothing and does not hinder the others."""
+        return self._database.write(
+            lambda cursor: self._append_all(cursor, batch), lambda cursor, answers: self._arrived(cursor, batch, answers)
+        )
+
+    def transact(self, head: Append, work: Callable[[Any], tuple[Append, Any]]) -> tuple[Appended, Any]:
+        """`head`, the tool's own writes and the Append it returns: one commit, or nothing."""
+        tail: list[Append] = []
+
+        def both(cursor: apsw.Cursor) -> tuple[Appended, Any]:
+            self._append_or_stop(cursor, head)
+            try:
+                with confined(cursor.connection) as connection:
+                    last, value = work(connection)
+            except BaseException as error:
+                raise _ToolRaised(error) from None
+            if not cursor.connection.in_transaction:
+                raise StoreError(f"run {head.lease.run_id}: the tool's SQL rolled its transaction back (OR ROLLBACK); nothing has happened")
+            self._append_or_stop(cursor, last)
+            tail.append(last)
+            return _COMMITTED, value
+
+        try:
+            return self._database.write(both, lambda cursor, _: self._arrived(cursor, [head, *tail], [_COMMITTED, _COMMITTED]))
+        except _Stopped as stopped:
+            return stopped.answer, None
+        except _ToolRaised as raised:
+            error = raised.error
+        raise error
+
+    def remember(self, run_id: str, key: int) -> None:
+        """Told by a claim, after its commit."""
+        self._keys[run_id] = key
+
+    def read(self, run_id: str, after: int) -> list[Event]:
+        events = [event_from(run_id, row) for row in self._database.read("read_events", (run_id, after))]
+        for seq, event in enumerate(events, after + 1):
+            if event.seq != seq:
+                raise StoreCorrupt(f"event {seq} of run {run_id} is missing; see what else is damaged: perdure verify {run_id}")
+        return events
+
+    def stored(self, run_id: str) -> list[Stored]:
+        return [Stored(*row) for row in self._database.read("stored_events", (run_id,))]
+
+    def hash_at(self, run_id: str, seq: int) -> bytes:
+        """The hash of the event at seq; before the first one, what the chain begins with."""
+        if seq == 0:
+            return genesis(run_id)
+        rows = self._database.read("hash_at", (run_id, seq))
+        if not rows:
+            raise NotFound(f"run {run_id} has no event {seq}")
+        found: bytes = rows[0][0]
+        return found
+
+    def scan(self, since: int, after: tuple[int, int], limit: int) -> list[tuple[tuple[int, int], str, Event]]:
+        rows = self._database.read("scan_events", {"run": after[0], "seq": after[1], "since": since, "limit": limit})
+        return [((run, row[0]), run_id, event_from(run_id, tuple(row))) for run, run_id, *row in rows]
+
+    def _append_all(self, cursor: apsw.Cursor, batch: Sequence[Append]) -> list[Appended]:
+        answers: list[Appended] = []
+        rows: list[Row] = []
+        for append in batch:
+            run_id = append.lease.run_id
+            key = self._keys.get(run_id) or self._look_up_key(cursor, run_id)
+            answer = Refused(f"there is no run {run_id}") if key is None else _advance(cursor, append, key)
+            answers.append(answer)
+            if key is not None and answer is _COMMITTED:
+                _collect(append, key, rows)
+                if append.blobs:
+                    blobs.put(cursor, append.blobs)
+                if append.row is not None and _gives_up(append.row):
+                    self._keys.pop(run_id, None)  # or the keys of a worker's whole life would pile up
+        cursor.executemany(_INSERT_EVENT, rows)
+        return answers
+
+    def _append_or_stop(self, cursor: apsw.Cursor, append: Append) -> None:
+        (answer,) = self._append_all(cursor, [append])
+        if answer is not _COMMITTED:
+            raise _Stopped(answer)
+
+    def _look_up_key(self, cursor: apsw.Cursor, run_id: str) -> int | None:
+        found: Row | None = cursor.execute(QUERIES["run_key"], (run_id,)).fetchone()
+        if found is None:
+            return None
+        self._keys[run_id] = found[0]
+        return self._keys[run_id]
+
+    def _arrived(self, cursor: apsw.Cursor, batch: Sequence[Append], answers: list[Appended]) -> bool:
+        """Whether the transaction is there: it was one commit, so that a single event of ours proves it whole."""
+        absent = False
+        for place, append in enumerate(batch):
+            if answers[place] is not _COMMITTED:
+                continue
+            found = None
+            if append.events:
+                key = self._look_up_key(cursor, append.lease.run_id)
+                found = cursor.execute(QUERIES["event_at"], (key, append.expected_seq + 1)).fetchone()
+            if found is None:
+                absent = True
+            elif found[0].hex() == append.events[0].event.event_id:
+                return True
+            else:
+                answers[place] = Refused(f"run {append.lease.run_id}: another worker has written event {append.expected_seq + 1}")
+        return not absent  # False: whoever asked may append the same events again
+
+
+def _advance(cursor: apsw.Cursor, append: Append, key: int) -> Appended:
+    """The guard and the projection in one UPDATE. Anything but Committed means that nothing was written."""
+    lease, row, events, before = append.lease, append.row, append.events, append.expected_seq
+    head, ts = (events[-1].hash, events[-1].event.ts) if events else (None, 0)
+    guarded = (before + len(events), head, ts, key, lease.epoch, lease.nonce, lease.worker, before)
+    if row is None:
+        cursor.execute(_ADVANCE, guarded)
+    elif not _gives_up(row):
+        cursor.execute(_ADVANCE_AND_PROJECT, (*guarded, row.status, row.waiting_for, row.error, row.progress))
+    else:
+        unread = cursor.execute(QUERIES["unread_inbox_of_run"], (key, msgspec.json.encode(append.consumed).decode())).fetchone() is not None
+        # What arrives while the holder gives the run up must wake somebody: with unread rows the run is ready at once. What reaches
+        # a run that has just finished changes nothing any more, as if it had come a moment later.
+        ready_at = None if row.status in FINISHED else ts if unread else row.ready_at
+        cursor.execute(_ADVANCE_AND_RELEASE, (*guarded, row.status, row.waiting_for, row.error, row.progress, ready_at))
+    if cursor.connection.changes() != 1:
+        refusal = _refusal(cursor, append, key)
+        assert refusal is not None, append.lease
+        return refusal
+    if row is not None and row.status in FINISHED:
+        cursor.execute(QUERIES["forget_inbox"], (key,))
+    elif append.consumed:
+        cursor.executemany(QUERIES["consume_inbox"], [(inbox_id, key) for inbox_id in append.consumed])
+    return _COMMITTED
+
+
+def _gives_up(row: RowChange) -> bool:
+    # Nobody holds a finished run, whatever the change says about `release`.
+    return row.release or row.status in FINISHED
+
+
+def _collect(append: Append, key: int, rows: list[Row]) -> None:
+    seq, epoch = append.expected_seq, append.lease.epoch
+    for sealed in append.events:
+        seq += 1
+        assert sealed.event.seq == seq and sealed.event.epoch == epoch, (append.lease, sealed.event.seq, seq)
+        rows.append(event_row(key, sealed))
+
+
+def _refusal(cursor: apsw.Cursor, append: Append, key: int) -> Refused | None:
+    """Which part of the guard does not hold, in words; None when all of it does."""
+    lease = append.lease
+    status, seq, epoch, holder, nonce = cursor.execute(QUERIES["guard_of_run"], (key,)).fetchall()[0]
+    if status in FINISHED:
+        return Refused(f"run {lease.run_id} has finished ({status})")
+    if holder is None:
+        return Refused(f"run {lease.run_id} is no longer held by worker {lease.worker}: it was given up or taken away")
+    if (holder, epoch, nonce) != (lease.worker, lease.epoch, lease.nonce):
+        return Refused(
+            f"run {lease.run_id} is held by worker {holder} under epoch {epoch}, not by {lease.worker} under epoch {lease.epoch}"
+        )
+    if seq != append.expected_seq:
+        return Refused(f"run {lease.run_id} is at event {seq}, not at {append.expected_seq}")
+    return None
+
+
+class _Stopped(Exception):
+    """The guard did not hold: leave the transaction with this answer."""
+
+    def __init__(self, answer: Appended) -> None:
+        self.answer = answer
+
+
+class _ToolRaised(Exception):
+    """Carries what a tool raised out of the transaction, so that it is not taken for an error of the journal."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error

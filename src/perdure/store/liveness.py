@@ -1,0 +1,124 @@
+"""Who is alive: each worker holds a lock on a small file of its own, and the kernel frees it at the worker's death.
+
+A clock can only suspect that a worker is dead. A lock that has become free proves it, at once, and whatever the clock says.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Protocol
+
+from perdure.core.keys import check_id
+from perdure.errors import Conflict, StoreUnavailable
+
+
+class Liveness(Protocol):
+    def hold(self, worker: str) -> None:
+        """Be alive from now on, until `free` or death."""
+
+    def free(self, worker: str) -> None:
+        """Be alive no longer."""
+
+    def is_alive(self, worker: str) -> bool:
+        """Whether the worker's process exists; asking does not disturb it."""
+
+    def forget(self, worker: str) -> None:
+        """Remove what a dead worker has left behind."""
+
+    def close(self) -> None:
+        """Whoever is still alive here counts as dead from now on."""
+
+
+class InProcess:
+    """For a database in memory: its workers live in this process, and as long as it does."""
+
+    def __init__(self) -> None:
+        self._alive: set[str] = set()
+
+    def hold(self, worker: str) -> None:
+        self._alive.add(worker)
+
+    def free(self, worker: str) -> None:
+        self._alive.discard(worker)
+
+    def is_alive(self, worker: str) -> bool:
+        return worker in self._alive
+
+    def forget(self, worker: str) -> None:
+        self._alive.discard(worker)
+
+    def close(self) -> None:
+        self._alive.clear()
+
+
+class FileLocks:
+    """One `flock` per worker, in a folder beside the database."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._held: dict[str, int] = {}
+
+    def hold(self, worker: str) -> None:
+        path = self._path(worker)
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreUnavailable(
+                f"worker {worker} cannot keep its lock file {path} ({error.strerror}); check the permissions of the folder"
+            ) from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise Conflict(f"worker {worker} is already registered by a live process; every worker needs an id of its own") from None
+        self._held[worker] = descriptor
+        _close_in_children.add(descriptor)
+
+    def free(self, worker: str) -> None:
+        descriptor = self._held.pop(worker, None)
+        # In a forked child the set is empty and the number may belong to another file by now: hands off.
+        if descriptor in _close_in_children:
+            assert descriptor is not None
+            self.forget(worker)
+            _close_in_children.discard(descriptor)
+            os.close(descriptor)
+
+    def is_alive(self, worker: str) -> bool:
+        try:
+            descriptor = os.open(self._path(worker), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            # Shared: two processes that ask at the same moment do not take each other for the worker.
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def forget(self, worker: str) -> None:
+        self._path(worker).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        for worker in list(self._held):
+            self.free(worker)
+
+    def _path(self, worker: str) -> Path:
+        return self._folder / f"{check_id(worker, 'worker id')}.lock"
+
+
+# A child that a tool forks inherits the descriptor, and with it the lock: it would keep a dead worker alive for as long as it runs.
+_close_in_children: set[int] = set()
+
+
+def _close_in_child() -> None:
+    for descriptor in _close_in_children:
+        os.close(descriptor)
+    _close_in_children.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

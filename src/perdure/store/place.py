@@ -1,0 +1,67 @@
+"""Where a journal's file may lie: checked before SQLite touches it, so that every refusal can say what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from perdure.errors import StoreUnavailable
+from perdure.store.guard import opening
+
+_OCTAL = re.compile(r"\\([0-7]{3})")
+# Their locks or their shared memory do not work between machines, and WAL needs both.
+NETWORK_FILE_SYSTEMS = frozenset(("nfs", "nfs4", "cifs", "smb", "smbfs", "smb3", "9p", "fuse.sshfs"))
+
+
+def check_place(path: Path, mounts: str | None = None) -> None:
+    """Raise StoreUnavailable when no journal can live there."""
+    folder = path.parent
+    if not folder.is_dir():
+        raise StoreUnavailable(f"the folder {folder} does not exist; create it first: mkdir -p {folder}")
+    if path.is_dir():
+        raise StoreUnavailable(f"{path} is a folder, and a journal is a file; give the name of a file in it")
+    kind = file_system_of(folder, _mounts() if mounts is None else mounts)
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise StoreUnavailable(
+            f"{path} lies on a network file system ({kind}), where SQLite's locks do not hold; use a local disk or postgresql://"
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise StoreUnavailable(f"the folder {folder} is not writable, and SQLite keeps its log beside the journal; change its permissions")
+    if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+        raise StoreUnavailable(f"{path} is read-only for this user; change its permissions or open it as its owner")
+
+
+def create_private(path: Path) -> None:
+    """Create the file for its owner alone, unless it exists; SQLite gives its log the same permissions."""
+    # O_EXCL: closing a descriptor of a database that is open in this process would drop SQLite's locks on it.
+    with opening:
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise StoreUnavailable(
+                f"{path} cannot be created ({error.strerror}); choose another place or change the folder's permissions"
+            ) from None
+
+
+def file_system_of(folder: Path, mounts: str) -> str:
+    """The type of the file system that the folder lies on, by the text of /proc/mounts; empty when it is not there."""
+    found, longest = "", -1
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        point = _OCTAL.sub(lambda escape: chr(int(escape[1], 8)), fields[1])  # \040 is a space
+        # >=: of two mounts on one point the later one is what a path leads to.
+        if folder.resolve().is_relative_to(point) and len(point) >= longest:
+            found, longest = fields[2], len(point)
+    return found
+
+
+def _mounts() -> str:
+    try:
+        return Path("/proc/mounts").read_text("utf-8", "surrogateescape")
+    except OSError:
+        return ""  # not Linux, or hidden: then nothing can be said about the file system

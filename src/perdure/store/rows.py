@@ -1,0 +1,49 @@
+"""Rows of the database as records, and records as rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from perdure.core.chain import Sealed
+from perdure.core.events import AnyBody, Event, decode_body
+from perdure.errors import StoreCorrupt
+from perdure.store.api import RunRow
+
+Row = tuple[Any, ...]
+
+
+def run_row(row: Row) -> RunRow:
+    """A run from the columns that run_by_id, list_runs and claimable_runs share."""
+    return RunRow(*row[:19])
+
+
+def event_row(key: int, sealed: Sealed) -> Row:
+    """The parameters of insert_event."""
+    event = sealed.event
+    return (
+        key,
+        event.seq,
+        bytes.fromhex(event.event_id),
+        event.ts,
+        event.epoch,
+        event.call,
+        event.cause,
+        sealed.data.decode(),
+        sealed.hash,
+    )
+
+
+def event_from(run_id: str, row: Row) -> Event:
+    """An event from seq, event_id, ts, epoch, call, cause, data."""
+    seq, event_id, ts, epoch, call, cause, data = row
+    return Event(seq, event_id.hex(), ts, epoch, call, cause, body_from(data, f"event {seq} of run {run_id}"))
+
+
+def body_from(data: bytes, what: str) -> AnyBody:
+    try:
+        body: AnyBody = decode_body(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StoreCorrupt(f"{what} cannot be decoded ({error}); see what else is damaged: perdure verify") from None
+    return body

@@ -1,0 +1,115 @@
+"""Group commit: appends that arrive while a commit is under way share the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+
+from perdure.errors import StoreError
+from perdure.store.api import Append, Appended, Store
+
+Done = Callable[[Appended | Exception], None]
+
+
+class GroupCommit:
+    """A thread that commits whatever has queued up. Answers come back to the event loop, one hop for each commit."""
+
+    def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
+        self._store = store
+        self._loop = loop
+        self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._closing = threading.Lock()
+        self._closed = False
+        self._committing = False
+        self._thread = threading.Thread(target=self._run, name="perdure-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def idle(self) -> bool:
+        """Whether a commit made now would share its fsync with nobody."""
+        return not self._committing and self._queue.empty()
+
+    def submit(self, append: Append, done: Done) -> None:
+        """Commit it with the next group; `done` is called on the event loop with the answer, or with the error of the group."""
+        self._put(_Waiting(append, done, None))
+
+    def commit_now(self, append: Append) -> Appended:
+        """Commit it and wait: on this thread when nothing is queued, else together with what is."""
+        if self.idle:
+            (answer,) = self._store.append([append])
+            return answer
+        # Not through the loop: the calling thread may be the loop's own, which waits here.
+        waiting = _Waiting(append, None, threading.Event())
+        self._put(waiting)
+        assert waiting.arrived is not None
+        waiting.arrived.wait()
+        assert waiting.answer is not None
+        if isinstance(waiting.answer, Exception):
+            raise waiting.answer
+        return waiting.answer
+
+    def close(self) -> None:
+        """Commit what is queued, then end the thread; answers are still delivered."""
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
+        self._thread.join()
+
+    def _put(self, waiting: _Waiting) -> None:
+        # Under the lock: what is put after the end mark would wait for ever.
+        with self._closing:
+            if self._closed:
+                raise StoreError("the writer has been closed; nothing more can be appended through it")
+            self._queue.put(waiting)
+
+    def _run(self) -> None:
+        open_ = True
+        while open_:
+            group = [self._queue.get()]
+            # From here on a commit_now joins the next group instead of competing for the write lock.
+            self._committing = True
+            while not self._queue.empty():
+                group.append(self._queue.get_nowait())
+            open_ = None not in group
+            self._commit([waiting for waiting in group if waiting is not None])
+            self._committing = False
+
+    def _commit(self, group: list[_Waiting]) -> None:
+        if not group:
+            return
+        answers: list[Appended] | list[Exception]
+        try:
+            answers = self._store.append([waiting.append for waiting in group])
+        except Exception as error:  # a full disk ends this group, not the thread: the next group may find room
+            answers = [error] * len(group)
+        for waiting, answer in zip(group, answers, strict=True):
+            waiting.answer = answer
+            if waiting.arrived is not None:
+                waiting.arrived.set()
+        try:
+            self._loop.call_soon_threadsafe(self._deliver, group)
+        except RuntimeError:
+            pass  # the loop has been closed: what is committed stays committed, and nobody is left to be told
+
+    def _deliver(self, group: list[_Waiting]) -> None:
+        for waiting in group:
+            if waiting.done is None:
+                continue
+            assert waiting.answer is not None
+            try:
+                waiting.done(waiting.answer)
+            except Exception as error:  # one run's callback must not keep the others from their answers
+                self._loop.call_exception_handler({"message": "a callback of a commit failed", "exception": error})
+
+
+class _Waiting:
+    __slots__ = ("answer", "append", "arrived", "done")
+
+    def __init__(self, append: Append, done: Done | None, arrived: threading.Event | None) -> None:
+        self.append = append
+        self.done = done
+        self.arrived = arrived
+        self.answer: Appended | Exception | None = None

@@ -1,0 +1,1 @@
+"""Shipped to users: what holds an implementation to perdure's promises. Nothing else in perdure imports it."""

@@ -1,0 +1,10 @@
+"""Tools: everything that touches the world. `@tool` declares one; `Call` and `Outcome` are what its function is told and can say.
+
+declared.py   Tool and @tool                 signature.py  what a function takes and gives, bound without pydantic where possible
+call.py       Call, Outcome                  convert.py    the part that needs pydantic, imported when a signature needs it
+"""
+
+from perdure.tool.call import Call, Outcome
+from perdure.tool.declared import Hook, Tool, tool
+
+__all__ = ["Call", "Hook", "Outcome", "Tool", "tool"]

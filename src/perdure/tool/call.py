@@ -1,0 +1,100 @@
+"""What a tool's function is told about its call, and what a reconcile hook can say about one."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from perdure.core.codec import decode, encode
+from perdure.errors import InvalidInput
+
+
+class Call:
+    """One attempt at one call, as its tool sees it. A parameter annotated with `Call` receives it; it is never an argument."""
+
+    def __init__(
+        self,
+        *,
+        key: str,
+        run_id: str,
+        number: int,
+        attempt: int,
+        deadline: datetime | None,
+        tenant: str,
+        actor: str | None,
+        connection: Any = None,
+        on_heartbeat: Callable[[Any], None] | None = None,
+    ) -> None:
+        self.key = key  # the same for every attempt, different for every call: send it as the idempotency key
+        self.run_id = run_id
+        self.number = number
+        self.attempt = attempt
+        self.deadline = deadline
+        self.tenant = tenant
+        self.actor = actor
+        self.progress: Any = None
+        self._connection = connection
+        self._on_heartbeat = on_heartbeat
+        self._cancelled = False
+
+    @classmethod
+    def outside(cls) -> Call:
+        """A call that belongs to no run: the tool was called outside an agent. Its key is random."""
+        return cls(key=secrets.token_hex(32), run_id="", number=0, attempt=1, deadline=None, tenant="", actor=None)
+
+    @property
+    def cancelled(self) -> bool:
+        """True once a time-out, a cancel or a drain wants the tool to stop. A sync tool that works for long looks at it."""
+        return self._cancelled
+
+    @property
+    def connection(self) -> Any:
+        """The journal's own transaction: what is written through it commits together with the call's result."""
+        if self._connection is None:
+            raise InvalidInput('call.connection exists only in a tool with effect="transaction" that an agent has called')
+        return self._connection
+
+    def heartbeat(self, progress: Any = None) -> None:
+        """Say how far the tool has come, in anything that JSON can hold. From any thread."""
+        self.progress = decode(encode(progress))
+        if self._on_heartbeat is not None:
+            self._on_heartbeat(self.progress)
+
+    def ask_to_stop(self) -> None:
+        """Make `cancelled` True. Nothing is interrupted by it."""
+        self._cancelled = True
+
+    def __repr__(self) -> str:
+        return f"<Call {self.number} of run {self.run_id or '(none)'}, attempt {self.attempt}>"
+
+
+class Outcome(Struct, frozen=True):
+    """What a reconcile hook knows about an attempt in doubt."""
+
+    kind: Literal["happened", "not_happened", "in_progress", "unknown"]
+    result: Any = None
+    why: str | None = None
+
+    @classmethod
+    def happened(cls, result: Any = None) -> Outcome:
+        """It happened, and this is what the call returns."""
+        return cls("happened", result=result)
+
+    @classmethod
+    def not_happened(cls) -> Outcome:
+        """It did not happen and never will: the call may be made again."""
+        return cls("not_happened")
+
+    @classmethod
+    def in_progress(cls) -> Outcome:
+        """The service is still at it: ask again later."""
+        return cls("in_progress")
+
+    @classmethod
+    def unknown(cls, why: str) -> Outcome:
+        """Nobody but a person can tell."""
+        return cls("unknown", why=why)

@@ -1,0 +1,250 @@
+"""What a tool's function takes and gives: its arguments as canonical JSON, and back.
+
+Arguments go through JSON before the first attempt too, so that a live attempt gets exactly what a retry after a crash would.
+Values whose exact type is the annotated JSON type cost no pydantic; that is checked here, once per parameter.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from perdure.core.codec import decode, encode
+from perdure.errors import InvalidInput, NotEncodable
+from perdure.tool.call import Call
+
+if TYPE_CHECKING:
+    from perdure.tool.convert import Converter
+
+EMPTY: Final = inspect.Parameter.empty
+_ANYTHING = (Any, object, EMPTY)
+_EXACT: dict[Any, type] = {
+    **{kind: kind for kind in (str, int, float, bool, dict, list, type(None))},
+    None: type(None),
+    dict[str, Any]: dict,
+    list[Any]: list,
+}
+
+
+class Parameter:
+    """One named argument of a tool."""
+
+    def __init__(self, label: str, parameter: inspect.Parameter, annotation: Any) -> None:
+        self._label = label
+        self.name = parameter.name
+        self.default = parameter.default
+        self.positional = parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        # `cents: int = None` is a common way to write `int | None`.
+        optional = parameter.default is None and exact_types(annotation) is not None
+        self.annotation = typing.Optional[annotation] if optional else annotation  # noqa: UP045 – `|` does not take every annotation
+        self.exact = exact_types(self.annotation)
+
+    @cached_property
+    def converter(self) -> Converter:
+        from perdure.tool.convert import Converter, Unusable
+
+        try:
+            converter = Converter(self.annotation)
+        except Unusable as unusable:
+            raise self.refuse(str(unusable)) from None
+        if converter.has_set:
+            # Strings hash differently in every process, so that a replay would see other arguments than the journal has.
+            raise self.refuse("a set has no order that a replay could repeat; take a list")
+        return converter
+
+    def coerce(self, value: Any) -> Any:
+        """The JSON value that stands for the argument."""
+        from perdure.tool.convert import Unusable
+
+        try:
+            return self.converter.coerce(value)
+        except Unusable as unusable:
+            raise self.refuse(str(unusable)) from None
+
+    def rebuild(self, plain: Any) -> Any:
+        """The typed argument of a JSON value."""
+        if self.exact is None or type(plain) in self.exact:
+            return plain
+        try:
+            return self.converter.rebuild(plain)
+        except ValueError as error:
+            raise self.refuse(f"the recorded value does not fit any more: {error}") from None
+
+    def refuse(self, why: str) -> InvalidInput:
+        return InvalidInput(f"{self._label}, parameter {self.name}: {why}")
+
+
+class Signature:
+    """The parameters of a function, the one that receives its Call, and what it returns.
+
+    `label` names it in errors ("tool refund"); `names` are the local names where it is declared; the first `skip` parameters are
+    somebody else's business.
+    """
+
+    def __init__(self, label: str, fn: Callable[..., Any], names: Mapping[str, Any], *, skip: int = 0) -> None:
+        self._label = label
+        self._fn = fn
+        found = inspect.signature(fn)
+        taken = dict(list(found.parameters.items())[skip:])
+        for parameter in taken.values():
+            _check_kind(label, parameter)
+        # Strings (PEP 563) are resolved now if they can be, since names local to the declaring function are gone later, and
+        # otherwise at the first use, when the whole module is loaded.
+        self._declared = {name: (parameter, _resolve(parameter.annotation, fn, names)) for name, parameter in taken.items()}
+        self._returns = _resolve(found.return_annotation, fn, names)
+        takers = [name for name, (_, annotation) in self._declared.items() if _is_call(annotation)]
+        if len(takers) > 1:
+            raise InvalidInput(f"{label}: parameters {takers[0]} and {takers[1]} are both annotated Call; one receives it")
+        self.call_parameter: str | None = takers[0] if takers else None
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the arguments, in order; without the parameter that receives the Call."""
+        return [name for name in self._declared if name != self.call_parameter]
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return tuple(Parameter(self._label, *self._resolved(name)) for name in self.names)
+
+    @cached_property
+    def result_converter(self) -> Converter | None:
+        """None when JSON's own types are all that the function says it returns."""
+        returns = _resolve(self._returns, self._fn, {})
+        if isinstance(returns, str) or is_json(returns):
+            return None
+        from perdure.tool.convert import Converter, Unusable
+
+        try:
+            return Converter(returns)
+        except Unusable:
+            return None
+
+    @cached_property
+    def _by_name(self) -> dict[str, Parameter]:
+        return {parameter.name: parameter for parameter in self.parameters}
+
+    @cached_property
+    def _positional(self) -> tuple[str, ...]:
+        return tuple(parameter.name for parameter in self.parameters if parameter.positional)
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+        """Canonical JSON of all named arguments, defaults applied; InvalidInput names the parameter and the rule."""
+        given = dict(zip(self._positional, args, strict=False))
+        if kwargs or len(args) > len(given):
+            self._add_named(given, args, kwargs)
+        bound = {}
+        for parameter in self.parameters:
+            name = parameter.name
+            value = given.get(name, parameter.default)
+            if value is EMPTY:
+                raise InvalidInput(f"{self._label}: the argument {name} is missing; it takes {self._takes()}")
+            exact = parameter.exact
+            bound[name] = value if exact is None or type(value) in exact else parameter.coerce(value)
+        try:
+            return encode(bound)
+        except NotEncodable as error:
+            raise NotEncodable(f"{self._label}: {error}") from None
+
+    def arguments(self, encoded: bytes) -> dict[str, Any]:
+        """Keyword arguments for the function, typed by their annotations."""
+        plain = decode(encoded)
+        typed = {}
+        for parameter in self.parameters:
+            value = plain.pop(parameter.name, parameter.default)
+            if value is EMPTY:
+                raise parameter.refuse("the recorded call does not have it, and it has no default")
+            typed[parameter.name] = parameter.rebuild(value)
+        if plain:
+            raise InvalidInput(f"{self._label}: the recorded call has {', '.join(map(ascii, plain))}, but it takes {self._takes()}")
+        return typed
+
+    def _add_named(self, given: dict[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if len(args) > len(given):
+            raise InvalidInput(f"{self._label}: {len(args)} positional arguments given; it takes {self._takes()}")
+        for name, value in kwargs.items():
+            if name in given:
+                raise InvalidInput(f"{self._label}: the argument {name} is given twice")
+            if name not in self._by_name:
+                hint = " is the Call, which is injected and never given" if name == self.call_parameter else " is unknown"
+                raise InvalidInput(f"{self._label}: the argument {ascii(name)[1:-1]}{hint}; it takes {self._takes()}")
+            given[name] = value
+
+    def _takes(self) -> str:
+        return ", ".join(self.names) or "no arguments"
+
+    def _resolved(self, name: str) -> tuple[inspect.Parameter, Any]:
+        parameter, annotation = self._declared[name]
+        annotation = _resolve(annotation, self._fn, {})
+        if isinstance(annotation, str):
+            raise InvalidInput(
+                f"{self._label}, parameter {name}: its annotation {annotation!r} means nothing in {self._fn.__module__}; define or import it there"
+            )
+        return parameter, annotation
+
+
+def exact_types(annotation: Any) -> frozenset[type] | None:
+    """The types whose values are taken as they are; None: any type; empty: every value needs to be converted."""
+    if any(annotation is anything for anything in _ANYTHING):
+        return None
+    members = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
+    found = [_EXACT.get(member) if _hashable(member) else None for member in members]
+    return frozenset(kind for kind in found if kind is not None) if None not in found else frozenset()
+
+
+def is_json(annotation: Any) -> bool:
+    """Whether values of the annotation come back from JSON as what they were."""
+    if exact_types(annotation) != frozenset() or _is_typed_dict(annotation):
+        return True
+    origin, members = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return all(type(member) in (str, int, bool, type(None)) for member in members)
+    if origin is dict:
+        return members[0] is str and is_json(members[1])
+    return (origin is list or _is_union(annotation)) and all(is_json(member) for member in members)
+
+
+def _check_kind(label: str, parameter: inspect.Parameter) -> None:
+    match parameter.kind:
+        case inspect.Parameter.VAR_POSITIONAL | inspect.Parameter.VAR_KEYWORD:
+            stars = "*" if parameter.kind is inspect.Parameter.VAR_POSITIONAL else "**"
+            raise InvalidInput(f"{label}: {stars}{parameter.name} has no name and no type to be recorded by; name each argument")
+        case inspect.Parameter.POSITIONAL_ONLY:
+            raise InvalidInput(f"{label}: {parameter.name} is positional-only, but arguments are recorded by name; remove the /")
+
+
+def _resolve(annotation: Any, fn: Callable[..., Any], names: Mapping[str, Any]) -> Any:
+    """The annotation itself where it is a string; still the string when a name in it is unknown (yet)."""
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        return eval(annotation, inspect.unwrap(fn).__globals__, names)
+    except Exception:  # an annotation is code: it can raise anything
+        return annotation
+
+
+def _is_call(annotation: Any) -> bool:
+    if isinstance(annotation, str):
+        # Imported under `if TYPE_CHECKING:` alone, it cannot be resolved by anybody.
+        return annotation.replace(" ", "").removesuffix("|None").rpartition(".")[2] == "Call"
+    return annotation is Call or (_is_union(annotation) and set(typing.get_args(annotation)) == {Call, type(None)})
+
+
+def _is_union(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+def _is_typed_dict(annotation: Any) -> bool:
+    # Rebuilding one would drop the keys that it does not name. typing.is_typeddict does not know those of typing_extensions.
+    return isinstance(annotation, type) and issubclass(annotation, dict) and hasattr(annotation, "__total__")
+
+
+def _hashable(annotation: Any) -> bool:
+    try:
+        hash(annotation)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,308 @@
+"""The calls of one run that something is being done about: attempts in flight, hooks being asked, waits for a time.
+
+It performs and it judges; it records nothing. What came of an attempt reaches the drive as an `Ended`, in order of arrival, and
+`outcome` says which events that makes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from msgspec import Struct
+
+from perdure.core import codec
+from perdure.core.chain import Sealed
+from perdure.core.codec import Payload
+from perdure.core.decide import GiveUp, Park, Perform, Reconcile, Verdict, Wait, about_unknown, decide
+from perdure.core.events import (
+    AnyBody,
+    Failure,
+    RetryScheduled,
+    ToolCallCompleted,
+    ToolCallFailed,
+    ToolCallInDoubt,
+    ToolCallResolved,
+)
+from perdure.core.failures import describe
+from perdure.core.machine import CallTool
+from perdure.core.retry import DEFAULT, Again, Doubt, after_failure
+from perdure.core.retry import GiveUp as GiveUpRetrying
+from perdure.core.state import CallState, RunState
+from perdure.errors import NotEncodable
+from perdure.settings import Settings
+from perdure.store.api import Append
+from perdure.tool import Call, Outcome
+from perdure.worker.clock import Clock
+from perdure.worker.pen import Pen
+from perdure.worker.perform import Abandoned, Attempt, Performed, Raised, Returned, Unrecordable, attempt, perform_in_transaction, reconcile
+from perdure.worker.threads import Threads
+
+
+class Ended(Struct, frozen=True):
+    """An attempt, or a reconcile hook, has come to an end."""
+
+    number: int
+    attempt: int
+    result: Performed | Outcome
+
+
+class Calls:
+    """What is under way for the calls of one run."""
+
+    def __init__(
+        self,
+        state: RunState,
+        settings: Settings,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
+        threads: Threads,
+        arrive: Callable[[Ended], None],
+        pack: Callable[[bytes], Payload],
+    ) -> None:
+        self._state = state
+        self._settings = settings
+        self._clock = clock
+        self._loop = loop
+        self._threads = threads
+        self._arrive = arrive
+        self._pack = pack
+        self._attempts: dict[int, Attempt[Any]] = {}
+        self._asking: dict[int, asyncio.Task[Outcome]] = {}
+        self.waits: dict[int, int] = {}  # calls that go on at a time: number → µs
+        self._zombies: set[int] = set()  # calls with an attempt that may still be running in this process
+        self._claimed_s = loop.time()
+
+    # -- attempts -----------------------------------------------------------------------------------------------------
+    def start(self, call: CallState, asked: CallTool) -> None:
+        """Begin the effect. Its intent is durable (or need not be)."""
+        assert call.phase == "started" and not self.busy(call.number), (call.number, call.phase)
+        number, which = call.number, call.attempt
+        told = self._told(call, asked.tool.timeout_s)
+        running = attempt(asked.tool, asked.args, told, threads=self._threads, grace_s=self._settings.cancel_grace_s)
+        self._attempts[number] = running
+
+        def done(task: asyncio.Task[Performed]) -> None:
+            if self._attempts.pop(number, None) is not None:
+                self._arrive(Ended(number, which, task.result()))
+
+        self._loop.create_task(running.run()).add_done_callback(done)
+
+    def _told(self, call: CallState, timeout_s: float | None, connection: Any = None) -> Call:
+        created = self._state.created
+        assert created is not None
+        deadline = None if timeout_s is None else datetime.now(UTC) + timedelta(seconds=timeout_s)
+        return Call(
+            key=call.key,
+            run_id=created.run_id,
+            number=call.number,
+            attempt=call.attempt,
+            deadline=deadline,
+            tenant=created.tenant,
+            actor=created.actor,
+            connection=connection,
+        )
+
+    def busy(self, number: int) -> bool:
+        return number in self._attempts or number in self._asking
+
+    def idle(self) -> bool:
+        return not self._attempts and not self._asking
+
+    def unwanted(self, call: CallState, *, cancel_effects: bool) -> None:
+        """Nobody waits for the call any more. An effect that is under way is left to end, unless the whole run is cancelled."""
+        running = self._attempts.get(call.number)
+        if running is not None and (cancel_effects or call.effect in ("read", "idempotent")):
+            running.cancel()
+
+    def stop_all(self) -> None:
+        """Ask every attempt in flight to stop; each still ends with an `Ended`."""
+        for running in list(self._attempts.values()):
+            running.cancel()
+        self._drop_asking()
+
+    def drop_all(self) -> None:
+        """Stop everything and report nothing: the run is not ours any more."""
+        attempts, self._attempts = self._attempts, {}
+        for running in attempts.values():
+            running.cancel()
+        self._drop_asking()
+        self.waits.clear()
+
+    def _drop_asking(self) -> None:
+        asking, self._asking = self._asking, {}
+        for task in asking.values():
+            task.cancel()
+
+    # -- waits --------------------------------------------------------------------------------------------------------
+    def due(self, now: int) -> list[int]:
+        """The calls whose wait is over; they are no longer waited for."""
+        if not self.waits:
+            return []
+        over = sorted(number for number, at in self.waits.items() if at <= now)
+        for number in over:
+            del self.waits[number]
+        return over
+
+    def next_due(self) -> int | None:
+        return min(self.waits.values(), default=None) if self.waits else None
+
+    def forget(self, number: int) -> None:
+        """Whatever was planned for this call is off: a person, or the agent, has settled it."""
+        self.waits.pop(number, None)
+        task = self._asking.pop(number, None)
+        if task is not None:
+            task.cancel()
+
+    # -- verdicts -----------------------------------------------------------------------------------------------------
+    def consider(self, call: CallState, asked: CallTool, *, wanted: bool) -> Perform | GiveUp | Park | None:
+        """The verdict on an open call that nobody is performing; None when it waits or its hook is being asked."""
+        verdict: Verdict = decide(
+            call,
+            has_reconcile=asked.tool.reconciler is not None,
+            key_window_s=asked.tool.key_window_s,
+            max_asks=self._settings.reconcile_asks,
+            wanted=wanted,
+            now=self._clock.now(),
+        )
+        match verdict:
+            case Wait(until):
+                self.waits[call.number] = until
+                return None
+            case Reconcile():
+                self._ask(call, asked)
+                return None
+            case _:
+                return verdict
+
+    def _ask(self, call: CallState, asked: CallTool) -> None:
+        number, which = call.number, call.attempt
+
+        async def ask() -> Outcome:
+            await asyncio.sleep(self._quiet_after_s(call))
+            return await reconcile(
+                asked.tool, asked.args, self._told(call, None), threads=self._threads, grace_s=self._settings.cancel_grace_s
+            )
+
+        def done(task: asyncio.Task[Outcome]) -> None:
+            if self._asking.pop(number, None) is not None and not task.cancelled():
+                error = task.exception()
+                self._arrive(Ended(number, which, task.result() if error is None else Outcome.unknown(f"asking failed: {error}")))
+
+        task = self._loop.create_task(ask(), name=f"reconcile {call.tool}")
+        self._asking[number] = task
+        task.add_done_callback(done)
+
+    def _quiet_after_s(self, call: CallState) -> float:
+        """Seconds until the attempt in doubt can no longer be sending, by our own monotonic clock (T22)."""
+        margin = self._settings.reconcile_margin_s
+        takeover = self._state.takeover
+        if takeover is None or takeover.proven_dead or (call.phase == "in_doubt" and call.failure is not None):
+            return margin
+        # The worker before may still live (its lease ran out): its attempt has until its own deadline.
+        deadline_s = call.timeout_s if call.timeout_s is not None else self._settings.unknown_deadline_s
+        return max(0.0, self._claimed_s + deadline_s - self._loop.time()) + margin
+
+    # -- what came of it ----------------------------------------------------------------------------------------------
+    def outcome(self, call: CallState, ended: Ended, asked: CallTool, *, wanted: bool, closing: bool) -> list[AnyBody]:
+        """The events that an end makes, in order. When the run is being given up nothing is planned any more."""
+        match ended.result:
+            case Returned(result):
+                return [ToolCallCompleted(result=self._pack(result), attempt=ended.attempt)]
+            case Unrecordable(failure):
+                return [ToolCallCompleted(failure=failure, attempt=ended.attempt)]
+            case Raised(failure):
+                return self._failed(call, failure, asked, wanted, closing)
+            case Abandoned(failure):
+                self._zombies.add(call.number)
+                return self._failed(call, failure, asked, wanted, closing)
+            case Outcome():
+                return self._reconciled(call, ended.result, asked, wanted)
+
+    def _failed(self, call: CallState, failure: Failure, asked: CallTool, wanted: bool, closing: bool) -> list[AnyBody]:
+        tool = asked.tool
+        if closing and wanted and failure.kind == "cancelled":
+            # A drain ended it, not the agent: the next worker goes on by effect class. What may have happened is said so.
+            return [ToolCallInDoubt(call.attempt, "its worker was stopped inside it", failure)] if call.effect in ("once", "keyed") else []
+        verdict = after_failure(
+            failure,
+            effect=call.effect,
+            attempt=call.attempt,
+            retry=tool.retry,
+            key=call.key,
+            has_reconcile=tool.reconciler is not None,
+            wanted=wanted,
+        )
+        match verdict:
+            case Again(delay_s):
+                at = self._clock.now() + round(delay_s * 1e6)
+                return [ToolCallFailed(failure, attempt=call.attempt), RetryScheduled(attempt=call.attempt + 1, at=at)]
+            case Doubt():
+                return [ToolCallInDoubt(call.attempt, f"{failure.type}: {failure.message}"[:500], failure)]
+            case GiveUpRetrying():
+                return [ToolCallFailed(failure, attempt=call.attempt, final=True)]
+
+    def _reconciled(self, call: CallState, outcome: Outcome, asked: CallTool, wanted: bool) -> list[AnyBody]:
+        tool = asked.tool
+        attempts = (tool.retry or DEFAULT).attempts
+        kind, why = outcome.kind, outcome.why
+        if kind == "not_happened" and call.number in self._zombies:
+            kind, why = "unknown", "its hook found nothing, but the attempt may still be running in this worker"
+        match kind:
+            case "happened":
+                try:
+                    result = self._pack(tool.encode_result(outcome.result))
+                except NotEncodable as refused:
+                    failure = Failure(kind="not_encodable", type="NotEncodable", message=str(refused))
+                    return [ToolCallResolved("failed", by="reconcile", attempt=call.attempt, failure=failure)]
+                return [ToolCallResolved("happened", by="reconcile", attempt=call.attempt, result=result)]
+            case "not_happened":
+                settled = ToolCallResolved("did_not_happen", by="reconcile", attempt=call.attempt)
+                if wanted and call.attempt < attempts:
+                    return [settled]
+                failure = call.failure or Failure(
+                    kind="not_sent", type="NotHappened", message="its reconcile hook says that it did not happen"
+                )
+                return [settled, ToolCallFailed(failure, attempt=call.attempt, final=True)]
+            case "in_progress":
+                delay_s = min(2.0**call.asks, 60.0)
+                at = self._clock.now() + round(delay_s * 1e6)
+                return [RetryScheduled(attempt=call.attempt, at=at, reconcile=True)]
+            case _:
+                return [ToolCallInDoubt(call.attempt, f"its reconcile hook does not know: {why}"[:500], call.failure)]
+
+    def after_unknown(self, call: CallState, ended: Ended, asked: CallTool) -> Perform | Park | None:
+        """What follows an end that left the call in doubt; None if the ordinary verdict applies."""
+        attempts = (asked.tool.retry or DEFAULT).attempts
+        if call.phase != "in_doubt":
+            return None
+        if isinstance(ended.result, Outcome):
+            if ended.result.kind == "in_progress":
+                return None
+            why = call.doubt or "it may or may not have happened"
+            if call.attempt >= attempts:
+                return Park(why)
+            return about_unknown(call, asked.tool.key_window_s, self._clock.now(), why)
+        if asked.tool.reconciler is None:
+            return Park(call.doubt or "it may or may not have happened")
+        return None
+
+    # -- effect="transaction" -----------------------------------------------------------------------------------------
+    def transaction(self, call: CallState, asked: CallTool, head: Append, pen: Pen) -> Callable[[Any], tuple[Append, Sealed]]:
+        """The work to do inside the store's transaction: the effect, and its result event right behind `head`."""
+
+        def work(connection: Any) -> tuple[Append, Sealed]:
+            result = perform_in_transaction(asked.tool, asked.args, self._told(call, asked.tool.timeout_s, connection))
+            payload, blob = codec.pack(result, self._settings.inline_bytes)
+            body = ToolCallCompleted(result=payload, attempt=call.attempt)
+            after = pen.following(head, body, call=call.number, cause=call.intent_seq, blobs=() if blob is None else (blob,))
+            return after, after.events[0]
+
+        return work
+
+    @staticmethod
+    def rolled_back(call: CallState, error: Exception) -> Ended:
+        """A transaction that raised has not happened."""
+        return Ended(call.number, call.attempt, Raised(describe(error)))

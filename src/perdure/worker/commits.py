@@ -1,0 +1,118 @@
+"""One commit of one run at a time: sent, answered, sent again when nothing was written, or refused for good.
+
+The four answers are the four things that can be true: durable; not written (a full disk: the very same append goes out again, so
+nothing that happened is lost); refused (somebody else has the run: stop at once); rolled back (a transaction's tool raised).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from perdure.core.events import Event
+from perdure.errors import StoreError
+from perdure.store.api import Append, Appended, Committed, RowChange
+from perdure.worker.pen import Pen
+
+log = logging.getLogger("perdure.worker")
+Transaction = Callable[[Any], tuple[Append, Any]]
+
+
+class Writes(Protocol):
+    """Whoever owns the connection to the store."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def commit(self, append: Append, done: Callable[[Appended | Exception], None]) -> None: ...
+
+    def transact(self, head: Append, work: Transaction, done: Callable[[tuple[Appended, Any] | Exception], None]) -> None: ...
+
+
+class Commits:
+    """The commits of one run. Calls back with what became of each; after `stop` it calls back no more.
+
+    `saved` gets the events that are durable now, the change of the row, and the result event if a transaction was among them.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        pen: Pen,
+        host: Writes,
+        saved: Callable[[Sequence[Event], RowChange | None, Event | None], None],
+        lost: Callable[[str], None],
+    ) -> None:
+        self.under_way = False
+        self._run_id = run_id
+        self._pen = pen
+        self._host = host
+        self._saved = saved
+        self._lost = lost
+        self._stopped = False
+        self._failures = 0
+        self._again: asyncio.TimerHandle | None = None
+
+    def write(self, row: RowChange | None) -> None:
+        """Make everything recorded so far durable."""
+        assert not self.under_way, "one commit at a time"
+        self.under_way = True
+        self._send(self._pen.append(row))
+
+    def transact(self, make: Callable[[Append], Transaction], rolled_back: Callable[[Exception], None]) -> None:
+        """Make everything recorded so far, the transaction's own writes and its result event durable in one commit."""
+        assert not self.under_way, "one commit at a time"
+        self.under_way = True
+        head = self._pen.append()
+        self._host.transact(head, make(head), lambda answer: self._transacted(head, answer, rolled_back))
+
+    def stop(self) -> None:
+        """Answers that are still on their way reach nobody."""
+        self._stopped = True
+        if self._again is not None:
+            self._again.cancel()
+
+    def _send(self, append: Append) -> None:
+        self._host.commit(append, lambda answer: self._answered(append, answer))
+
+    def _answered(self, append: Append, answer: Appended | Exception) -> None:
+        if self._stopped:
+            return
+        match answer:
+            case Committed():
+                self._done(self._pen.saved(append), append.row, None)
+            case Exception():
+                self._failed(answer, lambda: self._send(append))
+            case _:
+                self._lost(answer.why)
+
+    def _transacted(self, head: Append, answer: tuple[Appended, Any] | Exception, rolled_back: Callable[[Exception], None]) -> None:
+        if self._stopped:
+            return
+        match answer:
+            case (Committed(), sealed):
+                before, result = self._pen.saved(head), self._pen.adopt(sealed)
+                self._done([*before, result], None, result)
+            case StoreError():
+                # Nothing was written. Give the call back as one that has not happened; it is tried again with the rest.
+                self._failed(answer, lambda: self._roll_back(answer, rolled_back))
+            case Exception():
+                self._roll_back(answer, rolled_back)
+            case (refused, _):
+                self._lost(refused.why)
+
+    def _roll_back(self, error: Exception, rolled_back: Callable[[Exception], None]) -> None:
+        self.under_way = False
+        rolled_back(error)
+
+    def _done(self, events: Sequence[Event], row: RowChange | None, result: Event | None) -> None:
+        self.under_way, self._failures = False, 0
+        self._saved(events, row, result)
+
+    def _failed(self, error: Exception, again: Callable[[], None]) -> None:
+        """Nothing was written. What happened is still in memory, so keep it and try the very same again."""
+        self._failures += 1
+        delay_s = min(0.1 * 2**self._failures, 5.0)
+        log.error("run %s: cannot write the journal: %s; nothing is lost, trying again in %.1f s", self._run_id, error, delay_s)
+        self._again = self._host.loop.call_later(delay_s, again)

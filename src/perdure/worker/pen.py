@@ -1,0 +1,87 @@
+"""The writing end of one run's journal: what has happened and is not durable yet.
+
+Events get their seq, and are folded into the state, when they are recorded; they leave the buffer when their commit is known to
+have succeeded. What is not yet durable has never left the process: the driver starts no effect whose intent is still in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perdure.core import chain, codec
+from perdure.core.chain import Sealed
+from perdure.core.codec import Payload
+from perdure.core.events import AnyBody, Event
+from perdure.core.state import RunState
+from perdure.store.api import Append, Lease, RowChange
+from perdure.worker.clock import Clock
+
+
+class Pen:
+    """Records events of one run in order, and hands them out as one append at a time."""
+
+    def __init__(self, lease: Lease, state: RunState, head: bytes, clock: Clock, inline_bytes: int) -> None:
+        self.lease = lease
+        self.state = state
+        self._head = head  # hash of the last durable event
+        self._durable_seq = state.seq
+        self._clock = clock
+        self._inline_bytes = inline_bytes
+        self._events: list[Event] = []
+        self._blobs: list[bytes] = []
+        self._consumed: list[int] = []
+
+    def rebase(self) -> None:
+        """The state has been folded up to the durable end of the journal: go on from there."""
+        assert not self._events
+        self._durable_seq = self.state.seq
+
+    @property
+    def dirty(self) -> bool:
+        return bool(self._events or self._consumed)
+
+    def record(self, body: AnyBody, *, call: int | None = None, cause: int | None = None) -> Event:
+        """State a fact. It is in the state at once, and durable after the next commit."""
+        event = Event(self.state.seq + 1, self._clock.new_id(), self._clock.now(), self.lease.epoch, call, cause, body)
+        self.state.apply(event)
+        self._events.append(event)
+        return event
+
+    def pack(self, encoded: bytes) -> Payload:
+        """A payload for an event; what is too large to lie in place goes along as a blob in the same commit."""
+        payload, blob = codec.pack(encoded, self._inline_bytes)
+        if blob is not None:
+            self._blobs.append(blob)
+        return payload
+
+    def consume(self, inbox_id: int) -> None:
+        """An inbox row is dealt with: it goes away in the same commit as what was made of it."""
+        self._consumed.append(inbox_id)
+
+    def append(self, row: RowChange | None = None) -> Append:
+        """Everything recorded so far as one append. Nothing leaves the buffer before `saved`."""
+        sealed = tuple(chain.seal_all(self._head, self._events))
+        return Append(self.lease, self._durable_seq, sealed, tuple(self._blobs), row, tuple(self._consumed))
+
+    def saved(self, append: Append) -> Sequence[Event]:
+        """That append is durable: forget what it held. Returns its events."""
+        count = len(append.events)
+        saved = self._events[:count]
+        assert [sealed.event.seq for sealed in append.events] == [event.seq for event in saved]
+        del self._events[:count], self._blobs[: len(append.blobs)], self._consumed[: len(append.consumed)]
+        if append.events:
+            self._head, self._durable_seq = append.events[-1].hash, append.events[-1].event.seq
+        return saved
+
+    def following(self, append: Append, body: AnyBody, *, call: int, cause: int, blobs: tuple[bytes, ...] = ()) -> Append:
+        """One more event right behind an append that is being written in the same transaction. Not recorded yet: see `adopt`."""
+        head, seq = (append.events[-1].hash, append.events[-1].event.seq) if append.events else (self._head, self._durable_seq)
+        event = Event(seq + 1, self._clock.new_id(), self._clock.now(), self.lease.epoch, call, cause, body)
+        return Append(self.lease, seq, (chain.seal(head, event),), blobs)
+
+    def adopt(self, sealed: Sealed) -> Event:
+        """An event that `following` made has become durable."""
+        assert not self._events, "everything before it must be durable"
+        self.state.apply(sealed.event)
+        self._head, self._durable_seq = sealed.hash, sealed.event.seq
+        return sealed.event

@@ -1,0 +1,277 @@
+"""A worker: claims ready runs, drives many at a time on one loop, and hands them over when it is drained.
+
+It wakes up when something was committed (by any process), when the next run becomes ready, and when a run of its own has come to
+rest; never by asking every run. One run's failure touches no other: each drive guards its own agent, and an error of ours in one
+drive ends that drive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from perdure.agent import Agent
+from perdure.core.events import Event
+from perdure.errors import NotFound, PerdureError, StoreError, UnknownAgent
+from perdure.settings import Settings
+from perdure.store.api import FINISHED, Append, Appended, Claimed, RunRow, Store
+from perdure.store.writer import GroupCommit
+from perdure.worker.clock import Clock
+from perdure.worker.drive import Drive
+from perdure.worker.lease import Renewer
+from perdure.worker.threads import Threads
+
+log = logging.getLogger("perdure.worker")
+Observer = Callable[[str, Sequence[Event]], None]
+_READ_HERE = 500  # a journal longer than this is read on a thread, so that the loop goes on meanwhile
+_REAP_EVERY_S = 1.0
+
+
+class Worker:
+    """Drives the runs of some agents over one store. Use it as an async context manager on the loop that it is to work on."""
+
+    def __init__(
+        self, store: Store, agents: Iterable[Agent[Any, Any]], settings: Settings, clock: Clock, observers: Sequence[Observer] = ()
+    ) -> None:
+        self.store = store
+        self.settings = settings
+        self.clock = clock
+        self.threads = Threads(settings.threads)
+        self.id = clock.new_id()
+        self.agents = {agent.name: agent for agent in agents}
+        self.loop: asyncio.AbstractEventLoop
+        self._observers = tuple(observers)
+        self._drives: dict[str, Drive] = {}
+        self._readers: set[asyncio.Future[Any]] = set()
+        self._changed = False
+        self._napping: asyncio.Future[None] | None = None
+        self._draining = False
+        self._last_reap_s = float("-inf")
+
+    async def __aenter__(self) -> Worker:
+        self.loop = asyncio.get_running_loop()
+        self._group = GroupCommit(self.store, self.loop)
+        self.store.register(self.id, f"{socket.gethostname()}:{os.getpid()}", os.getpid(), self.clock.now())
+        self._renewer = Renewer(self.store, self.id, self.clock, self.settings.lease_s)
+        self._renewer.start()
+        return self
+
+    def abort(self) -> None:
+        """Stop every drive at once; nothing more is written, as in a crash."""
+        self._draining = True
+        for drive in list(self._drives.values()):
+            drive.abort()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.abort()
+        self._renewer.stop()
+        self._group.close()
+        try:
+            self.store.unregister(self.id, self.clock.now())
+        except StoreError as error:
+            log.warning("could not sign off: %s; other workers notice it by themselves", error)
+
+    # -- serving ------------------------------------------------------------------------------------------------------
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Drive whatever is ready until `stop` is set, then drain."""
+        stopping = asyncio.ensure_future(stop.wait())
+        stopping.add_done_callback(lambda _: self._notice())
+        try:
+            while not stop.is_set():
+                try:
+                    self._claim()
+                except StoreError as error:
+                    log.error("cannot claim runs: %s; trying again in 1 s", error)
+                    await asyncio.wait([stopping], timeout=1.0)
+                    continue
+                await self._wait_for_change(stop)
+        finally:
+            stopping.cancel()
+        await self.drain()
+
+    async def drive_one(self, run_id: str, *, wait: bool, stop: asyncio.Event | None = None) -> RunRow:
+        """Drive one run here until it ends, needs a person, or waits for something from outside (or, without wait, for anything)."""
+        stop = stop or asyncio.Event()
+        while True:
+            row = self._row(run_id)
+            if row.status in FINISHED:
+                return row
+            if row.agent not in self.agents:
+                raise UnknownAgent(
+                    f"run {run_id} belongs to agent {row.agent!r}, which is not served here (only {', '.join(self.agents) or 'none'})"
+                )
+            self._begin(self.store.claim(self.id, list(self.agents), 1, self.clock.now(), run_id=run_id)[0])
+            await self._until_rest(run_id, stop)
+            row = self._row(run_id)
+            if stop.is_set() or row.status in FINISHED or row.ready_at is None or not wait or row.holder is not None:
+                return row
+            while (left_us := row.ready_at - self.clock.now()) > 0 and not stop.is_set():
+                await self._doze(min(left_us / 1e6, 60.0), stop)
+                row = self._row(run_id)
+                if row.ready_at is None or row.holder is not None:
+                    return row
+            if stop.is_set():
+                return row
+
+    def _row(self, run_id: str) -> RunRow:
+        row = self.store.get(run_id)
+        if row is None:
+            raise NotFound(f"there is no run {run_id} in {self.store.url}; `perdure list` shows those that there are")
+        return row
+
+    async def _until_rest(self, run_id: str, stop: asyncio.Event) -> None:
+        stopping = asyncio.ensure_future(stop.wait())
+        stopping.add_done_callback(lambda _: self._notice())
+        try:
+            while run_id in self._drives and not stop.is_set():
+                await self._doze(_REAP_EVERY_S, stop)
+                self._deliver_inbox()
+        finally:
+            stopping.cancel()
+        if stop.is_set():
+            await self.drain()
+
+    async def drain(self) -> None:
+        """Give every run up at a step boundary; what does not get there in time is ended and recorded as what it is."""
+        self._draining = True
+        for drive in list(self._drives.values()):
+            drive.drain()
+        deadline = self.loop.time() + self.settings.drain_timeout_s
+        await self._until_empty(deadline)
+        for drive in list(self._drives.values()):
+            log.warning("run %s: still at work after %.0f s; ending its calls", drive.run_id, self.settings.drain_timeout_s)
+            drive.stop_attempts()
+        await self._until_empty(self.loop.time() + self.settings.cancel_grace_s + 5.0)
+        for drive in list(self._drives.values()):
+            log.error("run %s: could not be handed over cleanly; its lease ends with this process", drive.run_id)
+            drive.abort()
+
+    async def _until_empty(self, deadline: float) -> None:
+        while self._drives and (left_s := deadline - self.loop.time()) > 0:
+            await self._nap(left_s)
+
+    # -- claiming -----------------------------------------------------------------------------------------------------
+    def _claim(self) -> None:
+        self._reap()
+        free = self.settings.concurrency - len(self._drives)
+        while free > 0 and not self._draining:
+            claimed = self.store.claim(self.id, list(self.agents), min(free, 100), self.clock.now())
+            for one in claimed:
+                self._begin(one)
+            free -= len(claimed)
+            if not claimed:
+                return
+
+    def _reap(self) -> None:
+        if self.loop.time() - self._last_reap_s >= _REAP_EVERY_S:
+            self._last_reap_s = self.loop.time()
+            self.store.reap(self.id, round(self.settings.lease_s * 1e6), self.clock.now())
+
+    def _begin(self, claimed: Claimed) -> None:
+        run_id = claimed.lease.run_id
+        drive = Drive(claimed, self.agents[claimed.row.agent], self)
+        self._drives[run_id] = drive
+        if claimed.row.seq <= _READ_HERE:
+            # A plain callback, never inside a task: from CPython 3.14 on an agent's tasks cannot be entered there.
+            self.loop.call_soon(self._begin_drive, drive, None)
+            return
+        reading = asyncio.ensure_future(asyncio.to_thread(self.store.read, run_id))
+        self._readers.add(reading)
+        reading.add_done_callback(lambda done: self._begin_drive(drive, done))
+
+    def _begin_drive(self, drive: Drive, reading: asyncio.Future[list[Event]] | None) -> None:
+        self._readers.discard(reading)
+        if drive.over:
+            return
+        try:
+            drive.begin(self.store.read(drive.run_id) if reading is None else reading.result())
+            for row in self.store.inbox(self.id):
+                if row.run_id == drive.run_id:
+                    drive.receive(row)
+        except Exception as error:
+            self.broke(drive, error)
+
+    def broke(self, drive: Drive, error: Exception) -> None:
+        """An error of ours, or of the store, in one drive: give that run up as a crash would, and go on with the others."""
+        log.error("run %s: cannot be driven here: %s", drive.run_id, error, exc_info=None if isinstance(error, PerdureError) else error)
+        drive.abort()
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+    async def _wait_for_change(self, stop: asyncio.Event) -> None:
+        """Until a run of ours has come to rest, something was committed by another process, or the next run is ready."""
+        full = len(self._drives) >= self.settings.concurrency
+        next_ready = None if full else self.store.next_ready(list(self.agents), self.clock.now())
+        left_s = _REAP_EVERY_S if next_ready is None else (next_ready - self.clock.now()) / 1e6
+        await self._doze(min(left_s, _REAP_EVERY_S), stop)
+        if self._drives:
+            self._deliver_inbox()
+
+    async def _doze(self, seconds: float, stop: asyncio.Event) -> None:
+        """Until `seconds` have passed, a run of ours has come to rest, or the database has changed (asked every poll_s)."""
+        until = self.loop.time() + seconds
+        version = self.store.version()
+        while not self._changed and not stop.is_set() and (left_s := until - self.loop.time()) > 0:
+            await self._nap(min(left_s, self.settings.poll_s))
+            if self.store.version() != version:
+                break
+        self._changed = False
+
+    async def _nap(self, seconds: float) -> None:
+        self._napping = self.loop.create_future()
+        alarm = self.loop.call_later(seconds, self._wake)
+        try:
+            await self._napping
+        finally:
+            alarm.cancel()
+
+    def _wake(self) -> None:
+        if self._napping is not None and not self._napping.done():
+            self._napping.set_result(None)
+
+    def _notice(self) -> None:
+        self._changed = True
+        self._wake()
+
+    def _deliver_inbox(self) -> None:
+        for row in self.store.inbox(self.id):
+            drive = self._drives.get(row.run_id)
+            if drive is not None:
+                drive.receive(row)
+
+    # -- what drives ask of their host --------------------------------------------------------------------------------
+    def commit(self, append: Append, done: Callable[[Appended | Exception], None]) -> None:
+        """Durable, then done(answer). One run alone commits right here; many share commits on the writer's thread."""
+        if len(self._drives) > 1:
+            self._group.submit(append, done)
+            return
+        try:
+            answer: Appended | Exception = self._group.commit_now(append)
+        except Exception as error:
+            answer = error
+        done(answer)
+
+    def transact(
+        self, head: Append, work: Callable[[Any], tuple[Append, Any]], done: Callable[[tuple[Appended, Any] | Exception], None]
+    ) -> None:
+        """Run a transaction on a thread, then done(answer) on the loop."""
+
+        def finish(future: asyncio.Future[Any]) -> None:
+            error = future.exception()
+            done(future.result() if error is None else error if isinstance(error, Exception) else PerdureError(repr(error)))
+
+        future = self.loop.run_in_executor(None, self.store.transact, head, work)
+        self._readers.add(future)
+        future.add_done_callback(self._readers.discard)
+        future.add_done_callback(finish)
+
+    def committed(self, run_id: str, events: Sequence[Event]) -> None:
+        for observe in self._observers:
+            observe(run_id, events)
+
+    def rested(self, drive: Drive) -> None:
+        self._drives.pop(drive.run_id, None)
+        self._notice()

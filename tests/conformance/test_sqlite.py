@@ -1,0 +1,24 @@
+"""SQLite, in memory and on disk, against what every store must do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from perdure.store.api import Store
+from perdure.store.open import open_store
+from perdure.testing.conformance import StoreConformance
+
+
+class TestSqliteInMemory(StoreConformance):
+    @pytest.fixture
+    def make_store(self) -> Callable[[], Store]:
+        return lambda: open_store("sqlite://")
+
+
+class TestSqliteOnDisk(StoreConformance):
+    @pytest.fixture
+    def make_store(self, tmp_path: Path) -> Callable[[], Store]:
+        return lambda: open_store(f"sqlite:///{tmp_path}/journal.db")

@@ -1,0 +1,339 @@
+"""The verbs that read, as a person on call uses them: the real program in processes of its own, on a run that was really killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+AGENTS = """
+import asyncio, os
+from pathlib import Path
+from perdure import Run, agent, tool
+
+HERE = Path(__file__).parent
+
+@tool(effect="read")
+async def lookup(order: str) -> dict:
+    return {"order": order, "cents": 500}
+
+@tool(effect="once")
+async def charge(order: str, cents: int) -> dict:
+    with open(HERE / "ledger", "a") as ledger:
+        ledger.write(f"{order} {cents}\\n")
+    if (HERE / "kill").exists():
+        (HERE / "kill").unlink()
+        os.kill(os.getpid(), 9)
+    while (HERE / "hold").exists():
+        await asyncio.sleep(0.01)
+    return {"id": "ch_1"}
+
+@agent(version="1")
+async def shop(run: Run, order: str) -> str:
+    run.status("looking it up")
+    details = await lookup(order)
+    run.decide("charge", among=["charge", "wait"], reason="it is due")
+    receipt = await charge(order, details["cents"])
+    return receipt["id"]
+
+@agent(version="1")
+async def many(run: Run, calls: int) -> int:
+    for number in range(calls):
+        await lookup(str(number))
+    return calls
+"""
+
+
+class Desk:
+    """A folder with a journal in it, and the program run there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.children: list[subprocess.Popen[str]] = []
+        (folder / "shop.py").write_text(AGENTS)
+
+    def __call__(self, *args: str, code: int = 0) -> str:
+        """What `perdure ARGS` says on stdout; it must end with this code, and never with a traceback."""
+        done = subprocess.run(self._command(args), cwd=self.folder, env=self._env, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.stdout
+
+    def refusal(self, *args: str, code: int) -> str:
+        """The one line on stderr with which it refuses; nothing is on stdout."""
+        done = subprocess.run(self._command(args), cwd=self.folder, env=self._env, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (code, ""), (done.returncode, done.stdout, done.stderr)
+        assert re.fullmatch(r"perdure: [^\n]+\n", done.stderr), done.stderr
+        return done.stderr
+
+    def json(self, *args: str, code: int = 0) -> Any:
+        return json.loads(self(*args, "--json", code=code))
+
+    def lines(self, *args: str, code: int = 0) -> list[Any]:
+        return [json.loads(line) for line in self(*args, "--json", code=code).splitlines()]
+
+    def begin(self, *args: str) -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            self._command(args), cwd=self.folder, env=self._env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.children.append(child)
+        return child
+
+    def edit(self, sql: str) -> None:
+        """Change the file behind everybody's back."""
+        with apsw.Connection(str(self.folder / "perdure.db")) as other:
+            for (name,) in other.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
+                other.execute(f"DROP TRIGGER {name}")
+            other.execute(sql)
+
+    @property
+    def ledger(self) -> list[str]:
+        return (self.folder / "ledger").read_text().splitlines()
+
+    @property
+    def _env(self) -> dict[str, str]:
+        return {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+
+    def _command(self, args: tuple[str, ...]) -> list[str]:
+        return [sys.executable, "-m", "perdure", *args]
+
+    def end(self) -> None:
+        for child in self.children:
+            if child.poll() is None:
+                child.kill()
+            child.communicate()
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path)
+    yield desk
+    desk.end()
+
+
+@pytest.fixture
+def killed(desk: Desk) -> Desk:
+    """A run `r` whose process was killed inside its charge."""
+    (desk.folder / "kill").touch()
+    desk("run", "shop.py:shop", "order=o-7", "--id", "r", code=-signal.SIGKILL)
+    assert desk.ledger == ["o-7 500"]
+    return desk
+
+
+def next_commands(page: str) -> list[list[str]]:
+    """What the page says to type, as words."""
+    return [shlex.split(line) for line in page.splitlines() if line.startswith("  perdure ")]
+
+
+def test_from_the_kill_to_the_end_by_typing_only_what_why_says(killed: Desk) -> None:
+    desk = killed
+    page = desk("why", "r")
+    assert re.search(r"running on paper: worker \S+ held it and is dead, inside call 2 charge", page)
+    assert "(dead)" in desk("list")
+    words = next_commands(page)[0]
+    assert words == ["perdure", "resume", "r"]
+    desk(*words[1:], code=4)
+
+    page = desk("why", "r")
+    assert re.search(r"^needs attention: call 2 charge is in doubt since .+: the worker died inside it$", page, re.M)
+    assert 'charge(cents=500, order="o-7")' in page
+    assert desk.ledger == ["o-7 500"]
+    told = desk.json("why", "r")
+    assert told["in_doubt"][0]["key"] in page
+    assert len(page.splitlines()) <= 40
+
+    happened, not_happened = next_commands(page)[:2]
+    assert happened[:5] == ["perdure", "resolve", "r", "2", "--happened"]
+    desk(*not_happened[1:])
+    assert "queued" in desk("why", "r")
+    desk(*next_commands(desk("why", "r"))[0][1:])
+    assert desk.ledger == ["o-7 500", "o-7 500"]
+    assert "succeeded at" in desk("why", "r")
+    assert desk("verify", "r").startswith("run r: all ")
+    assert "same" in desk("replay", "r")
+
+
+def test_show_tells_the_run_now_and_as_of_any_event(killed: Desk) -> None:
+    shown = killed.json("show", "r")
+    wanted = "run_id agent version tenant actor status input output error created_at updated_at seq epoch calls cost".split()
+    assert set(wanted) <= set(shown)
+    assert [(call["call"], call["tool"], call["phase"], call["effect"]) for call in shown["calls"]] == [
+        (1, "lookup", "completed", "read"),
+        (2, "charge", "started", "once"),
+    ]
+    assert shown["input"] == {"order": "o-7"}
+    before = killed.json("show", "r", "--at", "2")
+    assert (before["seq"], before["status"], before["calls"]) == (2, "running", [])
+    assert "as of event 1 of" in killed("show", "r", "--at", "1")
+    assert "there is no event 99" in killed.refusal("show", "r", "--at", "99", code=2)
+
+
+def test_events_are_json_lines_with_the_tool_and_the_key_of_their_call(killed: Desk) -> None:
+    events = killed.lines("events", "r")
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    assert all(set(event) == set("run_id seq event_id type ts call tool cause key epoch data hash".split()) for event in events)
+    completed = next(event for event in events if event["type"] == "tool_call_completed")
+    assert (completed["call"], completed["tool"]) == (1, "lookup")
+    assert re.fullmatch("[0-9a-f]{64}", completed["key"])
+    assert completed["data"]["result"] == {"json": {"cents": 500, "order": "o-7"}}
+    assert len(killed("events", "r").splitlines()) == len(events)
+
+
+def test_events_follow_streams_until_the_run_ends(desk: Desk) -> None:
+    (desk.folder / "hold").touch()
+    running = desk.begin("run", "shop.py:shop", "order=o-1", "--id", "r")
+    deadline = time.monotonic() + 20
+    while not (desk.folder / "ledger").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    following = desk.begin("events", "r", "--follow", "--json")
+    assert following.stdout is not None
+    seen = [json.loads(following.stdout.readline())["type"] for _ in range(3)]
+    assert seen[0] == "run_created"
+    assert re.search(r"running: worker \S+ holds it and is alive", desk("why", "r"))
+    assert following.poll() is None
+    (desk.folder / "hold").unlink()
+    rest, errors = following.communicate(timeout=20)
+    assert (following.returncode, errors) == (0, "")
+    assert json.loads(rest.splitlines()[-1])["type"] == "run_succeeded"
+    assert running.wait(timeout=20) == 0
+
+
+def test_trace_tells_who_took_over_from_whom(killed: Desk) -> None:
+    killed("resume", "r", code=4)
+    events = killed.lines("events", "r")
+    doubt = next(event["seq"] for event in events if event["type"] == "tool_call_in_doubt")
+    links = killed.lines("trace", "r", str(doubt))
+    assert (links[0]["seq"], links[-1]["seq"]) == (1, doubt)
+    workers = [event["data"]["worker"] for event in events if event["type"] == "run_claimed"]
+    told = killed("trace", "r", str(doubt))
+    assert f"worker {workers[1]} took the run over from worker {workers[0]}, which had not given it up: its process is gone" in told
+    assert "there is no event 99" in killed.refusal("trace", "r", "99", code=2)
+
+
+def test_list_is_a_table_that_says_how_to_see_more(desk: Desk) -> None:
+    for number in range(3):
+        desk("run", "shop.py:many", "calls=1", "--id", f"r{number}")
+    assert [line.split()[0] for line in desk("list").splitlines()] == ["run", "r2", "r1", "r0"]
+    assert [run["run_id"] for run in desk.lines("list", "--limit", "2")] == ["r2", "r1"]
+    assert desk.lines("list", "--status", "failed") == []
+    assert len(desk.lines("list", "--agent", "many", "--tenant", "default", "--status", "succeeded")) == 3
+    few = subprocess.run(
+        desk._command(("list", "--limit", "1")), cwd=desk.folder, env=desk._env, capture_output=True, text=True, check=True
+    )
+    assert "perdure list --limit 10" in few.stderr
+    assert "--status" in desk.refusal("list", "--status", "nonsense", code=2)
+
+
+def test_verify_names_the_event_that_was_edited(killed: Desk) -> None:
+    assert "all as they were written" in killed("verify")
+    killed.edit("UPDATE perdure_events SET data = replace(data, '500', '900') WHERE seq = 5")
+    told = killed("verify", "r", code=7)
+    assert told.startswith("run r, event 5: it is not what was written")
+    assert killed.json("verify", "r", code=7)["seq"] == 5
+    assert "1 not as they were written" in killed("verify", code=7)
+
+
+def test_replay_tells_where_changed_code_parts_from_the_journal(desk: Desk) -> None:
+    desk("run", "shop.py:shop", "order=o-1", "--id", "a")
+    desk("run", "shop.py:shop", "order=o-2", "--id", "b")
+    assert re.match(r"run a: same: \d+ activations, 2 calls\n", desk("replay", "a"))
+    assert "2 runs: all the same" in desk("replay", "--all", "shop.py:shop")
+    (desk.folder / "changed.py").write_text(
+        AGENTS.replace('details["cents"]', 'details["cents"] + 1').replace('version="1"', 'version="2"')
+    )
+    told = desk("replay", "a", "changed.py:shop", code=7)
+    assert "different at call 2 (it began with version 1; this code is 2)" in told
+    assert '"cents":500' in told
+    assert '"cents":501' in told
+    different = desk.lines("replay", "--all", "changed.py:shop", code=7)
+    assert [(one["run_id"], one["call"], one["same"]) for one in different] == [("b", 2, False), ("a", 2, False)]
+    assert "belongs to agent 'shop'" in desk.refusal("replay", "a", "shop.py:many", code=2)
+    assert desk.ledger == ["o-1 500", "o-2 500"]  # replay performs nothing
+
+
+def test_audit_follows_all_runs(desk: Desk) -> None:
+    desk("run", "shop.py:many", "calls=1", "--id", "before")
+    assert {line["run_id"] for line in desk.lines("audit", "--since", "1h")} == {"before"}
+    following = desk.begin("audit", "--follow", "--since", "0s")
+    time.sleep(1.0)
+    desk("run", "shop.py:many", "calls=2", "--id", "after")
+    assert following.stdout is not None
+    types = []
+    while "run_succeeded" not in types:
+        line = json.loads(following.stdout.readline())
+        assert line["run_id"] == "after"
+        types.append(line["type"])
+    assert types[0] == "run_created"
+    assert following.poll() is None
+    assert "is not a time" in desk.refusal("audit", "--since", "soon", code=2)
+
+
+def test_a_worker_writes_its_audit_log_live(desk: Desk) -> None:
+    worker = desk.begin("worker", "shop.py", "--audit-log", "audit.jsonl")
+    desk("run", "shop.py:many", "calls=2", "--id", "r", "--detach")
+    deadline = time.monotonic() + 20
+    while desk.json("show", "r")["status"] != "succeeded":
+        assert time.monotonic() < deadline
+    worker.send_signal(signal.SIGTERM)
+    worker.communicate(timeout=20)
+    assert [json.loads(line) for line in (desk.folder / "audit.jsonl").read_text().splitlines()] == desk.lines("audit")
+
+
+def test_doctor_says_what_is_well_and_what_is_not(killed: Desk) -> None:
+    killed("resume", "r", code=4)
+    checks = {check["name"]: check for check in killed.lines("doctor")}
+    assert {name for name, check in checks.items() if check["verdict"] != "ok"} == {"attention"}
+    assert checks["attention"]["way_out"] == "perdure why r"
+    os.chmod(killed.folder / "perdure.db", 0o644)
+    assert "chmod 600" in killed("doctor")
+
+
+def test_doctor_fails_on_a_file_that_is_no_database(desk: Desk) -> None:
+    assert {check["verdict"] for check in desk.lines("doctor")} == {"ok", "warn"}  # there is none yet
+    (desk.folder / "perdure.db").write_text("this is not a database, and it is long enough to be read as one" * 50)
+    (failed,) = [check for check in desk.lines("doctor", code=1) if check["verdict"] == "FAIL"]
+    assert "not a SQLite database" in failed["found"]
+
+
+def test_migrate_says_from_where_to_where_and_check_changes_nothing(desk: Desk) -> None:
+    (desk.folder / "perdure.db").touch(mode=0o600)
+    before = desk.json("migrate", "--check", code=7)
+    assert (before["from"], before["to"], before["up_to_date"]) == (0, 0, False)
+    assert (desk.folder / "perdure.db").stat().st_size == 0
+    assert "migrated from version 0 to" in desk("migrate")
+    assert "up to date" in desk("migrate", "--check")
+    desk.edit("INSERT INTO perdure_schema VALUES (99, 'x', 0)")
+    assert "upgrade perdure" in desk.refusal("migrate", code=2)
+    assert "upgrade perdure" in desk.refusal("list", code=2)
+
+
+def test_a_run_or_a_database_that_is_not_there_is_code_6(desk: Desk) -> None:
+    assert "there is no database" in desk.refusal("list", code=6)
+    assert not (desk.folder / "perdure.db").exists()
+    desk("run", "shop.py:many", "calls=0", "--id", "r")
+    for verb in (["show", "x"], ["events", "x"], ["why", "x"], ["trace", "x", "1"], ["verify", "x"], ["replay", "x"]):
+        assert "no run 'x'" in desk.refusal(*verb, code=6)
+
+
+def test_a_reader_that_leaves_early_is_no_error(desk: Desk) -> None:
+    desk("run", "shop.py:many", "calls=2000", "--id", "r")
+    child = desk.begin("events", "r", "--json")
+    assert child.stdout is not None
+    assert child.stderr is not None
+    child.stdout.readline()
+    child.stdout.close()
+    assert child.stderr.read() == ""
+    assert child.wait(timeout=20) == 141

@@ -1,0 +1,220 @@
+"""The audit trail: complete, in order, joinable by event_id; and a live log that no disk can stop a run with."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.inspect_tools import at_work, hold, make_zoo, shop, url_of
+
+from perdure import Perdure
+from perdure.cli.audit import parse_since
+from perdure.errors import InvalidInput
+from perdure.inspect.audit import Audit, AuditLog
+from perdure.inspect.view import all_rows
+from perdure.store.api import Store
+from perdure.store.open import open_store
+
+FIELDS = "ts run_id event_id seq type call tool caused_by idempotency_key actor error context".split()
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("zoo") / "journal.db"
+    make_zoo(path)
+    return path
+
+
+@pytest.fixture
+def path(zoo: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(zoo, tmp_path / "journal.db"))
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    opened = open_store(url_of(path))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def log_file(tmp_path: Path) -> Path:
+    return tmp_path / "audit.jsonl"
+
+
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+# -- from the journal -----------------------------------------------------------------------------------------------------
+def test_every_event_of_every_run_is_there_once_in_its_order(store: Store) -> None:
+    lines = list(Audit(store).more())
+    assert all(list(line) == FIELDS for line in lines)
+    for row in all_rows(store):
+        mine = [line for line in lines if line["run_id"] == row.run_id]
+        assert [line["seq"] for line in mine] == list(range(1, row.seq + 1))
+        ids = {line["seq"]: line["event_id"] for line in mine}
+        causes = {event.seq: event.cause for event in store.read(row.run_id)}
+        assert [line["caused_by"] for line in mine] == [ids.get(causes[line["seq"]] or 0) for line in mine]
+    assert [line["ts"] for line in lines] == sorted(line["ts"] for line in lines)
+
+
+def test_lines_say_who_acted_on_what_and_what_went_wrong(store: Store) -> None:
+    lines = list(Audit(store).more())
+    (resolved,) = [line for line in lines if line["type"] == "tool_call_resolved"]
+    assert (resolved["actor"], resolved["tool"], resolved["call"]) == ("ann", "charge", 2)
+    assert len(resolved["idempotency_key"]) == 64
+    assert resolved["context"]["outcome"] == "happened"
+    doubts = [line for line in lines if line["type"] == "tool_call_in_doubt"]
+    assert {line["error"] for line in doubts} == {"TimeoutError: no answer"}
+    assert {line["actor"] for line in lines if line["run_id"] == "done"} == {"user:17"}
+    assert {line["actor"] for line in lines if line["type"] == "cancel_requested"} == {"ann"}
+
+
+def test_since_leaves_the_older_lines_out_and_still_knows_their_tools(store: Store) -> None:
+    resolution = store.read("resolved")[-1]
+    lines = list(Audit(store, since=resolution.ts).more())
+    assert [(line["run_id"], line["type"]) for line in lines] == [("resolved", "tool_call_resolved"), ("queued", "run_created")]
+    assert lines[0]["tool"] == "charge"
+    assert lines[0]["caused_by"] is not None
+
+
+def test_what_comes_later_is_given_once(store: Store) -> None:
+    audit = Audit(store)
+    assert len(list(audit.more())) > 50
+    assert list(audit.more()) == []
+    hold(store, "queued", "shop")
+    (line,) = audit.more()
+    assert (line["run_id"], line["type"], line["seq"]) == ("queued", "run_claimed", 2)
+    assert list(audit.more()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("15m", 10**15 - 900_000_000),
+        ("2h", 10**15 - 7_200_000_000),
+        ("1d", 10**15 - 86_400_000_000),
+        ("0s", 10**15),
+        ("1970-01-01T00:00:01Z", 1_000_000),
+        ("1970-01-01T00:00:01", 1_000_000),
+        ("1970-01-01T02:00:00+02:00", 0),
+        ("1970-01-02", 86_400_000_000),
+        ("999999999d", 0),
+    ],
+)
+def test_since_takes_spans_and_iso_times(text: str, moment: int) -> None:
+    assert parse_since(text, 10**15) == moment
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "15", "-5m", "1.5h", "2026-13-01"])
+def test_since_refuses_what_is_no_time(text: str) -> None:
+    with pytest.raises(InvalidInput, match="is not a time"):
+        parse_since(text, 10**15)
+
+
+# -- live -----------------------------------------------------------------------------------------------------------------
+def test_a_worker_writes_the_lines_that_the_journal_gives_later(tmp_path: Path, log_file: Path) -> None:
+    path = tmp_path / "live.db"
+    store = open_store(url_of(path))
+    log = AuditLog(log_file, store.read)
+
+    async def drive(app: Perdure) -> None:
+        await app.start(shop, "o-1", id="r", actor="user:1")
+        await app.drive("r")
+
+    at_work(path, drive, log.committed)
+    log.close()
+    assert lines_of(log_file) == list(Audit(store).more())
+    store.close()
+    assert log_file.stat().st_mode & 0o777 == 0o600
+
+
+def test_earlier_events_may_come_first_and_nothing_is_written_twice(store: Store, log_file: Path) -> None:
+    events = store.read("done")
+    log = AuditLog(log_file)
+    log.committed("done", events[:3])
+    log.committed("done", events[:5])
+    log.committed("done", events[5:])
+    log.committed("done", [])
+    assert lines_of(log_file) == [line for line in Audit(store).more() if line["run_id"] == "done"]
+
+
+def test_what_a_worker_before_gave_up_in_good_order_is_not_written_again(store: Store, log_file: Path) -> None:
+    hold(store, "waiting", "sleeper")  # it was released by the worker before
+    events = store.read("waiting")
+    AuditLog(log_file, store.read).committed("waiting", events[-1:])
+    assert [line["type"] for line in lines_of(log_file)] == ["run_claimed"]
+
+
+def test_what_a_dead_worker_may_not_have_written_is_written_again(store: Store, log_file: Path) -> None:
+    hold(store, "queued", "shop")
+    store.unregister("w-alive", 1)
+    hold(store, "queued", "shop")
+    AuditLog(log_file, store.read).committed("queued", store.read("queued")[-1:])
+    assert [line["type"] for line in lines_of(log_file)] == ["run_created", "run_claimed", "run_claimed"]
+
+
+def test_a_run_met_in_the_middle_without_history_is_told_as_far_as_it_is_known(store: Store, log_file: Path) -> None:
+    events = store.read("doubt")
+    AuditLog(log_file).committed("doubt", events[4:])
+    lines = lines_of(log_file)
+    assert [line["seq"] for line in lines] == [event.seq for event in events[4:]]
+    assert (lines[0]["tool"], lines[0]["caused_by"], lines[0]["actor"]) == ("charge", None, None)
+
+
+def test_a_rotated_log_is_opened_again(store: Store, log_file: Path, tmp_path: Path) -> None:
+    log = AuditLog(log_file)
+    log.committed("failed", store.read("failed"))
+    log_file.rename(tmp_path / "audit.1")
+    log.committed("queued", store.read("queued"))
+    assert [line["run_id"] for line in lines_of(log_file)] == ["queued"]
+    log_file.unlink()
+    log_file.write_text("")
+    log.committed("doubt", store.read("doubt"))
+    assert {line["run_id"] for line in lines_of(log_file)} == {"doubt"}
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_said_once_and_stops_nothing(store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    link = tmp_path / "audit"
+    link.symlink_to("/dev/full")
+    log = AuditLog(link)
+    with caplog.at_level(logging.WARNING, "perdure.audit"):
+        for run_id in ("done", "failed", "doubt"):
+            log.committed(run_id, store.read(run_id))
+    assert [os.strerror(errno.ENOSPC) in record.getMessage() for record in caplog.records] == [True]
+    link.unlink()
+    log.committed("queued", store.read("queued"))
+    assert [line["run_id"] for line in lines_of(link)] == ["queued"]
+
+
+def test_a_history_that_cannot_be_read_stops_nothing(store: Store, log_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(run_id: str) -> list[Any]:
+        raise OSError("gone")
+
+    with caplog.at_level(logging.WARNING, "perdure.audit"):
+        AuditLog(log_file, broken).committed("doubt", store.read("doubt")[4:])
+    assert "cannot read the history of run doubt" in caplog.text
+    assert len(lines_of(log_file)) > 1
+
+
+def test_a_folder_that_does_not_exist_is_told_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        AuditLog(tmp_path / "no" / "audit.jsonl")
+
+
+def test_lines_of_a_hostile_text_stay_ascii(store: Store, log_file: Path) -> None:
+    from perdure.core.events import CancelRequested, Event
+
+    AuditLog(log_file).committed("r", [Event(1, "0" * 32, 0, 0, None, None, CancelRequested("\x1b[2J\u202eeve"))])
+    assert log_file.read_bytes().isascii()
+    assert b"\x1b" not in log_file.read_bytes()
+    assert lines_of(log_file)[0]["actor"] == "\x1b[2J\u202eeve"

@@ -1,0 +1,188 @@
+"""How it came to an event, and the journal told in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.unit.inspect_tools import AGENTS, SETTINGS, at_work, hold, make_zoo, url_of
+
+from perdure import Perdure
+from perdure.core import codec
+from perdure.core.events import AnyBody, Event, RunClaimed, ToolCallInitiated, encode_body
+from perdure.errors import InvalidInput
+from perdure.inspect.timeline import Timeline
+from perdure.inspect.trace import trace
+from perdure.inspect.view import all_rows, loader, read_run, run_record
+from perdure.inspect.words import called, clip, clock, iso, sentence, shown, span
+from perdure.store.api import Filter, Store
+from perdure.store.open import open_store
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("zoo") / "journal.db"
+    make_zoo(path)
+    return path
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    opened = open_store(url_of(path))
+    yield opened
+    opened.close()
+
+
+def test_every_event_of_every_run_leads_back_to_the_first(store: Store) -> None:
+    for row in all_rows(store):
+        events = store.read(row.run_id)
+        for event in events:
+            links = trace(row.run_id, events, event.seq)
+            assert [link.step for link in links] == list(range(1, len(links) + 1))
+            assert (links[0].seq, links[0].type, links[-1].seq) == (1, "run_created", event.seq)
+            assert [link.cause for link in links[1:]] == [link.seq for link in links[:-1]]
+            assert all(not link.inferred or events[link.seq - 1].cause is None for link in links)
+
+
+def test_a_result_goes_back_over_its_intent_to_the_result_before(store: Store) -> None:
+    events = store.read("doubt")
+    links = trace("doubt", events, next(event.seq for event in events if event.type == "tool_call_in_doubt"))
+    assert [(link.type, link.call) for link in links] == [
+        ("run_created", None),
+        ("run_claimed", None),
+        ("tool_call_initiated", 1),
+        ("tool_call_completed", 1),
+        ("tool_call_initiated", 2),
+        ("tool_call_in_doubt", 2),
+    ]
+    assert links[-1].tool == "charge"
+    assert "TimeoutError: no answer" in links[-1].says
+
+
+def test_a_resolution_is_told_with_who_said_so(store: Store) -> None:
+    events = store.read("resolved")
+    last = trace("resolved", events, len(events))[-1]
+    assert last.type == "tool_call_resolved"
+    assert 'ann says that it happened, and returned {"id":"ch_7"} (seen at the bank)' in last.says
+    assert last.because == "somebody outside the run settled the doubt"
+
+
+def test_an_event_that_is_not_there_is_refused(store: Store) -> None:
+    for seq in (0, 999):
+        with pytest.raises(InvalidInput, match=f"there is no event {seq}"):
+            trace("done", store.read("done"), seq)
+
+
+def test_a_takeover_says_who_took_over_from_whom_and_why(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+
+    async def begin(app: Perdure) -> None:
+        await app.start(AGENTS[0], "o-1", id="r")
+
+    async def go_on(app: Perdure) -> None:
+        await app.drive("r")
+
+    at_work(path, begin)
+    store = open_store(url_of(path))
+    hold(store, "r", "shop")
+    store.unregister("w-alive", 1)
+    store.close()
+    at_work(path, go_on)
+    store = open_store(url_of(path))
+    events = store.read("r")
+    store.close()
+    taken = next(event.seq for event in events if isinstance(event.body, RunClaimed) and event.body.takeover)
+    assert "took the run over from worker w-alive, which had not given it up" in trace("r", events, taken)[-1].says
+    assert "gave no sign of life" in trace("r", events, taken)[-1].says
+    after = next(event for event in events if event.seq > taken and event.cause is not None and event.cause < taken)
+    assert trace("r", events, after.seq)[-1].meanwhile == [f"event {taken}: {trace('r', events, taken)[-1].says}"]
+
+
+# -- words ----------------------------------------------------------------------------------------------------------------
+def test_every_event_of_the_zoo_has_a_sentence_and_a_record(store: Store) -> None:
+    types = set()
+    for row in all_rows(store):
+        timeline = Timeline(row.run_id)
+        for event in store.read(row.run_id):
+            types.add(event.type)
+            said = timeline.say(event)
+            assert said
+            assert event.type not in said
+            record = timeline.record(event, store.hash_at(row.run_id, event.seq))
+            assert list(record) == "run_id seq event_id type ts call tool cause key epoch data hash".split()
+            assert (record["tool"] is None) == (record["key"] is None) == (event.call is None)
+            assert codec.encode(record["data"]) == codec.encode(codec.decode(encode_body(event.body)))
+    assert len(types) >= 17, sorted(types)
+
+
+def test_times_are_told_for_people_and_for_machines() -> None:
+    assert iso(0) == "1970-01-01T00:00:00.000000Z"
+    assert iso(10**18) == f"{10**18} µs"  # beyond the year 9999
+    assert clock(3_600_000_000, 0) == "01:00:00 UTC"
+    assert clock(86_400_000_000, 0) == "1970-01-02 00:00:00 UTC"
+    assert clock(10**18, 0) == f"{10**18} µs"
+    spans = {
+        0: "moments",
+        5_000: "5 ms",
+        1_000_000: "1 s",
+        480_000_000: "8 min",
+        5_400_000_000: "1.5 h",
+        86_400_000_000: "1 day",
+        -5: "moments",
+    }
+    assert {us: span(us) for us in spans} == spans
+    assert span(20 * 86_400_000_000) == "20 days"
+
+
+def test_payloads_are_shown_short_and_calls_as_one_would_write_them() -> None:
+    packed = codec.pack(codec.encode({"order": "o-7", "cents": 500}))[0]
+    assert called("refund", packed) == 'refund(cents=500, order="o-7")'
+    assert called("refund", codec.pack(b"[1,2]")[0]) == "refund([1,2])"
+    assert called("refund", None) == "refund()"
+    large = codec.pack(codec.encode("x" * 5000), 100)[0]
+    assert shown(large, 20) == '"xxxxxxxxxxxxxxxxxx… (4.9 KiB)'
+    assert called("refund", large, 20) == 'refund("xxxxxxxxxxxxxxxxxx… (4.9 KiB))'
+    assert clip("a\n b\t c", 4) == "a b…"
+    surrogate = codec.pack(codec.encode({"a": "\ud800"}))[0]
+    assert shown(surrogate) == '{"a":"\\ud800"}'
+
+
+def test_an_event_about_a_call_that_names_none_does_not_break_the_telling() -> None:
+    body: AnyBody = ToolCallInitiated("t", "read", "k")
+    assert sentence(Event(1, "0", 0, 0, None, None, body), {}) == "tool_call_initiated without a call"
+
+
+# -- views ----------------------------------------------------------------------------------------------------------------
+def test_any_prefix_can_be_looked_at_and_the_whole_is_the_row(store: Store) -> None:
+    load = loader(store)
+    for row in all_rows(store):
+        for at in range(1, row.seq + 1):
+            record = run_record(read_run(store, row.run_id, at), load)
+            assert (record["seq"], record["run_id"]) == (at, row.run_id)
+        whole = run_record(read_run(store, row.run_id), load)
+        assert (whole["status"], whole["seq"], whole["epoch"], whole["error"]) == (row.status, row.seq, row.epoch, row.error)
+    done = run_record(read_run(store, "done"), load)
+    assert done["output"] == "x" * 2000  # loaded from the blob store
+    assert done["input"] == {"order": "o-1"}
+    assert done["cost"] == {"calls": 4}
+    past = run_record(read_run(store, "done", 2), load)
+    assert (past["status"], past["output"], past["calls"]) == ("running", None, [])
+
+
+def test_an_event_that_is_not_there_cannot_be_looked_at(store: Store) -> None:
+    with pytest.raises(InvalidInput, match="has the events 1 to 1; there is no event 2"):
+        read_run(store, "queued", 2)
+
+
+def test_all_rows_come_once_each_even_when_they_were_created_in_the_same_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from perdure.testing.conformance import new_run
+
+    monkeypatch.setattr("perdure.inspect.view.PAGE", 3)
+    store = open_store(url_of(tmp_path / "journal.db"))
+    for number in range(20):
+        store.create_run(new_run(f"r{number}", agent="even" if number % 2 == 0 else "odd", ts=1000 + number // 8))
+    assert [row.run_id for row in all_rows(store)] == [f"r{number}" for number in reversed(range(20))]
+    assert len(list(all_rows(store, Filter(agent="even")))) == 10
+    store.close()
+    assert SETTINGS.inline_bytes < 2000

@@ -1,0 +1,108 @@
+"""Append-only, and what happens when somebody has been at the file all the same."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+from tests.unit.store_tools import raw
+
+from perdure.core.events import RunSucceeded, ThoughtRecorded
+from perdure.errors import StoreCorrupt
+from perdure.store.api import RowChange, Store
+from perdure.store.open import open_store
+from perdure.testing.conformance import hold_one, payload
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    opened = open_store(f"sqlite:///{path}")
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    ("sql", "rule"),
+    [
+        ("UPDATE perdure_events SET data = '{}' WHERE seq = 1", "append-only"),
+        ("DELETE FROM perdure_events WHERE seq = 2", "append-only"),
+        (
+            "INSERT OR REPLACE INTO perdure_events SELECT run, 9, event_id, ts, epoch, call, cause, data, hash FROM perdure_events",
+            "seq of its run",
+        ),
+        ("DELETE FROM perdure_runs", "stay together"),
+    ],
+)
+def test_the_file_itself_refuses_to(store: Store, path: Path, sql: str, rule: str) -> None:
+    """… change, delete or slip in events, whoever asks."""
+    hold_one(store, "r")
+    before = store.stored("r")
+    with raw(path) as other, pytest.raises(apsw.ConstraintError, match=rule):
+        other.execute(
+            sql.replace(
+                "INSERT OR REPLACE INTO perdure_events",
+                "INSERT INTO perdure_events (run, seq, event_id, ts, epoch, call, cause, data, hash)",
+            )
+        )
+    assert store.stored("r") == before
+
+
+@pytest.mark.parametrize(
+    "sql", ["UPDATE perdure_runs SET seq = seq + 1", "UPDATE perdure_runs SET status = 'queued'", "UPDATE perdure_runs SET ready_at = 1"]
+)
+def test_the_file_itself_keeps_a_finished_run_finished(store: Store, path: Path, sql: str) -> None:
+    store.append([hold_one(store, "r").append(RunSucceeded(payload(1)), row=RowChange("succeeded"))])
+    before = store.get("r")
+    with raw(path) as other, pytest.raises(apsw.ConstraintError, match="takes nothing more"):
+        other.execute(sql)
+    assert store.get("r") == before
+
+
+def test_the_type_of_an_event_can_be_asked_for_in_sql(store: Store, path: Path) -> None:
+    hold_one(store, "r")
+    assert raw(path).execute("SELECT type FROM perdure_events ORDER BY seq").fetchall() == [("run_created",), ("run_claimed",)]
+
+
+def tamper(path: Path, sql: str) -> None:
+    with raw(path) as other:
+        other.execute("DROP TRIGGER perdure_events_no_update; DROP TRIGGER perdure_events_no_delete")
+        other.execute(sql)
+
+
+@pytest.mark.parametrize(
+    "data", ['\'{"type":"no_such_type"}\'', '\'{"type":"thought_recorded","text":7}\'', "CAST(x'7b2274797065223a22ff227d' AS TEXT)"]
+)
+def test_an_event_that_cannot_be_decoded_is_named(store: Store, path: Path, data: str) -> None:
+    held = hold_one(store, "r")
+    store.append([held.append(ThoughtRecorded("x"))])
+    tamper(path, f"UPDATE perdure_events SET data = {data} WHERE seq = 3")
+    with pytest.raises(StoreCorrupt, match="event 3 of run r cannot be decoded"):
+        store.read("r")
+    assert len(store.stored("r")) == 3  # verify still gets to see it, as it lies there
+
+
+def test_an_event_that_is_gone_is_named(store: Store, path: Path) -> None:
+    held = hold_one(store, "r")
+    store.append([held.append(ThoughtRecorded("x"))])
+    tamper(path, "DELETE FROM perdure_events WHERE seq = 2")
+    with pytest.raises(StoreCorrupt, match="event 2 of run r is missing"):
+        store.read("r")
+
+
+def test_a_blob_that_was_changed_is_not_handed_out(store: Store, path: Path) -> None:
+    held = hold_one(store, "r")
+    store.append([held.append(ThoughtRecorded("x"), blobs=(b"the truth",))])
+    digest = hashlib.sha256(b"the truth").hexdigest()
+    assert store.blob(digest) == b"the truth"
+    with raw(path) as other:
+        other.execute("UPDATE perdure_blobs SET data = ?", (b"a lie",))
+    with pytest.raises(StoreCorrupt, match="does not have the content"):
+        store.blob(digest)
