@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from perdure.agent import Agent
 from perdure.core import codec, keys
 from perdure.core.codec import Payload
-from perdure.core.events import CancelRequested, Event, Failure, RunCreated, RunRequeued, RunSucceeded, ToolCallResolved
+from perdure.core.events import AnyBody, CancelRequested, Event, Failure, RunCreated, RunRequeued, RunSucceeded, ToolCallResolved
 from perdure.core.state import RunState, fold
 from perdure.errors import (
     AlreadyRunning,
@@ -26,12 +26,14 @@ from perdure.errors import (
     RunFailed,
     UnknownAgent,
 )
-from perdure.inspect.audit import AuditLog
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, NewRun, RunRow, Store
+from perdure.store.api import FINISHED, NewRun, RunRow, Status, Store
 from perdure.store.open import open_store
 from perdure.worker.clock import Clock
 from perdure.worker.worker import Observer, Worker
+
+if TYPE_CHECKING:
+    from perdure.inspect.audit import AuditLog
 
 _NOTHING: Any = object()
 
@@ -55,6 +57,7 @@ class Perdure:
         self.clock = clock or Clock()
         self._observers = list(observers)
         self._audit_log = audit_log
+        self._audit: AuditLog | None = None
         self._store: Store | None = None
         self._worker: Worker | None = None
         self._opening = asyncio.Lock()
@@ -63,7 +66,10 @@ class Perdure:
     async def __aenter__(self) -> Self:
         self._store = open_store(self.url, synchronous=self.settings.synchronous)
         if self._audit_log is not None:
-            self._observers.append(AuditLog(self._audit_log, self._store.read).committed)
+            from perdure.inspect.audit import AuditLog  # only who wants one pays for its import
+
+            self._audit = AuditLog(self._audit_log, self._store.read)
+            self._observers.append(self._audit.committed)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -72,6 +78,8 @@ class Perdure:
                 await self._worker.__aexit__(kind, error, trace)
         finally:
             self._worker = None
+            if self._audit is not None:
+                self._audit.close()
             if self._store is not None:
                 self._store.close()
                 self._store = None
@@ -170,7 +178,7 @@ class Perdure:
     # -- steering -----------------------------------------------------------------------------------------------------
     async def cancel(self, run_id: str, *, by: str = "app", reason: str | None = None) -> None:
         """Ask for a run to be cancelled. Its agent sees CancelledError and may clean up; `cancelled` comes when it is done."""
-        self._post(run_id, None, CancelRequested(by=by, reason=reason), status="cancelling")
+        self._post(run_id, None, CancelRequested(by=by, reason=reason), "cancelling")
 
     async def requeue(self, run_id: str, *, by: str = "app", note: str | None = None) -> None:
         """Send a run that needs attention back to work."""
@@ -179,7 +187,8 @@ class Perdure:
             if row.status != "needs_attention":
                 raise Conflict(f"run {run_id} is {row.status}; only a run that needs attention can be sent back to work")
 
-        self._post(run_id, None, RunRequeued(by=by, note=note), status="queued", expect=expect)
+        state = await self.handle(run_id).state()
+        self._post(run_id, None, RunRequeued(by=by, note=note), "cancelling" if state.cancel else "queued", expect)
 
     async def resolve(
         self,
@@ -216,9 +225,11 @@ class Perdure:
             if row.holder is None and row.seq != state.seq:
                 raise Conflict(f"run {run_id} has moved on meanwhile (event {row.seq}, not {state.seq}); look again: perdure why {run_id}")
 
-        self._post(run_id, call, body, status="cancelling" if state.cancel else "queued", expect=expect)
+        self._post(run_id, call, body, "cancelling" if state.cancel else "queued", expect)
 
-    def _post(self, run_id: str, call: int | None, body: Any, *, status: Any, expect: Any = lambda _: None) -> None:
+    def _post(
+        self, run_id: str, call: int | None, body: AnyBody, status: Status, expect: Callable[[RunRow], None] = lambda _: None
+    ) -> None:
         self.store.post(run_id, call, body, event_id=self.clock.new_id(), now=self.clock.now(), status=status, expect=expect)
 
     # -- inside -------------------------------------------------------------------------------------------------------

@@ -37,6 +37,10 @@ async def charge(cents: int) -> str:
         await asyncio.sleep(0.01)
     return f"charged {cents}"
 
+@tool(effect="idempotent")
+async def tell(line: str) -> None:
+    note(line)
+
 @tool(effect="read")
 async def watch() -> str:
     note("watch")
@@ -54,7 +58,7 @@ async def flaky() -> str:
 @agent(version="1")
 async def shop(run: Run, cents: int = 5) -> str:
     receipt = await charge(cents)
-    note("after")
+    await tell("after")
     return receipt
 
 @agent(version="1")

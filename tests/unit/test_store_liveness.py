@@ -55,7 +55,7 @@ def test_a_killed_worker_is_proven_dead_at_once_and_its_lock_file_goes(store: St
     assert not lock.exists()
     assert [row.worker for row in store.workers(T0, LEASE_US)] == ["w"]
     (claimed,) = store.claim("w", ["a"], 1, T0 + 1)
-    assert claim_event(store, "r") == RunClaimed("w", takeover=True, proven_dead=True)
+    assert claim_event(store, "r") == RunClaimed("w", name="host:1", takeover=True, proven_dead=True)
     assert (claimed.row.crashes, claimed.lease.epoch) == (1, 2)
 
 
@@ -88,7 +88,7 @@ def test_a_run_of_a_killed_worker_is_taken_over_by_its_id_without_waiting_for_an
     assert post(store, "r") is False
     end(process)
     store.claim("w", ["a"], 1, T0, run_id="r")
-    assert claim_event(store, "r") == RunClaimed("w", takeover=True, proven_dead=True)
+    assert claim_event(store, "r") == RunClaimed("w", name="host:1", takeover=True, proven_dead=True)
     assert [row.run_id for row in store.inbox("w")] == ["r"]  # what was posted to the dead one is not lost
 
 
@@ -100,7 +100,7 @@ def test_post_to_a_run_of_a_killed_worker_goes_into_its_journal(store: Store, pa
     row = found(store, "r")
     assert (row.holder, row.ready_at, row.seq) == (None, T0 + 5, 3)
     store.claim("w", ["a"], 1, T0 + 5)
-    assert claim_event(store, "r") == RunClaimed("w", takeover=True, proven_dead=True)
+    assert claim_event(store, "r") == RunClaimed("w", name="host:1", takeover=True, proven_dead=True)
 
 
 def test_a_stopped_worker_keeps_its_lock_loses_its_lease_and_is_refused_when_it_wakes_up(store: Store, path: Path) -> None:
@@ -120,7 +120,7 @@ print(type(store.append([held.append(ThoughtRecorded("late"))])[0]).__name__, fl
     store.renew("w", now)
     assert store.reap("w", LEASE_US, now) == 2
     store.claim("w", ["a", "b"], 2, now)
-    assert claim_event(store, "r2") == RunClaimed("w", takeover=True, proven_dead=False)
+    assert claim_event(store, "r2") == RunClaimed("w", name="host:1", takeover=True, proven_dead=False)
     os.kill(process.pid, signal.SIGCONT)
     assert process.stdin is not None
     process.stdin.write("\n")

@@ -160,6 +160,7 @@ def test_a_missing_folder_is_named_with_the_command_that_makes_it(tmp_path: Path
 
 _OPEN_AS_NOBODY = """
 import os, sys
+import perdure.store.sqlite
 from perdure.store.open import open_store  # imported as who we are: nobody may not be able to read the sources
 if os.getuid() == 0:
     os.setgid(65534), os.setuid(65534)
@@ -190,7 +191,7 @@ def test_what_this_user_may_not_write_is_refused(locked: str, words: str) -> Non
 
 _MOUNTS = """/dev/vda / ext4 rw 0 0
 server:/export /mnt/nfs nfs4 rw 0 0
-ann@host:/home /mnt/with\\040space fuse.sshfs rw 0 0
+ann@host:/data /mnt/with\\040space fuse.sshfs rw 0 0
 tmpfs /mnt/nfs/local tmpfs rw 0 0
 """
 
@@ -198,7 +199,7 @@ tmpfs /mnt/nfs/local tmpfs rw 0 0
 @pytest.mark.parametrize(
     ("folder", "kind"),
     [
-        ("/home/ann", "ext4"),
+        ("/srv/ann", "ext4"),
         ("/mnt/nfs/x", "nfs4"),
         ("/mnt/nfs/local/x", "tmpfs"),
         ("/mnt/with space/x", "fuse.sshfs"),

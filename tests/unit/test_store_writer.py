@@ -13,6 +13,7 @@ from tests.unit.store_tools import raw
 
 from perdure.core.events import ThoughtRecorded
 from perdure.errors import StoreError, StoreUnavailable
+from perdure.store import writer
 from perdure.store.api import Append, Appended, Committed, Refused
 from perdure.store.sqlite import SqliteStore
 from perdure.store.writer import GroupCommit
@@ -43,6 +44,12 @@ def store(tmp_path: Path) -> Iterator[CountedStore]:
     opened = CountedStore(tmp_path / "journal.db")
     yield opened
     opened.close()
+
+
+@pytest.fixture(autouse=True)
+def on_the_writers_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No commit counts as cheap, as on a slow disk; tests of commits on the loop's own thread set it themselves."""
+    monkeypatch.setattr(writer, "CHEAP_S", -1.0)
 
 
 def thought(held: Held) -> Append:
@@ -237,3 +244,51 @@ class raw_lock:
     def __exit__(self, *_: object) -> None:
         self._connection.execute("ROLLBACK")
         self._connection.close()
+
+
+def test_what_one_turn_of_the_loop_submits_shares_one_commit_on_its_own_thread(
+    store: CountedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "CHEAP_S", 1.0)
+    runs = [hold_one(store, f"r{n}") for n in range(10)]
+
+    async def main() -> list[Any]:
+        group = GroupCommit(store, asyncio.get_running_loop())
+        answers = await asyncio.gather(*[submit(group, thought(held)) for held in runs])
+        group.close()
+        return answers
+
+    assert asyncio.run(main()) == [Committed()] * 10
+    assert (store.groups, store.threads) == ([10], ["MainThread"])
+
+
+def test_a_commit_that_costs_each_append_much_moves_the_next_ones_to_the_writers_thread(
+    store: CountedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "CHEAP_S", 1e-9)
+    held = hold_one(store, "r")
+
+    async def main() -> None:
+        group = GroupCommit(store, asyncio.get_running_loop())
+        first = thought(held)
+        assert await submit(group, first) == Committed()
+        again = Held(held.lease, held.seq + 1, first.events[-1].hash)
+        assert await submit(group, thought(again)) == Committed()
+        group.close()
+
+    asyncio.run(main())
+    assert store.threads == ["MainThread", "perdure-writer"]
+
+
+def test_closing_commits_what_this_turn_of_the_loop_has_submitted(store: CountedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "CHEAP_S", 1.0)
+    held = hold_one(store, "r")
+
+    async def main() -> Any:
+        group = GroupCommit(store, asyncio.get_running_loop())
+        answer = submit(group, thought(held))
+        group.close()
+        return await answer
+
+    assert asyncio.run(main()) == Committed()
+    assert found(store, "r").seq == held.seq + 1

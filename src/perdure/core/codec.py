@@ -29,6 +29,7 @@ PREVIEW_CHARS = 200
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"), check_circular=False).encode
 _encode_ascii = json.JSONEncoder(ensure_ascii=True, allow_nan=False, sort_keys=True, separators=(",", ":"), check_circular=False).encode
+_decode = json.JSONDecoder().decode
 _SCALARS = frozenset((str, int, bool, type(None)))
 _TEXTUAL = (datetime.datetime, datetime.date, datetime.time)
 _NAMED = (decimal.Decimal, uuid.UUID, pathlib.PurePath)
@@ -77,7 +78,7 @@ def encode(value: Any) -> bytes:
 
 def decode(encoded: bytes) -> Any:
     """The value that encode() wrote."""
-    return json.loads(encoded)
+    return _decode(encoded.decode("utf-8"))
 
 
 def digest(encoded: bytes) -> str:

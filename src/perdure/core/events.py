@@ -60,6 +60,7 @@ class RunCreated(Body, frozen=True, tag="run_created"):
 
 class RunClaimed(Body, frozen=True, tag="run_claimed"):
     worker: str
+    name: str = ""  # "host:pid", for people
     takeover: bool = False  # the worker before did not give the run up: it died, or its lease ran out
     proven_dead: bool = False  # the kernel says that the worker before is gone
 

@@ -13,7 +13,19 @@ _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+~=-]*\Z")
 
 def call_key(tenant: str, run_id: str, call: int) -> str:
     """The idempotency key of a call: it knows nothing of arguments, time, chance or attempt."""
-    return _hash("perdure-call-1", tenant, run_id, str(call))
+    return CallKeys(tenant, run_id).key(call)
+
+
+class CallKeys:
+    """The keys of one run's calls; what they share is hashed once."""
+
+    def __init__(self, tenant: str, run_id: str) -> None:
+        self._shared = _hashed("perdure-call-1", tenant, run_id)
+
+    def key(self, call: int) -> str:
+        whole = self._shared.copy()
+        whole.update(_framed(str(call)))
+        return whole.hexdigest()
 
 
 def seed(run_id: str, purpose: str) -> int:
@@ -37,10 +49,14 @@ def check_id(value: str, what: str) -> str:
 
 
 def _hash(*parts: str) -> str:
+    return _hashed(*parts).hexdigest()
+
+
+def _hashed(*parts: str) -> hashlib._Hash:
+    return hashlib.sha256(b"".join(map(_framed, parts)))
+
+
+def _framed(part: str) -> bytes:
     # Each part carries its length: ("a:b", "c") and ("a", "b:c") must not meet (T5).
-    whole = hashlib.sha256()
-    for part in parts:
-        encoded = part.encode("utf-8", "surrogatepass")
-        whole.update(len(encoded).to_bytes(8, "big"))
-        whole.update(encoded)
-    return whole.hexdigest()
+    encoded = part.encode("utf-8", "surrogatepass")
+    return len(encoded).to_bytes(8, "big") + encoded

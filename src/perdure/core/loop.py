@@ -14,8 +14,9 @@ import math
 import sys
 from asyncio import events as asyncio_events
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextvars import Context
+from types import FrameType
 from typing import Any, NoReturn
 
 from perdure.errors import InvalidInput, NotAllowedInAgent, PerdureError
@@ -54,6 +55,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
     def __init__(self, owner: Any, max_steps: int) -> None:
         self.owner = owner
         self.tasks: dict[int, AgentTask] = {}  # those not done, by number
+        self._early: dict[Coroutine[Any, Any, Any], AgentTask] = {}  # started for asyncio.as_completed, which asks for them next
         self.timers: dict[int, Timer] = {}  # those pending, by number
         self._upcoming: list[tuple[float, int]] = []  # a heap of (when, number); timers that are gone stay until they come up
         self._now_s = 0.0
@@ -132,6 +134,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         if math.isnan(when) or when > LATEST_S:
             raise InvalidInput(f"a timer at {when!r} s lies beyond the year 9999; to wait for good, await an asyncio.Event or a call")
+        when = max(when, 0.0)  # -inf is as good as any other time in the past
         self.timers_set += 1
         timer = Timer(when, callback, args, self, context)
         timer.number = self.timers_set
@@ -151,6 +154,23 @@ class AgentLoop(asyncio.AbstractEventLoop):
     def create_task(  # type: ignore[override]
         self, coro: Coroutine[Any, Any, Any], *, name: object = None, context: Context | None = None, **_: Any
     ) -> AgentTask:
+        given = _given_to_as_completed()
+        if given is not None and coro not in self._early:
+            self._start_in_order(coro, given)
+        return self._early.pop(coro, None) or self._new_task(coro, name, context)
+
+    def _start_in_order(self, coro: Coroutine[Any, Any, Any], given: Iterable[Any]) -> None:
+        """Start everything that as_completed was given, in the order given: it asks for the tasks in the order of a set."""
+        if not isinstance(given, (set, frozenset)) and iter(given) is not given:
+            for one in given:
+                if asyncio.iscoroutine(one) and one not in self._early:
+                    self._early[one] = self._new_task(one, None, None)
+        if coro not in self._early:
+            raise NotAllowedInAgent(
+                "asyncio.as_completed starts what is in a set or an iterator in an order left to chance; give it a list"
+            )
+
+    def _new_task(self, coro: Coroutine[Any, Any, Any], name: object, context: Context | None) -> AgentTask:
         self._task_count += 1
         number = self._task_count
         task = AgentTask(number, coro, self, str(name) if name is not None else f"Task-{number}", context)
@@ -194,6 +214,25 @@ class AgentLoop(asyncio.AbstractEventLoop):
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         log.warning("%s", context.get("message", "unhandled error in an agent"), exc_info=context.get("exception"))
+
+
+_as_completed = getattr(asyncio.tasks, "_AsCompletedIterator", None)  # a class from 3.13 on
+_AS_COMPLETED = (asyncio.as_completed if _as_completed is None else _as_completed.__init__).__code__
+_GIVEN = _AS_COMPLETED.co_varnames[0 if _as_completed is None else 1]
+
+
+def _given_to_as_completed() -> Any:
+    """What asyncio.as_completed was given, if it is what asks for a task right now; else None."""
+    frame: FrameType | None = sys._getframe(2)
+    if frame is None or not frame.f_code.co_name.endswith("ensure_future"):
+        return None
+    for _ in range(4):
+        if frame is None:
+            return None
+        if frame.f_code is _AS_COMPLETED:
+            return frame.f_locals[_GIVEN]
+        frame = frame.f_back
+    return None
 
 
 def _refuse(name: str, what: str) -> Callable[..., NoReturn]:

@@ -134,10 +134,17 @@ class Machine:
         assert self._main is None, "a machine starts once"
         self._loop.advance(now / 1e6)
         self._main = self._loop.create_task(self._begin(), name="agent")
+        if self.cancel_asked:
+            self._main.cancel()
+        if self.cancel_asked:
+            self._main.cancel()  # before its first step: the agent never begins
         return self._settle()
 
     def deliver(self, now: int, completion: Completion) -> list[Command]:
         """One completion, followed to quiescence."""
+        if self._main is None and isinstance(completion, CancelAsked):
+            self.cancel_asked = True  # cancelled before anybody had claimed the run
+            return []
         assert self._main is not None and not self.finished, "only a started, unfinished machine takes completions"
         self._loop.advance(now / 1e6)
         match completion:

@@ -167,7 +167,8 @@ class RunState:
             case AttentionNeeded():
                 self.attention = body
             case RunRequeued():
-                self.attention, self.status, self.waiting_for, self.crashes = None, "queued", None, 0
+                self.attention, self.waiting_for, self.wake_at, self.crashes = None, None, None, 0
+                self.status = "cancelling" if self.cancel else "queued"
             case RunSucceeded():
                 self.status, self.output = "succeeded", body.output
             case RunFailed():
@@ -218,8 +219,10 @@ class RunState:
             case ToolCallResolved():
                 self._move(call, event, "resolved_failed" if body.outcome == "failed" else body.outcome)
                 call.result, call.failure, call.resolved_by, call.retry_at = body.result, body.failure, body.by, None
-                if body.by != "reconcile" and self.attention is not None and self.attention.reason == "in_doubt":
-                    self.attention, self.status = None, "queued" if self.status == "needs_attention" else self.status
+                if self.status == "needs_attention":
+                    # A person has settled it: whatever else was wrong shows itself again when the run goes on.
+                    self.attention, self.waiting_for, self.wake_at = None, None, None
+                    self.status = "cancelling" if self.cancel else "queued"
             case _:
                 raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) is not about a call")
         if call.ended:

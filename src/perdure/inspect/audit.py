@@ -59,6 +59,12 @@ class Trail:
     def line(self, event: Event) -> dict[str, Any]:
         """The event as one line."""
         self._learn(event)
+        made = self._made(event)
+        if isinstance(event.body, Terminal):
+            self._event_ids.clear()  # nothing follows that could name them, and there may be very many runs
+        return made
+
+    def _made(self, event: Event) -> dict[str, Any]:
         call, created = event.call, self._created
         return {
             "ts": iso(event.ts),

@@ -62,11 +62,13 @@ def _resting_problem(row: RunRow, state: RunState, events: Sequence[Event]) -> s
         return _first_difference(row, {"status": state.status, "ready_at": None, "waiting_for": None, "error": error, "crashes": 0})
     if isinstance(last.body, RunReleased):
         error = state.attention.detail[:ERROR_CHARS] if state.attention else None
+        # Something that arrived while it was given up makes it ready at that very moment.
+        ready_at = last.ts if row.ready_at == last.ts else last.body.wake_at
         return _first_difference(
-            row, {"status": state.status, "waiting_for": last.body.waiting_for, "ready_at": last.body.wake_at, "error": error}
+            row,
+            {"status": state.status, "waiting_for": last.body.waiting_for, "ready_at": ready_at, "error": error, "crashes": state.crashes},
         )
-    # Whoever asked to cancel may have been first or last: a run that is ready to be cancelled is told as either.
-    ready = {"queued", "cancelling"} if state.cancel else {"queued"}
+    ready = {"cancelling"} if state.cancel else {"queued"}
     if state.worker is None:
         # Created, or handed something after it was given up: ready since that moment. Its last error stands until somebody takes it.
         problem = _status_problem(row, ready) or _first_difference(row, {"waiting_for": None, "ready_at": last.ts})

@@ -66,10 +66,11 @@ class Claims:
 
     def claim(self, worker: str, served: Sequence[str], limit: int, now: int, run_id: str | None) -> list[Claimed]:
         def take(cursor: apsw.Cursor) -> list[tuple[int, Claimed]]:
-            if cursor.execute(QUERIES["worker_by_id"], (worker,)).fetchone() is None:
+            registered: Row | None = cursor.execute(QUERIES["worker_by_id"], (worker,)).fetchone()
+            if registered is None:
                 raise NotFound(f"worker {worker} is not registered; register it before it claims anything")
             found = self._ready(cursor, worker, served, limit, now) if run_id is None else [self._this_one(cursor, served, run_id)]
-            return [(row[19], _take(cursor, row, worker, now)) for row in found]
+            return [(row[19], _take(cursor, row, worker, registered[0], now)) for row in found]
 
         def arrived(cursor: apsw.Cursor, taken: list[tuple[int, Claimed]]) -> bool:
             # The nonce is of this claim alone.
@@ -150,9 +151,9 @@ def _crashes_if_taken(row: Row) -> int:
     return crashes + (lost > 0)
 
 
-def _take(cursor: apsw.Cursor, found: Row, worker: str, now: int) -> Claimed:
+def _take(cursor: apsw.Cursor, found: Row, worker: str, name: str, now: int) -> Claimed:
     row, key, lost = run_row(found), found[19], found[20]
-    body = RunClaimed(worker=worker, takeover=lost > 0, proven_dead=lost == _PROVEN_DEAD)
+    body = RunClaimed(worker=worker, name=name, takeover=lost > 0, proven_dead=lost == _PROVEN_DEAD)
     epoch, seq, nonce = row.epoch + 1, row.seq + 1, secrets.token_bytes(16)
     sealed = seal(row.head, Event(seq, uuid.uuid4().hex, now, epoch, None, row.seq, body))
     crashes = _crashes_if_taken(found)

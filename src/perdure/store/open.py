@@ -7,13 +7,14 @@ from pathlib import Path
 
 from perdure.errors import InvalidInput
 from perdure.store.api import Store
-from perdure.store.sqlite import SqliteStore
 
 _FORMS = "sqlite:///file.db (relative), sqlite:////absolute.db, sqlite:// (in memory)"
 
 
 def open_store(url: str, *, synchronous: str = "full", busy_s: float = 10.0) -> Store:
     """Open the journal that the URL names; create it, or bring its schema up to date, if need be."""
+    from perdure.store.sqlite import SqliteStore  # a driver is loaded when its URL asks for it
+
     return SqliteStore(url, sqlite_path(url), synchronous=synchronous, busy_s=busy_s)
 
 

@@ -1,16 +1,24 @@
-"""Group commit: appends that arrive while a commit is under way share the next one."""
+"""Group commit: appends that arrive together, or while a commit is under way, share one.
+
+Where the commit is made depends on what it costs for each of those who share it. While that is little, the loop's own thread makes
+it, once for everything that one turn of the loop has submitted: a thread would cost more in hand-overs than the disk takes. Where
+the disk is slow for the number of runs that wait for it, a writer thread makes it and the loop goes on meanwhile.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from perdure.errors import StoreError
 from perdure.store.api import Append, Appended, Store
 
 Done = Callable[[Appended | Exception], None]
+CHEAP_S = 0.0005  # a commit that costs each append less than this is made on the loop's own thread
+_WEIGHT = 0.2  # of the newest commit in what is expected of the next
 
 
 class GroupCommit:
@@ -23,6 +31,8 @@ class GroupCommit:
         self._closing = threading.Lock()
         self._closed = False
         self._committing = False
+        self._here: list[_Waiting] = []  # submitted in this turn of the loop, to be committed at its end
+        self._cost_s = 0.0  # what a commit has cost each append lately
         self._thread = threading.Thread(target=self._run, name="perdure-writer", daemon=True)
         self._thread.start()
 
@@ -32,8 +42,22 @@ class GroupCommit:
         return not self._committing and self._queue.empty()
 
     def submit(self, append: Append, done: Done) -> None:
-        """Commit it with the next group; `done` is called on the event loop with the answer, or with the error of the group."""
-        self._put(_Waiting(append, done, None))
+        """Commit it with the next group; `done` is called on the event loop with the answer, or with the error of the group.
+
+        Only on the loop's own thread.
+        """
+        waiting = _Waiting(append, done, None)
+        if self._cost_s > CHEAP_S or self._committing:
+            self._put(waiting)
+            return
+        self._here.append(waiting)
+        if len(self._here) == 1:
+            self._loop.call_soon(self._commit_here)
+
+    def _commit_here(self) -> None:
+        group, self._here = self._here, []
+        self._commit(group)
+        self._deliver(group)
 
     def commit_now(self, append: Append) -> Appended:
         """Commit it and wait: on this thread when nothing is queued, else together with what is."""
@@ -52,6 +76,7 @@ class GroupCommit:
 
     def close(self) -> None:
         """Commit what is queued, then end the thread; answers are still delivered."""
+        self._commit_here()
         with self._closing:
             if not self._closed:
                 self._closed = True
@@ -74,19 +99,26 @@ class GroupCommit:
             while not self._queue.empty():
                 group.append(self._queue.get_nowait())
             open_ = None not in group
-            self._commit([waiting for waiting in group if waiting is not None])
+            self._commit_and_tell([waiting for waiting in group if waiting is not None])
             self._committing = False
 
     def _commit(self, group: list[_Waiting]) -> None:
         if not group:
             return
         answers: list[Appended] | list[Exception]
+        begun_s = time.perf_counter()
         try:
             answers = self._store.append([waiting.append for waiting in group])
         except Exception as error:  # a full disk ends this group, not the thread: the next group may find room
             answers = [error] * len(group)
+        cost_s = (time.perf_counter() - begun_s) / len(group)
+        self._cost_s += _WEIGHT * (cost_s - self._cost_s)
         for waiting, answer in zip(group, answers, strict=True):
             waiting.answer = answer
+
+    def _commit_and_tell(self, group: list[_Waiting]) -> None:
+        self._commit(group)
+        for waiting in group:
             if waiting.arrived is not None:
                 waiting.arrived.set()
         try:

@@ -40,7 +40,7 @@ class Body(Protocol[T]):
 
 
 class Attempt(Generic[T]):
-    """One attempt. Await `run` for its end; `cancel` asks it to stop. Both on the loop's own thread."""
+    """One attempt. `start` begins it and tells its end once; `cancel` asks it to stop. Both on the loop's own thread."""
 
     def __init__(self, begin: Callable[[], Body[T | Raised]], call: Call, *, what: str, timeout_s: float | None, grace_s: float) -> None:
         self._begin = begin
@@ -49,67 +49,83 @@ class Attempt(Generic[T]):
         self._timeout_s = timeout_s
         self._grace_s = grace_s
         self._stopped: Literal["timeout", "cancelled"] | None = None
-        self._grace_over = False
-        self._woken: asyncio.Future[None] | None = None
+        self._body: Body[T | Raised] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._done: Callable[[T | Raised | Abandoned], None] | None = None
+
+    def start(self, done: Callable[[T | Raised | Abandoned], None]) -> None:
+        """Begin. `done` is called once, from a plain callback of the loop, whatever the tool does."""
+        loop = asyncio.get_running_loop()
+        self._done = done
+        if self._stopped:
+            loop.call_soon(self._finish, self._never_began())
+            return
+        try:
+            self._body = body = self._begin()
+        except BaseException as error:  # the arguments do not fit any more, or there is no thread: nothing was sent
+            loop.call_soon(self._finish, Raised(_nothing_sent(_describe(error))))
+            return
+        if self._timeout_s is not None:
+            self._timer = loop.call_later(self._timeout_s, self._stop, "timeout")
+        body.future.add_done_callback(self._ended)
 
     def cancel(self) -> None:
         """Ask it to stop. What it answers within the grace still counts: knowledge beats a guess."""
         self._stop("cancelled")
 
     async def run(self) -> T | Raised | Abandoned:
-        """Perform it. Always returns: cancelling the task that runs this is the same as `cancel`."""
-        if self._stopped:
-            return self._never_began()
-        try:
-            body = self._begin()
-        except BaseException as error:  # the arguments do not fit any more, or there is no thread: nothing was sent
-            return Raised(_nothing_sent(_describe(error)))
-        body.future.add_done_callback(self._wake)
-        loop = asyncio.get_running_loop()
-        timer = None if self._timeout_s is None else loop.call_later(self._timeout_s, self._stop, "timeout")
-        try:
-            while not body.future.done() and not self._stopped:
-                await self._until_woken()
-        finally:
-            if timer is not None:
-                timer.cancel()
-        return body.future.result() if body.future.done() else await self._end(body)
-
-    async def _end(self, body: Body[T | Raised]) -> T | Raised | Abandoned:
-        self._call.ask_to_stop()
-        if body.stop():
-            return self._never_began()
-        timer = asyncio.get_running_loop().call_later(self._grace_s, self._end_grace)
-        while not body.future.done() and not self._grace_over:
-            await self._until_woken()
-        timer.cancel()
-        if body.future.done():
-            answer = body.future.result()
-            return Raised(self._interrupted(answer.failure)) if isinstance(answer, Raised) else answer
-        body.abandon()
-        body.future.add_done_callback(self._drop)
-        log.warning("%s does not stop; it was given up and may still be running", self._what)
-        return Abandoned(self._stop_failure("and has not stopped since; it may still be running"))
+        """Start it and wait for its end. Always returns: cancelling the task that runs this is the same as `cancel`."""
+        answered: asyncio.Future[T | Raised | Abandoned] = asyncio.get_running_loop().create_future()
+        self.start(answered.set_result)
+        while not answered.done():
+            try:
+                await asyncio.shield(answered)
+            except asyncio.CancelledError:
+                # Leaving here would drop an effect that is under way without a word in the journal (T23).
+                self.cancel()
+        return answered.result()
 
     def _stop(self, why: Literal["timeout", "cancelled"]) -> None:
-        self._stopped = self._stopped or why
-        self._wake()
+        if self._stopped:
+            return
+        self._stopped = why
+        body = self._body
+        if body is None or self._done is None or body.future.done():
+            return
+        self._call.ask_to_stop()
+        if body.stop():
+            # Not right here: whoever asks it to stop may be in the middle of a turn, and the answer would begin another inside it.
+            asyncio.get_running_loop().call_soon(self._finish, self._never_began())
+            return
+        self._cancel_timer()
+        self._timer = asyncio.get_running_loop().call_later(self._grace_s, self._give_up)
 
-    def _end_grace(self) -> None:
-        self._grace_over = True
-        self._wake()
+    def _ended(self, future: asyncio.Future[T | Raised]) -> None:
+        if self._done is None:
+            return
+        if future.cancelled():
+            self._finish(self._never_began())  # stopped before its first step
+            return
+        answer = future.result()
+        self._finish(Raised(self._interrupted(answer.failure)) if self._stopped and isinstance(answer, Raised) else answer)
 
-    def _wake(self, _: object = None) -> None:
-        if self._woken is not None and not self._woken.done():
-            self._woken.set_result(None)
+    def _give_up(self) -> None:
+        assert self._body is not None
+        self._body.abandon()
+        self._body.future.add_done_callback(self._drop)
+        log.warning("%s does not stop; it was given up and may still be running", self._what)
+        self._finish(Abandoned(self._stop_failure("and has not stopped since; it may still be running")))
 
-    async def _until_woken(self) -> None:
-        self._woken = asyncio.get_running_loop().create_future()
-        try:
-            await self._woken
-        except asyncio.CancelledError:
-            # Leaving here would drop an effect that is under way without a word in the journal (T23).
-            self._stop("cancelled")
+    def _finish(self, answer: T | Raised | Abandoned) -> None:
+        done, self._done = self._done, None
+        if done is not None:
+            self._cancel_timer()
+            done(answer)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _drop(self, future: asyncio.Future[T | Raised]) -> None:
         if not future.cancelled():

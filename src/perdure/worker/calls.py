@@ -84,11 +84,11 @@ class Calls:
         running = attempt(asked.tool, asked.args, told, threads=self._threads, grace_s=self._settings.cancel_grace_s)
         self._attempts[number] = running
 
-        def done(task: asyncio.Task[Performed]) -> None:
+        def done(performed: Performed) -> None:
             if self._attempts.pop(number, None) is not None:
-                self._arrive(Ended(number, which, task.result()))
+                self._arrive(Ended(number, which, performed))
 
-        self._loop.create_task(running.run()).add_done_callback(done)
+        running.start(done)
 
     def _told(self, call: CallState, timeout_s: float | None, connection: Any = None) -> Call:
         created = self._state.created
@@ -174,6 +174,9 @@ class Calls:
             case Reconcile():
                 self._ask(call, asked)
                 return None
+            case Perform() if not wanted and self._state.cancel is not None:
+                # The key would keep it from happening twice, but after a cancel it must not happen for the first time either.
+                return Park("it may or may not have happened, and the run is being cancelled")
             case _:
                 return verdict
 
@@ -273,7 +276,7 @@ class Calls:
             case _:
                 return [ToolCallInDoubt(call.attempt, f"its reconcile hook does not know: {why}"[:500], call.failure)]
 
-    def after_unknown(self, call: CallState, ended: Ended, asked: CallTool) -> Perform | Park | None:
+    def after_unknown(self, call: CallState, ended: Ended, asked: CallTool, *, wanted: bool) -> Perform | Park | None:
         """What follows an end that left the call in doubt; None if the ordinary verdict applies."""
         attempts = (asked.tool.retry or DEFAULT).attempts
         if call.phase != "in_doubt":
@@ -282,7 +285,7 @@ class Calls:
             if ended.result.kind == "in_progress":
                 return None
             why = call.doubt or "it may or may not have happened"
-            if call.attempt >= attempts:
+            if call.attempt >= attempts or (not wanted and self._state.cancel is not None):
                 return Park(why)
             return about_unknown(call, asked.tool.key_window_s, self._clock.now(), why)
         if asked.tool.reconciler is None:

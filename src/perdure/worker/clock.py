@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 
@@ -9,13 +10,15 @@ import time
 class Clock:
     """The real clock. Tests pass one of their own."""
 
+    def __init__(self) -> None:
+        # 48 bits of time and 40 of chance say which clock this is; a counter does the rest, for a tenth of the price of more chance.
+        self._prefix = f"{time.time_ns() // 1_000_000 & 0xFFFF_FFFF_FFFF:012x}{os.urandom(5).hex()}"
+        self._ids = itertools.count()
+
     def now(self) -> int:
         """Microseconds since 1970. For people, timers and leases; never for order."""
         return time.time_ns() // 1000
 
     def new_id(self) -> str:
-        """32 hex digits that nobody else has, roughly in order of time (UUID version 7)."""
-        chance = int.from_bytes(os.urandom(10), "big")
-        millis = time.time_ns() // 1_000_000
-        whole = (millis & 0xFFFF_FFFF_FFFF) << 80 | chance & ~(0xF << 76) | 0x7 << 76
-        return f"{whole & ~(0x3 << 62) | 0x2 << 62:032x}"
+        """32 hex digits that nobody else has."""
+        return f"{self._prefix}{next(self._ids):010x}"

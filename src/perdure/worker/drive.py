@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 
 from perdure.agent import Agent
-from perdure.core import codec, keys
+from perdure.core import codec
 from perdure.core.codec import Payload
 from perdure.core.decide import GiveUp, Park, Perform
 from perdure.core.events import (
@@ -37,6 +37,8 @@ from perdure.core.events import (
     ToolCallInitiated,
     ToolCallResolved,
 )
+from perdure.core.failures import describe
+from perdure.core.keys import CallKeys
 from perdure.core.loop import DoesNotRest
 from perdure.core.machine import (
     Abandon,
@@ -95,6 +97,7 @@ class Drive:
 
     def __init__(self, claimed: Claimed, agent: Agent[Any, Any], host: Host) -> None:
         self.run_id = claimed.lease.run_id
+        self.lease = claimed.lease
         self.over = False
         self.fenced = False
         self.state = RunState()
@@ -102,6 +105,7 @@ class Drive:
         self._agent = agent
         self._host = host
         self._machine: Machine | None = None
+        self._keys = CallKeys(claimed.row.tenant, self.run_id)
         self._pen = Pen(claimed.lease, self.state, claimed.row.head, host.clock, host.settings.inline_bytes)
         self._calls = Calls(self.state, host.settings, host.clock, host.loop, host.threads, self.arrive, self.pack)
         self._arrived: deque[Ended | InboxRow] = deque()
@@ -175,7 +179,7 @@ class Drive:
         if inline is not None:
             return inline
         assert isinstance(payload.blob, str)
-        return self._host.store.blob(payload.blob)
+        return self._pen.blob(payload.blob) or self._host.store.blob(payload.blob)
 
     # -- the pump -----------------------------------------------------------------------------------------------------
     def _pump(self) -> None:
@@ -220,7 +224,7 @@ class Drive:
             self._attend("error", f"{type(error).__name__}: {error}")
         except Exception as error:
             log.exception("run %s: unexpected error; the run is parked", self.run_id)
-            self._attend("error", f"unexpected {type(error).__name__}: {error}")
+            self._attend("error", f"unexpected {type(error).__name__}: {describe(error).message}")  # its own __str__ may raise
 
     def _attend(self, reason: Reason, detail: str) -> None:
         """Stop the run until a person has looked. Attempts in flight may still end and are recorded."""
@@ -260,14 +264,12 @@ class Drive:
 
     def _initiate(self, command: CallTool, cause: int) -> None:
         tool, number = command.tool, command.number
-        created = self.state.created
-        assert created is not None
         self._asked[number] = command
         self._pen.record(
             ToolCallInitiated(
                 tool=tool.name,
                 effect=tool.effect,
-                key=keys.call_key(created.tenant, self.run_id, number),
+                key=self._keys.key(number),
                 args=self._pen.pack(command.args),
                 digest=codec.digest(command.args),
                 timeout_s=tool.timeout_s,
@@ -336,15 +338,15 @@ class Drive:
     # -- what came of an attempt --------------------------------------------------------------------------------------
     def _take(self, ended: Ended) -> None:
         call, asked = self.state.calls[ended.number], self._asked[ended.number]
-        if call.ended:
-            return
+        if call.ended or ended.attempt != call.attempt:
+            return  # somebody has settled that attempt meanwhile
         wanted = call.number not in self._unwanted
         for body in self._calls.outcome(call, ended, asked, wanted=wanted, closing=self._closing is not None):
             event = self._pen.record(body, call=call.number, cause=call.intent_seq if call.phase == "started" else call.last_seq)
             self._precious = self._precious or call.effect != "read"
             self._deliver(event)
         if not call.ended and not self._calls.busy(call.number) and self._closing is None:
-            verdict = self._calls.after_unknown(call, ended, asked)
+            verdict = self._calls.after_unknown(call, ended, asked, wanted=wanted)
             self._follow(call, verdict) if verdict is not None else self._consider(call)
 
     def pack(self, encoded: bytes) -> Payload:
@@ -381,6 +383,8 @@ class Drive:
             self._consider(self.state.calls[number])
         last = self._machine.timers_set
         while (timer := self._machine.next_timer()) is not None and timer[0] <= now and timer[1] <= last and self._closing is None:
+            if self.state.finished:
+                return  # a timer that nobody awaits is left over
             event = self._pen.record(TimerFired(timer[1]), cause=self._machine.timer_cause(timer[1]))
             self._deliver(event, TimerDue(timer[1]))
 
@@ -463,7 +467,7 @@ class Drive:
     def _release(self, status: Literal["queued", "waiting", "needs_attention"], waiting_for: str, wake: int | None) -> None:
         self._pen.record(RunReleased(status, waiting_for, wake))
         attention = self.state.attention.detail[:500] if self.state.attention else None
-        self._commit(RowChange(status, waiting_for=waiting_for, ready_at=wake, error=attention, release=True))
+        self._commit(RowChange(status, waiting_for=waiting_for, ready_at=wake, error=attention, release=True, progress=True))
 
     # -- the commit ---------------------------------------------------------------------------------------------------
     def _commit(self, row: RowChange | None) -> None:

@@ -28,7 +28,7 @@ class Pen:
         self._clock = clock
         self._inline_bytes = inline_bytes
         self._events: list[Event] = []
-        self._blobs: list[bytes] = []
+        self._blobs: dict[str, bytes] = {}  # by digest
         self._consumed: list[int] = []
 
     def rebase(self) -> None:
@@ -51,8 +51,13 @@ class Pen:
         """A payload for an event; what is too large to lie in place goes along as a blob in the same commit."""
         payload, blob = codec.pack(encoded, self._inline_bytes)
         if blob is not None:
-            self._blobs.append(blob)
+            assert isinstance(payload.blob, str)
+            self._blobs[payload.blob] = blob
         return payload
+
+    def blob(self, digest: str) -> bytes | None:
+        """A blob that is not durable yet, and that nobody else can read; None if it is none of those."""
+        return self._blobs.get(digest)
 
     def consume(self, inbox_id: int) -> None:
         """An inbox row is dealt with: it goes away in the same commit as what was made of it."""
@@ -61,14 +66,16 @@ class Pen:
     def append(self, row: RowChange | None = None) -> Append:
         """Everything recorded so far as one append. Nothing leaves the buffer before `saved`."""
         sealed = tuple(chain.seal_all(self._head, self._events))
-        return Append(self.lease, self._durable_seq, sealed, tuple(self._blobs), row, tuple(self._consumed))
+        return Append(self.lease, self._durable_seq, sealed, tuple(self._blobs.values()), row, tuple(self._consumed))
 
     def saved(self, append: Append) -> Sequence[Event]:
         """That append is durable: forget what it held. Returns its events."""
         count = len(append.events)
         saved = self._events[:count]
         assert [sealed.event.seq for sealed in append.events] == [event.seq for event in saved]
-        del self._events[:count], self._blobs[: len(append.blobs)], self._consumed[: len(append.consumed)]
+        del self._events[:count], self._consumed[: len(append.consumed)]
+        for digest in list(self._blobs)[: len(append.blobs)]:
+            del self._blobs[digest]
         if append.events:
             self._head, self._durable_seq = append.events[-1].hash, append.events[-1].event.seq
         return saved

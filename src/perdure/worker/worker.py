@@ -23,6 +23,8 @@ from perdure.store.writer import GroupCommit
 from perdure.worker.clock import Clock
 from perdure.worker.drive import Drive
 from perdure.worker.lease import Renewer
+from perdure.worker.outside import guard
+from perdure.worker.surrender import AGAIN_AFTER_S, surrender
 from perdure.worker.threads import Threads
 
 log = logging.getLogger("perdure.worker")
@@ -48,11 +50,12 @@ class Worker:
         self._drives: dict[str, Drive] = {}
         self._readers: set[asyncio.Future[Any]] = set()
         self._changed = False
-        self._napping: asyncio.Future[None] | None = None
+        self._napping: set[asyncio.Future[None]] = set()
         self._draining = False
         self._last_reap_s = float("-inf")
 
     async def __aenter__(self) -> Worker:
+        guard()
         self.loop = asyncio.get_running_loop()
         self._group = GroupCommit(self.store, self.loop)
         self.store.register(self.id, f"{socket.gethostname()}:{os.getpid()}", os.getpid(), self.clock.now())
@@ -104,7 +107,10 @@ class Worker:
                 raise UnknownAgent(
                     f"run {run_id} belongs to agent {row.agent!r}, which is not served here (only {', '.join(self.agents) or 'none'})"
                 )
-            self._begin(self.store.claim(self.id, list(self.agents), 1, self.clock.now(), run_id=run_id)[0])
+            if run_id not in self._drives:  # else somebody here drives it already, or has stopped waiting for it: wait along
+                self._last_reap_s = float("-inf")
+                self._reap()
+                self._begin(self.store.claim(self.id, list(self.agents), 1, self.clock.now(), run_id=run_id)[0])
             await self._until_rest(run_id, stop)
             row = self._row(run_id)
             if stop.is_set() or row.status in FINISHED or row.ready_at is None or not wait or row.holder is not None:
@@ -196,9 +202,20 @@ class Worker:
             self.broke(drive, error)
 
     def broke(self, drive: Drive, error: Exception) -> None:
-        """An error of ours, or of the store, in one drive: give that run up as a crash would, and go on with the others."""
+        """An error of ours, or of the store, in one drive: stop it as a crash would, give that run up, and go on with the others."""
         log.error("run %s: cannot be driven here: %s", drive.run_id, error, exc_info=None if isinstance(error, PerdureError) else error)
         drive.abort()
+        self._surrender(drive, error)
+
+    def _surrender(self, drive: Drive, error: Exception) -> None:
+        try:
+            row = self.store.get(drive.run_id)
+            if row is not None and row.holder == self.id and row.epoch == drive.lease.epoch:
+                (answer,) = self.store.append([surrender(drive.lease, row, error, self.clock)])
+                log.info("run %s: given up: %s", drive.run_id, answer)
+        except StoreError as unavailable:
+            log.error("run %s: cannot be given up yet: %s; trying again in %.0f s", drive.run_id, unavailable, AGAIN_AFTER_S)
+            self.loop.call_later(AGAIN_AFTER_S, self._surrender, drive, error)
 
     # -- waiting ------------------------------------------------------------------------------------------------------
     async def _wait_for_change(self, stop: asyncio.Event) -> None:
@@ -206,6 +223,9 @@ class Worker:
         full = len(self._drives) >= self.settings.concurrency
         next_ready = None if full else self.store.next_ready(list(self.agents), self.clock.now())
         left_s = _REAP_EVERY_S if next_ready is None else (next_ready - self.clock.now()) / 1e6
+        if left_s <= 0:
+            # A run is ready that this worker may not take yet, a second suspect: without a real wait here nothing else would ever run.
+            left_s = self.settings.poll_s
         await self._doze(min(left_s, _REAP_EVERY_S), stop)
         if self._drives:
             self._deliver_inbox()
@@ -221,16 +241,19 @@ class Worker:
         self._changed = False
 
     async def _nap(self, seconds: float) -> None:
-        self._napping = self.loop.create_future()
-        alarm = self.loop.call_later(seconds, self._wake)
+        # One future each: several runs are driven by name at the same time, and each of their waits ends by itself.
+        nap = self.loop.create_future()
+        self._napping.add(nap)
+        alarm = self.loop.call_later(seconds, _end_nap, nap)
         try:
-            await self._napping
+            await nap
         finally:
             alarm.cancel()
+            self._napping.discard(nap)
 
     def _wake(self) -> None:
-        if self._napping is not None and not self._napping.done():
-            self._napping.set_result(None)
+        for nap in self._napping:
+            _end_nap(nap)
 
     def _notice(self) -> None:
         self._changed = True
@@ -275,3 +298,8 @@ class Worker:
     def rested(self, drive: Drive) -> None:
         self._drives.pop(drive.run_id, None)
         self._notice()
+
+
+def _end_nap(nap: asyncio.Future[None]) -> None:
+    if not nap.done():
+        nap.set_result(None)

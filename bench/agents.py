@@ -1,0 +1,98 @@
+"""The agents that are measured. Their tools do nothing, so that what is left is what perdure costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+from perdure import Run, agent, tool
+
+
+@tool(effect="idempotent")
+async def step(text: str) -> str:
+    """Does nothing: its intent is durable before it begins."""
+    return text
+
+
+@tool(effect="read")
+async def look(text: str) -> str:
+    """Does nothing: no commit is waited for."""
+    return text
+
+
+@tool(effect="idempotent")
+async def when() -> int:
+    """The moment at which the effect begins, on the clock that all processes of this machine share."""
+    return time.monotonic_ns()
+
+
+@tool(effect="idempotent")
+async def last_words() -> None:
+    """Says when it was reached, and ends its process as `kill -9` does."""
+    os.write(1, f"{time.monotonic_ns()}\n".encode())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Crowd:
+    """Lets nobody go on before everybody is there."""
+
+    def __init__(self) -> None:
+        self.expected = 0
+        self.all_here = asyncio.Event()
+        self.may_go = asyncio.Event()
+        self._here = 0
+
+    async def wait(self) -> None:
+        self._here += 1
+        if self._here == self.expected:
+            self.all_here.set()
+        await self.may_go.wait()
+
+
+crowd = Crowd()
+
+
+@tool(effect="idempotent")
+async def meet() -> None:
+    """Keeps its run alive until all runs are."""
+    await crowd.wait()
+
+
+def text_of(number: int) -> str:
+    """An argument of 20 characters, different for every call."""
+    return f"{number:020d}"
+
+
+@agent(version="1")
+async def steps(run: Run, calls: int) -> int:
+    for number in range(calls):
+        await step(text_of(number))
+    return calls
+
+
+@agent(version="1")
+async def looks(run: Run, calls: int) -> int:
+    for number in range(calls):
+        await look(text_of(number))
+    return calls
+
+
+@agent(version="1")
+async def punctual(run: Run) -> int:
+    return await when()
+
+
+@agent(version="1")
+async def doomed(run: Run, calls: int) -> None:
+    for number in range(calls):
+        await step(text_of(number))
+    await last_words()
+
+
+@agent(version="1")
+async def sociable(run: Run, calls: int) -> None:
+    for number in range(calls):
+        await step(text_of(number))
+    await meet()

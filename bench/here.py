@@ -1,0 +1,127 @@
+"""Workloads in this process: one run, many runs, a full queue."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import agents
+import raw
+from figures import Figure, Sample
+
+from perdure import Agent, Perdure, Settings
+from perdure.core.events import Event, RunSucceeded
+
+_LEAST, _MOST = 3, 9  # repeats: more than the least only while they have not taken this long
+_ENOUGH_S = 8.0
+
+
+def new_path(folder: Path) -> Path:
+    return folder / f"ours-{time.monotonic_ns()}.db"
+
+
+def url_of(path: Path) -> str:
+    return f"sqlite:///{path}"
+
+
+def beside_raw(folder: Path, ours: Callable[[str], Coroutine[Any, Any, float]]) -> tuple[Sample, Sample]:
+    """Raw, ours, raw, ours, …, each on a new file with a warm log: (rates of raw commits, what ours says)."""
+    theirs: list[float] = []
+    own: list[float] = []
+    begun = time.perf_counter()
+    while len(own) < _LEAST or (len(own) < _MOST and time.perf_counter() - begun < _ENOUGH_S):
+        gc.collect()  # what a repeat leaves behind is not the next one's cost
+        theirs.append(raw.commits_per_s(folder))
+        path = new_path(folder)
+        with raw.warm(path):
+            own.append(asyncio.run(ours(url_of(path))))
+    return Sample.of(theirs), Sample.of(own)
+
+
+def sequential(folder: Path) -> list[Figure]:
+    """One run of 1,000 calls, one after the other: every call costs one commit, so that a commit is what it is measured in."""
+    commits, rate = beside_raw(folder, lambda url: _one_run(url, agents.steps, 1000))
+    share = rate.over(commits)
+    return [Figure("one run, 1,000 calls: share of the raw commit rate", share, "×", 0.5, note=_beside(rate, "calls/s", commits))]
+
+
+def reading(folder: Path) -> list[Figure]:
+    """One run of 1,000 reads: no commit is waited for, so that this is what durability costs where little is at stake."""
+    commits, rate = beside_raw(folder, lambda url: _one_run(url, agents.looks, 1000))
+    cost = Sample.of([1e6 / one for one in rate.values])
+    return [Figure("one run, 1,000 reads: a call", cost, "µs", note=_beside(rate, "calls/s", commits))]
+
+
+def space(folder: Path) -> list[Figure]:
+    """Bytes in the database for one call, after its log was emptied into it."""
+    calls = 1000
+    # Bytes are the same however the disk is synced.
+    quick = Settings(synchronous="normal")
+
+    def size(runs: Sequence[int]) -> int:
+        path = new_path(folder)
+        for one in runs:
+            asyncio.run(_one_run(url_of(path), agents.steps, one, quick))  # closing empties the log
+        return path.stat().st_size
+
+    per_call = Sample.of([(size([0, calls]) - size([0])) / calls for _ in range(_LEAST)])
+    return [Figure("database per call (20-character argument)", per_call, "bytes", 700, "at most", "after a checkpoint")]
+
+
+def concurrent(folder: Path) -> list[Figure]:
+    """200 runs of 20 calls at a time in one process: they share commits."""
+    runs, calls = 200, 20
+    commits, seconds = beside_raw(folder, lambda url: _serve(url, agents.steps, [calls] * runs))
+    rate = Sample.of([runs * calls / one for one in seconds.values])
+    target = min(10_000.0, 4 * commits.median)
+    return [
+        Figure(
+            "200 runs of 20 calls at a time",
+            rate,
+            "calls/s",
+            target,
+            note=f"{rate.over(commits).median:.2f} × {commits.median:,.0f} raw commits/s",
+        )
+    ]
+
+
+def queued(folder: Path) -> list[Figure]:
+    """1,000 runs of one call, queued before the worker begins."""
+    runs = 1000
+    commits, seconds = beside_raw(folder, lambda url: _serve(url, agents.steps, [1] * runs))
+    rate = Sample.of([runs / one for one in seconds.values])
+    return [Figure("1,000 queued runs of one call", rate, "runs/s", 1500, note=_beside(rate, "runs/s", commits))]
+
+
+async def _one_run(url: str, agent: Agent[..., Any], calls: int, settings: Settings | None = None) -> float:
+    """Calls per second of one run, driven in this process."""
+    async with Perdure(url, agents=[agent], settings=settings) as app:
+        begun = time.perf_counter()
+        await app.run(agent, calls)
+        return calls / (time.perf_counter() - begun)
+
+
+async def _serve(url: str, agent: Agent[..., Any], inputs: Sequence[int]) -> float:
+    """Seconds from a worker's start until it has finished all of these runs, which were queued before."""
+    left, stop = len(inputs), asyncio.Event()
+
+    def count(run_id: str, events: Sequence[Event]) -> None:
+        nonlocal left
+        left -= sum(isinstance(event.body, RunSucceeded) for event in events)
+        if not left:
+            stop.set()
+
+    async with Perdure(url, agents=[agent], observers=[count]) as app:
+        for one in inputs:
+            await app.start(agent, one)
+        begun = time.perf_counter()
+        await app.work(stop=stop)
+        return time.perf_counter() - begun
+
+
+def _beside(rate: Sample, unit: str, commits: Sample) -> str:
+    return f"{rate.median:,.0f} {unit} beside {commits.median:,.0f} raw commits/s"

@@ -1,0 +1,74 @@
+"""What the machine can do without us: the yardstick that our own figures are held against."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
+
+# Long enough to pass several checkpoints of the log on a fast disk, short enough to stand beside every repeat on a slow one.
+_SECONDS = 0.3
+_ROW = "x" * 200
+_LOG_BYTES = 5_000_000  # above the 1,000 pages at which SQLite empties the log and begins it anew
+
+
+@contextmanager
+def warm(path: Path) -> Iterator[apsw.Connection]:
+    """A database whose log has reached its full length, as that of any worker has after its first minute.
+
+    While the file still grows a sync also writes the file system's own journal, which halves the rate. Open as long as the
+    log is needed: the last connection takes it away.
+    """
+    connection = apsw.Connection(str(path))
+    try:
+        assert connection.pragma("journal_mode", "wal") == "wal"
+        connection.pragma("synchronous", 2)
+        assert connection.pragma("synchronous") == 2
+        connection.execute("CREATE TABLE ballast (data BLOB) STRICT")
+        connection.execute("INSERT INTO ballast VALUES (zeroblob(?))", (_LOG_BYTES,))
+        yield connection
+    finally:
+        connection.close()
+
+
+def commits_per_s(folder: Path) -> float:
+    """A loop of commits, one row of 200 bytes in each, with the pragmas of perdure's own connection."""
+    with warm(folder / f"raw-{time.monotonic_ns()}.db") as connection:
+        connection.execute("CREATE TABLE rows (id INTEGER PRIMARY KEY, data TEXT NOT NULL) STRICT")
+        return _rate(lambda: _commit(connection))
+
+
+def _commit(connection: apsw.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("INSERT INTO rows (data) VALUES (?)", (_ROW,))
+    connection.execute("COMMIT")
+
+
+def syncs_per_s(folder: Path, *, grow: bool) -> float:
+    """A loop of one page written and synced, without any database: at the end of a file that grows, or over and over in place."""
+    descriptor = os.open(folder / f"sync-{time.monotonic_ns()}", os.O_CREAT | os.O_WRONLY, 0o600)
+    page = b"x" * 4096
+    written = 0
+
+    def sync() -> None:
+        nonlocal written
+        os.pwrite(descriptor, page, written)
+        os.fsync(descriptor)
+        written += len(page) if grow else 0
+
+    try:
+        return _rate(sync)
+    finally:
+        os.close(descriptor)
+
+
+def _rate(work: Callable[[], None]) -> float:
+    count, begun = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - begun) < _SECONDS:
+        work()
+        count += 1
+    return count / elapsed

@@ -1,0 +1,76 @@
+"""Measure perdure on this machine: `make bench`. Progress goes to stderr, the table to stdout, both results to bench/results.
+
+Everything is measured beside something of the same minute on the same disk, so that the ratios hold on a machine that others use too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import elsewhere
+import here
+import machine
+import report
+from figures import Figure
+
+RESULTS = Path(__file__).resolve().with_name("results")
+WORKLOADS: tuple[Callable[[Path], list[Figure]], ...] = (
+    here.sequential,
+    here.reading,
+    here.space,
+    here.concurrent,
+    here.queued,
+    elsewhere.idle,
+    elsewhere.memory,
+    elsewhere.imports,
+    elsewhere.resuming,
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure perdure on this machine.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    wanted = parser.parse_args()
+    RESULTS.mkdir(exist_ok=True)
+    # Beside the results and not in /tmp, which is often memory: an fsync that costs nothing would make every ratio meaningless.
+    with tempfile.TemporaryDirectory(prefix="scratch-", dir=RESULTS) as scratch:
+        folder = Path(scratch)
+        facts = machine.facts(folder)
+        for name, value in facts.items():
+            print(f"{name}: {value}")
+        figures = [figure for workload in WORKLOADS for figure in _measured(workload, folder)]
+    print(f"\n{report.table(figures)}\n")
+    missed = sum(figure.verdict == "miss" for figure in figures)
+    print(f"{missed} missed; medians, with lowest and highest as spread" if missed else "every target is met")
+    for path in _write(facts, figures, wanted.json):
+        print(f"written: {path}", file=sys.stderr)
+
+
+def _measured(workload: Callable[[Path], list[Figure]], folder: Path) -> list[Figure]:
+    begun = time.perf_counter()
+    print(f"{workload.__doc__ or workload.__name__} …", end=" ", file=sys.stderr, flush=True)
+    figures = workload(folder)
+    print(f"{time.perf_counter() - begun:.1f} s", file=sys.stderr, flush=True)
+    return figures
+
+
+def _write(facts: dict[str, str], figures: list[Figure], also: Path | None) -> list[Path]:
+    stem = RESULTS / f"{datetime.now(UTC):%Y-%m-%dT%H%M%SZ}"
+    as_json = json.dumps(report.document(facts, figures), ensure_ascii=False, indent=2) + "\n"
+    written = {stem.with_suffix(".json"): as_json, stem.with_suffix(".md"): report.markdown(facts, figures)}
+    if also is not None:
+        written[also] = as_json
+    for path, text in written.items():
+        path.write_text(text)
+    return list(written)
+
+
+if __name__ == "__main__":
+    main()

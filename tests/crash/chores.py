@@ -1,0 +1,146 @@
+"""Agents and tools that take their time and behave badly, for faults that need a process in the middle of something."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+from perdure import Call, Retry, Run, Tool, ToolFailed, agent, tool
+from tests.crash.ledger import Ledger
+
+AT_ONCE = Retry(attempts=3, base=0.01, jitter=0)
+
+
+async def _work(what: str, seconds: float, call: Call, *, by_key: bool = False) -> str:
+    ledger = Ledger.here()
+    ledger.note("begun", what, call)
+    try:
+        await asyncio.sleep(seconds)
+        receipt = ledger.perform(what, call, by_key=by_key)
+        await asyncio.sleep(seconds)
+    except asyncio.CancelledError:
+        ledger.note("cancelled", what, call)
+        raise
+    return receipt
+
+
+@tool(effect="keyed")
+async def work(what: str, seconds: float, call: Call) -> str:
+    return await _work(what, seconds, call, by_key=True)
+
+
+@tool
+async def deed(what: str, seconds: float, call: Call) -> str:
+    return await _work(what, seconds, call)
+
+
+@tool(effect="idempotent")
+async def step(what: str, seconds: float, call: Call) -> str:
+    return await _work(what, seconds, call)
+
+
+@tool
+async def block(what: str, seconds: float, call: Call) -> str:
+    """An async tool that blocks the loop of its worker."""
+    Ledger.here().note("begun", what, call)
+    time.sleep(seconds)
+    return Ledger.here().perform(what, call)
+
+
+@tool(effect="idempotent")
+async def poison(what: str, seconds: float, call: Call) -> str:
+    """Kills whoever performs it."""
+    Ledger.here().note("begun", what, call)
+    os.kill(os.getpid(), signal.SIGKILL)
+    await asyncio.sleep(60)
+    return ""
+
+
+@tool(effect="idempotent")
+def leave(what: str, seconds: float, call: Call) -> str:
+    """Ends its worker's process, the first time that it is called."""
+    Ledger.here().note("begun", what, call)
+    if len(Ledger.here().lines("begun", call.run_id)) == 1:
+        os._exit(7)
+    return Ledger.here().perform(what, call)
+
+
+@tool(effect="idempotent")
+def breed(what: str, seconds: float, call: Call) -> str:
+    """Forks a child that lives on with everything that its parent had open."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(seconds)
+        os._exit(0)
+    Ledger.here().note("child", what, call, child=child)
+    time.sleep(min(seconds, 0.2))
+    return Ledger.here().perform(what, call)
+
+
+@tool(effect="keyed")
+def orphan(what: str, seconds: float, call: Call) -> str:
+    """Starts a program that goes on after its worker's death, and waits for it."""
+    program = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({seconds})"])
+    Ledger.here().note("child", what, call, child=program.pid)
+    if call.attempt == 1:
+        program.wait()
+    return Ledger.here().perform(what, call, by_key=True)
+
+
+@tool(effect="idempotent", isolate=True)
+def family(what: str, seconds: float, call: Call) -> str:
+    """Starts a program inside its own process, and waits for it; the second attempt is content without."""
+    ledger = Ledger.here()
+    if call.attempt == 1:
+        program = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({seconds})"])
+        ledger.note("child", what, call, child=program.pid)
+        program.wait()
+    return ledger.perform(what, call)
+
+
+@tool(effect="idempotent", isolate=True, retry=AT_ONCE)
+def segfault(what: str, seconds: float, call: Call) -> str:
+    """Dies of a signal in its own process, twice."""
+    Ledger.here().note("begun", what, call)
+    if call.attempt < 3:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return Ledger.here().perform(what, call)
+
+
+@tool(isolate=True)
+def segfault_once(what: str, seconds: float, call: Call) -> str:
+    """The same, and it may not be repeated."""
+    Ledger.here().perform(what, call)
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return ""
+
+
+TOOLS: dict[str, Tool[..., Any]] = {
+    found.name: found
+    for found in (work, deed, step, block, poison, leave, breed, orphan, family, segfault, segfault_once)
+}
+
+
+@agent(version="1")
+async def chores(run: Run, todo: list[list[Any]]) -> list[Any]:
+    """Does [tool, what, seconds] one after the other, or at the same time where they stand in a list of their own."""
+    done: list[Any] = []
+    for entry in todo:
+        together = entry if isinstance(entry[0], list) else [entry]
+        try:
+            done += await asyncio.gather(*(TOOLS[name](what, seconds) for name, what, seconds in together))
+        except ToolFailed as failed:
+            done.append(f"failed: {failed.kind}")
+    return done
+
+
+@agent(version="1")
+async def sleeper(run: Run, seconds: float) -> str:
+    """Waits, then does one thing."""
+    await asyncio.sleep(seconds)
+    return await work("woken", 0)

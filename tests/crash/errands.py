@@ -1,0 +1,109 @@
+"""The agents and tools that victims run: one tool for each effect class, each with the ledger as its world."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from perdure import Call, Outcome, Run, Tool, ToolFailed, agent, tool
+from tests.crash import fate
+from tests.crash.ledger import Ledger
+
+ORDER = "order"
+OUTPUT = {"before": "before seen", "receipt": f"{ORDER} done", "after": "after seen"}
+
+
+async def _do(what: str, call: Call, *, by_key: bool = False) -> str:
+    """The effect: where it can be cut off, and where it reaches the world."""
+    ledger, doom = Ledger.here(), fate.current()
+    ledger.note("begun", what, call)
+    if doom.place == "handover":
+        doom.on_drain()
+        await asyncio.sleep(0.03)
+    if doom.place in ("renew", "flight"):
+        await asyncio.sleep(0.3 if doom.place == "renew" else 60)
+    doom.meet("effect", "before")
+    receipt = ledger.perform(what, call, by_key=by_key)
+    doom.meet("effect", "after")
+    return receipt
+
+
+async def _ask(what: str, call: Call) -> Outcome:
+    """The hook: the service knows what has reached it."""
+    ledger, doom = Ledger.here(), fate.current()
+    doom.meet("reconcile", "before")
+    ledger.note("asked", what, call)
+    return Outcome.happened(f"{what} done") if ledger.has_happened(call.key) else Outcome.not_happened()
+
+
+@tool(effect="read")
+async def look(what: str, call: Call) -> str:
+    Ledger.here().note("looked", what, call)
+    return f"{what} seen"
+
+
+@tool(effect="read")
+async def read(what: str, call: Call) -> str:
+    return await _do(what, call)
+
+
+@tool(effect="idempotent")
+def idempotent(what: str, call: Call) -> str:
+    return asyncio.run(_do(what, call))  # a sync tool: it runs in a thread
+
+
+@tool(effect="keyed")
+async def keyed(what: str, call: Call) -> str:
+    return await _do(what, call, by_key=True)
+
+
+@tool(effect="keyed")
+async def keyed_reconcile(what: str, call: Call) -> str:
+    return await _do(what, call, by_key=True)
+
+
+@tool
+def once(what: str, call: Call) -> str:
+    return asyncio.run(_do(what, call))
+
+
+@tool(effect="once")
+async def once_reconcile(what: str, call: Call) -> str:
+    return await _do(what, call)
+
+
+@tool(effect="transaction")
+def transaction(what: str, call: Call) -> str:
+    doom = fate.current()
+    Ledger.here().note("begun", what, call)
+    if doom.place == "handover":
+        doom.on_drain()
+        time.sleep(0.03)
+    if doom.place in ("renew", "flight"):
+        time.sleep(0.3 if doom.place == "renew" else 60)
+    doom.meet("effect", "before")
+    call.connection.execute("CREATE TABLE IF NOT EXISTS paid (what TEXT, run TEXT, number INTEGER, attempt INTEGER) STRICT")
+    call.connection.execute("INSERT INTO paid VALUES (?, ?, ?, ?)", (what, call.run_id, call.number, call.attempt))
+    doom.meet("effect", "after")
+    return f"{what} done"
+
+
+keyed_reconcile.reconcile(_ask)
+once_reconcile.reconcile(_ask)
+
+TOOLS: dict[str, Tool[..., Any]] = {
+    found.name: found for found in (read, idempotent, keyed, keyed_reconcile, once, once_reconcile, transaction)
+}
+
+
+@agent(version="1")
+async def errand(run: Run, kind: str) -> dict[str, str]:
+    """A look, the call under test, a wait, a look."""
+    before = await look("before")
+    try:
+        receipt = await TOOLS[kind](ORDER)
+    except ToolFailed as failed:
+        receipt = f"failed: {failed.message}"
+    await asyncio.sleep(0.02)
+    return {"before": before, "receipt": receipt, "after": await look("after")}

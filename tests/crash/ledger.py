@@ -1,0 +1,72 @@
+"""The world outside, as a file of its own: what tools really did, one line per fact, appended and fsynced by whoever did it.
+
+Perdure never reads it. It also plays the service that a tool talks to: a keyed request that it has seen before is dropped, and a
+reconcile hook can ask it what has happened.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from perdure import Call
+
+VARIABLE = "CRASH_LEDGER"  # an isolated tool is another process: it finds the file by its environment
+
+
+class Ledger:
+    """Append-only facts. Every process opens it anew; a line is whole or not there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def here(cls) -> Ledger:
+        """The ledger of this process."""
+        return cls(Path(os.environ[VARIABLE]))
+
+    def note(self, fact: str, what: str, call: Call | None = None, **more: Any) -> None:
+        """Write one line, durable when this returns."""
+        told = {} if call is None else {"key": call.key, "run": call.run_id, "number": call.number, "attempt": call.attempt}
+        line = json.dumps({"fact": fact, "what": what, "pid": os.getpid(), **told, **more}) + "\n"
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(descriptor, line.encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def perform(self, what: str, call: Call, *, by_key: bool = False) -> str:
+        """Do it: the effect is the line. With `by_key` the service drops a request whose key it knows, and answers as before."""
+        with open(f"{self.path}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            known = by_key and self.has_happened(call.key)
+            self.note("dropped" if known else "effect", what, call)
+        return f"{what} done"
+
+    def has_happened(self, key: str) -> bool:
+        return any(line["key"] == key for line in self.effects())
+
+    def lines(self, fact: str | None = None, run: str | None = None) -> list[dict[str, Any]]:
+        """The facts so far, in order."""
+        if not self.path.exists():
+            return []
+        found = [json.loads(line) for line in self.path.read_text().splitlines()]
+        return [line for line in found if fact in (None, line["fact"]) and run in (None, line.get("run"))]
+
+    def effects(self, what: str | None = None, run: str | None = None) -> list[dict[str, Any]]:
+        """What has happened to the world."""
+        return [line for line in self.lines("effect", run) if what in (None, line["what"])]
+
+    def wait_for(self, enough: Callable[[list[dict[str, Any]]], bool], within_s: float = 20.0) -> list[dict[str, Any]]:
+        """The lines, once they satisfy the predicate."""
+        deadline = time.monotonic() + within_s
+        while not enough(lines := self.lines()):
+            assert time.monotonic() < deadline, f"after {within_s} s the ledger still has only {lines}"
+            time.sleep(0.003)
+        return lines

@@ -1,0 +1,112 @@
+"""A process that bears victims. It has imported everything and opened nothing, so that a victim costs a fork instead of an interpreter.
+
+Requests and answers are lines of JSON on its stdin and stdout:
+
+    {"start": "victims:errand", "args": {…}, "log": path}  → {"pid": n}
+    {"wait": n, "within_s": s}                             → {"code": exit code, or minus the signal, or null}
+
+When its stdin ends, it kills whoever of its children still lives, and ends.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+Victim = Callable[..., None]
+
+
+# -- the tests' side ----------------------------------------------------------------------------------------------------------
+class Nursery:
+    """Starts victims and waits for their end."""
+
+    def __init__(self) -> None:
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", "from tests.crash.nursery import main; main()"]
+        self._process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def start(self, victim: Victim, log: Path, **args: Any) -> int:
+        """The process id of a new process that runs the function with these arguments."""
+        return cast(int, self._ask({"start": f"{victim.__module__}:{victim.__name__}", "args": args, "log": str(log)})["pid"])
+
+    def wait(self, pid: int, within_s: float = 60.0) -> int | None:
+        """How it ended: its exit code, or minus the signal that killed it; None when it still lives."""
+        return cast("int | None", self._ask({"wait": pid, "within_s": within_s})["code"])
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=20)
+        self._process.stdout.close()
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, "the nursery has died"
+        return cast("dict[str, Any]", json.loads(answer))
+
+
+# -- its own side -------------------------------------------------------------------------------------------------------------
+def main() -> None:
+    """Serve requests until stdin ends."""
+    importlib.import_module("tests.crash.victims")
+    alive: set[int] = set()
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        if "start" in request:
+            pid = _bear(request)
+            alive.add(pid)
+            answer: dict[str, Any] = {"pid": pid}
+        else:
+            code = _wait(request["wait"], request["within_s"])
+            if code is not None:
+                alive.discard(request["wait"])
+            answer = {"code": code}
+        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+        sys.stdout.buffer.flush()
+    for pid in alive:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _bear(request: dict[str, Any]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        os.closerange(3, 64)
+        module, _, name = request["start"].rpartition(":")
+        getattr(importlib.import_module(module), name)(**request["args"])
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _wait(pid: int, within_s: float) -> int | None:
+    descriptor = os.pidfd_open(pid)
+    try:
+        if not select.select([descriptor], [], [], within_s)[0]:
+            return None
+    finally:
+        os.close(descriptor)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -1,0 +1,172 @@
+"""What a victim does: a real app in a process of its own, driven until the run ends, needs a person, or the process dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from perdure import Perdure
+from perdure.cli.driving import stop_on_signals
+from perdure.core.events import Event
+from perdure.errors import RunNotSucceeded
+from perdure.settings import Settings
+from perdure.store.api import FINISHED
+from perdure.worker.clock import Clock
+from tests.crash import chores, errands, fate, ledger
+from tests.crash import thicket as thickets
+from tests.crash.failing import FailingDisk
+
+# Waits that only cost time are short, and a wait of any length is given up: a parked run is a boundary too.
+QUICK: dict[str, Any] = {"reconcile_margin_s": 0.0, "park_after_s": 0.0, "cancel_grace_s": 0.5}
+
+
+def prepare(folder: str, settings: dict[str, Any] | None = None) -> tuple[str, Settings]:
+    """The journal's URL and the settings of this process."""
+    os.environ[ledger.VARIABLE] = f"{folder}/ledger"
+    logging.basicConfig(level=logging.INFO)
+    return f"sqlite:///{folder}/disk/journal.db", Settings(**{**QUICK, **(settings or {})})
+
+
+def acknowledge(run_id: str, events: Sequence[Event]) -> None:
+    """Keep a list of what the store has called durable, out of its reach."""
+    path = f"{os.environ[ledger.VARIABLE]}.acknowledged"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(descriptor, "".join(f"{run_id} {event.event_id}\n" for event in events).encode())
+    os.close(descriptor)
+
+
+def tell(report: str, **facts: Any) -> None:
+    """Leave word for the test, whole or not at all."""
+    Path(f"{report}.new").write_text(json.dumps(facts))
+    os.replace(f"{report}.new", report)
+
+
+def errand(folder: str, report: str, run_id: str, kind: str, die: Sequence[Any] = (), settings: dict[str, Any] | None = None) -> None:
+    """Start the errand, or find it started, and drive it until it ends; unless the process dies before."""
+    url, chosen = prepare(folder, {**({"lease_s": 0.2} if die and die[0] == "renew" else {}), **(settings or {})})
+    doom = fate.seal(*die, tool=kind) if die else fate.current()
+
+    async def main() -> None:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        doom.on_drain = lambda: loop.call_soon_threadsafe(stop.set)  # type: ignore[assignment,return-value]
+        async with Perdure(url, agents=[errands.errand], settings=chosen, observers=[acknowledge]) as app:
+            handle = await app.start(errands.errand, kind, id=run_id)
+            if die and die[0] == "handover":
+                await app.drive(run_id, stop=stop)
+                return
+            tell(report, **await result(handle.result(timeout=30), app, run_id))
+
+    asyncio.run(main())
+
+
+async def result(awaited: Coroutine[Any, Any, Any], app: Perdure, run_id: str) -> dict[str, Any]:
+    """How the run has ended, in words that fit in a report."""
+    try:
+        output, error = await awaited, None
+    except RunNotSucceeded as not_succeeded:
+        output, error = None, str(not_succeeded)
+    row = app.store.get(run_id)
+    assert row is not None
+    return {"status": row.status, "output": output, "error": error}
+
+
+def resolve(folder: str, run_id: str, call: int, **how: Any) -> None:
+    """What a person does about a call in doubt."""
+    url, chosen = prepare(folder)
+
+    async def main() -> None:
+        async with Perdure(url, settings=chosen) as app:
+            await app.resolve(run_id, call, by="ann", **how)
+
+    asyncio.run(main())
+
+
+class Shifted(Clock):
+    """A wall clock that is wrong by so many seconds, from the moment on that a file exists."""
+
+    def __init__(self, seconds: float, since: str | None = None) -> None:
+        super().__init__()
+        self._us = round(seconds * 1e6)
+        self._since = since
+
+    def now(self) -> int:
+        wrong = self._since is None or os.path.exists(self._since)
+        return super().now() + (self._us if wrong else 0)
+
+
+def start(folder: str, runs: dict[str, list[Any]]) -> None:
+    """Create runs of `chores`; nobody drives them yet."""
+    url, chosen = prepare(folder)
+
+    async def main() -> None:
+        async with Perdure(url, settings=chosen) as app:
+            for run_id, todo in runs.items():
+                await app.start(chores.chores, todo, id=run_id)
+
+    asyncio.run(main())
+
+
+def serve(
+    folder: str, until: Sequence[str] = (), settings: dict[str, Any] | None = None, clock: Sequence[Any] = (), report: str | None = None
+) -> None:
+    """A worker, until all of these runs have ended or need a person; without any, until SIGTERM."""
+    url, chosen = prepare(folder, settings)
+
+    async def main() -> None:
+        stop = stop_on_signals(asyncio.get_running_loop())
+        shifted = Shifted(*clock) if clock else None
+        agents = [chores.chores, chores.sleeper, errands.errand]
+        async with Perdure(url, agents=agents, settings=chosen, clock=shifted, observers=[acknowledge]) as app:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(app.work(stop=stop))
+                if until:
+                    group.create_task(_watch(app, until, stop))
+            if report is not None:
+                tell(report, **{run_id: await result(app.handle(run_id).result(), app, run_id) for run_id in until})
+
+    asyncio.run(main())
+
+
+async def _watch(app: Perdure, until: Sequence[str], stop: asyncio.Event) -> None:
+    deadline = asyncio.get_running_loop().time() + 60
+    while asyncio.get_running_loop().time() < deadline and not stop.is_set():
+        rows = [app.store.get(run_id) for run_id in until]
+        if all(row is not None and row.status in (*FINISHED, "needs_attention") for row in rows):
+            break
+        await asyncio.sleep(0.01)
+    stop.set()
+
+
+def drive(
+    folder: str, report: str, run_id: str, settings: dict[str, Any] | None = None, clock: Sequence[Any] = (), disk: Sequence[Any] = ()
+) -> None:
+    """Drive one run of `chores` to its end; on a disk that fails, if it is given one."""
+    url, chosen = prepare(folder, settings)
+    faulty = FailingDisk(*disk) if disk else None  # held for as long as this process lives, or it would be gone
+
+    async def main() -> None:
+        shifted = Shifted(*clock) if clock else None
+        async with Perdure(url, agents=[chores.chores, chores.sleeper], settings=chosen, clock=shifted, observers=[acknowledge]) as app:
+            tell(report, **await result(app.handle(run_id).result(timeout=30), app, run_id))
+
+    asyncio.run(main())
+    del faulty
+
+
+def thicket(folder: str, report: str, seed: int, die: Sequence[Any] = ()) -> None:
+    """Start the thicket of this seed, or go on with it, until it ends or needs a person; unless the process dies before."""
+    url, chosen = prepare(folder)
+    if die:
+        fate.seal(*die, tool=fate.ANY)
+
+    async def main() -> None:
+        async with Perdure(url, agents=[thickets.thicket], settings=chosen, observers=[acknowledge]) as app:
+            handle = await app.start(thickets.thicket, seed, id=f"seed-{seed}")
+            tell(report, **await result(handle.result(timeout=30), app, handle.id))
+
+    asyncio.run(main())

@@ -1,0 +1,149 @@
+"""One folder with a journal (on `disk`) and a ledger, the victims that live there, and a look at what they have left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from perdure.core.events import Event
+from perdure.store.api import RunRow
+from perdure.store.open import open_store
+from tests.crash import victims
+from tests.crash.ledger import Ledger
+from tests.crash.nursery import Nursery, Victim
+
+KILLED = -signal.SIGKILL
+RUN = "run-1"
+
+
+class World:
+    """Where a test takes place. Nothing here writes to the journal: looking is done on a copy."""
+
+    def __init__(self, folder: Path, nursery: Nursery) -> None:
+        self.folder = folder
+        self.disk = folder / "disk"
+        self.disk.mkdir(exist_ok=True)
+        self.ledger = Ledger(folder / "ledger")
+        self._nursery = nursery
+        self._reports = 0
+
+    # -- victims ------------------------------------------------------------------------------------------------------
+    def start(self, victim: Victim, **args: Any) -> int:
+        """A process that runs the victim here; its id."""
+        return self._nursery.start(victim, self.folder / "log", folder=str(self.folder), **args)
+
+    def wait(self, pid: int, within_s: float = 60.0) -> int:
+        """How it ended; the test fails when it does not."""
+        code = self._nursery.wait(pid, within_s)
+        if code is None:
+            os.kill(pid, signal.SIGKILL)
+            self._nursery.wait(pid)
+            raise AssertionError(f"process {pid} did not end within {within_s} s\n{self.log()}")
+        return code
+
+    def freeze(self, pid: int) -> None:
+        """SIGSTOP, at a moment when the process is not writing: one that sleeps inside a commit holds up every other writer."""
+        for _ in range(100):
+            os.kill(pid, signal.SIGSTOP)
+            if self._is_writable():
+                return
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.01)
+        raise AssertionError("it is always writing")
+
+    def _is_writable(self) -> bool:
+        with closing(apsw.Connection(str(self.disk / "journal.db"))) as connection:
+            try:
+                connection.execute("BEGIN IMMEDIATE; ROLLBACK")
+            except apsw.BusyError:
+                return False
+        return True
+
+    def run(self, victim: Victim, **args: Any) -> int:
+        return self.wait(self.start(victim, **args))
+
+    def kill_at(self, place: str, moment: str, nth: int = 1, *, kind: str, run_id: str = RUN, **settings: Any) -> None:
+        """Drive the errand until its process dies there. A place that it never comes to is a mistake in the test."""
+        report = self.report()
+        code = self.run(victims.errand, report=report, run_id=run_id, kind=kind, die=[place, moment, nth], settings=settings)
+        assert code == KILLED, f"{kind} did not die {moment} {place}: code {code}\n{self.log()}"
+
+    def resume(self, *, kind: str, run_id: str = RUN, **settings: Any) -> dict[str, Any]:
+        """A new process drives the errand until it ends or needs a person; what it has to say about it."""
+        report = self.report()
+        code = self.run(victims.errand, report=report, run_id=run_id, kind=kind, settings=settings)
+        assert code == 0, f"code {code}\n{self.log()}"
+        return self.told(report)
+
+    def begin(self, **runs: list[Any]) -> None:
+        """Create runs of `chores` that nobody drives yet."""
+        assert self.run(victims.start, runs=runs) == 0, self.log()
+
+    def finish(self, *runs: str, **settings: Any) -> dict[str, Any]:
+        """A new worker serves until these runs have ended or need a person; what became of each."""
+        report = self.report()
+        assert self.run(victims.serve, until=runs, settings=settings, report=report) == 0, self.log()
+        return self.told(report)
+
+    def report(self) -> str:
+        """A new place for a victim's last words."""
+        self._reports += 1
+        return str(self.folder / f"report-{self._reports}")
+
+    def told(self, report: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(Path(report).read_text())
+        return found
+
+    def log(self) -> str:
+        log = self.folder / "log"
+        return log.read_text()[-6000:] if log.exists() else ""
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+    def copy(self) -> World:
+        """The same world once more, as it is now: what is done there does not touch this one. Nobody may be writing."""
+        twin = self.folder.with_name(f"{self.folder.name}-{time.monotonic_ns()}")
+        shutil.copytree(self.folder, twin)
+        return World(twin, self._nursery)
+
+    def look(self, run_id: str = RUN) -> tuple[RunRow | None, list[Event]]:
+        """The run's row and journal, read from a copy, so that looking repairs nothing."""
+        if not (self.disk / "journal.db").exists():
+            return None, []
+        twin = self.copy()
+        try:
+            store = open_store(f"sqlite:///{twin.disk}/journal.db")
+            try:
+                row = store.get(run_id)
+                return row, store.read(run_id) if row is not None else []
+            finally:
+                store.close()
+        finally:
+            shutil.rmtree(twin.folder)
+
+    def paid(self) -> list[tuple[Any, ...]]:
+        """What transaction tools have written in the journal's own database."""
+        with apsw.Connection(str(self.disk / "journal.db"), flags=apsw.SQLITE_OPEN_READWRITE) as connection:
+            if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'paid'").fetchall():
+                return []
+            return connection.execute("SELECT what, run, number, attempt FROM paid").fetchall()
+
+    def acknowledged(self, run_id: str = RUN) -> set[str]:
+        """The ids of the events that some process was told are durable."""
+        path = self.folder / "ledger.acknowledged"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return {event_id for found, _, event_id in (line.partition(" ") for line in lines) if found == run_id}
+
+    def wait_until(self, true: Callable[[], bool], what: str, within_s: float = 20.0) -> None:
+        deadline = time.monotonic() + within_s
+        while not true():
+            assert time.monotonic() < deadline, f"after {within_s} s still not: {what}\n{self.log()}"
+            time.sleep(0.005)

@@ -1,0 +1,97 @@
+"""What the tests of driving share: a clock that is told, settings without waiting, and a short way to write a journal down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from perdure import Agent, Perdure, Settings
+from perdure.core.events import (
+    Event,
+    RetryScheduled,
+    RunReleased,
+    ThoughtRecorded,
+    ToolCallCompleted,
+    ToolCallFailed,
+    ToolCallInDoubt,
+    ToolCallInitiated,
+    ToolCallResolved,
+)
+from perdure.worker.clock import Clock
+
+T = TypeVar("T")
+# Any wait at all parks the run, hooks are asked at once, and a tool that will not stop is given up quickly.
+SETTINGS = Settings(poll_s=0.002, park_after_s=0, reconcile_margin_s=0, cancel_grace_s=0.05, flush_s=0.005, drain_timeout_s=5.0)
+
+
+class ManualClock(Clock):
+    """A clock that stands still until it is told."""
+
+    def __init__(self, now_s: float = 1_700_000_000.0) -> None:
+        super().__init__()
+        self.now_us = round(now_s * 1e6)
+
+    def now(self) -> int:
+        return self.now_us
+
+    def advance(self, seconds: float) -> None:
+        self.now_us += round(seconds * 1e6)
+
+
+def perdure(
+    where: Path | None,
+    agents: Iterable[Agent[Any, Any]],
+    clock: Clock | None = None,
+    settings: Settings = SETTINGS,
+    observers: Sequence[Any] = (),
+) -> Perdure:
+    """An app on this file, or in memory; to be entered."""
+    url = "sqlite://" if where is None else f"sqlite:///{where}"
+    return Perdure(url, agents, settings=settings, clock=clock or ManualClock(), observers=observers)
+
+
+def run(main: Coroutine[Any, Any, T], seconds: float = 30.0) -> T:
+    """The coroutine's result, on a loop of its own; whatever hangs is a failure, not a wait."""
+
+    async def bounded() -> T:
+        async with asyncio.timeout(seconds):
+            return await main
+
+    return asyncio.run(bounded())
+
+
+async def until(condition: Any, seconds: float = 10.0) -> None:
+    """Wait until the condition holds."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def outline(events: Iterable[Event], *, without: Sequence[str] = ("run_claimed", "run_released")) -> list[str]:
+    """The journal in short lines, such as `initiated pay 1/2` (call 1, attempt 2)."""
+    return [_line(event) for event in events if event.type not in without]
+
+
+def _line(event: Event) -> str:
+    body = event.body
+    match body:
+        case ToolCallInitiated():
+            return f"initiated {body.tool} {event.call}/{body.attempt}"
+        case ToolCallCompleted():
+            return f"completed {event.call}/{body.attempt}" + (" unrecordable" if body.result is None else "")
+        case ToolCallFailed():
+            return f"{'failed' if body.final else 'failing'} {event.call}/{body.attempt} {body.failure.kind}"
+        case ToolCallInDoubt():
+            return f"in_doubt {event.call}/{body.attempt}"
+        case ToolCallResolved():
+            return f"resolved {event.call}/{body.attempt} {body.outcome} by {body.by}"
+        case RetryScheduled():
+            return f"{'ask' if body.reconcile else 'retry'} {event.call}/{body.attempt}"
+        case RunReleased():
+            return f"released {body.status}"
+        case ThoughtRecorded():
+            return f"note {body.text}"
+        case _:
+            return event.type

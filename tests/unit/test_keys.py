@@ -1,0 +1,69 @@
+"""Ids and idempotency keys: unambiguous, independent of arguments, time and attempt, and the same in every process."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.core.keys import MAX_ID_CHARS, call_key, check_id, jitter, seed
+from perdure.errors import InvalidInput
+
+part = st.text(max_size=8)
+place = st.tuples(part, part, st.integers(min_value=1, max_value=10**6))
+
+
+def test_a_key_is_the_same_for_ever() -> None:
+    """Written down: a release that changes it would send a second key for a call that is in doubt."""
+    assert call_key("acme", "refund-o-81", 4) == "ef307829966cb37c886c83e80bdd5e22517e6c36ae04c8951bc2b6ea9e5af488"
+
+
+@given(place, place)
+def test_two_calls_share_a_key_only_if_they_are_the_same_call(one: tuple[str, str, int], other: tuple[str, str, int]) -> None:
+    assert (call_key(*one) == call_key(*other)) == (one == other)
+
+
+def test_separators_inside_a_part_do_not_move_it_into_the_next() -> None:
+    assert call_key("a:b", "c", 1) != call_key("a", "b:c", 1)
+    assert call_key("a", "b1", 1) != call_key("a", "b", 11)
+    assert call_key("", "ab", 1) != call_key("ab", "", 1)
+
+
+def test_a_key_is_the_full_hash() -> None:
+    assert len(call_key("t", "r", 1)) == 64
+    assert int(call_key("t", "r", 1), 16) > 0
+
+
+def test_seeds_differ_by_run_and_by_purpose() -> None:
+    assert len({seed("a", "random"), seed("b", "random"), seed("a", "uuid 1"), seed("a", "uuid 2")}) == 4
+    assert seed("a", "random") == seed("a", "random")
+
+
+@given(st.text(), st.integers(min_value=1, max_value=1000))
+def test_jitter_is_a_fraction_and_repeats(key: str, attempt: int) -> None:
+    assert 0 <= jitter(key, attempt) < 1
+    assert jitter(key, attempt) == jitter(key, attempt)
+
+
+@pytest.mark.parametrize("good", ["a", "0", "_x", "refund-o-81", "user:17", "a@b+c~d=e.f", "x" * MAX_ID_CHARS])
+def test_usable_ids_are_taken_as_they_are(good: str) -> None:
+    assert check_id(good, "the run id") == good
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *("", "x" * (MAX_ID_CHARS + 1), "x" * 1000, "../etc", "a/b", "a%2Fb", "a\nb", "a\n", "-rf", ":a", ".hidden", "a b", " a"),
+        *("☃", "a☃", "é", "e\u0301", "a\0b", "\ud800", "a\u202eb", "a\u200bb", "\ufeffa", "'; DROP TABLE runs; --", "a;b", 'a"b'),
+        *(None, 7, b"a", ["a"]),
+    ],
+)
+def test_unusable_ids_are_refused_with_the_rule_and_shown_escaped(bad: object) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        check_id(bad, "the run id")  # type: ignore[arg-type]
+    said = str(refused.value)
+    assert said.startswith("the run id ")
+    assert "1 to 200 characters" in said
+    assert said.isascii()
+    assert len(said) < 300
+    assert "\n" not in said
