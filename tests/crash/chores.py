@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from perdure import Call, Retry, Run, Tool, ToolFailed, agent, tool
+from perdure import Call, NotSent, Retry, Run, Tool, ToolFailed, agent, tool
 from tests.crash.ledger import Ledger
 
 AT_ONCE = Retry(attempts=3, base=0.01, jitter=0)
@@ -42,6 +42,19 @@ async def deed(what: str, seconds: float, call: Call) -> str:
 @tool(effect="idempotent")
 async def step(what: str, seconds: float, call: Call) -> str:
     return await _work(what, seconds, call)
+
+
+@tool(effect="keyed", retry=Retry(attempts=2, base=60))
+async def refuse(what: str, seconds: float) -> str:
+    """Says that nothing was sent: the next attempt is a minute away."""
+    raise NotSent("not now")
+
+
+@tool(effect="transaction")
+def book(what: str, seconds: float, call: Call) -> str:
+    call.connection.execute("CREATE TABLE IF NOT EXISTS paid (what TEXT, run TEXT, number INTEGER, attempt INTEGER) STRICT")
+    call.connection.execute("INSERT INTO paid VALUES (?, ?, ?, ?)", (what, call.run_id, call.number, call.attempt))
+    return f"{what} done"
 
 
 @tool
@@ -122,7 +135,7 @@ def segfault_once(what: str, seconds: float, call: Call) -> str:
 
 TOOLS: dict[str, Tool[..., Any]] = {
     found.name: found
-    for found in (work, deed, step, block, poison, leave, breed, orphan, family, segfault, segfault_once)
+    for found in (work, deed, step, refuse, book, block, poison, leave, breed, orphan, family, segfault, segfault_once)
 }
 
 
@@ -144,3 +157,19 @@ async def sleeper(run: Run, seconds: float) -> str:
     """Waits, then does one thing."""
     await asyncio.sleep(seconds)
     return await work("woken", 0)
+
+
+@agent(version="1")
+async def hasty(run: Run) -> str:
+    """Ends while a call of its own waits for another attempt, and has a last word."""
+
+    async def aside() -> None:
+        try:
+            await refuse("aside", 0)
+        finally:
+            run.note("the aside was ended")
+
+    task = asyncio.create_task(aside())
+    await work("first", 0)
+    await work("second", 0)
+    return f"done: {task.done()}"

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from perdure.core.events import Event
 from perdure.errors import RunNotSucceeded
 from perdure.settings import Settings
 from perdure.store.api import FINISHED
+from perdure.store.sqlite import SqliteStore
 from perdure.worker.clock import Clock
 from tests.crash import chores, errands, fate, ledger
 from tests.crash import thicket as thickets
@@ -112,15 +114,18 @@ def start(folder: str, runs: dict[str, list[Any]]) -> None:
 
 
 def serve(
-    folder: str, until: Sequence[str] = (), settings: dict[str, Any] | None = None, clock: Sequence[Any] = (), report: str | None = None
+    folder: str, until: Sequence[str] = (), settings: dict[str, Any] | None = None, clock: Sequence[Any] = (), report: str | None = None,
+    slow_read_s: float = 0
 ) -> None:
     """A worker, until all of these runs have ended or need a person; without any, until SIGTERM."""
     url, chosen = prepare(folder, settings)
+    if slow_read_s:
+        read_slowly(slow_read_s)
 
     async def main() -> None:
         stop = stop_on_signals(asyncio.get_running_loop())
         shifted = Shifted(*clock) if clock else None
-        agents = [chores.chores, chores.sleeper, errands.errand]
+        agents = [chores.chores, chores.sleeper, chores.hasty, errands.errand]
         async with Perdure(url, agents=agents, settings=chosen, clock=shifted, observers=[acknowledge]) as app:
             async with asyncio.TaskGroup() as group:
                 group.create_task(app.work(stop=stop))
@@ -128,6 +133,29 @@ def serve(
                     group.create_task(_watch(app, until, stop))
             if report is not None:
                 tell(report, **{run_id: await result(app.handle(run_id).result(), app, run_id) for run_id in until})
+
+    asyncio.run(main())
+
+
+def read_slowly(seconds: float) -> None:
+    """Have every reading of a journal take its time, and say when it begins."""
+    real = SqliteStore.read
+
+    def slow(store: SqliteStore, run_id: str, after: int = 0) -> list[Event]:
+        ledger.Ledger.here().note("reading", run_id)
+        time.sleep(seconds)
+        return real(store, run_id, after)
+
+    SqliteStore.read = slow  # type: ignore[method-assign]
+
+
+def cancel(folder: str, run_id: str) -> None:
+    """What a person does who has changed their mind."""
+    url, chosen = prepare(folder)
+
+    async def main() -> None:
+        async with Perdure(url, settings=chosen) as app:
+            await app.cancel(run_id, by="ann")
 
     asyncio.run(main())
 
@@ -143,10 +171,13 @@ async def _watch(app: Perdure, until: Sequence[str], stop: asyncio.Event) -> Non
 
 
 def drive(
-    folder: str, report: str, run_id: str, settings: dict[str, Any] | None = None, clock: Sequence[Any] = (), disk: Sequence[Any] = ()
+    folder: str, report: str, run_id: str, settings: dict[str, Any] | None = None, clock: Sequence[Any] = (), disk: Sequence[Any] = (),
+    die: Sequence[Any] = ()
 ) -> None:
-    """Drive one run of `chores` to its end; on a disk that fails, if it is given one."""
+    """Drive one run of `chores` to its end; on a disk that fails, or into its own death, if it is given one."""
     url, chosen = prepare(folder, settings)
+    if die:
+        fate.seal(*die)
     faulty = FailingDisk(*disk) if disk else None  # held for as long as this process lives, or it would be gone
 
     async def main() -> None:

@@ -129,22 +129,21 @@ def edits(value: object) -> list[object]:
 def test_every_edit_of_every_column_of_every_event_is_found(store: Store, other: apsw.Connection, run_id: str) -> None:
     key = key_of(other, run_id)
     columns = [name for _, name, *_ in other.execute("PRAGMA table_info(perdure_events)")]
-    assert set(columns) == {"run", "seq", "event_id", "ts", "epoch", "call", "cause", "data", "hash"}
+    assert set(columns) == {"id", "event_id", "ts", "epoch", "call", "cause", "data", "hash"}
     tried = 0
     for (seq,) in other.execute("SELECT seq FROM perdure_events WHERE run = ?", (key,)).fetchall():
+        place = key << 32 | seq  # another run's journal, further on in this one, and no run's at all
         for column in columns:
-            (before,) = other.execute(f"SELECT {column} FROM perdure_events WHERE run = ? AND seq = ?", (key, seq)).fetchall()[0]
-            for edited in [990, -1] if column == "run" else [990, -1, 0] if column == "seq" else edits(before):
-                where = (edited if column == "run" else key, edited if column == "seq" else seq)
+            (before,) = other.execute(f"SELECT {column} FROM perdure_events WHERE id = ?", (place,)).fetchall()[0]
+            for edited in [990 << 32 | seq, key << 32 | 990, -1] if column == "id" else edits(before):
                 try:
-                    other.execute(f"UPDATE perdure_events SET {column} = ? WHERE run = ? AND seq = ?", (edited, key, seq))
+                    other.execute(f"UPDATE perdure_events SET {column} = ? WHERE id = ?", (edited, place))
                 except (apsw.ConstraintError, apsw.SQLError):
                     continue  # NULL, or not even JSON: the file itself does not take it
                 verdict = verdict_on(store, run_id)
                 assert verdict.problem is not None, (seq, column, before, edited)
-                if column != "seq":
-                    assert verdict.seq == seq, (seq, column, verdict)
-                other.execute(f"UPDATE perdure_events SET {column} = ? WHERE run = ? AND seq = ?", (before, *where))
+                assert verdict.seq == seq, (seq, column, verdict)
+                other.execute(f"UPDATE perdure_events SET {column} = ? WHERE id = ?", (before, edited if column == "id" else place))
                 tried += 1
     assert tried > 10
     assert verdict_on(store, run_id).problem is None
@@ -192,15 +191,13 @@ def test_a_missing_event_is_named(store: Store, other: apsw.Connection) -> None:
     key, last = key_of(other, "done"), len(store.stored("done"))
     for seq in range(1, last + 1):
         row = other.execute(
-            "SELECT run, seq, event_id, ts, epoch, call, cause, data, hash FROM perdure_events WHERE run = ? AND seq = ?", (key, seq)
+            "SELECT id, event_id, ts, epoch, call, cause, data, hash FROM perdure_events WHERE run = ? AND seq = ?", (key, seq)
         ).fetchall()[0]
         other.execute("DELETE FROM perdure_events WHERE run = ? AND seq = ?", (key, seq))
         verdict = verdict_on(store, "done")
         assert (verdict.seq, verdict.projection) == (seq, False)
         assert f"event {seq} is missing" in str(verdict.problem)
-        other.execute(
-            "INSERT INTO perdure_events (run, seq, event_id, ts, epoch, call, cause, data, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row
-        )
+        other.execute("INSERT INTO perdure_events (id, event_id, ts, epoch, call, cause, data, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
 
 @pytest.mark.parametrize("gone", [1, 3])
@@ -221,7 +218,7 @@ def test_a_journal_that_is_gone_altogether_is_found(store: Store, other: apsw.Co
 def test_events_that_changed_places_are_called_out_of_place(store: Store, other: apsw.Connection, one: int, two: int) -> None:
     key = key_of(other, "done")
     for frm, to in ((one, 900), (two, one), (900, two)):
-        other.execute("UPDATE perdure_events SET seq = ? WHERE run = ? AND seq = ?", (to, key, frm))
+        other.execute("UPDATE perdure_events SET id = ? WHERE id = ?", (key << 32 | to, key << 32 | frm))
     verdict = verdict_on(store, "done")
     assert verdict.seq == one
     assert f"it was written as event {two}" in str(verdict.problem)

@@ -35,7 +35,7 @@ def store(path: Path) -> Iterator[Store]:
         ("UPDATE perdure_events SET data = '{}' WHERE seq = 1", "append-only"),
         ("DELETE FROM perdure_events WHERE seq = 2", "append-only"),
         (
-            "INSERT OR REPLACE INTO perdure_events SELECT run, 9, event_id, ts, epoch, call, cause, data, hash FROM perdure_events",
+            "INSERT OR REPLACE INTO perdure_events SELECT run << 32 | 9, event_id, ts, epoch, call, cause, data, hash FROM perdure_events",
             "seq of its run",
         ),
         ("DELETE FROM perdure_runs", "stay together"),
@@ -49,7 +49,7 @@ def test_the_file_itself_refuses_to(store: Store, path: Path, sql: str, rule: st
         other.execute(
             sql.replace(
                 "INSERT OR REPLACE INTO perdure_events",
-                "INSERT INTO perdure_events (run, seq, event_id, ts, epoch, call, cause, data, hash)",
+                "INSERT INTO perdure_events (id, event_id, ts, epoch, call, cause, data, hash)",
             )
         )
     assert store.stored("r") == before

@@ -13,7 +13,7 @@ from msgspec import Struct
 from perdure.core.events import Event, encode_body
 
 
-class Sealed(Struct, frozen=True):
+class Sealed(Struct, frozen=True, gc=False):
     """An event as it is stored: the bytes that were hashed, and the hash."""
 
     event: Event

@@ -32,7 +32,7 @@ FailureKind = Literal[
 ]
 
 
-class Failure(Struct, frozen=True, omit_defaults=True):
+class Failure(Struct, frozen=True, gc=False, omit_defaults=True):
     """Why an attempt or a run failed, in words that survive the process."""
 
     kind: FailureKind
@@ -43,7 +43,7 @@ class Failure(Struct, frozen=True, omit_defaults=True):
     traceback: str | None = None
 
 
-class Body(Struct, frozen=True, omit_defaults=True, tag_field="type"):
+class Body(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type"):
     """Base of all bodies; it holds nothing."""
 
 
@@ -203,7 +203,7 @@ AnyBody = (
 Terminal = RunSucceeded | RunFailed | RunCancelled
 
 
-class Event(Struct, frozen=True):
+class Event(Struct, frozen=True, gc=False):
     """One line of a journal."""
 
     seq: int

@@ -10,6 +10,7 @@ does), and every call that it made has ended. A call that nobody awaits is still
 from __future__ import annotations
 
 import asyncio
+import inspect
 from asyncio import events as asyncio_events
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ from perdure.core.loop import AgentLoop, AgentTask
 from perdure.errors import NotEncodable, PerdureError, ResultNotEncodable, ToolFailed
 
 
-class Facts(Struct, frozen=True):
+class Facts(Struct, frozen=True, gc=False):
     """What an agent may know about its run."""
 
     run_id: str
@@ -43,37 +44,37 @@ class Callee(Protocol):
 
 
 # -- commands: what the agent wants -------------------------------------------------------------------------------------
-class CallTool(Struct, frozen=True):
+class CallTool(Struct, frozen=True, gc=False):
     number: int
     tool: Any  # a Callee
     args: bytes
 
 
-class Abandon(Struct, frozen=True):
+class Abandon(Struct, frozen=True, gc=False):
     """The agent has stopped waiting for this call. That does not make its effect un-happen."""
 
     number: int
 
 
-class Record(Struct, frozen=True):
+class Record(Struct, frozen=True, gc=False):
     """A fact that the agent itself states: a thought, a decision, a status."""
 
     body: AnyBody
 
 
-class Succeeded(Struct, frozen=True):
+class Succeeded(Struct, frozen=True, gc=False):
     output: bytes
 
 
-class Failed(Struct, frozen=True):
+class Failed(Struct, frozen=True, gc=False):
     failure: Failure
 
 
-class Cancelled(Struct, frozen=True):
+class Cancelled(Struct, frozen=True, gc=False):
     pass
 
 
-class Finish(Struct, frozen=True):
+class Finish(Struct, frozen=True, gc=False):
     outcome: Succeeded | Failed | Cancelled
 
 
@@ -81,22 +82,22 @@ Command = CallTool | Abandon | Record | Finish
 
 
 # -- completions: what the world answered -------------------------------------------------------------------------------
-class CallCompleted(Struct, frozen=True):
+class CallCompleted(Struct, frozen=True, gc=False):
     number: int
     result: bytes
 
 
-class CallFailed(Struct, frozen=True):
+class CallFailed(Struct, frozen=True, gc=False):
     number: int
     failure: Failure
     attempts: int
 
 
-class TimerDue(Struct, frozen=True):
+class TimerDue(Struct, frozen=True, gc=False):
     timer: int
 
 
-class CancelAsked(Struct, frozen=True):
+class CancelAsked(Struct, frozen=True, gc=False):
     pass
 
 
@@ -164,10 +165,40 @@ class Machine:
                 self._main.cancel()
         return self._settle()
 
+    def close(self) -> None:
+        """Let go of the agent where it stands; whoever made the machine calls this when it needs it no more.
+
+        Closing a coroutine runs its `finally` blocks. Left to the garbage collector they would run outside of any run, where a
+        tool that they call just runs, unrecorded. Here they are still inside, and nothing that they ask for reaches anybody.
+        """
+        outer = asyncio_events._get_running_loop()
+        asyncio_events._set_running_loop(self._loop)
+        try:
+            for _ in range(_CLOSE_TRIES):
+                suspended = [task for task in list(self._loop.tasks.values()) if _is_open(task)]
+                if not suspended:
+                    return
+                for task in suspended:
+                    try:
+                        task.get_coro().close()
+                    except BaseException:  # whatever it says now, nobody listens; if it waits again it is closed again
+                        pass
+            _UNDYING.extend(suspended)
+        finally:
+            asyncio_events._set_running_loop(outer)
+
+    def __del__(self) -> None:
+        if self._loop.tasks:
+            self.close()
+
     def next_timer(self) -> tuple[int, int] | None:
         """(due in µs, number) of the timer that goes off next, or None."""
         upcoming = self._loop.next_timer()
         return None if upcoming is None else (max(0, round(upcoming[0] * 1e6)), upcoming[1])
+
+    @property
+    def has_timers(self) -> bool:
+        return bool(self._loop.timers)
 
     @property
     def timers_set(self) -> int:
@@ -248,6 +279,15 @@ def current() -> Machine | None:
     """The machine whose agent is running right now in this thread, or None."""
     loop = asyncio_events._get_running_loop()
     return loop.owner if isinstance(loop, AgentLoop) else None
+
+
+_CLOSE_TRIES = 1000
+_UNDYING: list[AgentTask] = []  # tasks that outlast every attempt to close them: collecting one would set it loose again
+
+
+def _is_open(task: AgentTask) -> bool:
+    coroutine = task.get_coro()
+    return inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) != inspect.CORO_CLOSED
 
 
 async def _result_of(future: asyncio.Future[Any]) -> Any:

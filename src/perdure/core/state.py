@@ -116,6 +116,7 @@ class RunState:
         self.updated_at = 0
         self.started_seq: int | None = None
         self.worker: str | None = None
+        self.worker_name: str | None = None  # "host:pid" of who claimed it last; it stays when the run is given up
         self.calls: dict[int, CallState] = {}
         self.open: dict[int, CallState] = {}
         self.timers: dict[int, int] = {}  # those that the run was parked on: number → due
@@ -183,7 +184,7 @@ class RunState:
     def _claimed(self, event: Event, body: RunClaimed) -> None:
         if self.started_seq is None:
             self.started_seq = event.seq
-        self.worker = body.worker
+        self.worker, self.worker_name = body.worker, body.name or body.worker
         self.status = "cancelling" if self.cancel else "running"
         self.waiting_for = self.wake_at = None
         self.takeover = body if body.takeover else None

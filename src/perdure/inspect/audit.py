@@ -131,7 +131,7 @@ def _detail(event: Event) -> dict[str, Any]:
         case RetryScheduled():
             return {"attempt": body.attempt, "at": iso(body.at), "reconcile": body.reconcile}
         case RunClaimed():
-            return {"worker": body.worker, "takeover": body.takeover, "proven_dead": body.proven_dead}
+            return {"worker": body.worker, "name": body.name, "takeover": body.takeover, "proven_dead": body.proven_dead}
         case RunReleased():
             return {"status": body.status, "waiting_for": body.waiting_for}
         case AttentionNeeded():

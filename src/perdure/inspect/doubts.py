@@ -81,7 +81,9 @@ def _why_doubt(call: CallState, scene: Scene) -> str:
 
 def _performer(intent_seq: int, events: Sequence[Event]) -> str | None:
     """The worker that recorded the intent."""
-    return next((event.body.worker for event in reversed(events[:intent_seq]) if isinstance(event.body, RunClaimed)), None)
+    return next(
+        (event.body.name or event.body.worker for event in reversed(events[:intent_seq]) if isinstance(event.body, RunClaimed)), None
+    )
 
 
 def _check(call: CallState) -> str:

@@ -70,9 +70,7 @@ def _queued_sentence(scene: Scene) -> str:
     else:
         served = "no worker is alive"
     if state.worker is not None:
-        return (
-            f"queued for {span(now - since)}: worker {state.worker} died while it drove the run, and nobody has taken it over yet; {served}"
-        )
+        return f"queued for {span(now - since)}: worker {state.worker_name} died while it drove the run, and nobody has taken it over yet; {served}"
     begun = "has not begun yet" if state.started_seq is None else "is ready to go on"
     return f"queued for {span(now - since)}: it {begun}, and nobody has taken it; {served}"
 

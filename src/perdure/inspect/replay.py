@@ -39,11 +39,16 @@ class Different(Struct, frozen=True):
 
 def compare(run_id: str, events: Sequence[Event], state: RunState, make: MakeMachine, load: Callable[[Payload], bytes]) -> Same | Different:
     """Replay the whole journal on a fresh machine; the agent runs, and everything it asks for is answered from the journal."""
+    machine: Machine | None = None
     try:
-        frontier = replay(make(state), events, load)
+        machine = make(state)
+        frontier = replay(machine, events, load)
     except Diverged as diverged:
         return Different(run_id, state.status, diverged.seq, diverged.call, str(diverged))
     except PerdureError as error:
         # The code does not even take the input, does not come to rest, or touches the world: it is not the code of this run.
         return Different(run_id, state.status, None, None, f"{type(error).__name__}: {error}")
+    finally:
+        if machine is not None:
+            machine.close()
     return Same(run_id, state.status, frontier.activations, len(state.calls))

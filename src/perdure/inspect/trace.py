@@ -111,9 +111,9 @@ def taken_over(event: Event, events: Sequence[Event]) -> str | None:
     if not isinstance(body, RunClaimed) or not body.takeover:
         return None
     before = previous_claim(event.seq, events)
-    held = f"worker {before.worker}" if before else "the worker before"
+    held = f"worker {before.name or before.worker}" if before else "the worker before"
     why = "its process is gone: the kernel has freed its lock" if body.proven_dead else "it gave no sign of life for longer than its lease"
-    return f"worker {body.worker} took the run over from {held}, which had not given it up: {why}"
+    return f"worker {body.name or body.worker} took the run over from {held}, which had not given it up: {why}"
 
 
 def previous_claim(seq: int, events: Sequence[Event]) -> RunClaimed | None:

@@ -177,9 +177,9 @@ def _about_run(event: Event) -> str:
             return f"run of {body.agent}@{body.version} created{by} (tenant {body.tenant}) with input {shown(body.input)}"
         case RunClaimed(takeover=True):
             why = "which is gone (the kernel says so)" if body.proven_dead else "which gave no sign of life"
-            return f"worker {body.worker} took the run over from the worker before, {why}"
+            return f"worker {body.name or body.worker} took the run over from the worker before, {why}"
         case RunClaimed():
-            return f"worker {body.worker} took the run"
+            return f"worker {body.name or body.worker} took the run"
         case RunReleased():
             until = f" until {iso(body.wake_at)}" if body.wake_at is not None else ""
             return f"the worker gave the run up as {body.status}: {body.waiting_for}{until}"

@@ -19,7 +19,7 @@ from perdure.core.state import Status as Status
 FINISHED: frozenset[str] = frozenset(("succeeded", "failed", "cancelled"))
 
 
-class NewRun(Struct, frozen=True):
+class NewRun(Struct, frozen=True, gc=False):
     """A run to create; `created` is its first event's body."""
 
     run_id: str
@@ -30,7 +30,7 @@ class NewRun(Struct, frozen=True):
     blobs: tuple[bytes, ...] = ()
 
 
-class RunRow(Struct, frozen=True):
+class RunRow(Struct, frozen=True, gc=False):
     """The projection of a run, written in the same commit as its events."""
 
     run_id: str
@@ -54,7 +54,7 @@ class RunRow(Struct, frozen=True):
     updated_at: int
 
 
-class Lease(Struct, frozen=True):
+class Lease(Struct, frozen=True, gc=False):
     """The right to write one run: refused as soon as somebody else has a higher epoch."""
 
     run_id: str
@@ -63,12 +63,12 @@ class Lease(Struct, frozen=True):
     nonce: bytes
 
 
-class Claimed(Struct, frozen=True):
+class Claimed(Struct, frozen=True, gc=False):
     lease: Lease
     row: RunRow  # as of after the claim: row.seq is the seq of its `run_claimed`
 
 
-class RowChange(Struct, frozen=True):
+class RowChange(Struct, frozen=True, gc=False):
     """What an append does to the projection, besides seq, head and updated_at."""
 
     status: Status
@@ -79,7 +79,7 @@ class RowChange(Struct, frozen=True):
     progress: bool = False  # a completion is among the events: crashes := 0
 
 
-class Append(Struct, frozen=True):
+class Append(Struct, frozen=True, gc=False):
     """Events of one run, to be committed whole or not at all."""
 
     lease: Lease
@@ -90,11 +90,11 @@ class Append(Struct, frozen=True):
     consumed: tuple[int, ...] = ()  # inbox rows that these events stand for
 
 
-class Committed(Struct, frozen=True):
+class Committed(Struct, frozen=True, gc=False):
     """The append is durable."""
 
 
-class Refused(Struct, frozen=True):
+class Refused(Struct, frozen=True, gc=False):
     """The guard did not hold: somebody else has the run, or its seq has moved. Stop working on it at once."""
 
     why: str
@@ -103,7 +103,7 @@ class Refused(Struct, frozen=True):
 Appended = Committed | Refused
 
 
-class InboxRow(Struct, frozen=True):
+class InboxRow(Struct, frozen=True, gc=False):
     """Something from outside (a cancel, a resolution) for a run that a worker holds: its holder journals it."""
 
     inbox_id: int
@@ -112,7 +112,7 @@ class InboxRow(Struct, frozen=True):
     body: AnyBody
 
 
-class WorkerRow(Struct, frozen=True):
+class WorkerRow(Struct, frozen=True, gc=False):
     worker: str
     name: str  # "host:pid"
     pid: int
@@ -122,7 +122,7 @@ class WorkerRow(Struct, frozen=True):
     runs: int
 
 
-class Filter(Struct, frozen=True):
+class Filter(Struct, frozen=True, gc=False):
     status: str | None = None
     agent: str | None = None
     tenant: str | None = None
@@ -130,7 +130,7 @@ class Filter(Struct, frozen=True):
     before: int | None = None  # created_at below this, for paging
 
 
-class Stored(Struct, frozen=True):
+class Stored(Struct, frozen=True, gc=False):
     """One row of the events table exactly as it lies there, for verify: nothing decoded, nothing trusted."""
 
     seq: Any

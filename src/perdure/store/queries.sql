@@ -31,7 +31,7 @@ UPDATE perdure_runs SET seq = ?1, head = coalesce(?2, head), updated_at = max(up
 WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8
 
 -- name: insert_event
-INSERT INTO perdure_events (run, seq, event_id, ts, epoch, call, cause, data, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO perdure_events (id, event_id, ts, epoch, call, cause, data, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: insert_blob
 -- Content-addressed: a second copy of the same bytes is the same blob.
@@ -57,7 +57,7 @@ SELECT status, seq, epoch, holder, nonce FROM perdure_runs WHERE id = ?
 SELECT id FROM perdure_runs WHERE run_id = ?
 
 -- name: event_at
-SELECT event_id FROM perdure_events WHERE run = ? AND seq = ?
+SELECT event_id FROM perdure_events WHERE id = (? << 32 | ?)
 
 -- == Reading ==========================================================================================================
 
@@ -80,21 +80,21 @@ ORDER BY created_at DESC, id DESC LIMIT :limit
 -- name: read_events
 -- data as a blob: the very bytes that were hashed, even when they are no longer text.
 SELECT seq, event_id, ts, epoch, call, cause, CAST(data AS BLOB)
-FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = ?) AND seq > ? ORDER BY seq
+FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id = ?1) + ?2 AND id < (SELECT id << 32 FROM perdure_runs WHERE run_id = ?1) + 4294967296 ORDER BY id
 
 -- name: stored_events
 SELECT seq, event_id, ts, epoch, call, cause, CAST(data AS BLOB), hash
-FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = ?) ORDER BY seq
+FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id = ?1) AND id < (SELECT id << 32 FROM perdure_runs WHERE run_id = ?1) + 4294967296 ORDER BY id
 
 -- name: hash_at
-SELECT hash FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = ?) AND seq = ?
+SELECT hash FROM perdure_events WHERE id = (SELECT id << 32 FROM perdure_runs WHERE run_id = ?1) + ?2
 
 -- name: scan_events
 -- All journals in key order. Runs that were last written before `since` are passed over without a look at their events.
 SELECT e.run, r.run_id, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, CAST(e.data AS BLOB)
-FROM perdure_events AS e JOIN perdure_runs AS r ON r.id = e.run
-WHERE (e.run, e.seq) > (:run, :seq) AND e.ts >= :since AND r.updated_at >= :since
-ORDER BY e.run, e.seq LIMIT :limit
+FROM perdure_events AS e JOIN perdure_runs AS r ON r.id = e.id >> 32
+WHERE e.id > (:run << 32 | :seq) AND e.ts >= :since AND r.updated_at >= :since
+ORDER BY e.id LIMIT :limit
 
 -- name: blob
 SELECT data FROM perdure_blobs WHERE digest = ?
@@ -121,7 +121,7 @@ INSERT INTO perdure_inbox (run, call, event_id, ts, data) VALUES (:id, :call, :e
 
 -- name: event_of_run
 -- Whether a post has arrived in the journal, asked after a COMMIT with an unknown outcome.
-SELECT 1 FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = ?) AND event_id = ?
+SELECT 1 FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id = ?1) AND id < (SELECT id << 32 FROM perdure_runs WHERE run_id = ?1) + 4294967296 AND event_id = ?2
 
 -- name: inbox_event_of_run
 -- Whether a post has arrived in the inbox, asked after a COMMIT with an unknown outcome.

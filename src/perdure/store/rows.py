@@ -23,8 +23,7 @@ def event_row(key: int, sealed: Sealed) -> Row:
     """The parameters of insert_event."""
     event = sealed.event
     return (
-        key,
-        event.seq,
+        key << 32 | event.seq,
         bytes.fromhex(event.event_id),
         event.ts,
         event.epoch,

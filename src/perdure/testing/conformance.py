@@ -318,7 +318,7 @@ class StoreConformance:
         assert claimed.row == found(store, "r")
         assert (claimed.row.seq, claimed.row.status, claimed.row.holder, claimed.row.ready_at) == (2, "running", "w", None)
         event = store.read("r")[-1]
-        assert (event.seq, event.epoch, event.cause, event.body) == (2, 1, 1, RunClaimed("w"))
+        assert (event.seq, event.epoch, event.cause, event.body) == (2, 1, 1, RunClaimed("w", name="host:1"))
 
     def test_only_served_agents_are_claimed(self, store: Store) -> None:
         register(store, "w")
@@ -369,7 +369,7 @@ class StoreConformance:
         assert_refused(store, zombie.append(ThoughtRecorded("I was only asleep")), "r")
         (claimed,) = store.claim("w2", ["a"], 1, now)
         assert (claimed.lease.epoch, claimed.row.crashes) == (2, 1)
-        assert claim_event(store, "r") == RunClaimed("w2", takeover=True, proven_dead=False)
+        assert claim_event(store, "r") == RunClaimed("w2", name="host:2", takeover=True, proven_dead=False)
         assert_refused(store, zombie.append(ThoughtRecorded("I was only asleep")), "r")
 
     def test_a_run_that_was_taken_over_once_is_no_takeover_the_next_time(self, store: Store) -> None:
@@ -378,7 +378,7 @@ class StoreConformance:
         park(store, claim_one(store, "r", "w2"))
         assert claim_event(store, "r").takeover is True
         claim_one(store, "r", "w2")
-        assert claim_event(store, "r") == RunClaimed("w2", takeover=False, proven_dead=False)
+        assert claim_event(store, "r") == RunClaimed("w2", name="host:1", takeover=False, proven_dead=False)
         assert found(store, "r").crashes == 1  # until there is progress
 
     def test_a_worker_that_renews_keeps_its_runs(self, store: Store) -> None:

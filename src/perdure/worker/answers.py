@@ -13,25 +13,25 @@ from perdure.errors import NotEncodable
 from perdure.tool import Tool
 
 
-class Returned(Struct, frozen=True):
+class Returned(Struct, frozen=True, gc=False):
     """It happened; canonical JSON of what it returned."""
 
     result: bytes
 
 
-class Unrecordable(Struct, frozen=True):
+class Unrecordable(Struct, frozen=True, gc=False):
     """It happened, but what it returned cannot be recorded. It must never be repeated for that (T2)."""
 
     failure: Failure
 
 
-class Raised(Struct, frozen=True):
+class Raised(Struct, frozen=True, gc=False):
     """It has ended without a result; failure.kind says whether it may have happened."""
 
     failure: Failure
 
 
-class Abandoned(Struct, frozen=True):
+class Abandoned(Struct, frozen=True, gc=False):
     """It was told to stop and did not: it may have happened, and may still be running."""
 
     failure: Failure

@@ -41,7 +41,7 @@ from perdure.worker.perform import Abandoned, Attempt, Performed, Raised, Return
 from perdure.worker.threads import Threads
 
 
-class Ended(Struct, frozen=True):
+class Ended(Struct, frozen=True, gc=False):
     """An attempt, or a reconcile hook, has come to an end."""
 
     number: int

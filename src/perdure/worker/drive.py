@@ -131,7 +131,7 @@ class Drive:
         if self.state.crashes >= limit:
             self._attend("poison", f"{self.state.crashes} workers in a row died while they drove this run, without any progress in between")
         else:
-            self._guarded(lambda: self._rebuild(events))
+            self._guarded(self._rebuild, events)
         self._pump()
 
     def receive(self, row: InboxRow) -> None:
@@ -158,6 +158,8 @@ class Drive:
             self._disarm()
             self._commits.stop()
             self._calls.drop_all()
+            if self._machine is not None:
+                self._machine.close()
             self._host.rested(self)
 
     # -- replay -------------------------------------------------------------------------------------------------------
@@ -173,6 +175,8 @@ class Drive:
             self._obey(command, cause)
         for call in open_before:
             self._consider(call)
+        for number in sorted(frontier.abandoned.intersection(self.state.open).difference(call.number for call in open_before)):
+            self._obey(Abandon(number), self.state.seq)  # asked for and given up in the same breath
 
     def _load(self, payload: Payload) -> bytes:
         inline = payload.inline
@@ -184,8 +188,8 @@ class Drive:
     # -- the pump -----------------------------------------------------------------------------------------------------
     def _pump(self) -> None:
         """Take what has arrived, then commit, wait or rest."""
-        if self._commits.under_way or self.over:
-            return
+        if self._commits.under_way or self.over or self.state.created is None:
+            return  # the answer, or `begin` when the journal has been read, comes back here
         try:
             self._turn()
         except Exception as error:
@@ -197,8 +201,8 @@ class Drive:
             if isinstance(arrived, InboxRow):
                 self._read_inbox(arrived)
             else:
-                self._guarded(lambda ended=arrived: self._take(ended))  # type: ignore[misc]
-        if self._closing is None:
+                self._guarded(self._take, arrived)
+        if self._closing is None and self._machine is not None and (self._machine.has_timers or self._calls.waits):
             self._guarded(self._wake_due)
         if self._closing is None and not self.state.finished and self._must_commit():
             self._commit(None)
@@ -210,10 +214,10 @@ class Drive:
     def _must_commit(self) -> bool:
         return bool(self._due) or self._precious
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _guarded(self, work: Callable[..., None], *args: Any) -> None:
         """Run a piece of work; whatever the agent's code does wrong there parks this run and touches no other."""
         try:
-            work()
+            work(*args)
         except Diverged as diverged:
             self._attend("diverged", str(diverged))
         except DoesNotRest as endless:
@@ -242,7 +246,9 @@ class Drive:
         completion = completion or completion_of(event, self._load)
         if completion is not None and not self._machine.finished:
             self._machine.cause = event.seq
-            for command in self._machine.deliver(event.ts, completion):
+            commands = self._machine.deliver(event.ts, completion)
+            # What was given up comes last: telling the machine so may end the run, and nothing can be recorded after its end.
+            for command in sorted(commands, key=lambda command: isinstance(command, Abandon)):
                 self._obey(command, event.seq)
 
     def _obey(self, command: Command, cause: int) -> None:
@@ -361,16 +367,16 @@ class Drive:
         self._pen.consume(row.inbox_id)
         body = row.body
         match body:
-            case CancelRequested() if self.state.cancel is None:
+            case CancelRequested() if self.state.cancel is None and not self.state.finished:
                 event = self._pen.record(body)
-                self._guarded(lambda: self._deliver(event))
+                self._guarded(self._deliver, event)
             case ToolCallResolved() if row.call in self.state.open and self.state.open[row.call].phase == "in_doubt":
                 call = self.state.open[row.call]
                 self._calls.forget(row.call)
                 event = self._pen.record(body, call=row.call, cause=call.last_seq)
-                self._guarded(lambda: self._deliver(event))
+                self._guarded(self._deliver, event)
                 if not call.ended and self._closing is None:
-                    self._guarded(lambda: self._consider(call))
+                    self._guarded(self._consider, call)
             case _:
                 log.warning("run %s: %s came too late and changes nothing", self.run_id, body.__struct_config__.tag)
 
@@ -496,12 +502,14 @@ class Drive:
             if row.release:
                 self.abort()
                 return
+        durable = set(self._due)
         if result is not None:
-            self._guarded(lambda: self._deliver(result))
+            self._guarded(self._deliver, result)
         due, self._due = self._due, []
         for number in due:
             call = self.state.calls[number]
-            if call.effect == "transaction" or self._closing is not None:
+            # What a transaction's result has just made the agent ask for was not in this commit: it waits for the next one (G2).
+            if number not in durable or call.effect == "transaction" or self._closing is not None:
                 self._due.append(number)
             else:
                 # The intent is durable. From here on a crash leaves an intent without a result: decide() settles it by effect class.

@@ -194,10 +194,11 @@ class Worker:
         if drive.over:
             return
         try:
-            drive.begin(self.store.read(drive.run_id) if reading is None else reading.result())
+            # The post first: a run that came to rest without it would be ready again at once, for ever.
             for row in self.store.inbox(self.id):
                 if row.run_id == drive.run_id:
                     drive.receive(row)
+            drive.begin(self.store.read(drive.run_id) if reading is None else reading.result())
         except Exception as error:
             self.broke(drive, error)
 

@@ -37,11 +37,11 @@ CREATE INDEX perdure_runs_ready ON perdure_runs (ready_at, agent) WHERE ready_at
 CREATE INDEX perdure_runs_held ON perdure_runs (holder) WHERE holder IS NOT NULL;
 CREATE INDEX perdure_runs_created ON perdure_runs (created_at);
 
--- Clustered by run: a history is read with one range scan, and no second index has to be kept.
+-- Clustered by run: a history is read with one range scan, and no second index has to be kept. One number instead of the pair
+-- (run, seq), because SQLite appends to the end of an integer key without rebalancing the pages beside it.
 -- `run` has no foreign key: the trigger below already looks the run up at every insert.
 CREATE TABLE perdure_events (
-    run INTEGER NOT NULL,
-    seq INTEGER NOT NULL,
+    id INTEGER PRIMARY KEY, -- run << 32 | seq
     event_id BLOB NOT NULL CHECK (length(event_id) = 16),
     ts INTEGER NOT NULL,
     epoch INTEGER NOT NULL,
@@ -49,9 +49,10 @@ CREATE TABLE perdure_events (
     cause INTEGER,
     data TEXT NOT NULL, -- exactly the bytes that were hashed
     hash BLOB NOT NULL CHECK (length(hash) = 32),
-    type TEXT GENERATED ALWAYS AS (data ->> '$.type') VIRTUAL,
-    PRIMARY KEY (run, seq)
-) STRICT, WITHOUT ROWID;
+    run INTEGER GENERATED ALWAYS AS (id >> 32) VIRTUAL,
+    seq INTEGER GENERATED ALWAYS AS (id & 4294967295) VIRTUAL,
+    type TEXT GENERATED ALWAYS AS (data ->> '$.type') VIRTUAL
+) STRICT;
 
 CREATE TABLE perdure_blobs (
     digest BLOB PRIMARY KEY CHECK (length(digest) = 32),
@@ -91,7 +92,7 @@ END;
 -- Events follow the row, whose guard was checked: nothing gets in beside it. Together with the next trigger this is G10.
 -- AFTER costs half as much as BEFORE, which would have to work out `type` at every insert.
 CREATE TRIGGER perdure_events_guarded AFTER INSERT ON perdure_events
-WHEN NEW.seq > ifnull((SELECT seq FROM perdure_runs WHERE id = NEW.run), 0)
+WHEN NEW.id & 4294967295 > ifnull((SELECT seq FROM perdure_runs WHERE id = NEW.id >> 32), 0)
 BEGIN
     SELECT raise(ABORT, 'an event must be covered by the seq of its run');
 END;

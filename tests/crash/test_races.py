@@ -1,0 +1,138 @@
+"""Things that meet: a cancel and an end, a cancel and a park, a signal and the reading of a journal, a transaction and the next intent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.crash import ledger, victims
+from tests.crash.checks import check_journal
+from tests.crash.chores import chores, hasty, sleeper
+from tests.crash.world import KILLED, World
+
+from perdure import Perdure, RunCancelled
+from perdure.core.events import CancelRequested
+from perdure.settings import Settings
+from perdure.store.sqlite import SqliteStore
+from perdure.worker.calls import Ended
+from perdure.worker.drive import Drive
+
+LONG = [["step", str(n), 0] for n in range(260)]  # a journal that is read on a thread
+
+
+@pytest.mark.parametrize("kind", ["deed", "work", "step"])
+def test_what_a_transaction_leads_to_waits_for_a_commit_of_its_own(world: World, kind: str) -> None:
+    world.begin(r=[["book", "b", 0], [kind, "d", 0]])
+    assert world.run(victims.drive, run_id="r", report=world.report(), die=["intent", "before", 1, kind]) == KILLED
+    assert not world.ledger.lines("begun"), "an effect began before its intent was durable"
+    assert world.finish("r")["r"]["output"] == ["b done", "d done"]
+    assert len(world.ledger.effects("d")) == len(world.paid()) == 1
+    check_journal(world, "r")
+
+
+def test_a_signal_that_arrives_while_a_long_journal_is_being_read_hands_the_run_over(world: World) -> None:
+    world.begin(r=[*LONG, ["deed", "last", 0.2]])
+    victim = world.start(victims.serve)
+    world.ledger.wait_for(lambda lines: lines[-1:] != [] and lines[-1]["what"] == "last")
+    os.kill(victim, signal.SIGTERM)
+    assert world.wait(victim) == 0
+    reader = world.start(victims.serve, slow_read_s=0.3)
+    world.ledger.wait_for(lambda lines: lines[-1]["fact"] == "reading")
+    os.kill(reader, signal.SIGTERM)
+    assert world.wait(reader) == 0
+    row, _ = world.look("r")
+    assert row is not None
+    assert row.status in ("queued", "succeeded"), row
+    assert len(world.finish("r")["r"]["output"]) == 261
+    assert len(world.ledger.effects("last")) == 1
+    check_journal(world, "r")
+
+
+def test_a_cancel_that_arrives_while_a_long_journal_is_being_read_is_heard(world: World) -> None:
+    world.begin(r=[*LONG, ["work", "last", 30]])
+    victim = world.start(victims.serve)
+    world.ledger.wait_for(lambda lines: lines[-1:] != [] and lines[-1]["what"] == "last")
+    os.kill(victim, signal.SIGKILL)
+    assert world.wait(victim) == KILLED
+    reader = world.start(victims.serve, until=["r"], slow_read_s=0.3)
+    world.ledger.wait_for(lambda lines: lines[-1]["fact"] == "reading")
+    assert world.run(victims.cancel, run_id="r") == 0
+    assert world.wait(reader) == 0, world.log()
+    row, _ = world.look("r")
+    assert row is not None
+    assert row.status in ("cancelled", "needs_attention"), row
+    check_journal(world, "r")
+
+
+@pytest.fixture
+def folder(world: World, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(ledger.VARIABLE, str(world.ledger.path))
+    return world.disk
+
+
+def test_a_cancel_that_meets_the_last_result_comes_too_late_and_harms_nothing(
+    world: World, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> Any:
+        async with Perdure(f"sqlite:///{folder}/journal.db", agents=[chores]) as app:
+
+            def both(drive: Drive, ended: Ended) -> None:
+                # Both are there when the drive turns to them: the end of the last call, and behind it a person's cancel.
+                drive._arrived.append(ended)
+                app.store.post(
+                    "r", None, CancelRequested(by="ann"), event_id=app.clock.new_id(), now=app.clock.now(), status="cancelling", expect=lambda _: None
+                )
+                for row in app.store.inbox(drive.lease.worker):
+                    drive.receive(row)
+
+            monkeypatch.setattr(Drive, "arrive", both)
+            return await app.run(chores, [["deed", "paid", 0]], id="r")
+
+    assert asyncio.run(main()) == ["paid done"]
+    assert len(world.ledger.effects("paid")) == 1
+    check_journal(world, "r")
+
+
+def test_a_call_that_waits_for_another_attempt_does_not_keep_its_run_from_ending(world: World, folder: Path) -> None:
+    async def main() -> Any:
+        async with Perdure(f"sqlite:///{folder}/journal.db", agents=[hasty]) as app:
+            return await app.run(hasty, id="r")
+
+    assert asyncio.run(main()) == "done: False"
+    assert "thought_recorded" in [event.type for event in check_journal(world, "r")]
+
+
+def check_cancel_is_heard_while_parking(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancel that arrives between the holder's last look and its commit of the park ends the run at once, not an hour later."""
+    real, url = SqliteStore.append, f"sqlite:///{world.disk}/journal.db"
+
+    async def main() -> None:
+        async with Perdure(url, agents=[sleeper], settings=Settings(park_after_s=0)) as app:
+
+            def cancelled_first(store: SqliteStore, batch: Any) -> Any:
+                monkeypatch.setattr(SqliteStore, "append", real)
+                store.post(
+                    "r", None, CancelRequested(by="ann"), event_id=app.clock.new_id(), now=app.clock.now(), status="cancelling", expect=lambda _: None
+                )
+                return real(store, batch)
+
+            handle = await app.start(sleeper, 3600.0, id="r")
+            monkeypatch.setattr(SqliteStore, "append", cancelled_first)
+            await handle.result(timeout=5)
+
+    try:
+        asyncio.run(main())
+    except RunCancelled:
+        check_journal(world, "r")
+        return
+    except Exception as error:
+        raise AssertionError(f"the cancel was not heard: {error!r}") from error
+    raise AssertionError("the run succeeded")
+
+
+def test_a_cancel_that_meets_a_park_is_heard(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_cancel_is_heard_while_parking(world, monkeypatch)

@@ -1,0 +1,475 @@
+"""Cancelling a run at every phase, and calls that their agent stops waiting for, by effect class."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, until
+
+from perdure import Call, NotSent, Outcome, Perdure, Retry, Run, RunCancelled, RunEnded, agent, tool
+from perdure.core.events import Event, ToolCallFailed
+from perdure.store.api import RunRow
+
+EFFECTS = ["read", "idempotent", "keyed", "once"]
+
+
+# -- before and between -------------------------------------------------------------------------------------------------
+def test_a_run_that_nobody_has_claimed_yet_never_begins() -> None:
+    begun: list[int] = []
+
+    @agent(version="1")
+    async def eager(run: Run) -> None:
+        begun.append(1)
+
+    async def main() -> tuple[str, list[str]]:
+        async with perdure(None, [eager]) as app:
+            handle = await app.start(eager)
+            await app.cancel(handle.id, by="ann", reason="changed my mind")
+            assert (await handle.status()).status == "cancelling"
+            with pytest.raises(RunCancelled):
+                await handle.result()
+            return (await handle.status()).status, outline(await handle.events())
+
+    assert run(main()) == ("cancelled", ["run_created", "cancel_requested", "run_cancelled"])
+    assert begun == []
+
+
+@pytest.mark.parametrize("by_worker", [True, False])
+def test_a_run_that_is_parked_on_a_timer_is_woken_to_be_cancelled(by_worker: bool) -> None:
+    @agent(version="1")
+    async def sleeper(run: Run) -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            run.note(f"cleaned up, {run.cancelled}")
+
+    async def main() -> tuple[str, list[str]]:
+        async with perdure(None, [sleeper]) as app:
+            handle = await app.start(sleeper)
+            assert (await app.drive(handle.id, wait=False)).status == "waiting"
+            await app.cancel(handle.id)
+            if by_worker:
+                working = asyncio.create_task(app.work())
+                while (await handle.status()).status != "cancelled":
+                    await asyncio.sleep(0.002)
+                app.drain()
+                await working
+            else:
+                await app.drive(handle.id)
+            return (await handle.status()).status, outline(await handle.events())[2:]
+
+    assert run(main()) == ("cancelled", ["cancel_requested", "note cleaned up, True", "run_cancelled"])
+
+
+def test_a_run_that_waits_for_a_retry_gives_the_call_up() -> None:
+    attempts: list[int] = []
+
+    @tool(effect="once", retry=Retry(base=60))
+    async def pay(call: Call) -> None:
+        attempts.append(call.attempt)
+        raise NotSent("refused")
+
+    @agent(version="1")
+    async def payer(run: Run) -> None:
+        await pay()
+
+    async def main() -> tuple[str, list[str]]:
+        async with perdure(None, [payer]) as app:
+            handle = await app.start(payer)
+            assert (await app.drive(handle.id, wait=False)).status == "waiting"
+            await app.cancel(handle.id)
+            return (await app.drive(handle.id)).status, outline(await handle.events())
+
+    status, lines = run(main())
+    assert status == "cancelled"
+    assert lines[-3:] == ["cancel_requested", "failed 1/1 cancelled", "run_cancelled"]
+    assert attempts == [1]
+
+
+def test_a_finished_run_takes_no_cancel() -> None:
+    @agent(version="1")
+    async def quick(run: Run) -> int:
+        return 1
+
+    async def main() -> None:
+        async with perdure(None, [quick]) as app:
+            await app.run(quick, id="r")
+            with pytest.raises(RunEnded, match=r"has finished \(succeeded\)"):
+                await app.cancel("r")
+            assert await app.handle("r").result() == 1
+
+    run(main())
+
+
+def test_a_second_cancel_changes_nothing() -> None:
+    @agent(version="1")
+    async def sleeper(run: Run) -> None:
+        await asyncio.sleep(3600)
+
+    async def main() -> list[str]:
+        async with perdure(None, [sleeper]) as app:
+            handle = await app.start(sleeper)
+            await app.drive(handle.id, wait=False)
+            await app.cancel(handle.id, reason="first")
+            await app.cancel(handle.id, reason="second")
+            assert (await app.drive(handle.id)).status == "cancelled"
+            return outline(await handle.events())
+
+    assert run(main())[-1] == "run_cancelled"
+
+
+# -- in flight ----------------------------------------------------------------------------------------------------------
+class InFlight:
+    """An agent inside a call that goes on until it is told to stop."""
+
+    def __init__(self, effect: Any, *, stubborn: bool = False, reconcile: Outcome | None = None) -> None:
+        self.began: list[int] = []
+        self.cancelled = 0
+        self.release = asyncio.Event()
+
+        @tool(effect=effect)
+        async def work(call: Call) -> str:
+            self.began.append(call.attempt)
+            try:
+                await self.release.wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                if not stubborn:
+                    raise
+                await self.release.wait()
+            return "finished after all"
+
+        if reconcile is not None:
+
+            @work.reconcile
+            async def _(call: Call) -> Outcome:
+                return reconcile
+
+        @agent(version="1")
+        async def worker(run: Run) -> str:
+            return str(await work())
+
+        self.agent = worker
+
+    async def cancelled_in_flight(self, app: Perdure) -> RunRow:
+        await app.start(self.agent, id="r")
+        driving = asyncio.create_task(app.drive("r", wait=False))
+        await until(lambda: self.began)
+        await app.cancel("r")
+        return await driving
+
+
+@pytest.mark.parametrize("effect", ["read", "idempotent"])
+def test_a_harmless_call_in_flight_is_stopped(effect: Any) -> None:
+    case = InFlight(effect)
+
+    async def main() -> tuple[RunRow, list[str]]:
+        async with perdure(None, [case.agent]) as app:
+            return await case.cancelled_in_flight(app), outline(await app.handle("r").events())
+
+    row, lines = run(main())
+    assert row.status == "cancelled"
+    assert case.cancelled == 1
+    assert lines[-3:] == ["cancel_requested", "failed 1/1 cancelled", "run_cancelled"]
+
+
+@pytest.mark.parametrize("effect", ["keyed", "once"])
+def test_an_effect_in_flight_that_was_stopped_is_in_doubt_until_somebody_knows(effect: Any) -> None:
+    case = InFlight(effect)
+
+    async def main() -> tuple[RunRow, RunRow, list[str]]:
+        async with perdure(None, [case.agent]) as app:
+            first = await case.cancelled_in_flight(app)
+            await app.resolve("r", 1, did_not_happen=True)
+            return first, await app.drive("r"), outline(await app.handle("r").events())
+
+    first, second, lines = run(main())
+    assert first.status == "needs_attention"
+    assert (second.status, case.began) == ("cancelled", [1])
+    assert lines[2:] == [
+        *("cancel_requested", "in_doubt 1/1", "attention_needed"),
+        *("resolved 1/1 did_not_happen by app", "failed 1/1 cancelled", "run_cancelled"),
+    ]
+
+
+@pytest.mark.parametrize("reconcile", [None, Outcome.unknown("who knows")])
+def test_after_a_cancel_a_keyed_call_in_doubt_is_not_performed_again(tmp_path: Path, reconcile: Outcome | None) -> None:
+    """Its key keeps it from happening twice; but perhaps it has not happened yet, and now it must not."""
+    case = InFlight("keyed", reconcile=reconcile)
+
+    async def first() -> RunRow:
+        async with perdure(tmp_path / "db", [case.agent]) as app:
+            return await case.cancelled_in_flight(app)
+
+    async def again() -> RunRow:
+        async with perdure(tmp_path / "db", [case.agent]) as app:
+            return await app.drive("r", wait=False)
+
+    assert run(first()).status == "needs_attention"
+    assert run(again()).status == "needs_attention"
+    assert case.began == [1]
+
+
+@pytest.mark.parametrize("effect", ["keyed", "once"])
+@pytest.mark.parametrize("known", [Outcome.happened("found"), Outcome.not_happened()], ids=lambda outcome: outcome.kind)
+def test_a_hook_settles_an_effect_that_was_stopped(effect: Any, known: Outcome) -> None:
+    case = InFlight(effect, reconcile=known)
+
+    async def main() -> RunRow:
+        async with perdure(None, [case.agent]) as app:
+            return await case.cancelled_in_flight(app)
+
+    assert run(main()).status == "cancelled"
+    assert case.began == [1]
+
+
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_a_tool_that_ends_well_within_the_grace_has_completed(effect: Any) -> None:
+    """It was told to stop and says that it is done: that is what is recorded."""
+    case = InFlight(effect, stubborn=True)
+
+    async def main() -> tuple[RunRow, list[str]]:
+        async with perdure(None, [case.agent]) as app:
+            await app.start(case.agent, id="r")
+            driving = asyncio.create_task(app.drive("r", wait=False))
+            await until(lambda: case.began)
+            await app.cancel("r")
+            await until(lambda: case.cancelled)
+            case.release.set()
+            return await driving, outline(await app.handle("r").events())
+
+    row, lines = run(main())
+    assert row.status == "cancelled"
+    assert lines[-2:] == ["completed 1/1", "run_cancelled"]
+
+
+def test_a_transaction_is_not_cancelled_in_the_middle() -> None:
+    @tool(effect="transaction")
+    def write(call: Call) -> int:
+        call.connection.execute("CREATE TABLE IF NOT EXISTS notes (text TEXT)")
+        call.connection.execute("INSERT INTO notes VALUES ('x')")
+        return int(call.connection.execute("SELECT count(*) FROM notes")[0][0])
+
+    @agent(version="1")
+    async def writer(run: Run) -> int:
+        total = 0
+        for _ in range(5):
+            total = await write()
+        return total
+
+    async def main() -> tuple[str, list[str]]:
+        async with perdure(None, [writer]) as app:
+            await app.start(writer, id="r")
+            driving = asyncio.create_task(app.drive("r"))
+            handle = app.handle("r")
+            while "completed 2/1" not in outline(await handle.events()):
+                await asyncio.sleep(0)
+            await app.cancel("r")
+            return (await driving).status, outline(await handle.events())
+
+    status, lines = run(main())
+    assert status in ("cancelled", "succeeded"), "a cancel that comes too late changes nothing"
+    completed = [line for line in lines if line.startswith("completed")]
+    assert len(completed) == len([line for line in lines if line.startswith("initiated")]) - ("failed" in " ".join(lines))
+
+
+# -- while it cleans up -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_calls_made_while_cleaning_up_are_performed(effect: Any) -> None:
+    done: list[str] = []
+
+    @tool(effect=effect)
+    async def tidy(what: str) -> None:
+        await asyncio.sleep(0.01)
+        done.append(what)
+
+    @agent(version="1")
+    async def sleeper(run: Run) -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await tidy("first")
+            await tidy("second")
+
+    async def main() -> RunRow:
+        async with perdure(None, [sleeper]) as app:
+            handle = await app.start(sleeper)
+            await app.drive(handle.id, wait=False)
+            await app.cancel(handle.id)
+            driving = asyncio.create_task(app.drive(handle.id))
+            await asyncio.sleep(0.005)
+            assert (await handle.status()).status == "cancelling"
+            return await driving
+
+    assert run(main()).status == "cancelled"
+    assert done == ["first", "second"]
+
+
+def test_a_crash_while_cleaning_up_goes_on_cleaning_up(tmp_path: Path) -> None:
+    done: list[str] = []
+
+    @tool(effect="keyed")
+    async def tidy(what: str, call: Call) -> None:
+        done.append(f"{what} {call.attempt}")
+        if what == "second" and call.attempt == 1:
+            await asyncio.sleep(60)
+
+    @agent(version="1")
+    async def sleeper(run: Run) -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await tidy("first")
+            await tidy("second")
+
+    async def crash() -> None:
+        async with perdure(tmp_path / "db", [sleeper]) as app:
+            await app.start(sleeper, id="r")
+            await app.drive("r", wait=False)
+            await app.cancel("r")
+            driving = asyncio.create_task(app.drive("r"))
+            await until(lambda: "second 1" in done)
+            app.abort()
+            await driving
+
+    async def resume() -> RunRow:
+        async with perdure(tmp_path / "db", [sleeper]) as app:
+            return await app.drive("r")
+
+    run(crash())
+    assert run(resume()).status == "cancelled"
+    assert done == ["first 1", "second 1", "second 2"], "a call that is wanted is performed again, cancelled or not"
+
+
+def test_an_agent_that_catches_the_cancel_may_still_succeed() -> None:
+    @agent(version="1")
+    async def stubborn(run: Run) -> str:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            pass
+        await asyncio.sleep(10)
+        return f"done, {run.cancelled}"
+
+    async def main() -> tuple[list[str], Any]:
+        clock, seen = ManualClock(), []
+        async with perdure(None, [stubborn], clock) as app:
+            handle = await app.start(stubborn)
+            for step_s in (1, 11, 0):
+                seen.append((await app.drive(handle.id, wait=False)).status)
+                if step_s == 1:
+                    await app.cancel(handle.id)
+                clock.advance(step_s)
+            return seen, await handle.result()
+
+    seen, output = run(main())
+    assert seen[-1] == "succeeded"
+    assert output == "done, True"
+
+
+# -- calls that only their agent has given up ---------------------------------------------------------------------------
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_a_call_abandoned_by_a_timeout_is_stopped_if_harmless_and_left_to_end_if_not(effect: Any) -> None:
+    finished: list[str] = []
+
+    @tool(effect=effect)
+    async def slow() -> str:
+        await asyncio.sleep(0.1)
+        finished.append("slow")
+        return "slow"
+
+    @agent(version="1")
+    async def hasty(run: Run) -> str:
+        try:
+            async with asyncio.timeout(0.02):
+                await slow()
+        except TimeoutError:
+            run.note("went on")
+        return "done"
+
+    async def main() -> tuple[Any, list[Event]]:
+        settings = SETTINGS.__class__(poll_s=0.002, cancel_grace_s=0.05)
+        async with Perdure("sqlite://", [hasty], settings=settings) as app:
+            handle = await app.start(hasty)
+            return await handle.result(), await handle.events()
+
+    output, events = run(main())
+    assert output == "done"
+    lines = outline(events)
+    assert lines[1:4] == ["initiated slow 1/1", "timer_fired", "note went on"]
+    if effect in ("read", "idempotent"):
+        assert lines[4:] == ["failed 1/1 cancelled", "run_succeeded"]
+        assert finished == []
+    else:
+        assert lines[4:] == ["completed 1/1", "run_succeeded"], "nobody knows how to stop an effect half way: the run waits for its end"
+        assert finished == ["slow"]
+
+
+def test_a_call_abandoned_before_it_began_is_withdrawn_without_a_doubt() -> None:
+    @tool(effect="once")
+    async def never() -> None:
+        raise AssertionError("it must not begin")
+
+    @agent(version="1")
+    async def fickle(run: Run) -> str:
+        task = asyncio.create_task(never())
+        await asyncio.sleep(0)
+        task.cancel()
+        return "never mind"
+
+    async def main() -> tuple[Any, list[Event]]:
+        async with perdure(None, [fickle]) as app:
+            handle = await app.start(fickle)
+            return await handle.result(), await handle.events()
+
+    output, events = run(main())
+    assert output == "never mind"
+    failed = next(event.body for event in events if isinstance(event.body, ToolCallFailed))
+    assert (failed.failure.kind, failed.final) == ("cancelled", True)
+
+
+@pytest.mark.parametrize("effect", ["keyed", "once"])
+def test_an_abandoned_effect_that_fails_in_doubt_keeps_the_run_open_until_it_is_settled(effect: Any) -> None:
+    @tool(effect=effect)
+    async def slow() -> str:
+        await asyncio.sleep(0.05)
+        raise ConnectionResetError("gone")
+
+    @agent(version="1")
+    async def hasty(run: Run) -> str:
+        try:
+            async with asyncio.timeout(0.01):
+                await slow()
+        except TimeoutError:
+            pass
+        return "done"
+
+    async def main() -> tuple[str, Any]:
+        async with Perdure("sqlite://", [hasty], settings=SETTINGS.__class__(poll_s=0.002)) as app:
+            handle = await app.start(hasty)
+            row = await app.drive(handle.id)
+            await app.resolve(handle.id, 1, did_not_happen=True)
+            return row.status, await handle.result()
+
+    assert run(main()) == ("needs_attention", "done")
+
+
+def test_a_result_timeout_leaves_the_run_and_its_cancel_still_reaches_it() -> None:
+    """Whoever waited has gone; the run goes on here, and must still hear what is posted to it."""
+    case = InFlight("read")
+
+    async def main() -> str:
+        async with perdure(None, [case.agent]) as app:
+            handle = await app.start(case.agent)
+            with pytest.raises(TimeoutError, match="it goes on"):
+                await handle.result(timeout=0.05)
+            assert (await handle.status()).status == "running"
+            await app.cancel(handle.id)
+            with pytest.raises(RunCancelled):
+                await handle.result()
+            return (await handle.status()).status
+
+    assert run(main()) == "cancelled"
