@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.crash.errands import ORDER, OUTPUT
+from tests.crash.world import RUN, World
+
 from perdure.core.events import Event, RunClaimed, ToolCallInitiated
 from perdure.inspect.verify import verify_run
 from perdure.store.api import FINISHED
 from perdure.store.open import open_store
-from tests.crash.errands import ORDER, OUTPUT
-from tests.crash.world import RUN, World
 
 TERMINAL = ("run_succeeded", "run_failed", "run_cancelled")
 

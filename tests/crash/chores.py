@@ -10,8 +10,9 @@ import sys
 import time
 from typing import Any
 
-from perdure import Call, NotSent, Retry, Run, Tool, ToolFailed, agent, tool
 from tests.crash.ledger import Ledger
+
+from perdure import Call, NotSent, Retry, Run, Tool, ToolFailed, agent, tool
 
 AT_ONCE = Retry(attempts=3, base=0.01, jitter=0)
 
@@ -55,6 +56,23 @@ def book(what: str, seconds: float, call: Call) -> str:
     call.connection.execute("CREATE TABLE IF NOT EXISTS paid (what TEXT, run TEXT, number INTEGER, attempt INTEGER) STRICT")
     call.connection.execute("INSERT INTO paid VALUES (?, ?, ?, ?)", (what, call.run_id, call.number, call.attempt))
     return f"{what} done"
+
+
+NOTHINGS = [0, "", False, None, [], {}]
+
+
+@tool(effect="keyed")
+async def nothing(what: str, seconds: float, call: Call) -> Any:
+    """Returns something that is false."""
+    Ledger.here().perform(what, call, by_key=True)
+    return NOTHINGS[int(what)]
+
+
+@tool(effect="idempotent", retry=AT_ONCE)
+async def odd(what: str, seconds: float, call: Call) -> Any:
+    """Returns something that no journal can hold."""
+    Ledger.here().perform(what, call)
+    return object()
 
 
 @tool
@@ -135,7 +153,7 @@ def segfault_once(what: str, seconds: float, call: Call) -> str:
 
 TOOLS: dict[str, Tool[..., Any]] = {
     found.name: found
-    for found in (work, deed, step, refuse, book, block, poison, leave, breed, orphan, family, segfault, segfault_once)
+    for found in (work, deed, step, refuse, book, nothing, odd, block, poison, leave, breed, orphan, family, segfault, segfault_once)
 }
 
 
@@ -173,3 +191,17 @@ async def hasty(run: Run) -> str:
     await work("first", 0)
     await work("second", 0)
     return f"done: {task.done()}"
+
+
+@agent(version="1")
+async def racing(run: Run) -> list[str]:
+    """What it does next depends on which of its calls ends first."""
+    done = [await work(f"after {await ended}", 0) for ended in asyncio.as_completed([work("slow", 0.1), work("fast", 0)])]
+    return [*done, await work("last", 0)]
+
+
+@agent(version="1")
+async def fickle(run: Run) -> str:
+    """Not deterministic: it does what the environment says."""
+    await work(os.environ["CRASH_WORD"], 0)
+    return await work("last", 0)

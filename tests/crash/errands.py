@@ -6,9 +6,10 @@ import asyncio
 import time
 from typing import Any
 
-from perdure import Call, Outcome, Run, Tool, ToolFailed, agent, tool
 from tests.crash import fate
 from tests.crash.ledger import Ledger
+
+from perdure import Call, Outcome, Run, Tool, ToolFailed, agent, tool
 
 ORDER = "order"
 OUTPUT = {"before": "before seen", "receipt": f"{ORDER} done", "after": "after seen"}

@@ -20,7 +20,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import apsw
@@ -38,7 +38,6 @@ from perdure.store.api import Append
 from perdure.store.sqlite import SqliteStore
 from perdure.worker.calls import Calls
 from perdure.worker.drive import Drive
-
 
 CALL = 2  # the call under test in every errand; 1 and 3 are looks
 ANY = "*"  # every tool is under test
@@ -103,7 +102,7 @@ class Fate:
         self.wrap(SqliteStore, "claim", lambda *_, **__: {"claim"})
         self.wrap(SqliteStore, "renew", lambda *_: {"renew"})
         self.wrap(SqliteStore, "append", self._of_batch)
-        self.wrap(SqliteStore, "transact", lambda *_: {"append", "intent", "result"})
+        self.wrap(SqliteStore, "transact", lambda head, _: self._of_batch([head]))
         self.wrap(Calls, "start", lambda call, *_: {"start"} if self.tool in (call.tool, ANY) else set())
         self.wrap(Drive, "arrive", lambda ended: {"arrive"} if ended.number == CALL or self.tool == ANY else set())
 
@@ -173,10 +172,10 @@ class _DyingFile(apsw.VFSFile):
 FATE = Fate()  # of this process; a victim replaces it before it starts anything
 
 
-def seal(place: str, moment: str, nth: int = 1, tool: str = "") -> Fate:
-    """Decide this process's fate."""
+def seal(die: Sequence[Any]) -> Fate:
+    """Decide this process's fate: place, moment, which visit, the tool under test."""
     global FATE
-    FATE = Fate(place, moment, nth, tool)
+    FATE = Fate(*die)
     FATE.arm()
     return FATE
 

@@ -2,8 +2,8 @@
 
 Requests and answers are lines of JSON on its stdin and stdout:
 
-    {"start": "victims:errand", "args": {…}, "log": path}  → {"pid": n}
-    {"wait": n, "within_s": s}                             → {"code": exit code, or minus the signal, or null}
+    {"start": "victims:errand", "args": {…}, "log": path, "mutation": name}  → {"pid": n}
+    {"wait": n, "within_s": s}                                               → {"code": exit code, or minus the signal, or null}
 
 When its stdin ends, it kills whoever of its children still lives, and ends.
 """
@@ -20,7 +20,9 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
+
+from tests.crash.mutations import MUTATIONS
 
 Victim = Callable[..., None]
 
@@ -33,26 +35,26 @@ class Nursery:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         command = [sys.executable, "-c", "from tests.crash.nursery import main; main()"]
         self._process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._requests, self._answers = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
 
-    def start(self, victim: Victim, log: Path, **args: Any) -> int:
-        """The process id of a new process that runs the function with these arguments."""
-        return cast(int, self._ask({"start": f"{victim.__module__}:{victim.__name__}", "args": args, "log": str(log)})["pid"])
+    def start(self, victim: Victim, log: Path, mutation: str = "", **args: Any) -> int:
+        """The process id of a new process that runs the function with these arguments; with a mutation, without one of our guards."""
+        request = {"start": f"{victim.__module__}:{victim.__name__}", "args": args, "log": str(log), "mutation": mutation}
+        return cast(int, self._ask(request)["pid"])
 
     def wait(self, pid: int, within_s: float = 60.0) -> int | None:
         """How it ended: its exit code, or minus the signal that killed it; None when it still lives."""
         return cast("int | None", self._ask({"wait": pid, "within_s": within_s})["code"])
 
     def close(self) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
+        self._requests.close()
         self._process.wait(timeout=20)
-        self._process.stdout.close()
+        self._answers.close()
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
+        self._requests.write(json.dumps(request).encode() + b"\n")
+        self._requests.flush()
+        answer = self._answers.readline()
         assert answer, "the nursery has died"
         return cast("dict[str, Any]", json.loads(answer))
 
@@ -91,6 +93,8 @@ def _bear(request: dict[str, Any]) -> int:
         for source, target in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
         os.closerange(3, 64)
+        if request["mutation"]:
+            MUTATIONS[request["mutation"]]()
         module, _, name = request["start"].rpartition(":")
         getattr(importlib.import_module(module), name)(**request["args"])
         code = 0

@@ -96,7 +96,7 @@ def settle_both_ways(world: World, happened: bool) -> None:
 
 @pytest.mark.parametrize("kind", TOOLS)
 def test_killed_from_outside_while_the_tool_is_inside_its_effect(world: World, kind: str) -> None:
-    pid = world.start(victims.errand, report=world.report(), run_id=RUN, kind=kind, die=["flight", "never"])
+    pid = world.start(victims.errand, report=world.report(), run_id=RUN, kind=kind, die=["flight", "never", 1])
     world.ledger.wait_for(lambda lines: any(line["fact"] == "begun" for line in lines))
     os.kill(pid, signal.SIGKILL)
     assert world.wait(pid) == KILLED
@@ -139,7 +139,9 @@ def test_killed_four_times_in_a_row_the_run_still_ends_well(world: World, kind: 
 
 def test_killed_while_it_waits_for_a_timer_the_run_goes_on_when_it_is_due(world: World) -> None:
     # Not parked: the process holds the run for a wait this short.
-    pid = world.start(victims.errand, report=world.report(), run_id=RUN, kind="keyed", die=["asleep", "never"], settings={"park_after_s": 60})
+    pid = world.start(
+        victims.errand, report=world.report(), run_id=RUN, kind="keyed", die=["asleep", "never", 1], settings={"park_after_s": 60}
+    )
     world.ledger.wait_for(lambda lines: any(line["fact"] == "effect" for line in lines))
     os.kill(pid, signal.SIGKILL)
     assert world.wait(pid) == KILLED

@@ -84,7 +84,13 @@ def test_a_cancel_that_meets_the_last_result_comes_too_late_and_harms_nothing(
                 # Both are there when the drive turns to them: the end of the last call, and behind it a person's cancel.
                 drive._arrived.append(ended)
                 app.store.post(
-                    "r", None, CancelRequested(by="ann"), event_id=app.clock.new_id(), now=app.clock.now(), status="cancelling", expect=lambda _: None
+                    "r",
+                    None,
+                    CancelRequested(by="ann"),
+                    event_id=app.clock.new_id(),
+                    now=app.clock.now(),
+                    status="cancelling",
+                    expect=lambda _: None,
                 )
                 for row in app.store.inbox(drive.lease.worker):
                     drive.receive(row)
@@ -116,13 +122,19 @@ def check_cancel_is_heard_while_parking(world: World, monkeypatch: pytest.Monkey
             def cancelled_first(store: SqliteStore, batch: Any) -> Any:
                 monkeypatch.setattr(SqliteStore, "append", real)
                 store.post(
-                    "r", None, CancelRequested(by="ann"), event_id=app.clock.new_id(), now=app.clock.now(), status="cancelling", expect=lambda _: None
+                    "r",
+                    None,
+                    CancelRequested(by="ann"),
+                    event_id=app.clock.new_id(),
+                    now=app.clock.now(),
+                    status="cancelling",
+                    expect=lambda _: None,
                 )
                 return real(store, batch)
 
             handle = await app.start(sleeper, 3600.0, id="r")
             monkeypatch.setattr(SqliteStore, "append", cancelled_first)
-            await handle.result(timeout=5)
+            await handle.result(timeout=3)
 
     try:
         asyncio.run(main())

@@ -1,56 +1,19 @@
-"""Runs that change hands: dead workers, sleeping workers that wake up late, workers that share, and runs that kill whoever takes them."""
+"""Runs that change hands: dead workers, sleeping workers that wake up late, workers that share, clocks that disagree.
+
+A worker that is fenced, a run that is held, a loop that is blocked and a run that kills its workers are in scenarios.py, which
+test_guards_can_fail.py runs with and without the guard that they rest on.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections import Counter
 
 import pytest
 from tests.crash import victims
 from tests.crash.checks import check_journal
+from tests.crash.scenarios import SHORT, check_one_effect_each, claims
 from tests.crash.world import KILLED, World
-
-from perdure.core.events import AttentionNeeded, RunClaimed
-
-SHORT = {"lease_s": 0.4}
-
-
-def claims(world: World, run_id: str) -> list[RunClaimed]:
-    return [event.body for event in world.look(run_id)[1] if isinstance(event.body, RunClaimed)]
-
-
-def check_one_effect_each(world: World, run_id: str, expected: list[str]) -> None:
-    assert Counter(line["what"] for line in world.ledger.effects(run=run_id)) == Counter(expected)
-
-
-def test_a_worker_that_sleeps_past_its_lease_is_fenced_at_its_first_write_and_its_tools_are_stopped(world: World) -> None:
-    world.begin(r=[[["work", "short", 0.3], ["work", "long", 1.5]], ["work", "last", 0]])
-    zombie = world.start(victims.serve, settings=SHORT)
-    world.ledger.wait_for(lambda lines: len(lines) == 2)
-    world.freeze(zombie)
-    heir = world.start(victims.serve, settings=SHORT)
-    try:
-        # The heir has taken the run and begun its calls again, with the same keys.
-        world.ledger.wait_for(lambda lines: sum(line["fact"] == "begun" for line in lines) == 4)
-    finally:
-        os.kill(zombie, signal.SIGCONT)
-    # Its short call ends, it cannot write that down, and so its long one is stopped.
-    lines = world.ledger.wait_for(lambda lines: any(line["fact"] == "cancelled" and line["pid"] == zombie for line in lines))
-    assert [line["what"] for line in lines if line["fact"] == "cancelled"] == ["long"]
-    world.wait_until(lambda: world.look("r")[0].status == "succeeded", "the heir has finished the run")  # type: ignore[union-attr]
-    os.kill(heir, signal.SIGTERM)
-    assert world.wait(heir) == 0
-    check_one_effect_each(world, "r", ["short", "long", "last"])
-    taken = [claim.takeover for claim in claims(world, "r")]
-    assert taken == [False, True]
-    check_journal(world, "r")
-    # It lost a run, not its mind: it serves on.
-    world.begin(s=[["deed", "later", 0]])
-    lines = world.ledger.wait_for(lambda lines: any(line["what"] == "later" and line["fact"] == "effect" for line in lines))
-    assert lines[-1]["pid"] == zombie
-    os.kill(zombie, signal.SIGTERM)
-    assert world.wait(zombie) == 0
 
 
 def test_a_once_call_of_a_sleeping_worker_is_put_to_a_person_and_never_made_twice(world: World) -> None:
@@ -85,18 +48,6 @@ def test_two_workers_share_runs_and_no_run_is_driven_twice(world: World) -> None
     assert {line["pid"] for line in world.ledger.lines()} == set(pids)
 
 
-def test_a_run_that_a_live_worker_holds_is_waited_for_not_taken(world: World) -> None:
-    world.begin(r=[["deed", "o", 0.3]])
-    holder = world.start(victims.serve, until=["r"])
-    world.ledger.wait_for(lambda lines: len(lines) == 1)
-    report = world.report()
-    assert world.run(victims.drive, run_id="r", report=report) == 0
-    assert world.told(report)["output"] == ["o done"]
-    assert world.wait(holder) == 0
-    assert {line["pid"] for line in world.ledger.lines()} == {holder}
-    assert len(claims(world, "r")) == 1
-
-
 def test_all_twenty_runs_of_a_killed_worker_are_finished_by_another(world: World) -> None:
     runs = {f"r{n}": [["work", f"a{n}", 0.005 * n], ["step", f"b{n}", 0.01], ["work", f"c{n}", 0.01]] for n in range(20)}
     world.begin(**runs)
@@ -113,53 +64,12 @@ def test_all_twenty_runs_of_a_killed_worker_are_finished_by_another(world: World
     assert any(claim.proven_dead for run_id in runs for claim in claims(world, run_id))
 
 
-def test_a_run_that_kills_every_worker_is_parked_and_innocent_runs_finish(world: World) -> None:
-    limit = 4
-    innocent = {f"i{n}": [["work", f"w{n}-{m}", 0.02] for m in range(4)] for n in range(5)}
-    world.begin(bad=[["poison", "p", 0]], **innocent)
-    deaths = 0
-    while True:
-        code = world.run(victims.serve, until=["bad", *innocent], settings={"poison_limit": limit})
-        if code == 0:
-            break
-        assert code == KILLED, world.log()
-        deaths += 1
-        assert deaths <= limit + 1, "nobody stops it"
-    row, events = world.look("bad")
-    assert row is not None
-    assert row.status == "needs_attention"
-    assert [event.body.reason for event in events if isinstance(event.body, AttentionNeeded)] == ["poison"]
-    assert len(world.ledger.lines("begun", "bad")) == deaths == limit
-    for run_id, todo in innocent.items():
-        row, _ = world.look(run_id)
-        assert row is not None
-        assert row.status == "succeeded", (run_id, row)
-        check_one_effect_each(world, run_id, [entry[1] for entry in todo])
-        check_journal(world, run_id)
-
-
-def test_a_tool_that_blocks_the_loop_for_three_lease_times_loses_nothing(world: World) -> None:
-    world.begin(r=[["block", "b", 1.2], ["deed", "after", 0]])
-    blocked = world.start(victims.serve, until=["r"], settings=SHORT)
-    world.ledger.wait_for(lambda lines: len(lines) == 1)
-    # Another worker looks on, and would take the run if its lease ran out.
-    onlooker = world.start(victims.serve, until=["r"], settings=SHORT)
-    assert world.wait(blocked) == 0, world.log()
-    assert world.wait(onlooker) == 0, world.log()
-    check_one_effect_each(world, "r", ["b", "after"])
-    assert {line["pid"] for line in world.ledger.lines()} == {blocked}
-    assert len(claims(world, "r")) == 1
-    check_journal(world, "r")
-
-
 @pytest.mark.parametrize("shift_s", [-3600.0, 3600.0])
 def test_a_wall_clock_that_is_wrong_by_an_hour_harms_no_run(world: World, shift_s: float) -> None:
     """Two workers whose clocks differ by an hour may take runs from each other; the guard keeps every effect single."""
     runs = {f"r{n}": [["work", f"a{n}", 0.02], ["work", f"b{n}", 0.02]] for n in range(6)}
     world.begin(**runs)
-    pids = [
-        world.start(victims.serve, until=list(runs), clock=clock, settings={"concurrency": 2}) for clock in ([], [shift_s])
-    ]
+    pids = [world.start(victims.serve, until=list(runs), clock=clock, settings={"concurrency": 2}) for clock in ([], [shift_s])]
     assert [world.wait(pid) for pid in pids] == [0, 0], world.log()
     for n, run_id in enumerate(runs):
         row, _ = world.look(run_id)

@@ -46,15 +46,16 @@ def live_and_die(world: World, seed: int) -> int:
         assert code in (KILLED, 0), f"code {code}\n{world.log()}"
         assert code == KILLED or deaths, f"it should have died\n{world.log()}"
         deaths += code == KILLED
-    for _ in range(30):
-        report = world.report()
-        assert world.run(victims.thicket, report=report, seed=seed) == 0, world.log()
-        told = world.told(report)
-        if told["status"] != "needs_attention":
-            break
+    while (told := go_on(world, seed))["status"] == "needs_attention":
         settle(world, f"seed-{seed}")
     check(world, seed, told)
     return deaths
+
+
+def go_on(world: World, seed: int) -> dict[str, Any]:
+    report = world.report()
+    assert world.run(victims.thicket, report=report, seed=seed) == 0, world.log()
+    return world.told(report)
 
 
 def fate_of(chance: random.Random, *, first: bool) -> list[Any]:

@@ -6,9 +6,10 @@ import asyncio
 import random
 from typing import Any
 
-from perdure import Call, NotSent, Outcome, Retry, Run, Tool, agent, tool
 from tests.crash import fate
 from tests.crash.ledger import Ledger
+
+from perdure import Call, NotSent, Outcome, Retry, Run, Tool, agent, tool
 
 BRANCHES = 8
 AGAIN = Retry(attempts=4, base=0.002, jitter=0)
@@ -86,7 +87,7 @@ async def _race(seed: int) -> str:
     for loser in losers:
         loser.cancel()
     await asyncio.gather(*losers, return_exceptions=True)
-    return min(winner.result() for winner in done)
+    return str(min(winner.result() for winner in done))
 
 
 async def _hurry(seed: int) -> str:
@@ -103,4 +104,9 @@ async def thicket(run: Run, seed: int) -> dict[str, Any]:
     async with asyncio.TaskGroup() as group:
         branches = [group.create_task(_branch(seed, branch)) for branch in range(BRANCHES)]
         race, hurry = group.create_task(_race(seed)), group.create_task(_hurry(seed))
-    return {"branches": [branch.result() for branch in branches], "race": race.result(), "hurry": hurry.result(), "last": await glance("last", 0)}
+    return {
+        "branches": [branch.result() for branch in branches],
+        "race": race.result(),
+        "hurry": hurry.result(),
+        "last": await glance("last", 0),
+    }

@@ -11,7 +11,11 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from perdure import Perdure
+from tests.crash import chores, errands, fate, ledger
+from tests.crash import thicket as thickets
+from tests.crash.failing import FailingDisk
+
+from perdure import Agent, Perdure
 from perdure.cli.driving import stop_on_signals
 from perdure.core.events import Event
 from perdure.errors import RunNotSucceeded
@@ -19,11 +23,11 @@ from perdure.settings import Settings
 from perdure.store.api import FINISHED
 from perdure.store.sqlite import SqliteStore
 from perdure.worker.clock import Clock
-from tests.crash import chores, errands, fate, ledger
-from tests.crash import thicket as thickets
-from tests.crash.failing import FailingDisk
 
 # Waits that only cost time are short, and a wait of any length is given up: a parked run is a boundary too.
+AGENTS: dict[str, Agent[Any, Any]] = {
+    found.name: found for found in (chores.chores, chores.sleeper, chores.hasty, chores.racing, chores.fickle, errands.errand)
+}
 QUICK: dict[str, Any] = {"reconcile_margin_s": 0.0, "park_after_s": 0.0, "cancel_grace_s": 0.5}
 
 
@@ -51,11 +55,11 @@ def tell(report: str, **facts: Any) -> None:
 def errand(folder: str, report: str, run_id: str, kind: str, die: Sequence[Any] = (), settings: dict[str, Any] | None = None) -> None:
     """Start the errand, or find it started, and drive it until it ends; unless the process dies before."""
     url, chosen = prepare(folder, {**({"lease_s": 0.2} if die and die[0] == "renew" else {}), **(settings or {})})
-    doom = fate.seal(*die, tool=kind) if die else fate.current()
+    doom = fate.seal([*die, kind]) if die else fate.current()
 
     async def main() -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
-        doom.on_drain = lambda: loop.call_soon_threadsafe(stop.set)  # type: ignore[assignment,return-value]
+        doom.on_drain = lambda: loop.call_soon_threadsafe(stop.set)  # type: ignore[assignment]
         async with Perdure(url, agents=[errands.errand], settings=chosen, observers=[acknowledge]) as app:
             handle = await app.start(errands.errand, kind, id=run_id)
             if die and die[0] == "handover":
@@ -101,21 +105,25 @@ class Shifted(Clock):
         return super().now() + (self._us if wrong else 0)
 
 
-def start(folder: str, runs: dict[str, list[Any]]) -> None:
-    """Create runs of `chores`; nobody drives them yet."""
+def start(folder: str, runs: dict[str, list[Any]], agent: str = "chores") -> None:
+    """Create runs; nobody drives them yet."""
     url, chosen = prepare(folder)
 
     async def main() -> None:
         async with Perdure(url, settings=chosen) as app:
-            for run_id, todo in runs.items():
-                await app.start(chores.chores, todo, id=run_id)
+            for run_id, args in runs.items():
+                await app.start(AGENTS[agent], *([args] if agent == "chores" else args), id=run_id)
 
     asyncio.run(main())
 
 
 def serve(
-    folder: str, until: Sequence[str] = (), settings: dict[str, Any] | None = None, clock: Sequence[Any] = (), report: str | None = None,
-    slow_read_s: float = 0
+    folder: str,
+    until: Sequence[str] = (),
+    settings: dict[str, Any] | None = None,
+    clock: Sequence[Any] = (),
+    report: str | None = None,
+    slow_read_s: float = 0,
 ) -> None:
     """A worker, until all of these runs have ended or need a person; without any, until SIGTERM."""
     url, chosen = prepare(folder, settings)
@@ -125,8 +133,7 @@ def serve(
     async def main() -> None:
         stop = stop_on_signals(asyncio.get_running_loop())
         shifted = Shifted(*clock) if clock else None
-        agents = [chores.chores, chores.sleeper, chores.hasty, errands.errand]
-        async with Perdure(url, agents=agents, settings=chosen, clock=shifted, observers=[acknowledge]) as app:
+        async with Perdure(url, agents=AGENTS.values(), settings=chosen, clock=shifted, observers=[acknowledge]) as app:
             async with asyncio.TaskGroup() as group:
                 group.create_task(app.work(stop=stop))
                 if until:
@@ -146,7 +153,7 @@ def read_slowly(seconds: float) -> None:
         time.sleep(seconds)
         return real(store, run_id, after)
 
-    SqliteStore.read = slow  # type: ignore[method-assign]
+    SqliteStore.read = slow  # type: ignore[method-assign,assignment]
 
 
 def cancel(folder: str, run_id: str) -> None:
@@ -171,18 +178,25 @@ async def _watch(app: Perdure, until: Sequence[str], stop: asyncio.Event) -> Non
 
 
 def drive(
-    folder: str, report: str, run_id: str, settings: dict[str, Any] | None = None, clock: Sequence[Any] = (), disk: Sequence[Any] = (),
-    die: Sequence[Any] = ()
+    folder: str,
+    report: str,
+    run_id: str,
+    settings: dict[str, Any] | None = None,
+    clock: Sequence[Any] = (),
+    disk: Sequence[Any] = (),
+    die: Sequence[Any] = (),
+    word: str = "",
 ) -> None:
-    """Drive one run of `chores` to its end; on a disk that fails, or into its own death, if it is given one."""
+    """Drive one run to its end; on a disk that fails, or into its own death, if it is given one."""
     url, chosen = prepare(folder, settings)
+    os.environ["CRASH_WORD"] = word
     if die:
-        fate.seal(*die)
+        fate.seal(die)
     faulty = FailingDisk(*disk) if disk else None  # held for as long as this process lives, or it would be gone
 
     async def main() -> None:
         shifted = Shifted(*clock) if clock else None
-        async with Perdure(url, agents=[chores.chores, chores.sleeper], settings=chosen, clock=shifted, observers=[acknowledge]) as app:
+        async with Perdure(url, agents=AGENTS.values(), settings=chosen, clock=shifted, observers=[acknowledge]) as app:
             tell(report, **await result(app.handle(run_id).result(timeout=30), app, run_id))
 
     asyncio.run(main())
@@ -193,7 +207,7 @@ def thicket(folder: str, report: str, seed: int, die: Sequence[Any] = ()) -> Non
     """Start the thicket of this seed, or go on with it, until it ends or needs a person; unless the process dies before."""
     url, chosen = prepare(folder)
     if die:
-        fate.seal(*die, tool=fate.ANY)
+        fate.seal([*die, fate.ANY])
 
     async def main() -> None:
         async with Perdure(url, agents=[thickets.thicket], settings=chosen, observers=[acknowledge]) as app:

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+from tests.crash import victims
+from tests.crash.ledger import Ledger
+from tests.crash.nursery import Nursery, Victim
 
 from perdure.core.events import Event
 from perdure.store.api import RunRow
 from perdure.store.open import open_store
-from tests.crash import victims
-from tests.crash.ledger import Ledger
-from tests.crash.nursery import Nursery, Victim
 
 KILLED = -signal.SIGKILL
 RUN = "run-1"
@@ -28,8 +28,9 @@ RUN = "run-1"
 class World:
     """Where a test takes place. Nothing here writes to the journal: looking is done on a copy."""
 
-    def __init__(self, folder: Path, nursery: Nursery) -> None:
+    def __init__(self, folder: Path, nursery: Nursery, mutation: str = "") -> None:
         self.folder = folder
+        self.mutation = mutation  # the guard that victims here do without
         self.disk = folder / "disk"
         self.disk.mkdir(exist_ok=True)
         self.ledger = Ledger(folder / "ledger")
@@ -39,7 +40,7 @@ class World:
     # -- victims ------------------------------------------------------------------------------------------------------
     def start(self, victim: Victim, **args: Any) -> int:
         """A process that runs the victim here; its id."""
-        return self._nursery.start(victim, self.folder / "log", folder=str(self.folder), **args)
+        return self._nursery.start(victim, self.folder / "log", self.mutation, folder=str(self.folder), **args)
 
     def wait(self, pid: int, within_s: float = 60.0) -> int:
         """How it ended; the test fails when it does not."""
@@ -61,11 +62,13 @@ class World:
         raise AssertionError("it is always writing")
 
     def _is_writable(self) -> bool:
-        with closing(apsw.Connection(str(self.disk / "journal.db"))) as connection:
-            try:
-                connection.execute("BEGIN IMMEDIATE; ROLLBACK")
-            except apsw.BusyError:
-                return False
+        connection = apsw.Connection(str(self.disk / "journal.db"))
+        try:
+            connection.execute("BEGIN IMMEDIATE; ROLLBACK")
+        except apsw.BusyError:
+            return False
+        finally:
+            connection.close()
         return True
 
     def run(self, victim: Victim, **args: Any) -> int:
@@ -112,29 +115,30 @@ class World:
         """The same world once more, as it is now: what is done there does not touch this one. Nobody may be writing."""
         twin = self.folder.with_name(f"{self.folder.name}-{time.monotonic_ns()}")
         shutil.copytree(self.folder, twin)
-        return World(twin, self._nursery)
+        return World(twin, self._nursery, self.mutation)
 
     def look(self, run_id: str = RUN) -> tuple[RunRow | None, list[Event]]:
-        """The run's row and journal, read from a copy, so that looking repairs nothing."""
+        """The run's row and journal, read from a copy, so that looking repairs nothing. Nobody may be writing."""
         if not (self.disk / "journal.db").exists():
             return None, []
         twin = self.copy()
-        try:
-            store = open_store(f"sqlite:///{twin.disk}/journal.db")
-            try:
-                row = store.get(run_id)
-                return row, store.read(run_id) if row is not None else []
-            finally:
-                store.close()
-        finally:
-            shutil.rmtree(twin.folder)
+        found = twin.peek(run_id)
+        shutil.rmtree(twin.folder)
+        return found
+
+    def peek(self, run_id: str = RUN) -> tuple[RunRow | None, list[Event]]:
+        """The run's row and journal, read as any process may, at any time."""
+        with closing(open_store(f"sqlite:///{self.disk}/journal.db")) as store:
+            row = store.get(run_id)
+            return row, store.read(run_id) if row is not None else []
 
     def paid(self) -> list[tuple[Any, ...]]:
         """What transaction tools have written in the journal's own database."""
-        with apsw.Connection(str(self.disk / "journal.db"), flags=apsw.SQLITE_OPEN_READWRITE) as connection:
-            if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'paid'").fetchall():
-                return []
-            return connection.execute("SELECT what, run, number, attempt FROM paid").fetchall()
+        found: list[tuple[Any, ...]] = []
+        with closing(apsw.Connection(str(self.disk / "journal.db"), flags=apsw.SQLITE_OPEN_READWRITE)) as connection:
+            if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'paid'").fetchall():
+                found = connection.execute("SELECT what, run, number, attempt FROM paid").fetchall()
+        return found
 
     def acknowledged(self, run_id: str = RUN) -> set[str]:
         """The ids of the events that some process was told are durable."""

@@ -215,8 +215,8 @@ def test_an_unawaited_call_is_performed_and_its_failure_troubles_nobody() -> Non
     @agent(version="1")
     async def careless(run: Run) -> str:
         act("never awaited").close()
-        asyncio.create_task(act("in a task"))  # noqa: RUF006
-        return "done"
+        task = asyncio.create_task(act("in a task"))
+        return f"done, {task.done()}"
 
     row, lines = run(row_of(careless))
     assert row.status == "succeeded"
@@ -302,7 +302,12 @@ def test_an_agent_that_is_let_go_of_performs_nothing_on_its_way_out(tmp_path: Pa
 
         helper = asyncio.create_task(child())
         try:
-            await {"sleep": asyncio.sleep, "stuck": lambda _: asyncio.Event().wait(), "crash": lambda _: hang()}[how](3600)
+            if how == "sleep":
+                await asyncio.sleep(3600)
+            elif how == "stuck":
+                await asyncio.Event().wait()
+            else:
+                await hang()
         except BaseException:
             await refund("except")
             raise
@@ -311,7 +316,7 @@ def test_an_agent_that_is_let_go_of_performs_nothing_on_its_way_out(tmp_path: Pa
             await refund("finally")
             await asyncio.sleep(1)
             await sync_refund("after a wait")
-            asyncio.get_running_loop().create_task(child())
+            helper = asyncio.create_task(child())
             run.note("cleaned up")
 
     async def main() -> None:
@@ -451,7 +456,7 @@ def test_two_runs_of_one_app_are_driven_at_the_same_time() -> None:
 
     async def main() -> list[int]:
         async with perdure(None, [party]) as app:
-            return await asyncio.gather(app.run(party, 0), app.run(party, 1))
+            return list(await asyncio.gather(app.run(party, 0), app.run(party, 1)))
 
     assert run(main()) == [0, 1]
 
@@ -486,7 +491,7 @@ def test_a_hook_of_a_tool_is_not_called_inside_an_agent() -> None:
         raise TimeoutError
 
     @pay.reconcile
-    async def _(call: Call) -> Outcome:
+    async def hook(call: Call) -> Outcome:
         seen.append(type(asyncio.get_running_loop()).__name__)
         return Outcome.happened("x")
 

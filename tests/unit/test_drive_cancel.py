@@ -355,7 +355,7 @@ def test_an_agent_that_catches_the_cancel_may_still_succeed() -> None:
         return f"done, {run.cancelled}"
 
     async def main() -> tuple[list[str], Any]:
-        clock, seen = ManualClock(), []
+        clock, seen = ManualClock(), list[str]()
         async with perdure(None, [stubborn], clock) as app:
             handle = await app.start(stubborn)
             for step_s in (1, 11, 0):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run
@@ -24,7 +24,7 @@ class Refused403(Exception):
 
 class TooMany(Exception):
     status_code = 429
-    headers = {"retry-after": "40"}
+    headers: ClassVar[dict[str, str]] = {"retry-after": "40"}
 
 
 FAILURES: dict[str, Callable[[], BaseException]] = {
@@ -44,7 +44,9 @@ FAILURES: dict[str, Callable[[], BaseException]] = {
 }
 
 
-def failing_agent(effect: Any, errors: list[BaseException | None], retry: Retry | None = None, timeout: float | None = None) -> Agent[Any, Any]:
+def failing_agent(
+    effect: Any, errors: list[BaseException | None], retry: Retry | None = None, timeout: float | None = None
+) -> Agent[Any, Any]:
     """An agent with one call whose attempts raise these, one after the other; None succeeds."""
 
     @tool(effect=effect, retry=retry, timeout=timeout)
@@ -134,7 +136,7 @@ def test_what_the_server_says_is_waited_for() -> None:
         code = failing_agent("once", [error, None])
         async with perdure(None, [code], clock) as app:
             await app.start(code, id="r")
-            seen = []
+            seen: list[tuple[str, int | None]] = []
             for step_s in (39, 2, 1):
                 row = await app.drive("r", wait=False)
                 seen.append((row.status, row.ready_at))
@@ -245,7 +247,8 @@ def test_a_doubt_about_a_keyed_call_is_settled_with_the_same_key(name: str) -> N
     async def pay(call: Call) -> str:
         keys.append(call.key)
         if call.attempt < 3:
-            raise FAILURES[name]()
+            error = FAILURES[name]()
+            raise error
         return "paid"
 
     @agent(version="1")

@@ -93,7 +93,7 @@ def test_a_takeover_says_who_took_over_from_whom_and_why(tmp_path: Path) -> None
     events = store.read("r")
     store.close()
     taken = next(event.seq for event in events if isinstance(event.body, RunClaimed) and event.body.takeover)
-    assert "took the run over from worker w-alive, which had not given it up" in trace("r", events, taken)[-1].says
+    assert "took the run over from worker host:1, which had not given it up" in trace("r", events, taken)[-1].says
     assert "gave no sign of life" in trace("r", events, taken)[-1].says
     after = next(event for event in events if event.seq > taken and event.cause is not None and event.cause < taken)
     assert trace("r", events, after.seq)[-1].meanwhile == [f"event {taken}: {trace('r', events, taken)[-1].says}"]

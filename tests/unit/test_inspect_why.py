@@ -118,7 +118,7 @@ def test_a_held_run_says_who_holds_it_and_a_dead_holder_is_called_dead(store: St
 def test_a_run_that_its_worker_lost_is_told_as_such(store: Store) -> None:
     hold(store, "queued", "shop")
     store.unregister("w-alive", Clock().now())
-    assert "worker w-alive died while it drove the run, and nobody has taken it over yet" in page_of(store, "queued").sentence
+    assert "worker host:1 died while it drove the run, and nobody has taken it over yet" in page_of(store, "queued").sentence
 
 
 @agent(version="1")

@@ -136,7 +136,10 @@ def test_a_result_that_could_not_be_recorded_is_its_own_failure() -> None:
         (asyncio.CancelledError(), "failed CancelledError: the agent cancelled itself"),
         (GeneratorExit(), "failed GeneratorExit: "),
         (BaseException("odd"), "failed BaseException: odd"),
-        (ExceptionGroup("two", [ValueError("a"), KeyError("b")]), "failed ExceptionGroup: two (2 sub-exceptions): ValueError: a; KeyError: 'b'"),
+        (
+            ExceptionGroup("two", [ValueError("a"), KeyError("b")]),
+            "failed ExceptionGroup: two (2 sub-exceptions): ValueError: a; KeyError: 'b'",
+        ),
         (InvalidInput("bad"), "failed InvalidInput: bad"),
         (StopAsyncIteration(), "failed StopAsyncIteration: "),
         (TimeoutError("late"), "failed TimeoutError: late"),

@@ -104,6 +104,10 @@ class CancelAsked(Struct, frozen=True, gc=False):
 Completion = CallCompleted | CallFailed | TimerDue | CancelAsked
 
 
+class LetGo(BaseException):
+    """Raised where an agent waits whose machine is not needed any more. No `except Exception` catches it."""
+
+
 class UnknownCompletion(PerdureError):
     """A completion for something that the agent never asked for."""
 
@@ -168,8 +172,8 @@ class Machine:
     def close(self) -> None:
         """Let go of the agent where it stands; whoever made the machine calls this when it needs it no more.
 
-        Closing a coroutine runs its `finally` blocks. Left to the garbage collector they would run outside of any run, where a
-        tool that they call just runs, unrecorded. Here they are still inside, and nothing that they ask for reaches anybody.
+        The end of a coroutine runs its `finally` blocks. Left to the garbage collector they would run outside of any run, where
+        a tool that they call just runs, unrecorded. Here they are still inside, and nothing that they ask for reaches anybody.
         """
         outer = asyncio_events._get_running_loop()
         asyncio_events._set_running_loop(self._loop)
@@ -180,10 +184,11 @@ class Machine:
                     return
                 for task in suspended:
                     try:
-                        task.get_coro().close()
-                    except BaseException:  # whatever it says now, nobody listens; if it waits again it is closed again
+                        # Not close(): when the agent waits in a `finally`, that gives it up to the garbage collector.
+                        task.get_coro().throw(LetGo())
+                    except BaseException:  # whatever it says now, nobody listens; if it waits again, it hears this again
                         pass
-            _UNDYING.extend(suspended)
+            _UNDYING.extend(self._loop.tasks.values())
         finally:
             asyncio_events._set_running_loop(outer)
 

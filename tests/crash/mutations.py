@@ -1,0 +1,126 @@
+"""Perdure without one of its guards: each mutation takes one dangerous line out, in a victim's own process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec import structs
+
+from perdure.core import decide as deciding
+from perdure.core import keys
+from perdure.core import replay as replaying
+from perdure.core.decide import Perform, Reconcile
+from perdure.core.events import Event, Failure, ToolCallCompleted
+from perdure.core.machine import CallCompleted
+from perdure.store import journal
+from perdure.store.liveness import FileLocks
+from perdure.worker import calls, drive, lease, perform
+from perdure.worker.answers import Raised, Returned
+
+
+def effects_start_before_their_intent_is_durable() -> None:
+    drive.Drive._ready = lambda self, call: self._calls.start(call, self._asked[call.number])  # type: ignore[method-assign]
+
+
+def keys_do_not_contain_the_call_number() -> None:
+    real = keys.CallKeys.key
+    keys.CallKeys.key = lambda self, call: real(self, 1)  # type: ignore[method-assign]
+
+
+def falsy_results_are_no_results() -> None:
+    real = replaying.completion_of
+
+    def completion_of(event: Event, load: Any) -> Any:
+        completion = real(event, load)
+        return (
+            None
+            if isinstance(completion, CallCompleted) and completion.result in (b"0", b'""', b"false", b"null", b"[]", b"{}")
+            else completion
+        )
+
+    replaying.completion_of = drive.completion_of = completion_of  # type: ignore[attr-defined]
+
+
+def a_result_that_cannot_be_encoded_is_a_failed_call() -> None:
+    real = perform.recordable
+
+    def recordable(tool: Any, value: Any) -> Any:
+        answer = real(tool, value)
+        return answer if isinstance(answer, Returned) else Raised(Failure(kind="error", type="TypeError", message="not encodable"))
+
+    perform.recordable = recordable
+
+
+def replay_does_not_compare() -> None:
+    replaying._compare_one = lambda *_: None
+
+
+def replay_delivers_in_order_of_calls() -> None:
+    real = replaying.replay
+
+    def replay(machine: Any, events: Sequence[Event], load: Any) -> Any:
+        places = [place for place, event in enumerate(events) if isinstance(event.body, ToolCallCompleted)]
+        shuffled = list(events)
+        for place, event in zip(places, sorted((events[place] for place in places), key=lambda event: event.call or 0), strict=True):
+            shuffled[place] = event
+        return real(machine, shuffled, load)
+
+    drive.replay = replay  # type: ignore[attr-defined]
+
+
+def hooks_are_not_asked() -> None:
+    real = calls.decide  # type: ignore[attr-defined]
+
+    def decide(call: Any, **told: Any) -> Any:
+        verdict = real(call, **told)
+        return Perform(call.attempt + 1) if isinstance(verdict, Reconcile) else verdict
+
+    calls.decide = decide  # type: ignore[attr-defined]
+
+
+def once_is_repeated() -> None:
+    deciding._REPEATABLE = deciding._REPEATABLE | {"once"}
+
+
+def the_guard_is_off() -> None:
+    for name in ("_ADVANCE", "_ADVANCE_AND_PROJECT", "_ADVANCE_AND_RELEASE"):
+        before, where, _ = getattr(journal, name).partition("WHERE")
+        setattr(journal, name, f"{before}{where} id = ?4 AND ?5 = ?5 AND ?6 = ?6 AND ?7 = ?7 AND ?8 = ?8")
+
+
+def locks_prove_nothing() -> None:
+    FileLocks.is_alive = lambda self, worker: False  # type: ignore[method-assign]
+
+
+def leases_are_not_renewed() -> None:
+    lease.Renewer._run = lambda self: None  # type: ignore[method-assign]
+
+
+def poison_is_never_noticed() -> None:
+    real = drive.Drive.__init__
+
+    def without_limit(self: Any, claimed: Any, agent: Any, host: Any) -> None:
+        host.settings = structs.replace(host.settings, poison_limit=2**40)
+        real(self, claimed, agent, host)
+
+    drive.Drive.__init__ = without_limit  # type: ignore[method-assign]
+
+
+MUTATIONS: dict[str, Callable[[], None]] = {
+    found.__name__: found
+    for found in (
+        effects_start_before_their_intent_is_durable,
+        keys_do_not_contain_the_call_number,
+        falsy_results_are_no_results,
+        a_result_that_cannot_be_encoded_is_a_failed_call,
+        replay_does_not_compare,
+        replay_delivers_in_order_of_calls,
+        hooks_are_not_asked,
+        once_is_repeated,
+        the_guard_is_off,
+        locks_prove_nothing,
+        leases_are_not_renewed,
+        poison_is_never_noticed,
+    )
+}

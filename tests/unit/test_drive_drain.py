@@ -1,0 +1,288 @@
+"""Draining a worker at every phase: each run is handed over at a step boundary, or its call is recorded as in doubt (G13)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, until
+
+from perdure import Agent, Call, NotSent, Outcome, Perdure, Retry, Run, Settings, agent, tool
+from perdure.store.api import RunRow
+
+EFFECTS = ["read", "idempotent", "keyed", "once"]
+IMPATIENT = Settings(poll_s=0.002, park_after_s=0, reconcile_margin_s=0, cancel_grace_s=0.02, flush_s=0.005, drain_timeout_s=0.02)
+
+
+async def drained(app: Perdure, when: Any) -> RunRow:
+    """The run `r` after a worker that served it was drained as soon as the condition held."""
+    working = asyncio.create_task(app.work())
+    await until(when)
+    app.drain()
+    await working
+    return await app.handle("r").status()
+
+
+async def finished(path: Path, code: Agent[Any, Any], settings: Settings = SETTINGS) -> tuple[RunRow, list[str]]:
+    async with perdure(path, [code], settings=settings) as app:
+        row = await app.drive("r", wait=False)
+        return row, outline(await app.handle("r").events(), without=("run_claimed",))
+
+
+class Steps:
+    """An agent with two calls; the first goes on until it is let go, or is told to stop."""
+
+    def __init__(self, effect: Any, reconcile: Outcome | None = None) -> None:
+        self.began: list[str] = []
+        self.finish = asyncio.Event()
+
+        @tool(effect=effect)
+        async def step(name: str, call: Call) -> str:
+            self.began.append(f"{name} {call.attempt}")
+            if name == "first":
+                await self.finish.wait()
+            return name
+
+        if reconcile is not None:
+
+            @step.reconcile
+            async def _(name: str, call: Call) -> Outcome:
+                return reconcile
+
+        @agent(version="1")
+        async def walker(run: Run) -> list[str]:
+            return [await step("first"), await step("second")]
+
+        self.agent: Agent[Any, Any] = walker
+
+
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_a_call_in_flight_may_end_and_the_next_worker_goes_on_behind_it(tmp_path: Path, effect: Any) -> None:
+    case = Steps(effect)
+
+    async def main() -> RunRow:
+        async with perdure(tmp_path / "db", [case.agent]) as app:
+            await app.start(case.agent, id="r")
+            asyncio.get_running_loop().call_later(0.05, case.finish.set)
+            return await drained(app, lambda: case.began)
+
+    row = run(main())
+    assert (row.status, row.holder) == ("queued", None)
+    assert row.ready_at is not None
+    row, lines = run(finished(tmp_path / "db", case.agent))
+    assert row.status == "succeeded"
+    assert case.began == ["first 1", "second 1"], "neither lost nor repeated"
+    assert lines.index("completed 1/1") < lines.index("released queued") < lines.index("initiated step 2/1")
+
+
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_a_call_that_does_not_end_in_time_is_recorded_as_what_it_is(tmp_path: Path, effect: Any) -> None:
+    case = Steps(effect)
+
+    async def main() -> tuple[RunRow, list[str]]:
+        async with perdure(tmp_path / "db", [case.agent], settings=IMPATIENT) as app:
+            await app.start(case.agent, id="r")
+            row = await drained(app, lambda: case.began)
+            return row, outline(await app.handle("r").events())
+
+    row, lines = run(main())
+    assert (row.status, row.holder) == ("queued", None), "a drain is no reason to trouble a person; the next worker decides"
+    assert ("in_doubt 1/1" in lines) == (effect in ("keyed", "once"))
+    case.finish.set()
+    row, lines = run(finished(tmp_path / "db", case.agent))
+    if effect == "once":
+        assert row.status == "needs_attention"
+        assert case.began == ["first 1"]
+    else:
+        assert row.status == "succeeded"
+        assert case.began == ["first 1", "first 2", "second 1"]
+
+
+def test_a_call_stopped_by_a_drain_is_asked_about_by_the_next_worker(tmp_path: Path) -> None:
+    case = Steps("once", reconcile=Outcome.happened("found"))
+
+    async def main() -> None:
+        async with perdure(tmp_path / "db", [case.agent], settings=IMPATIENT) as app:
+            await app.start(case.agent, id="r")
+            await drained(app, lambda: case.began)
+
+    run(main())
+    row, lines = run(finished(tmp_path / "db", case.agent))
+    assert row.status == "succeeded"
+    assert "resolved 1/1 happened by reconcile" in lines
+    assert case.began == ["first 1", "second 1"]
+
+
+def test_a_call_whose_intent_is_written_but_which_has_not_begun_is_withdrawn_without_a_doubt(tmp_path: Path) -> None:
+    """Two runs share commits on the writer's thread; the drain arrives while the intent is on its way."""
+    performed: list[str] = []
+
+    @tool(effect="once")
+    async def act(run_id: str, at: int) -> None:
+        performed.append(f"{run_id} {at}")
+
+    @agent(version="1")
+    async def busy(run: Run) -> int:
+        for at in range(200):
+            await act(run.id, at)
+        return 200
+
+    async def first() -> list[str]:
+        async with perdure(tmp_path / "db", [busy]) as app:
+            for run_id in ("r", "s", "t"):
+                await app.start(busy, id=run_id)
+            await drained(app, lambda: len(performed) > 60)
+            return [(await app.handle(run_id).status()).status for run_id in ("r", "s", "t")]
+
+    async def second() -> list[str]:
+        async with perdure(tmp_path / "db", [busy]) as app:
+            return [(await app.drive(run_id)).status for run_id in ("r", "s", "t")]
+
+    assert set(run(first())) <= {"queued", "succeeded"}
+    assert run(second()) == ["succeeded"] * 3, "nothing was in doubt"
+    assert sorted(performed) == sorted(f"{run_id} {at}" for run_id in "rst" for at in range(200)), "each effect once"
+
+
+def test_a_drain_while_a_retry_waits_hands_it_over(tmp_path: Path) -> None:
+    attempts: list[int] = []
+
+    @tool(effect="once", retry=Retry(base=0.5, jitter=0))
+    async def flaky(call: Call) -> None:
+        attempts.append(call.attempt)
+        if call.attempt == 1:
+            raise NotSent("refused")
+
+    @agent(version="1")
+    async def caller(run: Run) -> None:
+        await flaky()
+
+    async def main() -> RunRow:
+        settings = Settings(poll_s=0.002, park_after_s=5)
+        async with Perdure(f"sqlite:///{tmp_path / 'db'}", [caller], settings=settings) as app:
+            await app.start(caller, id="r")
+            return await drained(app, lambda: attempts)
+
+    async def second() -> RunRow:
+        async with Perdure(f"sqlite:///{tmp_path / 'db'}", [caller], settings=Settings(poll_s=0.002)) as app:
+            return await app.drive("r")
+
+    assert run(main()).status == "queued"
+    assert run(second()).status == "succeeded"
+    assert attempts == [1, 2]
+
+
+def test_a_drain_while_an_agent_sleeps_loses_nothing_of_the_time(tmp_path: Path) -> None:
+    @agent(version="1")
+    async def sleeper(run: Run) -> float:
+        before = run.now()
+        await asyncio.sleep(30)
+        return (run.now() - before).total_seconds()
+
+    clock = ManualClock()
+
+    async def main() -> RunRow:
+        async with perdure(tmp_path / "db", [sleeper], clock, Settings(poll_s=0.002, park_after_s=600)) as app:
+            await app.start(sleeper, id="r")
+            working = asyncio.create_task(app.work())
+            await until(lambda: (app.store.get("r") or pytest.fail()).status == "running")
+            app.drain()
+            await working
+            return await app.handle("r").status()
+
+    assert run(main()).status == "queued"
+    clock.advance(31)
+
+    async def second() -> Any:
+        async with perdure(tmp_path / "db", [sleeper], clock) as app:
+            return await app.handle("r").result()
+
+    assert run(second()) == 31
+
+
+def test_a_drained_worker_claims_nothing_more(tmp_path: Path) -> None:
+    case = Steps("read")
+
+    async def main() -> tuple[str, str]:
+        async with perdure(tmp_path / "db", [case.agent]) as app:
+            await app.start(case.agent, id="r")
+            asyncio.get_running_loop().call_later(0.03, case.finish.set)
+            working = asyncio.create_task(app.work())
+            await until(lambda: case.began)
+            app.drain()
+            await app.start(case.agent, id="late")
+            await working
+            return (await app.handle("r").status()).status, (await app.handle("late").status()).status
+
+    assert run(main()) == ("queued", "queued")
+
+
+def test_a_stop_ends_a_drive_by_name_in_the_same_way(tmp_path: Path) -> None:
+    case = Steps("once")
+
+    async def main() -> RunRow:
+        stop = asyncio.Event()
+        async with perdure(tmp_path / "db", [case.agent]) as app:
+            await app.start(case.agent, id="r")
+            driving = asyncio.create_task(app.drive("r", stop=stop))
+            await until(lambda: case.began)
+            stop.set()
+            case.finish.set()
+            return await driving
+
+    row = run(main())
+    assert (row.status, row.holder) == ("queued", None)
+
+
+def test_a_drain_with_nothing_to_do_ends_at_once() -> None:
+    case = Steps("read")
+
+    async def main() -> None:
+        async with perdure(None, [case.agent]) as app:
+            app.drain()
+            await app.work()
+
+    run(main(), 2)
+
+
+def test_a_drain_keeps_what_a_cancel_has_asked_for(tmp_path: Path) -> None:
+    case = Steps("keyed")
+
+    async def main() -> RunRow:
+        async with perdure(tmp_path / "db", [case.agent], settings=IMPATIENT) as app:
+            await app.start(case.agent, id="r")
+            working = asyncio.create_task(app.work())
+            await until(lambda: case.began)
+            await app.cancel("r")
+            app.drain()
+            await working
+            return await app.handle("r").status()
+
+    row = run(main())
+    assert row.holder is None
+    assert row.status in ("queued", "cancelling", "needs_attention")
+    row, lines = run(finished(tmp_path / "db", case.agent))
+    assert "cancel_requested" in lines
+    assert row.status == "needs_attention", "what may have happened is settled by a person before the run is called cancelled"
+    assert case.began == ["first 1"]
+
+
+def test_an_abort_writes_nothing_more(tmp_path: Path) -> None:
+    """As a crash would: what was not durable is gone, and the next worker takes the run over."""
+    case = Steps("idempotent")
+
+    async def main() -> list[str]:
+        async with perdure(tmp_path / "db", [case.agent]) as app:
+            await app.start(case.agent, id="r")
+            driving = asyncio.create_task(app.drive("r"))
+            await until(lambda: case.began)
+            app.abort()
+            case.finish.set()
+            await driving
+            return outline(await app.handle("r").events())
+
+    assert run(main()) == ["run_created", "initiated step 1/1"]
+    row, lines = run(finished(tmp_path / "db", case.agent))
+    assert row.status == "succeeded"
+    assert lines[1:3] == ["initiated step 1/1", "initiated step 1/2"]
