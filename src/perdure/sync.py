@@ -35,6 +35,13 @@ class Perdure:
     ) -> None:
         self._make: Callable[[], asynchronous.Perdure] = lambda: asynchronous.Perdure(url, agents, settings=settings, audit_log=audit_log)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._opened: asynchronous.Perdure | None = None
+
+    @property
+    def _app(self) -> asynchronous.Perdure:
+        if self._opened is None:
+            raise InvalidInput("the app is not open: use it in a `with Perdure(…) as app:` block")
+        return self._opened
 
     def __enter__(self) -> Self:
         loop = asyncio.new_event_loop()
@@ -42,7 +49,7 @@ class Perdure:
         self._thread.start()
         self._loop = loop
         try:
-            self._app = self._wait(self._open())
+            self._opened = self._wait(self._open())
         except BaseException:
             self._end_loop()
             raise

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 from tests.crash import ledger, victims
 from tests.crash.checks import check_journal
@@ -17,6 +18,7 @@ from tests.crash.world import KILLED, World
 from perdure import Perdure, RunCancelled
 from perdure.core.events import CancelRequested
 from perdure.settings import Settings
+from perdure.store.database import Database
 from perdure.store.sqlite import SqliteStore
 from perdure.worker.calls import Ended
 from perdure.worker.drive import Drive
@@ -110,6 +112,45 @@ def test_a_call_that_waits_for_another_attempt_does_not_keep_its_run_from_ending
 
     assert asyncio.run(main()) == "done: False"
     assert "thought_recorded" in [event.type for event in check_journal(world, "r")]
+
+
+@pytest.mark.parametrize(("kind", "status"), [("work", "succeeded"), ("deed", "needs_attention")])
+def test_a_commit_that_took_effect_and_was_taken_for_lost_strands_no_run(
+    world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, status: str
+) -> None:
+    """COMMIT reports an error after it took effect, and no connection can be opened to look: what is sent again is refused."""
+    append, connect = SqliteStore.append, Database._connect
+    appends, failures = 0, 0
+
+    def broken_connect(database: Database) -> Any:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise apsw.CantOpenError("too many open files, as ordered")
+        return connect(database)
+
+    def broken_append(store: SqliteStore, batch: Any) -> Any:
+        nonlocal appends, failures
+        appends += 1
+        if appends == 2:  # the result of the first call, and the intent of the second
+            failures = 1
+            store._database._connection().set_wal_hook(lambda *_: apsw.SQLITE_IOERR)
+        return append(store, batch)
+
+    async def main() -> dict[str, Any]:
+        async with Perdure(f"sqlite:///{folder}/journal.db", agents=[chores]) as app:
+            handle = await app.start(chores, [[kind, "a", 0], [kind, "b", 0]], id="r")
+            monkeypatch.setattr(Database, "_connect", broken_connect)
+            monkeypatch.setattr(SqliteStore, "append", broken_append)
+            return await victims.result(handle.result(timeout=10), app, "r")
+
+    told = asyncio.run(main())
+    assert appends > 2
+    assert not failures
+    # The second call never began, and nobody can know that: it is sent again by its key, or put to a person.
+    assert told["status"] == status, told
+    assert [line["what"] for line in world.ledger.effects()] == (["a", "b"] if kind == "work" else ["a"])
+    check_journal(world, "r")
 
 
 def check_cancel_is_heard_while_parking(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

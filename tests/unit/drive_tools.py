@@ -69,6 +69,13 @@ async def until(condition: Any, seconds: float = 10.0) -> None:
             await asyncio.sleep(0.001)
 
 
+def status_of(app: Perdure, run_id: str) -> str:
+    """The run's status in the database, without waiting for anything."""
+    row = app.store.get(run_id)
+    assert row is not None, run_id
+    return row.status
+
+
 def outline(events: Iterable[Event], *, without: Sequence[str] = ("run_claimed", "run_released")) -> list[str]:
     """The journal in short lines, such as `initiated pay 1/2` (call 1, attempt 2)."""
     return [_line(event) for event in events if event.type not in without]

@@ -473,3 +473,27 @@ def test_a_result_timeout_leaves_the_run_and_its_cancel_still_reaches_it() -> No
             return (await handle.status()).status
 
     assert run(main()) == "cancelled"
+
+
+def test_a_cancel_that_a_worker_took_to_its_grave_reaches_the_next_one(tmp_path: Path) -> None:
+    """It lies in the inbox of a run that comes to rest as soon as it is claimed: it must be read before that, not after."""
+    case = InFlight("once")
+
+    async def first() -> None:
+        async with perdure(tmp_path / "db", [case.agent], settings=SETTINGS.__class__(poll_s=60)) as app:
+            await app.start(case.agent, id="r")
+            driving = asyncio.create_task(app.drive("r", wait=False))
+            await until(lambda: case.began)
+            await app.cancel("r")
+            app.abort()
+            await driving
+
+    async def second() -> tuple[RunRow, list[Event]]:
+        async with perdure(tmp_path / "db", [case.agent]) as app:
+            return await app.drive("r", wait=False), await app.handle("r").events()
+
+    run(first())
+    row, events = run(second())
+    assert row.status == "needs_attention"
+    assert [line for line in outline(events) if line == "cancel_requested"] == ["cancel_requested"]
+    assert len(events) < 12, "it does not go round and round"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, until
+from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, status_of, until
 
 from perdure import Agent, Call, NotSent, Outcome, Perdure, Retry, Run, Settings, agent, tool
 from perdure.store.api import RunRow
@@ -186,7 +186,7 @@ def test_a_drain_while_an_agent_sleeps_loses_nothing_of_the_time(tmp_path: Path)
         async with perdure(tmp_path / "db", [sleeper], clock, Settings(poll_s=0.002, park_after_s=600)) as app:
             await app.start(sleeper, id="r")
             working = asyncio.create_task(app.work())
-            await until(lambda: (app.store.get("r") or pytest.fail()).status == "running")
+            await until(lambda: status_of(app, "r") == "running")
             app.drain()
             await working
             return await app.handle("r").status()

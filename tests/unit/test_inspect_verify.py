@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import apsw
 import pytest
@@ -131,7 +132,7 @@ def test_every_edit_of_every_column_of_every_event_is_found(store: Store, other:
     columns = [name for _, name, *_ in other.execute("PRAGMA table_info(perdure_events)")]
     assert set(columns) == {"id", "event_id", "ts", "epoch", "call", "cause", "data", "hash"}
     tried = 0
-    for (seq,) in other.execute("SELECT seq FROM perdure_events WHERE run = ?", (key,)).fetchall():
+    for (seq,) in cast(list[tuple[int]], other.execute("SELECT seq FROM perdure_events WHERE run = ?", (key,)).fetchall()):
         place = key << 32 | seq  # another run's journal, further on in this one, and no run's at all
         for column in columns:
             (before,) = other.execute(f"SELECT {column} FROM perdure_events WHERE id = ?", (place,)).fetchall()[0]

@@ -402,3 +402,32 @@ def test_a_machine_with_pending_tasks_is_let_go_without_a_word(capfd: pytest.Cap
     del machine
     gc.collect()
     assert "destroyed" not in caplog.text + "".join(capfd.readouterr())
+
+
+def test_a_machine_that_is_closed_ends_its_agent_and_nothing_that_the_agent_still_asks_for_gets_out() -> None:
+    said: list[str] = []
+
+    async def main(run: Run) -> None:
+        async def child() -> None:
+            try:
+                await ask("child")
+            finally:
+                said.append("child ends")
+
+        helper = asyncio.create_task(child())
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            said.append("this is no cancel")
+        finally:
+            said.append(f"main ends, {current() is machine}")
+            await ask("too late")
+            said.append(f"not reached, {helper}")
+
+    machine = machine_of(main)
+    assert words(machine.start(1)) == ["call 1"]
+    machine.close()
+    assert sorted(said) == ["child ends", "main ends, True"]
+    assert current() is None
+    machine.close()  # a second time changes nothing
+    assert len(said) == 2

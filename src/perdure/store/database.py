@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from perdure.errors import StoreError
+from perdure.errors import InvalidInput, StoreError
 from perdure.store.connect import check_synchronous, connect_file, connect_memory
 from perdure.store.faults import translated
 from perdure.store.guard import unwatch, watch
@@ -69,6 +69,8 @@ class Database:
                 self._rollback(connection)
                 if isinstance(error, apsw.Error):
                     raise translated(error, self.where) from None
+                if isinstance(error, UnicodeEncodeError):
+                    raise InvalidInput(f"text with a lone surrogate cannot be stored: {ascii(error.object)[:80]}") from None
                 raise
             self._commits += 1
             return done
@@ -78,6 +80,8 @@ class Database:
         with self._read_lock:
             try:
                 return self._reader.execute(QUERIES[query], params).fetchall()
+            except UnicodeEncodeError:
+                return []  # a lone surrogate: nothing in here can be called that
             except apsw.Error as error:
                 raise translated(error, self.where) from None
 

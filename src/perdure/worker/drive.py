@@ -57,7 +57,7 @@ from perdure.core.machine import (
 from perdure.core.replay import completion_of, replay
 from perdure.core.rest import Ask, Sleep, Stay, Stuck, at_rest
 from perdure.core.state import CallState, RunState
-from perdure.errors import Diverged, InvalidInput, PerdureError, StoreError
+from perdure.errors import Diverged, Fenced, InvalidInput, PerdureError, StoreError
 from perdure.settings import Settings
 from perdure.store.api import Claimed, InboxRow, RowChange, Status, Store
 from perdure.worker.calls import Calls, Ended
@@ -517,9 +517,9 @@ class Drive:
         self._pump()
 
     def _lost(self, why: str) -> None:
-        log.warning("%s; this worker stops working on it", why)
         self.fenced = True
-        self.abort()
+        # Refused although nobody else has the run: our own commit, of unknown outcome, has arrived after all. Then it is given up.
+        self._host.broke(self, Fenced(why))
 
     # -- effect="transaction" -----------------------------------------------------------------------------------------
     def _next_transaction(self) -> int | None:

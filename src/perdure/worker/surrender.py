@@ -11,7 +11,7 @@ from typing import Literal
 from perdure.core import chain
 from perdure.core.events import AnyBody, AttentionNeeded, Event, RunReleased
 from perdure.core.failures import describe
-from perdure.errors import StoreUnavailable
+from perdure.errors import Fenced, StoreUnavailable
 from perdure.store.api import Append, Lease, RowChange, RunRow
 from perdure.worker.clock import Clock
 
@@ -23,9 +23,9 @@ def surrender(lease: Lease, row: RunRow, error: Exception, clock: Clock) -> Appe
     """The append that gives the run up: to anybody, a little later, when the store was the reason; otherwise to a person."""
     now = clock.now()
     bodies: list[AnyBody]
-    if isinstance(error, StoreUnavailable):
+    if isinstance(error, StoreUnavailable | Fenced):
         status: Literal["queued", "needs_attention"] = "queued"
-        detail, waiting_for, wake = None, "the journal could not be read", now + round(AGAIN_AFTER_S * 1e6)
+        detail, waiting_for, wake = None, "another look at its journal", now + round(AGAIN_AFTER_S * 1e6)
         bodies = [RunReleased(status, waiting_for, wake)]
     else:
         status, waiting_for, wake = "needs_attention", "a person: error", None

@@ -16,7 +16,7 @@ from typing import Any
 
 from perdure.agent import Agent
 from perdure.core.events import Event
-from perdure.errors import NotFound, PerdureError, StoreError, UnknownAgent
+from perdure.errors import Fenced, NotFound, PerdureError, StoreError, UnknownAgent
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, Append, Appended, Claimed, RunRow, Store
 from perdure.store.writer import GroupCommit
@@ -204,7 +204,10 @@ class Worker:
 
     def broke(self, drive: Drive, error: Exception) -> None:
         """An error of ours, or of the store, in one drive: stop it as a crash would, give that run up, and go on with the others."""
-        log.error("run %s: cannot be driven here: %s", drive.run_id, error, exc_info=None if isinstance(error, PerdureError) else error)
+        if isinstance(error, Fenced):
+            log.warning("%s; this worker stops working on it", error)
+        else:
+            log.error("run %s: cannot be driven here: %s", drive.run_id, error, exc_info=None if isinstance(error, PerdureError) else error)
         drive.abort()
         self._surrender(drive, error)
 
