@@ -13,6 +13,7 @@ from perdure.agent import Agent
 from perdure.core import codec, keys
 from perdure.core.codec import Payload
 from perdure.core.events import AnyBody, CancelRequested, Event, Failure, RunCreated, RunRequeued, RunSucceeded, ToolCallResolved
+from perdure.core.failures import clean
 from perdure.core.state import RunState, fold
 from perdure.errors import (
     AlreadyRunning,
@@ -178,7 +179,15 @@ class Perdure:
     # -- steering -----------------------------------------------------------------------------------------------------
     async def cancel(self, run_id: str, *, by: str = "app", reason: str | None = None) -> None:
         """Ask for a run to be cancelled. Its agent sees CancelledError and may clean up; `cancelled` comes when it is done."""
-        self._post(run_id, None, CancelRequested(by=by, reason=reason), "cancelling")
+
+        def expect(row: RunRow) -> None:
+            if row.status == "cancelling":
+                raise _AskedBefore
+
+        try:
+            self._post(run_id, None, CancelRequested(by=clean(by, 200), reason=_cleaned(reason)), "cancelling", expect)
+        except _AskedBefore:
+            pass  # asking twice is asking once
 
     async def requeue(self, run_id: str, *, by: str = "app", note: str | None = None) -> None:
         """Send a run that needs attention back to work."""
@@ -188,7 +197,7 @@ class Perdure:
                 raise Conflict(f"run {run_id} is {row.status}; only a run that needs attention can be sent back to work")
 
         state = await self.handle(run_id).state()
-        self._post(run_id, None, RunRequeued(by=by, note=note), "cancelling" if state.cancel else "queued", expect)
+        self._post(run_id, None, RunRequeued(by=clean(by, 200), note=_cleaned(note)), "cancelling" if state.cancel else "queued", expect)
 
     async def resolve(
         self,
@@ -212,13 +221,16 @@ class Perdure:
             raise Conflict(
                 f"call {call} ({found.tool}) of run {run_id} is {found.phase.replace('_', ' ')}; only a call in doubt can be resolved"
             )
+        if found.phase == "started" and await self._is_held(run_id):
+            raise Conflict(f"call {call} ({found.tool}) of run {run_id} is being performed by a live worker; wait for what it says")
+        by, note = clean(by, 200), _cleaned(note)
         if happened is not _NOTHING:
             payload = codec.pack(codec.encode(happened), codec.MAX_BYTES)[0]
             body = ToolCallResolved("happened", by=by, attempt=found.attempt, result=payload, note=note)
         elif did_not_happen:
             body = ToolCallResolved("did_not_happen", by=by, attempt=found.attempt, note=note)
         else:
-            failure = Failure(kind="fatal", type="Resolved", message=fail or "")
+            failure = Failure(kind="fatal", type="Resolved", message=clean(fail or "", 2000))
             body = ToolCallResolved("failed", by=by, attempt=found.attempt, failure=failure, note=note)
 
         def expect(row: RunRow) -> None:
@@ -226,6 +238,11 @@ class Perdure:
                 raise Conflict(f"run {run_id} has moved on meanwhile (event {row.seq}, not {state.seq}); look again: perdure why {run_id}")
 
         self._post(run_id, call, body, "cancelling" if state.cancel else "queued", expect)
+
+    async def _is_held(self, run_id: str) -> bool:
+        row = await self.handle(run_id).status()
+        alive = {worker.worker for worker in self.store.workers(self.clock.now(), round(self.settings.lease_s * 1e6)) if worker.alive}
+        return row.holder in alive
 
     def _post(
         self, run_id: str, call: int | None, body: AnyBody, status: Status, expect: Callable[[RunRow], None] = lambda _: None
@@ -325,6 +342,14 @@ class Handle:
         if at is not None and not 1 <= at <= len(events):
             raise NotFound(f"run {self.id} has events 1 to {len(events)}; there is no event {at}")
         return fold(events[:at])
+
+
+class _AskedBefore(Exception):
+    """The same has been asked for already."""
+
+
+def _cleaned(text: str | None) -> str | None:
+    return None if text is None else clean(text, 2000)
 
 
 def _by_name(agents: Iterable[Agent[Any, Any]]) -> dict[str, Agent[Any, Any]]:

@@ -99,12 +99,12 @@ TOOLS: dict[str, Tool[..., Any]] = {
 
 
 @agent(version="1")
-async def errand(run: Run, kind: str) -> dict[str, str]:
+async def errand(run: Run, kind: str, nap_s: float) -> dict[str, str]:
     """A look, the call under test, a wait, a look."""
     before = await look("before")
     try:
         receipt = await TOOLS[kind](ORDER)
     except ToolFailed as failed:
         receipt = f"failed: {failed.message}"
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(nap_s)
     return {"before": before, "receipt": receipt, "after": await look("after")}

@@ -54,6 +54,8 @@ def leaves_doubt(place: str, moment: str, nth: int) -> bool:
 
 @pytest.mark.parametrize(("kind", "place", "moment", "nth"), CASES)
 def test_killed_at_a_boundary_the_run_goes_on_as_its_effect_class_says(world: World, kind: str, place: str, moment: str, nth: int) -> None:
+    if place == "park" or nth == 2:
+        world.nap_s = 0.4  # a machine that is busy with other things must not come to the timer when it is due already
     world.kill_at(place, moment, nth, kind=kind)
     check_intent_first(world, kind)
     happened = effects_before(place, moment) or nth == 2

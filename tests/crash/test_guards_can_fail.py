@@ -31,7 +31,7 @@ GUARDS: dict[str, tuple[Callable[[World], None], str]] = {
     ),
     "hooks_are_not_asked": (scenarios.check_a_hook_is_asked_before_a_call_is_made_again, "2 effects"),
     "once_is_repeated": (scenarios.check_a_once_call_in_doubt_is_not_made_again, "succeeded"),
-    "the_guard_is_off": (scenarios.check_a_sleeping_worker_is_fenced, "the ledger still has only"),
+    "the_guard_is_off": (scenarios.check_a_late_write_is_refused, "under a lease that it had lost"),
     "locks_prove_nothing": (scenarios.check_a_held_run_is_not_taken, "may or may not have happened"),
     "leases_are_not_renewed": (scenarios.check_a_blocked_loop_keeps_its_lease, "taken from a worker that lives"),
     "poison_is_never_noticed": (scenarios.check_poison_is_parked, "nobody stops it"),

@@ -1,6 +1,6 @@
 """Runs that change hands: dead workers, sleeping workers that wake up late, workers that share, clocks that disagree.
 
-A worker that is fenced, a run that is held, a loop that is blocked and a run that kills its workers are in scenarios.py, which
+A late write, a run that is held, a loop that is blocked and a run that kills its workers are in scenarios.py, which
 test_guards_can_fail.py runs with and without the guard that they rest on.
 """
 
@@ -12,8 +12,12 @@ import signal
 import pytest
 from tests.crash import victims
 from tests.crash.checks import check_journal
-from tests.crash.scenarios import SHORT, check_one_effect_each, claims
+from tests.crash.scenarios import SHORT, check_a_sleeping_worker_is_fenced, check_one_effect_each, claims
 from tests.crash.world import KILLED, World
+
+
+def test_a_worker_that_sleeps_past_its_lease_is_fenced_at_its_first_write_and_its_tools_are_stopped(world: World) -> None:
+    check_a_sleeping_worker_is_fenced(world)
 
 
 def test_a_once_call_of_a_sleeping_worker_is_put_to_a_person_and_never_made_twice(world: World) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Coroutine, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from perdure.core.events import Event
 from perdure.errors import RunNotSucceeded
 from perdure.settings import Settings
 from perdure.store.api import FINISHED
+from perdure.store.open import open_store
 from perdure.store.sqlite import SqliteStore
 from perdure.worker.clock import Clock
 
@@ -52,7 +54,15 @@ def tell(report: str, **facts: Any) -> None:
     os.replace(f"{report}.new", report)
 
 
-def errand(folder: str, report: str, run_id: str, kind: str, die: Sequence[Any] = (), settings: dict[str, Any] | None = None) -> None:
+def errand(
+    folder: str,
+    report: str,
+    run_id: str,
+    kind: str,
+    die: Sequence[Any] = (),
+    settings: dict[str, Any] | None = None,
+    nap_s: float = 0.02,
+) -> None:
     """Start the errand, or find it started, and drive it until it ends; unless the process dies before."""
     url, chosen = prepare(folder, {**({"lease_s": 0.2} if die and die[0] == "renew" else {}), **(settings or {})})
     doom = fate.seal([*die, kind]) if die else fate.current()
@@ -61,7 +71,7 @@ def errand(folder: str, report: str, run_id: str, kind: str, die: Sequence[Any] 
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
         doom.on_drain = lambda: loop.call_soon_threadsafe(stop.set)  # type: ignore[assignment]
         async with Perdure(url, agents=[errands.errand], settings=chosen, observers=[acknowledge]) as app:
-            handle = await app.start(errands.errand, kind, id=run_id)
+            handle = await app.start(errands.errand, kind, nap_s, id=run_id)
             if die and die[0] == "handover":
                 await app.drive(run_id, stop=stop)
                 return
@@ -142,6 +152,17 @@ def serve(
                 tell(report, **{run_id: await result(app.handle(run_id).result(), app, run_id) for run_id in until})
 
     asyncio.run(main())
+
+
+def reap(folder: str) -> None:
+    """Notice that a worker has been silent for longer than 0.4 s, and take its runs away; claim nothing."""
+    url, _ = prepare(folder)
+    clock = Clock()
+    with closing(open_store(url)) as store:
+        store.register("reaper", "reaper", os.getpid(), clock.now())
+        while not store.reap("reaper", 400_000, clock.now()):
+            time.sleep(0.05)
+        store.unregister("reaper", clock.now())
 
 
 def read_slowly(seconds: float) -> None:

@@ -31,6 +31,7 @@ class World:
     def __init__(self, folder: Path, nursery: Nursery, mutation: str = "") -> None:
         self.folder = folder
         self.mutation = mutation  # the guard that victims here do without
+        self.nap_s = 0.02  # how long an errand waits for its timer
         self.disk = folder / "disk"
         self.disk.mkdir(exist_ok=True)
         self.ledger = Ledger(folder / "ledger")
@@ -77,13 +78,15 @@ class World:
     def kill_at(self, place: str, moment: str, nth: int = 1, *, kind: str, run_id: str = RUN, **settings: Any) -> None:
         """Drive the errand until its process dies there. A place that it never comes to is a mistake in the test."""
         report = self.report()
-        code = self.run(victims.errand, report=report, run_id=run_id, kind=kind, die=[place, moment, nth], settings=settings)
+        code = self.run(
+            victims.errand, report=report, run_id=run_id, kind=kind, die=[place, moment, nth], settings=settings, nap_s=self.nap_s
+        )
         assert code == KILLED, f"{kind} did not die {moment} {place}: code {code}\n{self.log()}"
 
     def resume(self, *, kind: str, run_id: str = RUN, **settings: Any) -> dict[str, Any]:
         """A new process drives the errand until it ends or needs a person; what it has to say about it."""
         report = self.report()
-        code = self.run(victims.errand, report=report, run_id=run_id, kind=kind, settings=settings)
+        code = self.run(victims.errand, report=report, run_id=run_id, kind=kind, settings=settings, nap_s=self.nap_s)
         assert code == 0, f"code {code}\n{self.log()}"
         return self.told(report)
 

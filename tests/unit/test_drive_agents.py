@@ -106,8 +106,8 @@ def test_a_failed_run_raises_where_its_result_is_wanted() -> None:
     assert failed.value.run_id == "r"
 
 
-def test_keyboard_interrupt_ends_the_process_and_not_the_run(tmp_path: Path) -> None:
-    """Ctrl-C that hits in the middle of an agent: the run is not recorded as failed, and goes on next time."""
+def test_keyboard_interrupt_in_an_agent_parks_that_run_and_neither_fails_it_nor_ends_the_worker(tmp_path: Path) -> None:
+    """Ctrl-C that hits in the middle of an agent, or an agent that raises it: the run is not recorded as failed, and can go on."""
     interrupts = [True]
 
     @agent(version="1")
@@ -120,12 +120,12 @@ def test_keyboard_interrupt_ends_the_process_and_not_the_run(tmp_path: Path) -> 
     async def main() -> Any:
         async with perdure(tmp_path / "db", [interrupted]) as app:
             await app.start(interrupted, id="r")
+            row = await app.drive("r")
+            assert (row.status, "KeyboardInterrupt" in str(row.error)) == ("needs_attention", True)
+            interrupts.append(False)
+            await app.requeue("r")
             return await app.handle("r").result()
 
-    with pytest.raises(KeyboardInterrupt):
-        run(main())
-    gc.collect()
-    interrupts.append(False)
     assert run(main()) == "done"
 
 

@@ -99,14 +99,23 @@ def test_a_trigger_of_a_tools_own_table_does_not_reach_perdures_tables_either(to
         tool.run(work)
 
 
-def test_a_tool_may_read_perdures_tables_and_describe_its_own(tool: Tool) -> None:
+def test_a_tool_may_describe_its_own_tables(tool: Tool) -> None:
     def work(connection: Any) -> Any:
         connection.execute("CREATE TABLE IF NOT EXISTS mine (a INTEGER PRIMARY KEY, b TEXT)")
         connection.execute("INSERT INTO mine (b) VALUES (:b)", {"b": "x"})
-        columns = [row[1] for row in connection.execute("PRAGMA table_info(mine)")]
-        return columns, connection.execute("SELECT status FROM perdure_runs")
+        return [row[1] for row in connection.execute("PRAGMA table_info(mine)")]
 
-    assert tool.run(work) == (Committed(), (["a", "b"], [("running",)]))
+    assert tool.run(work) == (Committed(), ["a", "b"])
+
+
+def test_a_tool_sees_nothing_of_other_runs(tool: Tool) -> None:
+    with pytest.raises(InvalidInput, match="perdure's own tables"):
+        tool.run(lambda connection: connection.execute("SELECT status FROM perdure_runs"))
+
+
+def test_a_temporary_table_cannot_take_the_place_of_one_of_ours(tool: Tool) -> None:
+    with pytest.raises(InvalidInput, match="temporary"):
+        tool.run(lambda connection: connection.execute("CREATE TEMP TABLE x (a)"))
 
 
 def test_what_the_tools_own_sql_raises_is_the_tools_to_catch(tool: Tool) -> None:

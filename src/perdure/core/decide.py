@@ -42,16 +42,16 @@ Verdict = Perform | Wait | Reconcile | Park | GiveUp
 def decide(call: CallState, *, has_reconcile: bool, key_window_s: float, max_asks: int, wanted: bool, now: int) -> Verdict:
     """The verdict on an open call that nobody is performing. `wanted` is False once the agent or a person has given it up."""
     match call.phase:
-        case "retry_wait" | "failing" | "idle":
-            # The attempt before is known not to have happened, or to be harmless: class no longer matters.
+        case "retry_wait" | "failing" | "idle" if not call.doubtful:
+            # Every attempt so far is known not to have happened, or to be harmless: class no longer matters.
             if not wanted:
                 return GiveUp()
             if call.retry_at is not None and call.retry_at > now:
                 return Wait(call.retry_at)
             return Perform(call.attempt + 1)
-        case "in_doubt" if call.retry_at is not None and call.retry_at > now:
+        case "in_doubt" | "retry_wait" | "failing" if call.retry_at is not None and call.retry_at > now:
             return Wait(call.retry_at)
-        case "started" | "in_doubt":
+        case "started" | "in_doubt" | "retry_wait" | "failing" | "idle":
             if not wanted and call.effect in _REPEATABLE:
                 return GiveUp()
             return _about_doubt(call, has_reconcile, key_window_s, max_asks, now)

@@ -71,6 +71,7 @@ class RunReleased(Body, frozen=True, tag="run_released"):
     status: Literal["queued", "waiting", "needs_attention"]
     waiting_for: str
     wake_at: int | None = None
+    abrupt: bool = False  # the worker could not wait for its attempts: those under way may still be running
 
 
 class ToolCallInitiated(Body, frozen=True, tag="tool_call_initiated"):
@@ -103,6 +104,7 @@ class ToolCallInDoubt(Body, frozen=True, tag="tool_call_in_doubt"):
     attempt: int
     why: str
     failure: Failure | None = None
+    loose: bool = False  # the attempt did not stop when it was told to: it may still be running, in a worker that lives
 
 
 class ToolCallResolved(Body, frozen=True, tag="tool_call_resolved"):

@@ -76,9 +76,9 @@ def describe(error: BaseException, now: datetime | None = None) -> Failure:
     bases = type(error).__mro__[1:]
     return Failure(
         kind=kind,
-        type=_clean(type(error).__name__, 200),
+        type=clean(type(error).__name__, 200),
         message=_message(error, _CHAIN),
-        lineage=tuple(_clean(base.__name__, 200) for base in bases if base not in (BaseException, object))[:20],
+        lineage=tuple(clean(base.__name__, 200) for base in bases if base not in (BaseException, object))[:20],
         retry_after_s=retry_after_s,
         traceback=_traceback(error),
     )
@@ -228,7 +228,7 @@ def _message(error: BaseException, depth: int) -> str:
     if isinstance(error, BaseExceptionGroup) and depth:
         inside = "; ".join(f"{type(member).__name__}: {_message(member, depth - 1)}" for member in error.exceptions[:10])
         text = f"{text}: {inside}"
-    return _clean(text, MAX_MESSAGE_CHARS)
+    return clean(text, MAX_MESSAGE_CHARS)
 
 
 def _text(error: BaseException) -> str:
@@ -238,7 +238,8 @@ def _text(error: BaseException) -> str:
         return f"<its message cannot be shown: __str__ raised {type(hostile).__name__}>"
 
 
-def _clean(text: str, limit: int) -> str:
+def clean(text: str, limit: int) -> str:
+    """Text that can be stored, cut to the limit."""
     # Lone surrogates cannot be stored as UTF-8; they come from undecodable file names and broken input.
     text = text[: limit + 1].encode("utf-8", "backslashreplace").decode("utf-8")
     return text if len(text) <= limit else text[: limit - 1] + "…"
@@ -252,4 +253,4 @@ def _traceback(error: BaseException) -> str | None:
         code = step.tb_frame.f_code
         frames.append(f"{code.co_filename}:{step.tb_lineno} in {code.co_qualname}")
         step = step.tb_next
-    return _clean("\n".join(frames), MAX_TRACEBACK_CHARS) if frames else None
+    return clean("\n".join(frames), MAX_TRACEBACK_CHARS) if frames else None

@@ -8,6 +8,7 @@ and everything that would touch a socket, a thread or a process is refused by na
 from __future__ import annotations
 
 import asyncio
+import gc
 import heapq
 import logging
 import math
@@ -29,6 +30,10 @@ class DoesNotRest(PerdureError):
     """The agent went on and on without waiting for anything."""
 
 
+class Interrupted(PerdureError):
+    """Somebody pressed Ctrl-C, or the agent did as if: its activation broke off in the middle."""
+
+
 class AgentTask(asyncio.Task[Any]):
     """A task whose hash is its number, so that sets of tasks (asyncio.wait, TaskGroup) iterate in the same order on replay."""
 
@@ -36,6 +41,17 @@ class AgentTask(asyncio.Task[Any]):
         self.number = number  # before super(), which puts the task into a set
         super().__init__(coro, loop=loop, name=name, context=context)
         self._log_destroy_pending = False  # a parked run's machine is let go of with its tasks pending: that is no mistake
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class AgentFuture(asyncio.Future[Any]):
+    """A future whose hash is its number, for the same reason."""
+
+    def __init__(self, number: int, loop: AgentLoop) -> None:
+        self.number = number
+        super().__init__(loop=loop)
 
     def __hash__(self) -> int:
         return self.number
@@ -56,12 +72,16 @@ class AgentLoop(asyncio.AbstractEventLoop):
         self.owner = owner
         self.tasks: dict[int, AgentTask] = {}  # those not done, by number
         self._early: dict[Coroutine[Any, Any, Any], AgentTask] = {}  # started for asyncio.as_completed, which asks for them next
+        # Async generators that the garbage collector found. When it finds them is left to chance, so that closing them then, as
+        # asyncio does, would make a run's calls depend on it; they are let go with the machine.
+        self.strays: list[AsyncGenerator[Any, Any]] = []
         self.timers: dict[int, Timer] = {}  # those pending, by number
         self._upcoming: list[tuple[float, int]] = []  # a heap of (when, number); timers that are gone stay until they come up
         self._now_s = 0.0
         self._ready: deque[asyncio.Handle] = deque()
         self._max_steps = max_steps
         self._task_count = 0
+        self._future_count = 0
         self.timers_set = 0
         self._running = False
         self._exception_handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None = None
@@ -76,7 +96,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
         outer = asyncio_events._get_running_loop()
         hooks = sys.get_asyncgen_hooks()
         asyncio_events._set_running_loop(self)
-        sys.set_asyncgen_hooks(firstiter=None, finalizer=self._close_async_generator)
+        sys.set_asyncgen_hooks(firstiter=None, finalizer=self._close_stray)
         self._running = True
         ready = self._ready
         steps = 0
@@ -93,6 +113,8 @@ class AgentLoop(asyncio.AbstractEventLoop):
                         handle._run()
                     except SystemExit:
                         pass  # sys.exit() in an agent ends that task; it stands in the task as its exception
+                    except KeyboardInterrupt:
+                        raise Interrupted("KeyboardInterrupt was raised inside the agent; nothing more of it was run") from None
         finally:
             self._running = False
             sys.set_asyncgen_hooks(*hooks)
@@ -149,7 +171,8 @@ class AgentLoop(asyncio.AbstractEventLoop):
         self.timers.pop(handle.number, None)
 
     def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
+        self._future_count += 1
+        return AgentFuture(self._future_count, self)
 
     def create_task(  # type: ignore[override]
         self, coro: Coroutine[Any, Any, Any], *, name: object = None, context: Context | None = None, **_: Any
@@ -182,8 +205,12 @@ class AgentLoop(asyncio.AbstractEventLoop):
         assert isinstance(task, AgentTask)
         self.tasks.pop(task.number, None)
 
-    def _close_async_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
-        self.call_soon(lambda: self.create_task(generator.aclose()))
+    def _close_stray(self, generator: AsyncGenerator[Any, Any]) -> None:
+        """Nobody iterates the generator any more. As asyncio does, but only where that is the agent's doing and not the collector's."""
+        if self._running and not _collecting:
+            self.call_soon(lambda: self.create_task(generator.aclose()))
+        else:
+            self.strays.append(generator)
 
     def get_task_factory(self) -> None:
         return None
@@ -233,6 +260,17 @@ def _given_to_as_completed() -> Any:
             return frame.f_locals[_GIVEN]
         frame = frame.f_back
     return None
+
+
+_collecting = False  # whether the garbage collector is at work, in whatever thread
+
+
+def _note_collection(phase: str, _: dict[str, int]) -> None:
+    global _collecting
+    _collecting = phase == "start"
+
+
+gc.callbacks.append(_note_collection)
 
 
 def _refuse(name: str, what: str) -> Callable[..., NoReturn]:

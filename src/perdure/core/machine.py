@@ -140,8 +140,6 @@ class Machine:
         self._loop.advance(now / 1e6)
         self._main = self._loop.create_task(self._begin(), name="agent")
         if self.cancel_asked:
-            self._main.cancel()
-        if self.cancel_asked:
             self._main.cancel()  # before its first step: the agent never begins
         return self._settle()
 
@@ -165,8 +163,9 @@ class Machine:
                 if not self._loop.fire(timer):
                     raise UnknownCompletion(f"timer {timer}")
             case CancelAsked():
-                self.cancel_asked = True
-                self._main.cancel()
+                if not self.cancel_asked:  # a second one must not interrupt the cleanup that the first one led to
+                    self.cancel_asked = True
+                    self._main.cancel()
         return self._settle()
 
     def close(self) -> None:
@@ -181,6 +180,7 @@ class Machine:
             for _ in range(_CLOSE_TRIES):
                 suspended = [task for task in list(self._loop.tasks.values()) if _is_open(task)]
                 if not suspended:
+                    self._let_strays_go()
                     return
                 for task in suspended:
                     try:
@@ -191,6 +191,13 @@ class Machine:
             _UNDYING.extend(self._loop.tasks.values())
         finally:
             asyncio_events._set_running_loop(outer)
+
+    def _let_strays_go(self) -> None:
+        for stray in self._loop.strays:
+            try:
+                stray.aclose().send(None)
+            except BaseException:  # as above: nobody listens
+                pass
 
     def __del__(self) -> None:
         if self._loop.tasks:
@@ -225,7 +232,7 @@ class Machine:
         """Make a call. It has its number, and is on its way, when this returns; awaiting it waits for the result."""
         self._calls += 1
         number = self._calls
-        future = self._loop.create_future()
+        future: asyncio.Future[Any] = asyncio.Future(loop=self._loop)
         self._open[number] = _Open(tool, future)
         future.add_done_callback(lambda done: self._abandoned(number, done))
         self._commands.append(CallTool(number, tool, args))

@@ -108,9 +108,6 @@ def replay(machine: Machine, events: Sequence[Event], load: Callable[[Payload], 
     frontier = Frontier({}, set(), [])
     started = False
     for event in events:
-        if not started and isinstance(event.body, CancelRequested):
-            machine.cancel_asked = True  # before anybody had claimed it: the agent never begins
-            continue
         if not started and isinstance(event.body, RunClaimed):
             started = True
             machine.cause = event.seq

@@ -58,6 +58,7 @@ class Retry(Struct, frozen=True):
 
 class Again(Struct, frozen=True):
     delay_s: float
+    in_doubt: bool = False  # what was done so far may have happened; the same key makes repeating it safe
 
 
 class Doubt(Struct, frozen=True):
@@ -72,18 +73,37 @@ DEFAULT = Retry()
 
 
 def after_failure(
-    failure: Failure, *, effect: Effect, attempt: int, retry: Retry | None, key: str, has_reconcile: bool, wanted: bool = True
+    failure: Failure,
+    *,
+    effect: Effect,
+    attempt: int,
+    retry: Retry | None,
+    key: str,
+    has_reconcile: bool,
+    wanted: bool = True,
+    doubtful: bool = False,
 ) -> Again | Doubt | GiveUp:
-    """The verdict on a failed attempt. `wanted` is False when the agent or a person has given the call up."""
-    policy = retry or DEFAULT
-    may_repeat = policy.covers(failure) if retry is not None else failure.kind in _PASSING
-    again = wanted and may_repeat and attempt < policy.attempts
-    if failure.kind in IN_DOUBT_KINDS and effect in ("once", "keyed"):
-        # A `once` call is never tried again on a doubt; a `keyed` one only if nobody can be asked first.
-        if effect == "once" or has_reconcile or not again:
-            return Doubt()
+    """The verdict on a failed attempt.
+
+    `wanted` is False when the agent or a person has given the call up; `doubtful` is True when an attempt before this one may
+    have happened, so that this one's failure says nothing about the call as a whole.
+    """
+    again = wanted and _may_repeat(failure, effect, retry) and attempt < (retry or DEFAULT).attempts
+    in_doubt = doubtful or (failure.kind in IN_DOUBT_KINDS and effect in ("once", "keyed"))
+    # A `once` call is never tried again on a doubt; a `keyed` one only if nobody can be asked first.
+    if in_doubt and (not again or effect == "once" or has_reconcile):
+        return Doubt()
     if not again:
         return GiveUp()
     if failure.retry_after_s is not None:
-        return Again(min(max(failure.retry_after_s, 0.0), LONGEST_DELAY_S))
-    return Again(policy.delay_s(attempt, key))
+        return Again(min(max(failure.retry_after_s, 0.0), LONGEST_DELAY_S), in_doubt)
+    return Again((retry or DEFAULT).delay_s(attempt, key), in_doubt)
+
+
+def _may_repeat(failure: Failure, effect: Effect, retry: Retry | None) -> bool:
+    if retry is None:
+        # What a `once` tool raises of its own may have come after the effect: only proof that nothing happened allows another go.
+        return failure.kind in (_HARMLESS if effect == "once" else _PASSING)
+    if effect == "once" and retry.on is None:
+        return failure.kind in _HARMLESS
+    return retry.covers(failure)

@@ -97,6 +97,8 @@ class CallState(Struct):
     result: Payload | None = None
     failure: Failure | None = None
     doubt: str | None = None
+    doubtful: bool = False  # some attempt may have happened, and nobody has settled that yet
+    loose: bool = False  # some attempt may still be running: "not found" proves nothing about it
     resolved_by: str | None = None
 
     @property
@@ -155,6 +157,8 @@ class RunState:
             case RunReleased():
                 self.status, self.waiting_for, self.wake_at = body.status, body.waiting_for, body.wake_at
                 self.worker, self.crashes = None, 0
+                if body.abrupt:
+                    self._let_loose()
             case TimerSet():
                 self.timers[body.timer] = body.due
             case TimerFired():
@@ -188,8 +192,14 @@ class RunState:
         self.status = "cancelling" if self.cancel else "running"
         self.waiting_for = self.wake_at = None
         self.takeover = body if body.takeover else None
+        self.attention = None  # whoever takes the run looks again
         if body.takeover:
             self.crashes += 1
+
+    def _let_loose(self) -> None:
+        for call in self.open.values():
+            if call.phase == "started":
+                call.loose = True
 
     def _apply_call(self, event: Event, number: int) -> None:
         body = event.body
@@ -212,7 +222,8 @@ class RunState:
                 call.failure = body.failure
             case ToolCallInDoubt():
                 self._move(call, event, "in_doubt")
-                call.doubt, call.failure = body.why, body.failure or call.failure
+                call.doubt, call.failure, call.doubtful = body.why, body.failure or call.failure, True
+                call.loose = call.loose or body.loose
             case RetryScheduled():
                 self._move(call, event, "retry")
                 call.retry_at = body.at
@@ -220,6 +231,7 @@ class RunState:
             case ToolCallResolved():
                 self._move(call, event, "resolved_failed" if body.outcome == "failed" else body.outcome)
                 call.result, call.failure, call.resolved_by, call.retry_at = body.result, body.failure, body.by, None
+                call.doubtful = call.loose = False
                 if self.status == "needs_attention":
                     # A person has settled it: whatever else was wrong shows itself again when the run goes on.
                     self.attention, self.waiting_for, self.wake_at = None, None, None

@@ -88,6 +88,7 @@ class Append(Struct, frozen=True, gc=False):
     blobs: tuple[bytes, ...] = ()  # content-addressed; in the same commit as the events that name them
     row: RowChange | None = None
     consumed: tuple[int, ...] = ()  # inbox rows that these events stand for
+    left: tuple[int, ...] = ()  # inbox rows that the holder has seen and leaves where they are
 
 
 class Committed(Struct, frozen=True, gc=False):
@@ -109,7 +110,7 @@ class InboxRow(Struct, frozen=True, gc=False):
     inbox_id: int
     run_id: str
     call: int | None
-    body: AnyBody
+    body: AnyBody | None  # None: it was written by a newer version and cannot be decoded here
 
 
 class WorkerRow(Struct, frozen=True, gc=False):

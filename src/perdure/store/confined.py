@@ -15,13 +15,16 @@ _NEVER = {
     apsw.SQLITE_SAVEPOINT: "savepoints: the journal owns the transaction",
     apsw.SQLITE_ATTACH: "ATTACH: one commit covers one file",
     apsw.SQLITE_DETACH: "DETACH",
+    # A temporary table that is renamed to one of our names would hide ours on this connection, and SQLite asks us about the old name only.
+    **dict.fromkeys(
+        (apsw.SQLITE_CREATE_TEMP_TABLE, apsw.SQLITE_CREATE_TEMP_VIEW, apsw.SQLITE_CREATE_TEMP_TRIGGER, apsw.SQLITE_CREATE_TEMP_INDEX),
+        "temporary tables: use tables of your own",
+    ),
 }
 _READING_PRAGMAS = frozenset(
     ("table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list", "foreign_key_check")
 )
-_READING = frozenset(
-    (apsw.SQLITE_SELECT, apsw.SQLITE_READ, apsw.SQLITE_FUNCTION, apsw.SQLITE_RECURSIVE, apsw.SQLITE_REINDEX, apsw.SQLITE_ANALYZE)
-)
+_ALWAYS = frozenset((apsw.SQLITE_SELECT, apsw.SQLITE_FUNCTION, apsw.SQLITE_RECURSIVE, apsw.SQLITE_REINDEX, apsw.SQLITE_ANALYZE))
 
 
 class ToolConnection:
@@ -70,11 +73,11 @@ def confined(connection: apsw.Connection) -> Iterator[ToolConnection]:
 def _authorize(operation: int, first: str | None, second: str | None, database: str | None, trigger: str | None) -> int:
     if operation in _NEVER:
         return apsw.SQLITE_DENY
-    if operation in _READING:
+    if operation in _ALWAYS:
         return apsw.SQLITE_OK
     if operation == apsw.SQLITE_PRAGMA:
         return apsw.SQLITE_OK if str(first).lower() in _READING_PRAGMAS else apsw.SQLITE_DENY
-    # Writes and DDL name their table (or trigger, view, index) first or second, depending on the kind.
+    # Everything names its table (or trigger, view, index) first or second. Reading ours is refused too: it holds other tenants' runs.
     ours = any(name is not None and name.lower().startswith("perdure_") for name in (first, second))
     return apsw.SQLITE_DENY if ours else apsw.SQLITE_OK
 
@@ -82,5 +85,5 @@ def _authorize(operation: int, first: str | None, second: str | None, database: 
 def _forbidden(sql: str) -> InvalidInput:
     return InvalidInput(
         f"a transaction tool may not run {' '.join(sql.split())[:80]!r}: no transaction control, no ATTACH, no PRAGMA that changes anything, "
-        "no write to perdure's own tables; use tables of your own"
+        "no temporary tables, nothing in perdure's own tables; use tables of your own"
     )

@@ -149,7 +149,10 @@ def _advance(cursor: apsw.Cursor, append: Append, key: int) -> Appended:
     elif not _gives_up(row):
         cursor.execute(_ADVANCE_AND_PROJECT, (*guarded, row.status, row.waiting_for, row.error, row.progress))
     else:
-        unread = cursor.execute(QUERIES["unread_inbox_of_run"], (key, msgspec.json.encode(append.consumed).decode())).fetchone() is not None
+        unread = (
+            cursor.execute(QUERIES["unread_inbox_of_run"], (key, msgspec.json.encode(append.consumed + append.left).decode())).fetchone()
+            is not None
+        )
         # What arrives while the holder gives the run up must wake somebody: with unread rows the run is ready at once. What reaches
         # a run that has just finished changes nothing any more, as if it had come a moment later.
         ready_at = None if row.status in FINISHED else ts if unread else row.ready_at

@@ -8,7 +8,7 @@ import apsw
 
 from perdure.core.chain import genesis, seal
 from perdure.core.events import AnyBody, Event, RunCreated, encode_body
-from perdure.errors import NotFound, RunEnded
+from perdure.errors import NotFound, RunEnded, StoreCorrupt
 from perdure.store import blobs
 from perdure.store.api import FINISHED, InboxRow, NewRun, RunRow, Status
 from perdure.store.claims import Claims
@@ -71,9 +71,16 @@ class Mailbox:
 
     def inbox(self, worker: str) -> list[InboxRow]:
         return [
-            InboxRow(inbox_id, run_id, call, body_from(data, f"inbox row {inbox_id} of run {run_id}"))
+            InboxRow(inbox_id, run_id, call, _body_or_none(data, f"inbox row {inbox_id} of run {run_id}"))
             for inbox_id, run_id, call, data in self._database.read("inbox_of_worker", (worker,))
         ]
+
+
+def _body_or_none(data: bytes, what: str) -> AnyBody | None:
+    try:
+        return body_from(data, what)
+    except StoreCorrupt:
+        return None  # that run's trouble alone: whoever drives it stops it for a person
 
 
 def _insert_run(cursor: apsw.Cursor, new: NewRun) -> None:

@@ -11,9 +11,9 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from perdure.errors import StoreError
+from perdure.errors import StoreError, StoreUnavailable
 from perdure.store.api import Append, Appended, Store
 
 Done = Callable[[Appended | Exception], None]
@@ -41,13 +41,13 @@ class GroupCommit:
         """Whether a commit made now would share its fsync with nobody."""
         return not self._committing and self._queue.empty()
 
-    def submit(self, append: Append, done: Done) -> None:
+    def submit(self, append: Append, done: Done, *, wait_here: bool = True) -> None:
         """Commit it with the next group; `done` is called on the event loop with the answer, or with the error of the group.
 
-        Only on the loop's own thread.
+        Only on the loop's own thread, which does not wait for it itself if it must not (`wait_here`).
         """
         waiting = _Waiting(append, done, None)
-        if self._cost_s > CHEAP_S or self._committing:
+        if not wait_here or self._cost_s > CHEAP_S or self._committing:
             self._put(waiting)
             return
         self._here.append(waiting)
@@ -105,16 +105,24 @@ class GroupCommit:
     def _commit(self, group: list[_Waiting]) -> None:
         if not group:
             return
-        answers: list[Appended] | list[Exception]
+        answers: Sequence[Appended | Exception]
         begun_s = time.perf_counter()
         try:
             answers = self._store.append([waiting.append for waiting in group])
-        except Exception as error:  # a full disk ends this group, not the thread: the next group may find room
+        except StoreUnavailable as error:  # a full disk ends this group, not the thread: the next group may find room
             answers = [error] * len(group)
+        except Exception as error:  # something is wrong with one of them: the others must not fail with it
+            answers = [error] if len(group) == 1 else [self._alone(waiting.append) for waiting in group]
         cost_s = (time.perf_counter() - begun_s) / len(group)
         self._cost_s += _WEIGHT * (cost_s - self._cost_s)
         for waiting, answer in zip(group, answers, strict=True):
             waiting.answer = answer
+
+    def _alone(self, append: Append) -> Appended | Exception:
+        try:
+            return self._store.append([append])[0]
+        except Exception as error:
+            return error
 
     def _commit_and_tell(self, group: list[_Waiting]) -> None:
         self._commit(group)

@@ -32,7 +32,7 @@ from perdure.core.events import (
     ToolCallCompleted,
 )
 from perdure.errors import AlreadyRunning, Conflict, NotFound, RunEnded, StoreCorrupt, UnknownAgent
-from perdure.store.api import Append, Claimed, Committed, Filter, Lease, NewRun, Refused, RowChange, RunRow, Store
+from perdure.store.api import Append, Claimed, Committed, Filter, InboxRow, Lease, NewRun, Refused, RowChange, RunRow, Store
 
 T0 = 1_700_000_000_000_000  # where every test's clock begins, in microseconds
 SECOND = 1_000_000
@@ -242,7 +242,7 @@ class StoreConformance:
         post(store, "r")
         (letter,) = store.inbox("w")
         asleep = RowChange("waiting", ready_at=T0 + 1_000_000_000, release=True)
-        assert store.append([held.append(letter.body, RELEASED, row=asleep, consumed=(letter.inbox_id,))]) == [Committed()]
+        assert store.append([held.append(read(letter), RELEASED, row=asleep, consumed=(letter.inbox_id,))]) == [Committed()]
         assert store.claim("w", ["a"], 1, T0 + 1_000_000) == []
 
     def test_post_that_a_finished_run_never_read_is_gone(self, store: Store) -> None:
@@ -256,7 +256,7 @@ class StoreConformance:
         post(store, "r", "ann")
         post(store, "r", "bob")
         first, second = store.inbox("w")
-        assert store.append([held.append(first.body, consumed=(first.inbox_id,))]) == [Committed()]
+        assert store.append([held.append(read(first), consumed=(first.inbox_id,))]) == [Committed()]
         assert store.inbox("w") == [second]
 
     def test_a_fenced_worker_is_refused_even_when_post_waits(self, store: Store) -> None:
@@ -563,6 +563,11 @@ def found(store: Store, run_id: str) -> RunRow:
     row = store.get(run_id)
     assert row is not None, run_id
     return row
+
+
+def read(letter: InboxRow) -> AnyBody:
+    assert letter.body is not None
+    return letter.body
 
 
 def register(store: Store, worker: str) -> None:

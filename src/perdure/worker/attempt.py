@@ -32,6 +32,9 @@ class Body(Protocol[T]):
     def future(self) -> asyncio.Future[T]:
         """Resolves to an answer, and never to an exception."""
 
+    def when_begun(self, callback: Callable[[], None]) -> None:
+        """Call back as soon as it is not waiting for its turn any more."""
+
     def stop(self) -> bool:
         """Have it end soon; True when it had not even begun and never will."""
 
@@ -66,8 +69,13 @@ class Attempt(Generic[T]):
             loop.call_soon(self._finish, Raised(_nothing_sent(_describe(error))))
             return
         if self._timeout_s is not None:
-            self._timer = loop.call_later(self._timeout_s, self._stop, "timeout")
+            body.when_begun(self._begin_to_count)
         body.future.add_done_callback(self._ended)
+
+    def _begin_to_count(self) -> None:
+        """The time-out is the tool's: what a sync tool waits for a free thread does not count."""
+        if self._done is not None and not self._stopped and self._timeout_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._stop, "timeout")
 
     def cancel(self) -> None:
         """Ask it to stop. What it answers within the grace still counts: knowledge beats a guess."""
@@ -175,6 +183,9 @@ class OnLoop(Generic[T]):
         # Not in a TaskGroup: a tool that does not stop must not keep the run, or the worker, from going on.
         self.future: asyncio.Task[T | Raised] = asyncio.get_running_loop().create_task(self._run())
 
+    def when_begun(self, callback: Callable[[], None]) -> None:
+        callback()
+
     def stop(self) -> bool:
         self.future.cancel()
         return False  # its first step was due before anybody could ask
@@ -201,6 +212,9 @@ class InThread(Generic[T]):
     @property
     def future(self) -> asyncio.Future[T]:
         return self._job.future
+
+    def when_begun(self, callback: Callable[[], None]) -> None:
+        self._threads.when_begun(self._job, callback)
 
     def stop(self) -> bool:
         if self._threads.withdraw(self._job):

@@ -7,6 +7,7 @@ It performs and it judges; it records nothing. What came of an attempt reaches t
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -26,7 +27,7 @@ from perdure.core.events import (
     ToolCallInDoubt,
     ToolCallResolved,
 )
-from perdure.core.failures import describe
+from perdure.core.failures import clean, describe
 from perdure.core.machine import CallTool
 from perdure.core.retry import DEFAULT, Again, Doubt, after_failure
 from perdure.core.retry import GiveUp as GiveUpRetrying
@@ -36,6 +37,7 @@ from perdure.settings import Settings
 from perdure.store.api import Append
 from perdure.tool import Call, Outcome
 from perdure.worker.clock import Clock
+from perdure.worker.commits import ToolRaised
 from perdure.worker.pen import Pen
 from perdure.worker.perform import Abandoned, Attempt, Performed, Raised, Returned, Unrecordable, attempt, perform_in_transaction, reconcile
 from perdure.worker.threads import Threads
@@ -72,7 +74,6 @@ class Calls:
         self._attempts: dict[int, Attempt[Any]] = {}
         self._asking: dict[int, asyncio.Task[Outcome]] = {}
         self.waits: dict[int, int] = {}  # calls that go on at a time: number → µs
-        self._zombies: set[int] = set()  # calls with an attempt that may still be running in this process
         self._claimed_s = loop.time()
 
     # -- attempts -----------------------------------------------------------------------------------------------------
@@ -190,7 +191,10 @@ class Calls:
             )
 
         def done(task: asyncio.Task[Outcome]) -> None:
-            if self._asking.pop(number, None) is not None and not task.cancelled():
+            if self._asking.get(number) is not task:
+                return  # somebody has settled the doubt meanwhile
+            del self._asking[number]
+            if not task.cancelled():
                 error = task.exception()
                 self._arrive(Ended(number, which, task.result() if error is None else Outcome.unknown(f"asking failed: {error}")))
 
@@ -217,18 +221,18 @@ class Calls:
             case Unrecordable(failure):
                 return [ToolCallCompleted(failure=failure, attempt=ended.attempt)]
             case Raised(failure):
-                return self._failed(call, failure, asked, wanted, closing)
+                return self._failed(call, failure, asked, wanted, closing, loose=False)
             case Abandoned(failure):
-                self._zombies.add(call.number)
-                return self._failed(call, failure, asked, wanted, closing)
+                return self._failed(call, failure, asked, wanted, closing, loose=True)
             case Outcome():
                 return self._reconciled(call, ended.result, asked, wanted)
 
-    def _failed(self, call: CallState, failure: Failure, asked: CallTool, wanted: bool, closing: bool) -> list[AnyBody]:
+    def _failed(self, call: CallState, failure: Failure, asked: CallTool, wanted: bool, closing: bool, *, loose: bool) -> list[AnyBody]:
         tool = asked.tool
         if closing and wanted and failure.kind == "cancelled":
             # A drain ended it, not the agent: the next worker goes on by effect class. What may have happened is said so.
-            return [ToolCallInDoubt(call.attempt, "its worker was stopped inside it", failure)] if call.effect in ("once", "keyed") else []
+            doubt = ToolCallInDoubt(call.attempt, "its worker was stopped inside it", failure, loose)
+            return [doubt] if call.effect in ("once", "keyed") else []
         verdict = after_failure(
             failure,
             effect=call.effect,
@@ -237,13 +241,18 @@ class Calls:
             key=call.key,
             has_reconcile=tool.reconciler is not None,
             wanted=wanted,
+            doubtful=call.doubtful,
         )
+        doubt = ToolCallInDoubt(call.attempt, f"{failure.type}: {failure.message}"[:500], failure, loose)
         match verdict:
-            case Again(delay_s):
+            case Again(delay_s, in_doubt):
                 at = self._clock.now() + round(delay_s * 1e6)
-                return [ToolCallFailed(failure, attempt=call.attempt), RetryScheduled(attempt=call.attempt + 1, at=at)]
+                return [
+                    doubt if in_doubt else ToolCallFailed(failure, attempt=call.attempt),
+                    RetryScheduled(attempt=call.attempt + 1, at=at),
+                ]
             case Doubt():
-                return [ToolCallInDoubt(call.attempt, f"{failure.type}: {failure.message}"[:500], failure)]
+                return [doubt]
             case GiveUpRetrying():
                 return [ToolCallFailed(failure, attempt=call.attempt, final=True)]
 
@@ -251,8 +260,9 @@ class Calls:
         tool = asked.tool
         attempts = (tool.retry or DEFAULT).attempts
         kind, why = outcome.kind, outcome.why
-        if kind == "not_happened" and call.number in self._zombies:
-            kind, why = "unknown", "its hook found nothing, but the attempt may still be running in this worker"
+        if kind == "not_happened" and call.loose:
+            # "Not found" about a request that is still on its way proves nothing (T22).
+            kind, why = "unknown", "it found nothing, but an attempt that did not stop may still be running"
         match kind:
             case "happened":
                 try:
@@ -274,16 +284,14 @@ class Calls:
                 at = self._clock.now() + round(delay_s * 1e6)
                 return [RetryScheduled(attempt=call.attempt, at=at, reconcile=True)]
             case _:
-                return [ToolCallInDoubt(call.attempt, f"its reconcile hook does not know: {why}"[:500], call.failure)]
+                return [ToolCallInDoubt(call.attempt, clean(f"its reconcile hook does not know: {why}", 500), call.failure)]
 
     def after_unknown(self, call: CallState, ended: Ended, asked: CallTool, *, wanted: bool) -> Perform | Park | None:
         """What follows an end that left the call in doubt; None if the ordinary verdict applies."""
         attempts = (asked.tool.retry or DEFAULT).attempts
-        if call.phase != "in_doubt":
+        if call.phase != "in_doubt" or call.retry_at is not None:
             return None
         if isinstance(ended.result, Outcome):
-            if ended.result.kind == "in_progress":
-                return None
             why = call.doubt or "it may or may not have happened"
             if call.attempt >= attempts or (not wanted and self._state.cancel is not None):
                 return Park(why)
@@ -297,7 +305,7 @@ class Calls:
         """The work to do inside the store's transaction: the effect, and its result event right behind `head`."""
 
         def work(connection: Any) -> tuple[Append, Sealed]:
-            result = perform_in_transaction(asked.tool, asked.args, self._told(call, asked.tool.timeout_s, connection))
+            result = self._perform_in_time(call, asked, connection)
             payload, blob = codec.pack(result, self._settings.inline_bytes)
             body = ToolCallCompleted(result=payload, attempt=call.attempt)
             after = pen.following(head, body, call=call.number, cause=call.intent_seq, blobs=() if blob is None else (blob,))
@@ -305,7 +313,20 @@ class Calls:
 
         return work
 
+    def _perform_in_time(self, call: CallState, asked: CallTool, connection: Any) -> bytes:
+        """What the tool returns. Whatever it raises, and a result that comes too late, rolls everything back."""
+        timeout_s = asked.tool.timeout_s
+        begun_s = time.monotonic()
+        try:
+            result = perform_in_transaction(asked.tool, asked.args, self._told(call, timeout_s, connection))
+            if timeout_s is not None and time.monotonic() - begun_s > timeout_s:
+                raise TimeoutError(f"tool {call.tool} took longer than {timeout_s:g} s; its transaction was rolled back")
+        except BaseException as error:
+            # Wrapped, so that nothing that a tool raises is taken for a failure of the store.
+            raise ToolRaised(error) from None
+        return result
+
     @staticmethod
-    def rolled_back(call: CallState, error: Exception) -> Ended:
+    def rolled_back(call: CallState, error: BaseException) -> Ended:
         """A transaction that raised has not happened."""
         return Ended(call.number, call.attempt, Raised(describe(error)))

@@ -1,7 +1,8 @@
 """One commit of one run at a time: sent, answered, sent again when nothing was written, or refused for good.
 
-The four answers are the four things that can be true: durable; not written (a full disk: the very same append goes out again, so
-nothing that happened is lost); refused (somebody else has the run: stop at once); rolled back (a transaction's tool raised).
+The answers are the things that can be true: durable; not written (a full disk: the very same append goes out again, so nothing that
+happened is lost); refused (somebody else has the run: stop at once); rolled back (a transaction's tool raised); or an error that
+trying again would only repeat.
 """
 
 from __future__ import annotations
@@ -12,12 +13,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from perdure.core.events import Event
-from perdure.errors import StoreError
+from perdure.errors import StoreUnavailable
 from perdure.store.api import Append, Appended, Committed, RowChange
 from perdure.worker.pen import Pen
 
 log = logging.getLogger("perdure.worker")
 Transaction = Callable[[Any], tuple[Append, Any]]
+
+
+class ToolRaised(Exception):
+    """What a tool raised inside a transaction, which was rolled back for it."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(repr(error))
+        self.error = error
 
 
 class Writes(Protocol):
@@ -43,6 +52,7 @@ class Commits:
         host: Writes,
         saved: Callable[[Sequence[Event], RowChange | None, Event | None], None],
         lost: Callable[[str], None],
+        broke: Callable[[Exception], None],
     ) -> None:
         self.under_way = False
         self._run_id = run_id
@@ -50,6 +60,7 @@ class Commits:
         self._host = host
         self._saved = saved
         self._lost = lost
+        self._broke = broke
         self._stopped = False
         self._failures = 0
         self._again: asyncio.TimerHandle | None = None
@@ -60,8 +71,11 @@ class Commits:
         self.under_way = True
         self._send(self._pen.append(row))
 
-    def transact(self, make: Callable[[Append], Transaction], rolled_back: Callable[[Exception], None]) -> None:
-        """Make everything recorded so far, the transaction's own writes and its result event durable in one commit."""
+    def transact(self, make: Callable[[Append], Transaction], rolled_back: Callable[[BaseException | None], None]) -> None:
+        """Make everything recorded so far, the transaction's own writes and its result event durable in one commit.
+
+        `rolled_back` hears why nothing happened: what the tool raised, or None when only the store could not be written.
+        """
         assert not self.under_way, "one commit at a time"
         self.under_way = True
         head = self._pen.append()
@@ -82,27 +96,33 @@ class Commits:
         match answer:
             case Committed():
                 self._done(self._pen.saved(append), append.row, None)
-            case Exception():
+            case StoreUnavailable():
                 self._failed(answer, lambda: self._send(append))
+            case Exception():
+                self._broke(answer)
             case _:
                 self._lost(answer.why)
 
-    def _transacted(self, head: Append, answer: tuple[Appended, Any] | Exception, rolled_back: Callable[[Exception], None]) -> None:
+    def _transacted(
+        self, head: Append, answer: tuple[Appended, Any] | Exception, rolled_back: Callable[[BaseException | None], None]
+    ) -> None:
         if self._stopped:
             return
         match answer:
             case (Committed(), sealed):
                 before, result = self._pen.saved(head), self._pen.adopt(sealed)
                 self._done([*before, result], None, result)
-            case StoreError():
-                # Nothing was written. Give the call back as one that has not happened; it is tried again with the rest.
-                self._failed(answer, lambda: self._roll_back(answer, rolled_back))
+            case StoreUnavailable():
+                # Nothing was written. The call is given back as one that has not happened, and tried again with the rest.
+                self._failed(answer, lambda: self._roll_back(None, rolled_back))
+            case ToolRaised():
+                self._roll_back(answer.error, rolled_back)
             case Exception():
                 self._roll_back(answer, rolled_back)
             case (refused, _):
                 self._lost(refused.why)
 
-    def _roll_back(self, error: Exception, rolled_back: Callable[[Exception], None]) -> None:
+    def _roll_back(self, error: BaseException | None, rolled_back: Callable[[BaseException | None], None]) -> None:
         self.under_way = False
         rolled_back(error)
 

@@ -57,7 +57,7 @@ from perdure.core.machine import (
 from perdure.core.replay import completion_of, replay
 from perdure.core.rest import Ask, Sleep, Stay, Stuck, at_rest
 from perdure.core.state import CallState, RunState
-from perdure.errors import Diverged, Fenced, InvalidInput, PerdureError, StoreError
+from perdure.errors import Diverged, Fenced, PerdureError
 from perdure.settings import Settings
 from perdure.store.api import Claimed, InboxRow, RowChange, Status, Store
 from perdure.worker.calls import Calls, Ended
@@ -113,7 +113,7 @@ class Drive:
         self._asked: dict[int, CallTool] = {}  # every call that the machine has made: its tool and arguments
         self._unwanted: set[int] = set()  # calls that the agent has stopped waiting for
         self._due: list[int] = []  # calls whose intent is recorded and that start after the next commit
-        self._commits = Commits(self.run_id, self._pen, host, self._saved, self._lost)
+        self._commits = Commits(self.run_id, self._pen, host, self._saved, self._lost, lambda error: host.broke(self, error))
         self._shown: Status = "running"  # the status in the run's row
         self._suspect = claimed.row.crashes > 0  # the row still counts crashes that this drive has to answer
         self._precious = False  # what came of an effect is recorded and not durable yet; results of reads may wait, these may not
@@ -139,17 +139,22 @@ class Drive:
         if row.inbox_id not in self._read:
             self._read.add(row.inbox_id)
             self._arrived.append(row)
-            self._pump()
+            self._soon()
 
     def drain(self) -> None:
         """Hand the run over at the next step boundary: attempts in flight may end, no new one starts."""
         if self._closing is None and not self.over:
             self._closing = Closing("queued", "another worker: the one before was drained")
-            self._pump()
+            self._soon()
 
     def stop_attempts(self) -> None:
         """The drain has taken too long: end what is in flight; what may have happened is recorded as in doubt."""
         self._calls.stop_all()
+        self._soon()
+
+    def _soon(self) -> None:
+        # Whoever calls from outside may be inside a task, where an agent's own tasks cannot be entered (CPython 3.14).
+        self._host.loop.call_soon(self._pump)
 
     def abort(self) -> None:
         """Stop at once and write nothing more, as a crash would: somebody else has the run, or we must not go on."""
@@ -222,9 +227,7 @@ class Drive:
             self._attend("diverged", str(diverged))
         except DoesNotRest as endless:
             self._attend("stuck", str(endless))
-        except StoreError as error:
-            self._attend("error", str(error))
-        except (InvalidInput, PerdureError) as error:
+        except PerdureError as error:
             self._attend("error", f"{type(error).__name__}: {error}")
         except Exception as error:
             log.exception("run %s: unexpected error; the run is parked", self.run_id)
@@ -233,8 +236,7 @@ class Drive:
     def _attend(self, reason: Reason, detail: str) -> None:
         """Stop the run until a person has looked. Attempts in flight may still end and are recorded."""
         if self._closing is None or self._closing.status == "queued":
-            if self.state.attention is None:
-                self._pen.record(AttentionNeeded(reason, detail), cause=self._claimed.row.seq)
+            self._pen.record(AttentionNeeded(reason, detail), cause=self._claimed.row.seq)
             self._closing = Closing("needs_attention", f"a person: {reason.replace('_', ' ')}")
 
     # -- what the machine wants ---------------------------------------------------------------------------------------
@@ -333,6 +335,8 @@ class Drive:
 
     def _give_up_if_idle(self, number: int) -> None:
         call = self.state.calls[number]
+        if call.doubtful:
+            return  # an earlier attempt may have happened: nobody's losing interest settles that
         if number in self._due:
             # Its intent is recorded but its effect has provably not begun: this process starts it and has not.
             self._due.remove(number)
@@ -364,13 +368,17 @@ class Drive:
         self._pump()
 
     def _read_inbox(self, row: InboxRow) -> None:
-        self._pen.consume(row.inbox_id)
         body = row.body
+        if body is None:
+            self._pen.leave(row.inbox_id)
+            self._attend("error", f"something from outside (inbox row {row.inbox_id}) was written by a newer perdure; upgrade this worker")
+            return
+        self._pen.consume(row.inbox_id)
         match body:
             case CancelRequested() if self.state.cancel is None and not self.state.finished:
                 event = self._pen.record(body)
                 self._guarded(self._deliver, event)
-            case ToolCallResolved() if row.call in self.state.open and self.state.open[row.call].phase == "in_doubt":
+            case ToolCallResolved() if row.call in self.state.open and self._is_about(body, self.state.open[row.call]):
                 call = self.state.open[row.call]
                 self._calls.forget(row.call)
                 event = self._pen.record(body, call=row.call, cause=call.last_seq)
@@ -379,6 +387,11 @@ class Drive:
                     self._guarded(self._consider, call)
             case _:
                 log.warning("run %s: %s came too late and changes nothing", self.run_id, body.__struct_config__.tag)
+
+    @staticmethod
+    def _is_about(answer: ToolCallResolved, call: CallState) -> bool:
+        """Whether the answer is about the attempt that is in doubt now, and not about one before it."""
+        return call.phase == "in_doubt" and answer.attempt == call.attempt
 
     # -- time ---------------------------------------------------------------------------------------------------------
     def _wake_due(self) -> None:
@@ -455,8 +468,7 @@ class Drive:
                     self._pen.record(TimerSet(timer=timer, due=wake_at), cause=self._machine.timer_cause(timer))
                 self._release("waiting", waiting_for, wake_at)
             case Ask(calls, wake_at):
-                if self.state.attention is None:
-                    self._pen.record(AttentionNeeded("in_doubt", f"{answer.names}: {calls[0].doubt}"), cause=calls[0].last_seq)
+                self._pen.record(AttentionNeeded("in_doubt", f"{answer.names}: {calls[0].doubt}"), cause=calls[0].last_seq)
                 self._release("needs_attention", f"a person: {answer.names} in doubt", wake_at)
             case Stuck():
                 self._attend("stuck", "the agent waits for something that nothing can bring about: no call is open and no timer is set")
@@ -535,9 +547,9 @@ class Drive:
             lambda head: self._calls.transaction(call, asked, head, self._pen), lambda error: self._rolled_back(number, error)
         )
 
-    def _rolled_back(self, number: int, error: Exception) -> None:
-        """The effect has not happened. Its intent is still in the buffer and goes out with the failure."""
-        if isinstance(error, StoreError):
+    def _rolled_back(self, number: int, error: BaseException | None) -> None:
+        """The effect has not happened. Its intent is still in the buffer and goes out with the failure, or with the next try."""
+        if error is None:
             self._due.insert(0, number)
         else:
             self._arrived.appendleft(self._calls.rolled_back(self.state.calls[number], error))

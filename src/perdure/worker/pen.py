@@ -30,6 +30,7 @@ class Pen:
         self._events: list[Event] = []
         self._blobs: dict[str, bytes] = {}  # by digest
         self._consumed: list[int] = []
+        self._left: list[int] = []
 
     def rebase(self) -> None:
         """The state has been folded up to the durable end of the journal: go on from there."""
@@ -63,10 +64,14 @@ class Pen:
         """An inbox row is dealt with: it goes away in the same commit as what was made of it."""
         self._consumed.append(inbox_id)
 
+    def leave(self, inbox_id: int) -> None:
+        """An inbox row was seen and cannot be dealt with here: it stays, and does not make the run ready by itself."""
+        self._left.append(inbox_id)
+
     def append(self, row: RowChange | None = None) -> Append:
         """Everything recorded so far as one append. Nothing leaves the buffer before `saved`."""
         sealed = tuple(chain.seal_all(self._head, self._events))
-        return Append(self.lease, self._durable_seq, sealed, tuple(self._blobs.values()), row, tuple(self._consumed))
+        return Append(self.lease, self._durable_seq, sealed, tuple(self._blobs.values()), row, tuple(self._consumed), tuple(self._left))
 
     def saved(self, append: Append) -> Sequence[Event]:
         """That append is durable: forget what it held. Returns its events."""

@@ -26,11 +26,11 @@ def surrender(lease: Lease, row: RunRow, error: Exception, clock: Clock) -> Appe
     if isinstance(error, StoreUnavailable | Fenced):
         status: Literal["queued", "needs_attention"] = "queued"
         detail, waiting_for, wake = None, "another look at its journal", now + round(AGAIN_AFTER_S * 1e6)
-        bodies = [RunReleased(status, waiting_for, wake)]
+        bodies = [RunReleased(status, waiting_for, wake, abrupt=True)]
     else:
         status, waiting_for, wake = "needs_attention", "a person: error", None
         detail = f"it cannot be driven: {type(error).__name__}: {describe(error).message}"[:_DETAIL_CHARS]
-        bodies = [AttentionNeeded("error", detail), RunReleased(status, waiting_for)]
+        bodies = [AttentionNeeded("error", detail), RunReleased(status, waiting_for, abrupt=True)]
     events = [Event(row.seq + place, clock.new_id(), now, lease.epoch, None, row.seq, body) for place, body in enumerate(bodies, 1)]
     change = RowChange(status, waiting_for=waiting_for, ready_at=wake, error=detail, release=True)
     return Append(lease, row.seq, tuple(chain.seal_all(row.head, events)), row=change)

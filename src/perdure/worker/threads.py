@@ -28,16 +28,24 @@ class Job(Generic[T]):
         self.begun = False
         self.ended = False
         self.abandoned = False
+        self.on_begin: Callable[[], None] | None = None
         self._work = work
         self._context = contextvars.copy_context()
 
     def run(self) -> None:
         """Do the work, in the context of whoever asked for it, and tell their loop."""
+        if self.on_begin is not None:
+            self._tell(self.on_begin)
         result: T = self._context.run(self._work)
-        try:
-            self.future.get_loop().call_soon_threadsafe(self._deliver, result)
-        except RuntimeError:  # the loop was closed meanwhile: nobody is there to be told
+        if not self._tell(self._deliver, result):
             log.warning("a thread has ended after its event loop; its outcome %.200r is dropped", result)
+
+    def _tell(self, callback: Callable[..., None], *args: Any) -> bool:
+        try:
+            self.future.get_loop().call_soon_threadsafe(callback, *args)
+        except RuntimeError:
+            return False  # the loop was closed meanwhile: nobody is there to be told
+        return True
 
     def _deliver(self, result: T) -> None:
         if not self.future.done():
@@ -71,6 +79,14 @@ class Threads:
                         self._waiting.remove(job)
                         raise
         return job
+
+    def when_begun(self, job: Job[Any], callback: Callable[[], None]) -> None:
+        """Call back, on the loop's thread, when a thread has begun with the job; at once if one has."""
+        with self._lock:
+            if not job.begun:
+                job.on_begin = callback
+                return
+        callback()
 
     def withdraw(self, job: Job[Any]) -> bool:
         """Take back a job that no thread has begun; False when one has."""

@@ -52,15 +52,17 @@ class Worker:
         self._changed = False
         self._napping: set[asyncio.Future[None]] = set()
         self._draining = False
+        self._transactions = 0  # under way
         self._last_reap_s = float("-inf")
 
     async def __aenter__(self) -> Worker:
         guard()
         self.loop = asyncio.get_running_loop()
         self._group = GroupCommit(self.store, self.loop)
-        self.store.register(self.id, f"{socket.gethostname()}:{os.getpid()}", os.getpid(), self.clock.now())
+        self._sign_on()
         self._renewer = Renewer(self.store, self.id, self.clock, self.settings.lease_s)
         self._renewer.start()
+        self._watching = self.loop.create_task(self._watch(), name="perdure post")
         return self
 
     def abort(self) -> None:
@@ -71,12 +73,16 @@ class Worker:
 
     async def __aexit__(self, *_: object) -> None:
         self.abort()
+        self._watching.cancel()
         self._renewer.stop()
         self._group.close()
         try:
             self.store.unregister(self.id, self.clock.now())
         except StoreError as error:
             log.warning("could not sign off: %s; other workers notice it by themselves", error)
+
+    def _sign_on(self) -> None:
+        self.store.register(self.id, f"{socket.gethostname()}:{os.getpid()}", os.getpid(), self.clock.now())
 
     # -- serving ------------------------------------------------------------------------------------------------------
     async def serve(self, stop: asyncio.Event) -> None:
@@ -87,11 +93,13 @@ class Worker:
             while not stop.is_set():
                 try:
                     self._claim()
+                    await self._wait_for_change(stop)
+                except NotFound as lost:
+                    log.warning("%s; signing on again", lost)  # somebody took this worker for dead and cleared it away
+                    self._sign_on()
                 except StoreError as error:
-                    log.error("cannot claim runs: %s; trying again in 1 s", error)
+                    log.error("cannot look for runs: %s; trying again in 1 s", error)
                     await asyncio.wait([stopping], timeout=1.0)
-                    continue
-                await self._wait_for_change(stop)
         finally:
             stopping.cancel()
         await self.drain()
@@ -134,8 +142,7 @@ class Worker:
         stopping.add_done_callback(lambda _: self._notice())
         try:
             while run_id in self._drives and not stop.is_set():
-                await self._doze(_REAP_EVERY_S, stop)
-                self._deliver_inbox()
+                await self._nap(_REAP_EVERY_S)
         finally:
             stopping.cancel()
         if stop.is_set():
@@ -163,13 +170,16 @@ class Worker:
     # -- claiming -----------------------------------------------------------------------------------------------------
     def _claim(self) -> None:
         self._reap()
-        free = self.settings.concurrency - len(self._drives)
-        while free > 0 and not self._draining:
-            claimed = self.store.claim(self.id, list(self.agents), min(free, 100), self.clock.now())
+        served = list(self.agents)
+        while (free := self.settings.concurrency - len(self._drives)) > 0 and not self._draining and not self._transactions:
+            ready = self.store.next_ready(served, self.clock.now())
+            if ready is None or ready > self.clock.now():
+                return  # found out by reading: a claim takes the write lock, which others may need
+            wanted = min(free, 100)
+            claimed = self.store.claim(self.id, served, wanted, self.clock.now())
             for one in claimed:
                 self._begin(one)
-            free -= len(claimed)
-            if not claimed:
+            if len(claimed) < wanted:
                 return
 
     def _reap(self) -> None:
@@ -179,8 +189,12 @@ class Worker:
 
     def _begin(self, claimed: Claimed) -> None:
         run_id = claimed.lease.run_id
+        before = self._drives.get(run_id)
+        if before is not None:
+            before.abort()  # it lost the run while we slept, and has not noticed yet
         drive = Drive(claimed, self.agents[claimed.row.agent], self)
         self._drives[run_id] = drive
+        self._wake()
         if claimed.row.seq <= _READ_HERE:
             # A plain callback, never inside a task: from CPython 3.14 on an agent's tasks cannot be entered there.
             self.loop.call_soon(self._begin_drive, drive, None)
@@ -231,8 +245,6 @@ class Worker:
             # A run is ready that this worker may not take yet, a second suspect: without a real wait here nothing else would ever run.
             left_s = self.settings.poll_s
         await self._doze(min(left_s, _REAP_EVERY_S), stop)
-        if self._drives:
-            self._deliver_inbox()
 
     async def _doze(self, seconds: float, stop: asyncio.Event) -> None:
         """Until `seconds` have passed, a run of ours has come to rest, or the database has changed (asked every poll_s)."""
@@ -263,6 +275,18 @@ class Worker:
         self._changed = True
         self._wake()
 
+    async def _watch(self) -> None:
+        """Hand what arrives from outside to the drives, as long as there are any, whoever waits for them."""
+        version = -1
+        while True:
+            await self._nap(self.settings.poll_s if self._drives else _REAP_EVERY_S)
+            try:
+                if self._drives and (now := self.store.version()) != version:
+                    version = now
+                    self._deliver_inbox()
+            except StoreError as error:
+                log.error("cannot look for post: %s; trying again", error)
+
     def _deliver_inbox(self) -> None:
         for row in self.store.inbox(self.id):
             drive = self._drives.get(row.run_id)
@@ -272,8 +296,9 @@ class Worker:
     # -- what drives ask of their host --------------------------------------------------------------------------------
     def commit(self, append: Append, done: Callable[[Appended | Exception], None]) -> None:
         """Durable, then done(answer). One run alone commits right here; many share commits on the writer's thread."""
-        if len(self._drives) > 1:
-            self._group.submit(append, done)
+        if len(self._drives) > 1 or self._transactions:
+            # A transaction's tool may hold the write lock for long: then the writer's thread waits for it, and not the loop.
+            self._group.submit(append, done, wait_here=not self._transactions)
             return
         try:
             answer: Appended | Exception = self._group.commit_now(append)
@@ -287,9 +312,11 @@ class Worker:
         """Run a transaction on a thread, then done(answer) on the loop."""
 
         def finish(future: asyncio.Future[Any]) -> None:
+            self._transactions -= 1
             error = future.exception()
             done(future.result() if error is None else error if isinstance(error, Exception) else PerdureError(repr(error)))
 
+        self._transactions += 1
         future = self.loop.run_in_executor(None, self.store.transact, head, work)
         self._readers.add(future)
         future.add_done_callback(self._readers.discard)
@@ -297,10 +324,14 @@ class Worker:
 
     def committed(self, run_id: str, events: Sequence[Event]) -> None:
         for observe in self._observers:
-            observe(run_id, events)
+            try:
+                observe(run_id, events)
+            except Exception:
+                log.exception("run %s: whoever looks on has failed; the run goes on", run_id)
 
     def rested(self, drive: Drive) -> None:
-        self._drives.pop(drive.run_id, None)
+        if self._drives.get(drive.run_id) is drive:
+            del self._drives[drive.run_id]
         self._notice()
 
 
