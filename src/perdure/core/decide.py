@@ -35,6 +35,7 @@ class GiveUp(Struct, frozen=True):
 
 
 # A transaction's result is in the same commit as its effect: an intent alone proves that it did not happen.
+_CLOCK_SLACK_S = 60.0  # a clock may be set back by this much and the age of a key still be known well enough
 _REPEATABLE = frozenset(("read", "idempotent", "transaction"))
 Verdict = Perform | Wait | Reconcile | Park | GiveUp
 
@@ -76,8 +77,12 @@ def about_unknown(call: CallState, key_window_s: float, now: int, why: str = "it
     age_s = (now - call.first_ts) / 1e6
     if call.effect == "keyed":
         # Wall clocks serve here as the provider's own key expiry does; past the window a key protects nothing (T14).
-        if 0 <= age_s <= key_window_s:
+        if -_CLOCK_SLACK_S <= age_s <= key_window_s:
             return Perform(call.attempt + 1)
+        if age_s < 0:
+            return Park(
+                f"{why}, and by this clock its first attempt lies in the future, so that nobody can tell whether its key still protects it"
+            )
         return Park(
             f"{why}, and its key is {age_s / 3600:.1f} h old, past the window of {key_window_s / 3600:g} h in which the service drops duplicates"
         )

@@ -58,6 +58,7 @@ TRANSITIONS: dict[tuple[Phase, str], Phase] = {
     ("started", "happened"): "completed",  # a person was faster than the next worker to see the doubt
     ("started", "did_not_happen"): "idle",
     ("started", "resolved_failed"): "failed",
+    ("failing", "in_doubt"): "in_doubt",  # an attempt before this one may have happened
     ("failing", "retry"): "retry_wait",
     ("failing", "initiated"): "started",
     ("failing", "failed_for_good"): "failed",

@@ -315,9 +315,10 @@ class Drive:
             case GiveUp():
                 self._give_up(call)
             case Park(why):
-                self._doubt(call, why)
+                if call.phase != "in_doubt" or why not in (call.doubt or ""):
+                    self._doubt(call, f"{why}; {call.doubt}"[:500] if call.doubt else why)
             case None:
-                if self._calls.busy(call.number):
+                if self._calls.busy(call.number) and call.phase != "in_doubt":
                     self._doubt(call, "its worker died inside it; its reconcile hook is being asked")
 
     def _why_again(self, call: CallState) -> int:
@@ -325,8 +326,7 @@ class Drive:
         return call.last_seq if call.last_seq > call.intent_seq else self._claimed.row.seq
 
     def _doubt(self, call: CallState, why: str) -> None:
-        if call.phase != "in_doubt":
-            self._pen.record(ToolCallInDoubt(call.attempt, why), call=call.number, cause=self._claimed.row.seq)
+        self._pen.record(ToolCallInDoubt(call.attempt, why), call=call.number, cause=self._claimed.row.seq)
 
     def _give_up(self, call: CallState) -> None:
         failure = Failure(kind="cancelled", type="Cancelled", message="nobody waits for this call any more")
