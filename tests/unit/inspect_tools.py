@@ -88,11 +88,11 @@ def url_of(path: Path) -> str:
     return f"sqlite:///{path}"
 
 
-def at_work(path: Path, work: Callable[[Perdure], Awaitable[object]], *observers: Observer) -> None:
+def at_work(path: Path, work: Callable[[Perdure], Awaitable[object]], *observers: Observer, clock: Clock | None = None) -> None:
     """Do something with an app on this database, to its end."""
 
     async def main() -> None:
-        async with Perdure(url_of(path), AGENTS, settings=SETTINGS, observers=observers) as app:
+        async with Perdure(url_of(path), AGENTS, settings=SETTINGS, clock=clock, observers=observers) as app:
             await work(app)
 
     asyncio.run(main())

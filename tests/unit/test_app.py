@@ -16,10 +16,12 @@ from perdure import (
     NeedsAttention,
     NotAllowedInAgent,
     NotFound,
+    Outcome,
     Perdure,
     ResultTimeout,
     Run,
     RunEnded,
+    ToolFailed,
     UnknownAgent,
     agent,
     tool,
@@ -312,6 +314,45 @@ def test_a_run_that_needs_attention_says_so_to_who_waits() -> None:
 
     with pytest.raises(NeedsAttention, match="perdure why r"):
         run(main())
+
+
+def test_texts_of_people_that_are_no_unicode_are_recorded_as_they_can_be_shown() -> None:
+    """A command line gives bytes that are no UTF-8 as lone surrogates. They must neither be refused nor break the journal."""
+    bad = b"\xff bad".decode("utf-8", "surrogateescape")
+
+    @tool(effect="once")
+    async def pay() -> str:
+        raise TimeoutError("no answer")
+
+    @pay.reconcile
+    async def _() -> Outcome:
+        return Outcome.unknown(bad)
+
+    @agent(version="1")
+    async def payer(run: Run) -> str:
+        try:
+            return str(await pay())
+        except ToolFailed as failed:
+            return failed.message
+
+    async def main() -> tuple[Any, list[str]]:
+        async with perdure(None, [payer]) as app:
+            handle = await app.start(payer, id="r")
+            row = await app.drive("r")
+            assert (row.status, row.error) == ("needs_attention", "call 1 (pay): its reconcile hook does not know: \\udcff bad")
+            await app.requeue("r", by=bad, note=bad)
+            await app.drive("r")
+            await app.resolve("r", 1, fail=bad, by=bad, note=bad)
+            output = await handle.result()
+            await app.start(payer, id="s")
+            await app.cancel("s", by=bad, reason=bad)
+            await app.drive("s")
+            return output, [str(event.body) for event in [*await handle.events(), *await app.handle("s").events()]]
+
+    output, bodies = run(main())
+    assert output == "\\udcff bad"
+    assert sum(body.count("udcff") for body in bodies) >= 8
+    assert all(body.isascii() or body.encode() for body in bodies)
 
 
 def test_nothing_steers_a_finished_run() -> None:

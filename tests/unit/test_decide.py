@@ -16,9 +16,11 @@ EFFECTS: tuple[Effect, ...] = get_args(Effect)
 OPEN: tuple[Phase, ...] = tuple(phase for phase in get_args(Phase) if phase not in ENDED and phase != "proposed")
 
 
-def call(phase: Phase, effect: Effect, *, attempt: int = 1, retry_at: int | None = None, asks: int = 0) -> CallState:
+def call(
+    phase: Phase, effect: Effect, *, attempt: int = 1, retry_at: int | None = None, asks: int = 0, doubtful: bool = False
+) -> CallState:
     state = CallState(4, "pay", effect, "key", None, None, first_seq=3, first_ts=0, phase=phase, attempt=attempt)
-    state.retry_at, state.asks = retry_at, asks
+    state.retry_at, state.asks, state.doubtful = retry_at, asks, doubtful
     return state
 
 
@@ -69,6 +71,20 @@ def test_an_attempt_known_not_to_have_happened_is_followed_by_the_next_when_its_
     assert verdict(call(phase, effect, retry_at=HOUR_US)) == Perform(2)
     assert verdict(call(phase, effect, retry_at=HOUR_US + 1)) == Wait(HOUR_US + 1)
     assert verdict(call(phase, effect, retry_at=HOUR_US + 1), wanted=False) == GiveUp()
+
+
+@pytest.mark.parametrize("phase", ["retry_wait", "failing", "in_doubt"])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_retry_after_a_doubt_is_decided_like_the_doubt(phase: Phase, wanted: bool) -> None:
+    """An attempt before may have happened: the key must still protect, the hook is asked first, and nobody's losing interest settles it."""
+    young = call(phase, "keyed", retry_at=HOUR_US, doubtful=True)
+    assert verdict(young, wanted=wanted) == Perform(2)
+    assert verdict(young, hook=True, wanted=wanted) == Reconcile()
+    late = verdict(young, wanted=wanted, window_s=60)
+    assert isinstance(late, Park)
+    assert "past the window" in late.why
+    assert verdict(call(phase, "keyed", retry_at=HOUR_US + 1, doubtful=True), wanted=wanted) == Wait(HOUR_US + 1)
+    assert isinstance(verdict(call(phase, "once", doubtful=True), wanted=wanted), Park)
 
 
 def test_a_hook_that_said_in_progress_is_asked_again_later_and_not_now() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, until
+from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, status_of, until
 
 from perdure import Call, NotSent, Outcome, Perdure, Retry, Run, RunCancelled, RunEnded, agent, tool
-from perdure.core.events import Event, ToolCallFailed
+from perdure.core.events import CancelRequested, Event, ToolCallFailed
 from perdure.store.api import RunRow
 
 EFFECTS = ["read", "idempotent", "keyed", "once"]
@@ -104,21 +104,52 @@ def test_a_finished_run_takes_no_cancel() -> None:
     run(main())
 
 
-def test_a_second_cancel_changes_nothing() -> None:
+@pytest.mark.parametrize("when", ["while it is parked", "while it cleans up"])
+def test_a_second_cancel_does_not_interrupt_the_cleaning_up(when: str) -> None:
+    """An impatient person asks twice; the agent must still be able to release what it holds."""
+    released: list[int] = []
+    finish = asyncio.Event()
+
+    @tool(effect="idempotent")
+    async def release(call: Call) -> None:
+        released.append(call.attempt)
+        await finish.wait()
+        released.append(0)
+
     @agent(version="1")
     async def sleeper(run: Run) -> None:
-        await asyncio.sleep(3600)
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await release()
 
     async def main() -> list[str]:
         async with perdure(None, [sleeper]) as app:
             handle = await app.start(sleeper)
             await app.drive(handle.id, wait=False)
             await app.cancel(handle.id, reason="first")
-            await app.cancel(handle.id, reason="second")
-            assert (await app.drive(handle.id)).status == "cancelled"
+            if when == "while it is parked":
+                await app.cancel(handle.id, reason="second")
+            driving = asyncio.create_task(app.drive(handle.id))
+            await until(lambda: released)
+            if when == "while it cleans up":
+                # As another process would that has read the row before it said "cancelling".
+                body = CancelRequested(by="ann", reason="second")
+                app.store.post(
+                    handle.id, None, body, event_id=app.clock.new_id(), now=app.clock.now(), status="cancelling", expect=lambda _: None
+                )
+                worker = app._worker
+                assert worker is not None
+                await until(lambda: not app.store.inbox(worker.id) or worker._drives[handle.id]._read)
+                await asyncio.sleep(0.02)
+            finish.set()
+            assert (await driving).status == "cancelled"
             return outline(await handle.events())
 
-    assert run(main())[-1] == "run_cancelled"
+    lines = run(main())
+    assert lines[-4:] == ["cancel_requested", "initiated release 1/1", "completed 1/1", "run_cancelled"]
+    assert lines.count("cancel_requested") == 1
+    assert released == [1, 0]
 
 
 # -- in flight ----------------------------------------------------------------------------------------------------------
@@ -473,6 +504,21 @@ def test_a_result_timeout_leaves_the_run_and_its_cancel_still_reaches_it() -> No
             return (await handle.status()).status
 
     assert run(main()) == "cancelled"
+
+
+def test_a_cancel_reaches_a_run_that_nobody_waits_for() -> None:
+    """The only one who waited has given up waiting, and nobody serves the queue: the run is still driven here, and still hears."""
+    case = InFlight("read")
+
+    async def main() -> None:
+        async with perdure(None, [case.agent]) as app:
+            handle = await app.start(case.agent)
+            with pytest.raises(TimeoutError, match="it goes on"):
+                await handle.result(timeout=0.05)
+            await app.cancel(handle.id)
+            await until(lambda: status_of(app, handle.id) == "cancelled", 5)
+
+    run(main())
 
 
 def test_a_cancel_that_a_worker_took_to_its_grave_reaches_the_next_one(tmp_path: Path) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, until
 
-from perdure import Agent, Call, Conflict, InvalidInput, NotEncodable, NotFound, Outcome, Perdure, Run, ToolFailed, agent, tool
+from perdure import Agent, Call, Conflict, InvalidInput, NotEncodable, NotFound, Outcome, Perdure, Retry, Run, ToolFailed, agent, tool
 from perdure.core.events import Event, RetryScheduled, RunReleased
+from perdure.errors import StoreUnavailable
 from perdure.store.api import RunRow
+from perdure.worker.calls import Ended
 
 Hook = Callable[[Call], Any]
 
@@ -197,6 +201,127 @@ def test_a_key_protects_inside_its_window_only(tmp_path: Path, passed_s: float, 
         assert "past the window" in (row.error or "")
 
 
+def test_a_key_that_grew_too_old_while_its_retry_waited_protects_nothing() -> None:
+    """Every worker was down for three days; the service remembers a key for an hour."""
+    desk = Desk("keyed", key_window=3600)
+    row, _, events = run(rested(desk, step_s=72 * 3600))
+    assert (row.status, desk.attempts) == ("needs_attention", [1])
+    assert "past the window" in (row.error or "")
+    assert outline(events)[1:4] == ["initiated pay 1/1", "in_doubt 1/1", "retry 1/2"]
+
+
+def test_a_retry_after_a_doubt_that_its_agent_no_longer_waits_for_stays_in_doubt() -> None:
+    """Nobody's losing interest proves that the first attempt did not charge."""
+    attempts: list[int] = []
+
+    @tool(effect="keyed", key_window=60, retry=Retry(base=600, max_delay=600, jitter=0))
+    async def pay(call: Call) -> str:
+        attempts.append(call.attempt)
+        raise TimeoutError("no answer")
+
+    @agent(version="1")
+    async def hasty(run: Run) -> str:
+        try:
+            async with asyncio.timeout(5):
+                await pay()
+        except TimeoutError:
+            pass
+        return "went on without it"
+
+    async def main() -> tuple[RunRow, list[str], Any]:
+        clock = ManualClock()
+        async with perdure(None, [hasty], clock) as app:
+            handle = await app.start(hasty, id="r")
+            while (row := await app.drive("r", wait=False)).status == "waiting":
+                clock.advance(6)
+            lines = outline(await handle.events())
+            if row.status == "needs_attention":
+                await app.resolve("r", 1, did_not_happen=True)
+            return row, lines, await handle.result()
+
+    row, lines, output = run(main())
+    assert row.status == "needs_attention"
+    assert not [line for line in lines if line.startswith(("failed", "run_"))][1:], "neither the call nor the run has ended"
+    assert (output, attempts) == ("went on without it", [1])
+
+
+# -- attempts that may still be running ---------------------------------------------------------------------------------
+class Zombie:
+    """A `once` call that goes on after it was given up, and a hook that finds nothing as long as it does."""
+
+    def __init__(self, timeout: float | None = None) -> None:
+        self.began: list[int] = []
+        self.ledger: list[int] = []
+        self.asked: list[int] = []
+        self.wake = threading.Event()
+
+        @tool(effect="once", timeout=timeout)
+        def pay(call: Call) -> str:
+            self.began.append(call.attempt)
+            assert self.wake.wait(20)
+            self.ledger.append(call.attempt)
+            return "paid"
+
+        @pay.reconcile
+        async def _(call: Call) -> Outcome:
+            self.asked.append(call.attempt)
+            return Outcome.happened("seen") if self.ledger else Outcome.not_happened()
+
+        @agent(version="1")
+        async def payer(run: Run) -> str:
+            return str(await pay())
+
+        self.agent: Agent[Any, Any] = payer
+
+
+def test_not_found_says_nothing_about_an_attempt_that_did_not_stop() -> None:
+    """It timed out and runs on in its thread. That its hook finds nothing now does not mean that nothing will happen (T22)."""
+    zombie = Zombie(timeout=0.02)
+
+    async def main() -> tuple[list[str], Any]:
+        async with perdure(None, [zombie.agent]) as app:
+            await app.start(zombie.agent, id="r")
+            seen = [(await app.drive("r")).status]
+            await app.requeue("r")  # also the next drive, which did not see the attempt, must not trust "not found"
+            seen.append((await app.drive("r")).status)
+            zombie.wake.set()
+            await until(lambda: zombie.ledger)
+            await app.requeue("r")
+            return seen, await app.handle("r").result()
+
+    assert run(main()) == (["needs_attention", "needs_attention"], "seen")
+    assert zombie.asked == [1, 1, 1]
+    assert zombie.ledger == [1], "one effect"
+
+
+def test_not_found_says_nothing_about_an_attempt_of_a_drive_that_broke() -> None:
+    """The store failed under a drive. Its worker lives and gives the run up at once, while its attempt runs on."""
+    zombie = Zombie()
+
+    async def main() -> tuple[RunRow, Any]:
+        clock = ManualClock()
+        async with perdure(None, [zombie.agent], clock) as app:
+            await app.start(zombie.agent, id="r")
+            driving = asyncio.create_task(app.drive("r", wait=False))
+            await until(lambda: zombie.began)
+            worker = app._worker
+            assert worker is not None
+            worker.broke(worker._drives["r"], StoreUnavailable("a hiccup"))
+            await driving
+            assert (await app.handle("r").status()).holder is None
+            clock.advance(2)
+            row = await app.drive("r", wait=False)
+            zombie.wake.set()
+            await until(lambda: zombie.ledger)
+            await app.requeue("r")
+            return row, await app.handle("r").result()
+
+    row, output = run(main())
+    assert (row.status, output) == ("needs_attention", "seen")
+    assert "may still be running" in (row.error or "")
+    assert zombie.ledger == [1]
+
+
 # -- people -------------------------------------------------------------------------------------------------------------
 ANSWERS: list[tuple[dict[str, Any], Any, list[int]]] = [
     ({"happened": {"id": 7}}, {"id": 7}, [1]),
@@ -296,6 +421,161 @@ def test_an_answer_from_a_second_app_reaches_the_run_that_the_first_one_drives(t
             return await handle.result()
 
     assert run(main()) == "seen at the bank"
+
+
+def test_a_call_that_a_live_worker_is_performing_cannot_be_resolved(tmp_path: Path) -> None:
+    """Its own answer is on the way; two of them would be one too many. Once the worker is gone, a person may know."""
+    finish, began = asyncio.Event(), list[int]()
+
+    @tool(effect="once")
+    async def pay(call: Call) -> str:
+        began.append(call.attempt)
+        await finish.wait()
+        return "its own answer"
+
+    @agent(version="1")
+    async def payer(run: Run) -> str:
+        return str(await pay())
+
+    async def main() -> list[Any]:
+        async with perdure(tmp_path / "db", [payer]) as app, perdure(tmp_path / "db", []) as other:
+            for run_id in ("r", "s"):
+                await app.start(payer, id=run_id)
+            results = [asyncio.create_task(app.handle(run_id).result()) for run_id in ("r", "s")]
+            await until(lambda: len(began) == 2)
+            for who in (app, other):
+                with pytest.raises(Conflict, match="is being performed by a live worker"):
+                    await who.resolve("r", 1, happened="by hand")
+            worker = app._worker
+            assert worker is not None
+            worker._drives["s"].abort()
+            app.store.unregister(worker.id, app.clock.now())
+            await other.resolve("s", 1, happened="by hand")
+            results[1].cancel()
+            return [(await other.handle("s").state()).calls[1].phase]
+
+    assert run(main()) == ["completed"]
+
+
+class Overtaken:
+    """The hook is asked about attempt 1 and says that it did not happen; attempt 2 is then in doubt as well, and asked about for long."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self.apps: list[Perdure] = []
+        self.answered = asyncio.Event()
+        self.asked: list[int] = []
+
+        @tool(effect="once")
+        async def pay(call: Call) -> str:
+            raise TimeoutError(f"attempt {call.attempt}: no answer")
+
+        @pay.reconcile
+        async def _(call: Call) -> Outcome:
+            self.asked.append(call.attempt)
+            if call.attempt == 1:
+                await self.apps[0].resolve("r", 1, by="ann", **answer)  # at the same moment a person answers about attempt 1
+                return Outcome.not_happened()
+            await self.answered.wait()
+            return Outcome.happened("found attempt 2")
+
+        @agent(version="1")
+        async def payer(run: Run) -> str:
+            return str(await pay())
+
+        self.agent: Agent[Any, Any] = payer
+
+
+@pytest.mark.parametrize("answer", [{"happened": "by hand"}, {"did_not_happen": True}, {"fail": "no"}], ids=["happened", "did-not", "fail"])
+def test_an_answer_about_one_attempt_is_not_taken_for_the_next(answer: dict[str, Any]) -> None:
+    case = Overtaken(answer)
+
+    async def main() -> tuple[Any, list[str]]:
+        async with perdure(None, [case.agent], settings=structs.replace(SETTINGS, poll_s=0.2)) as app:
+            case.apps.append(app)
+            handle = await app.start(case.agent, id="r")
+            result = asyncio.create_task(handle.result())
+            await until(lambda: case.asked == [1, 2])
+            worker = app._worker
+            assert worker is not None
+            assert len(app.store.inbox(worker.id)) == 1, "the answer has not been read yet"
+            await until(lambda: 1 in worker._drives["r"]._read and not worker._drives["r"]._arrived)
+            case.answered.set()
+            return await result, outline(await handle.events())
+
+    output, lines = run(main())
+    assert output == "found attempt 2"
+    assert [line for line in lines if line.startswith("resolved")] == [
+        "resolved 1/1 did_not_happen by reconcile",
+        "resolved 1/2 happened by reconcile",
+    ]
+
+
+def test_the_late_end_of_something_about_an_attempt_before_changes_nothing() -> None:
+    """It was queued behind what settled that attempt; the next one is under way."""
+    finish, began = asyncio.Event(), list[int]()
+
+    @tool(effect="idempotent", retry=Retry(base=0))
+    async def step(call: Call) -> str:
+        began.append(call.attempt)
+        if call.attempt == 1:
+            raise TimeoutError("no answer")
+        await finish.wait()
+        return "the second attempt's"
+
+    @agent(version="1")
+    async def stepper(run: Run) -> str:
+        return str(await step())
+
+    async def main() -> Any:
+        async with perdure(None, [stepper]) as app:
+            result = asyncio.create_task((await app.start(stepper, id="r")).result())
+            await until(lambda: began == [1, 2])
+            assert app._worker is not None
+            for late in (Outcome.happened("old"), Outcome.not_happened(), Outcome.unknown("?")):
+                app._worker._drives["r"].arrive(Ended(1, 1, late))
+            finish.set()
+            return await result
+
+    assert run(main()) == "the second attempt's"
+    assert began == [1, 2]
+
+
+def test_the_late_end_of_a_hook_does_not_trouble_a_run_that_is_being_given_up() -> None:
+    """A person's answer and the hook's arrive together while the worker is drained: the first one settles it."""
+    asked: list[int] = []
+
+    @tool(effect="once")
+    async def pay() -> str:
+        raise TimeoutError("no answer")
+
+    @pay.reconcile
+    async def _() -> Outcome:
+        asked.append(1)
+        await asyncio.sleep(60)
+        return Outcome.unknown("?")
+
+    @agent(version="1")
+    async def payer(run: Run) -> str:
+        return str(await pay())
+
+    async def main() -> tuple[RunRow, list[str]]:
+        async with perdure(None, [payer], settings=structs.replace(SETTINGS, poll_s=60)) as app:
+            await app.start(payer, id="r")
+            driving = asyncio.create_task(app.drive("r", wait=False))
+            await until(lambda: asked)
+            worker = app._worker
+            assert worker is not None
+            drive = worker._drives["r"]
+            await app.resolve("r", 1, did_not_happen=True, by="ann")
+            drive.drain()
+            drive.receive(*app.store.inbox(worker.id))
+            drive.arrive(Ended(1, 1, Outcome.unknown("?")))
+            await driving
+            return await app.handle("r").status(), outline(await app.handle("r").events())
+
+    row, lines = run(main())
+    assert (row.status, row.error) == ("queued", None)
+    assert lines[-1] == "resolved 1/1 did_not_happen by ann"
 
 
 def test_the_second_answer_to_the_same_doubt_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, status_of, until
 
 from perdure import Agent, Call, NotSent, Outcome, Perdure, Retry, Run, Settings, agent, tool
+from perdure.core.events import Event, ToolCallInitiated
 from perdure.store.api import RunRow
 
 EFFECTS = ["read", "idempotent", "keyed", "once"]
@@ -113,6 +115,79 @@ def test_a_call_stopped_by_a_drain_is_asked_about_by_the_next_worker(tmp_path: P
     assert row.status == "succeeded"
     assert "resolved 1/1 happened by reconcile" in lines
     assert case.began == ["first 1", "second 1"]
+
+
+def test_a_drain_while_a_hook_is_being_asked_hands_the_doubt_over(tmp_path: Path) -> None:
+    """The hook hangs. It is no attempt: nothing is lost by not waiting for it, and the next worker asks again."""
+    asked: list[int] = []
+    hang = [True]
+
+    @tool(effect="once")
+    async def pay() -> str:
+        raise TimeoutError("no answer")
+
+    @pay.reconcile
+    async def _() -> Outcome:
+        asked.append(1)
+        if hang.pop():
+            await asyncio.sleep(60)
+        return Outcome.happened("found")
+
+    @agent(version="1")
+    async def payer(run: Run) -> str:
+        return str(await pay())
+
+    async def main() -> RunRow:
+        async with perdure(tmp_path / "db", [payer], settings=IMPATIENT) as app:
+            await app.start(payer, id="r")
+            return await drained(app, lambda: asked)
+
+    row = run(main(), 5)
+    assert (row.status, row.holder) == ("queued", None)
+    hang.append(False)
+    row, lines = run(finished(tmp_path / "db", payer))
+    assert row.status == "succeeded"
+    assert lines[2:4] == ["in_doubt 1/1", "released queued"]
+    assert len(asked) == 2
+
+
+def test_a_keyed_call_in_doubt_whose_next_attempt_was_withdrawn_is_still_in_doubt(tmp_path: Path) -> None:
+    """The drain arrives while the intent of attempt 2 is being written. That it never began says nothing about attempt 1."""
+    attempts: list[int] = []
+    asked: list[int] = []
+    apps: list[Perdure] = []
+
+    @tool(effect="keyed")
+    async def pay(call: Call) -> str:
+        attempts.append(call.attempt)
+        raise TimeoutError("no answer")
+
+    @pay.reconcile
+    async def _(call: Call) -> Outcome:
+        asked.append(call.attempt)
+        return Outcome.unknown("?") if call.attempt == 1 else Outcome.happened("the first one, it turns out")
+
+    @agent(version="1")
+    async def payer(run: Run) -> str:
+        return str(await pay())
+
+    def drain_at_the_second_intent(run_id: str, events: Sequence[Event]) -> None:
+        worker = apps[0]._worker
+        if worker is not None and any(isinstance(event.body, ToolCallInitiated) and event.body.attempt == 2 for event in events):
+            worker._drives[run_id].drain()
+
+    async def main() -> RunRow:
+        async with perdure(tmp_path / "db", [payer], observers=[drain_at_the_second_intent]) as app:
+            apps.append(app)
+            await app.start(payer, id="r")
+            return await app.drive("r", wait=False)
+
+    assert run(main()).status == "queued"
+    assert attempts == [1]
+    row, lines = run(finished(tmp_path / "db", payer))
+    assert row.status == "succeeded"
+    assert lines[5:9] == ["failing 1/2 not_sent", "released queued", "in_doubt 1/2", "resolved 1/2 happened by reconcile"]
+    assert (attempts, asked) == ([1], [1, 2])
 
 
 def test_a_call_whose_intent_is_written_but_which_has_not_begun_is_withdrawn_without_a_doubt(tmp_path: Path) -> None:

@@ -206,6 +206,30 @@ def test_one_attempt_means_never_again() -> None:
     assert run(to_the_end(failing_agent("idempotent", [NotSent("refused"), None], Retry(attempts=1))))[0] == ["not_sent", "NotSent", 1]
 
 
+@pytest.mark.parametrize(
+    ("retry", "performed"), [(None, 1), (Retry(attempts=3, base=0), 1), (Retry(attempts=3, base=0, on=(KeyError,)), 3)]
+)
+def test_a_once_tool_that_raises_after_its_effect_is_not_performed_again_unless_its_policy_says_so(
+    retry: Retry | None, performed: int
+) -> None:
+    ledger: list[int] = []
+
+    @tool(effect="once", retry=retry)
+    async def charge() -> str:
+        ledger.append(1)
+        return {"id": "ch_7"}["receipt"]  # the charge went through; only reading the answer goes wrong
+
+    @agent(version="1")
+    async def payer(run: Run) -> list[Any]:
+        try:
+            return [await charge()]
+        except ToolFailed as failed:
+            return [failed.type, failed.attempts]
+
+    assert run(to_the_end(payer))[0] == ["KeyError", performed]
+    assert len(ledger) == performed
+
+
 def test_other_calls_go_on_while_one_waits_for_its_retry() -> None:
     order: list[str] = []
 
@@ -266,6 +290,27 @@ def test_a_keyed_call_in_doubt_after_its_last_attempt_waits_for_a_person() -> No
     row, events = run(to_the_end(failing_agent("keyed", [TimeoutError()] * 2, Retry(attempts=2, base=0.001))))
     assert row.status == "needs_attention"
     assert outline(events)[-2:] == ["in_doubt 1/2", "attention_needed"]
+
+
+def test_a_doubt_about_a_keyed_call_outlives_refused_attempts_and_is_never_told_as_a_failure() -> None:
+    """The first attempt may have charged; that the service is down afterwards does not undo that."""
+    errors = [TimeoutError("no answer"), ConnectionRefusedError("down"), ConnectionRefusedError("down")]
+    code = failing_agent("keyed", list(errors), Retry(attempts=3, base=0))
+
+    async def main() -> tuple[Any, list[str]]:
+        clock = ManualClock()
+        async with perdure(None, [code], clock) as app:
+            handle = await app.start(code, id="r")
+            row = await app.drive("r", wait=False)
+            assert (row.status, row.ready_at) == ("needs_attention", None)
+            lines = outline(await handle.events())
+            await app.resolve("r", 1, happened="charged by the first attempt")
+            return await handle.result(), lines
+
+    output, lines = run(main())
+    assert output == ["ok", "charged by the first attempt"]
+    assert [line for line in lines if line.startswith("in_doubt")] == ["in_doubt 1/1", "in_doubt 1/2", "in_doubt 1/3"]
+    assert not [line for line in lines if line.startswith("fail")]
 
 
 # -- time-outs ----------------------------------------------------------------------------------------------------------

@@ -16,11 +16,13 @@ from tests.unit.inspect_tools import at_work, hold, make_zoo, shop, url_of
 
 from perdure import Perdure
 from perdure.cli.audit import parse_since
+from perdure.core.events import Event
 from perdure.errors import InvalidInput
 from perdure.inspect.audit import Audit, AuditLog
 from perdure.inspect.view import all_rows
-from perdure.store.api import Store
+from perdure.store.api import FINISHED, RunRow, Store
 from perdure.store.open import open_store
+from perdure.worker.clock import Clock
 
 FIELDS = "ts run_id event_id seq type call tool caused_by idempotency_key actor error context".split()
 
@@ -94,6 +96,72 @@ def test_what_comes_later_is_given_once(store: Store) -> None:
     (line,) = audit.more()
     assert (line["run_id"], line["type"], line["seq"]) == ("queued", "run_claimed", 2)
     assert list(audit.more()) == []
+
+
+def test_runs_that_end_and_runs_that_come_between_two_looks_are_told_to_the_end(path: Path, store: Store) -> None:
+    audit = Audit(store)
+    told = list(audit.more())
+
+    class SetBack(Clock):
+        def now(self) -> int:
+            return super().now() - 3_600_000_000  # completeness must come from no clock
+
+    async def more(app: Perdure) -> None:
+        await app.drive("resolved")
+        await app.start(shop, "o-9", id="quick")
+        await app.drive("quick")
+        await app.start(shop, "o-10", id="created-only")
+
+    at_work(path, more, clock=SetBack())
+    told += audit.more()
+    for row in all_rows(store):
+        assert [line["seq"] for line in told if line["run_id"] == row.run_id] == list(range(1, row.seq + 1)), row.run_id
+    assert list(audit.more()) == []
+
+
+def test_a_look_that_was_broken_off_is_made_up_for(store: Store) -> None:
+    audit = Audit(store)
+    looking = audit.more()
+    told = [next(looking) for _ in range(5)]
+    told += audit.more()
+    assert sorted(line["event_id"] for line in told) == sorted(line["event_id"] for line in Audit(store).more())
+
+
+def test_what_was_old_at_first_is_told_when_it_goes_on(path: Path, store: Store) -> None:
+    audit = Audit(store, since=max(row.updated_at for row in all_rows(store)) + 1)
+    assert list(audit.more()) == []
+    at_work(path, lambda app: app.cancel("waiting"))
+    at_work(path, lambda app: app.drive("waiting"))
+    lines = list(audit.more())
+    assert [line["type"] for line in lines] == ["cancel_requested", "run_claimed", "run_cancelled"]
+    assert all(line["caused_by"] for line in lines if line["type"] == "run_cancelled")
+
+
+def test_following_reads_only_what_has_grown_and_forgets_what_has_ended(path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    audit = Audit(store)
+    list(audit.more())
+    read: list[str] = []
+    listed: list[str] = []
+    reading, growing = store.read, store.growing
+
+    def watched_read(run_id: str, after: int = 0) -> list[Event]:
+        read.append(run_id)
+        return reading(run_id, after)
+
+    def watched_growing(after: int = 0, newest: int = 0, limit: int = 1000) -> list[tuple[int, RunRow]]:
+        page = growing(after, newest, limit)
+        listed.extend(row.run_id for _, row in page)
+        return page
+
+    monkeypatch.setattr(store, "read", watched_read)
+    monkeypatch.setattr(store, "growing", watched_growing)
+    at_work(path, lambda app: app.drive("queued"))
+    assert list(audit.more())[-1]["type"] == "run_succeeded"
+    assert read == ["queued"]
+    listed.clear()
+    assert list(audit.more()) == []
+    assert sorted(listed) == sorted(row.run_id for row in all_rows(store) if row.status not in FINISHED) == ["doubt", "resolved", "waiting"]
+    assert set(audit._trails) == set(listed), "whoever follows for months must not keep the runs of months"
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,6 @@ def test_ten_thousand_done_calls_are_three_and_five(tmp_path: Path) -> None:
     ("reason", "words", "first"),
     [
         ("diverged", "the code asks for something else", "perdure replay waiting FILE.py:sleeper"),
-        ("version", "is not served", "perdure replay waiting FILE.py:sleeper"),
         ("poison", "kill its workers", "perdure resume waiting FILE.py:sleeper"),
         ("stuck", "does not come to rest", "perdure replay waiting FILE.py:sleeper"),
         ("error", "cannot be driven", "perdure resume waiting FILE.py:sleeper"),

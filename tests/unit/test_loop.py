@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import math
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -417,6 +418,98 @@ def test_tasks_hash_by_their_number_and_are_still_themselves() -> None:
     first.run_until_quiet()
     second.run_until_quiet()
     assert first.tasks == second.tasks == {}
+
+
+def test_futures_hash_by_their_number_so_that_a_set_of_them_has_the_same_order_in_every_process() -> None:
+    first, second = ([loop.create_future() for _ in range(40)] for loop in (loop_of(), loop_of()))
+    assert [hash(future) for future in first] == [hash(future) for future in second] == list(range(1, 41))
+    places = [[futures.index(future) for future in set(futures)] for futures in (first, second)]
+    assert places[0] == places[1]
+    assert first[0] != second[0]
+
+
+async def _numbers(closed: list[str]) -> AsyncGenerator[int, None]:
+    try:
+        yield 1
+        yield 2
+    finally:
+        await asyncio.sleep(0)
+        closed.append("closed")
+
+
+def test_an_async_generator_that_the_agent_lets_go_of_is_closed_as_everywhere() -> None:
+    loop, closed = loop_of(), list[str]()
+
+    async def leaves() -> None:
+        async for _ in _numbers(closed):
+            break
+
+    task = loop.create_task(leaves())
+    loop.run_until_quiet()
+    assert (closed, loop.strays) == (["closed"], [])
+
+
+@pytest.mark.parametrize("where", ["in the middle of an activation", "between two of them"])
+def test_an_async_generator_that_the_garbage_collector_finds_is_left_alone(where: str) -> None:
+    """When it finds one is left to chance: what its closing calls would come at another place in every process."""
+    loop, closed = loop_of(), list[str]()
+
+    async def leaves() -> None:
+        circle: list[Any] = [_numbers(closed)]
+        circle.append(circle)
+        await anext(circle[0])
+
+    gc.disable()
+    try:
+        task = loop.create_task(leaves())
+        loop.run_until_quiet()
+        if where == "between two of them":
+            gc.collect()
+        else:
+            loop.call_soon(gc.collect)
+        loop.run_until_quiet()
+    finally:
+        gc.enable()
+    assert (closed, len(loop.strays), loop.tasks) == ([], 1, {})
+
+
+def test_a_collection_at_another_moment_does_not_make_a_run_diverge(tmp_path: Path) -> None:
+    collects = [False]
+
+    @agent(version="1")
+    async def litters(run: Run) -> str:
+        async def lines() -> AsyncGenerator[int, None]:
+            try:
+                yield 1
+            finally:
+                await loop_agents.echo("closed", 0)
+
+        circle: list[Any] = [lines()]
+        circle.append(circle)
+        await anext(circle[0])
+        del circle
+        if collects[0]:
+            gc.collect()
+        await loop_agents.echo("one", 0)
+        await asyncio.sleep(60)
+        return str(await loop_agents.echo("two", 0))
+
+    clock = ManualClock()
+
+    async def drive() -> Any:
+        async with perdure(tmp_path / "db", [litters], clock) as app:
+            await app.start(litters, id="r")
+            return await app.drive("r", wait=False)
+
+    gc.disable()
+    try:
+        assert run(drive()).status == "waiting"
+        collects[0] = True
+        clock.advance(61)
+        row = run(drive())
+    finally:
+        gc.enable()
+    assert (row.status, row.error) == ("succeeded", None)
 
 
 @pytest.mark.parametrize("when", [math.nan, math.inf, 1e300])

@@ -27,10 +27,13 @@ def verdict(
     retry: Retry | None = None,
     has_reconcile: bool = False,
     wanted: bool = True,
+    doubtful: bool = False,
     after_s: float | None = None,
 ) -> Again | Doubt | GiveUp:
     failure = Failure(kind=kind, type="SomeError", message="no", retry_after_s=after_s)
-    return after_failure(failure, effect=effect, attempt=attempt, retry=retry, key="k", has_reconcile=has_reconcile, wanted=wanted)
+    return after_failure(
+        failure, effect=effect, attempt=attempt, retry=retry, key="k", has_reconcile=has_reconcile, wanted=wanted, doubtful=doubtful
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,6 +63,27 @@ def test_a_once_call_is_never_tried_again_on_a_doubt(kind: FailureKind, retry: R
 def test_a_once_call_is_tried_again_on_proof_that_nothing_was_sent() -> None:
     assert isinstance(verdict("not_sent", "once"), Again)
     assert isinstance(verdict("rate_limited", "once", after_s=7.0), Again)
+
+
+@pytest.mark.parametrize("retry", [None, Retry(), Retry(attempts=9)])
+def test_what_a_once_tool_raises_of_its_own_may_have_come_after_the_effect(retry: Retry | None) -> None:
+    for kind in KINDS:
+        again = isinstance(verdict(kind, "once", retry=retry), Again)
+        assert again == (kind in ("not_sent", "rate_limited")), kind
+
+
+def test_a_once_tool_is_tried_again_on_an_error_of_its_own_only_when_its_policy_names_that() -> None:
+    assert isinstance(verdict("error", "once", retry=Retry(on=("SomeError",))), Again)
+    assert verdict("error", "once", retry=Retry(on=("OtherError",))) == GiveUp()
+
+
+@pytest.mark.parametrize("hook", [True, False])
+def test_a_doubt_about_an_attempt_before_is_not_ended_by_the_failure_of_this_one(hook: bool) -> None:
+    """Attempt 1 may have happened. That attempt 5 was refused says nothing about attempt 1."""
+    for kind, wanted in itertools.product(KINDS, (True, False)):
+        assert verdict(kind, "keyed", attempt=5, doubtful=True, has_reconcile=hook, wanted=wanted) == Doubt(), kind
+    again = verdict("not_sent", "keyed", attempt=2, doubtful=True, has_reconcile=hook)
+    assert again == Doubt() if hook else isinstance(again, Again) and again.in_doubt, "in between the doubt goes along"
 
 
 def test_a_keyed_call_is_tried_again_with_its_key_unless_somebody_can_be_asked_first() -> None:

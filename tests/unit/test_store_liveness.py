@@ -59,12 +59,26 @@ def test_a_killed_worker_is_proven_dead_at_once_and_its_lock_file_goes(store: St
     assert (claimed.row.crashes, claimed.lease.epoch) == (1, 2)
 
 
-def test_a_worker_whose_lock_file_is_gone_is_dead(store: Store, path: Path) -> None:
+def test_a_lock_file_that_is_gone_proves_nothing_and_the_lease_decides(store: Store, path: Path) -> None:
     process = python(_HOLD + _WAIT, path, T0)
     first_line(process)
-    end(process)
     Path(f"{path}-workers/victim.lock").unlink()
-    assert store.reap("w", LEASE_US, T0 + 1) == 1
+    assert store.reap("w", LEASE_US, T0 + 1) == 0, "it lives"
+    end(process)
+    assert store.reap("w", LEASE_US, T0 + 1) == 0
+    assert store.reap("w", LEASE_US, T0 + LEASE_US + 1) == 1
+    store.claim("w", ["a"], 1, T0 + LEASE_US + 1)
+    assert claim_event(store, "r").proven_dead is False
+
+
+def test_a_worker_whose_lock_file_was_removed_takes_its_lock_again_with_its_next_sign_of_life(store: Store, path: Path) -> None:
+    hold_one(store, "r")
+    lock = Path(f"{path}-workers/w.lock")
+    lock.unlink()
+    store.renew("w", T0 + 1)
+    assert lock.exists()
+    store.register("w2", "host:2", 2, T0)
+    assert store.reap("w2", LEASE_US, T0 + 1) == 0
 
 
 def test_a_sign_of_life_that_comes_while_the_reaper_waits_for_the_lock_still_counts(store: Store, path: Path) -> None:

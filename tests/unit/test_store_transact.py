@@ -118,6 +118,16 @@ def test_a_temporary_table_cannot_take_the_place_of_one_of_ours(tool: Tool) -> N
         tool.run(lambda connection: connection.execute("CREATE TEMP TABLE x (a)"))
 
 
+def test_a_table_of_a_tools_own_cannot_be_renamed_to_a_name_of_ours(tool: Tool) -> None:
+    def work(connection: Any) -> None:
+        connection.execute("CREATE TABLE mine (a)")
+        connection.execute("ALTER TABLE mine ADD COLUMN b")
+        connection.execute("ALTER TABLE mine RENAME TO perdure_approvals")
+
+    with pytest.raises(InvalidInput, match="no renaming"):
+        tool.run(work)
+
+
 def test_what_the_tools_own_sql_raises_is_the_tools_to_catch(tool: Tool) -> None:
     def work(connection: Any) -> str:
         connection.execute("CREATE TABLE mine (a UNIQUE)")

@@ -41,7 +41,7 @@ from perdure.core.keys import call_key
 from perdure.errors import StoreUnavailable
 from perdure.store.api import Store
 from perdure.store.open import open_store
-from perdure.worker.lease import Renewer
+from perdure.worker.lease import Renewer, Watchdog
 
 
 def intents(events: Sequence[Event]) -> list[ToolCallInitiated]:
@@ -420,7 +420,9 @@ def test_T13_an_error_of_the_renewer_is_told_and_does_not_end_it(caplog: pytest.
     store = open_store("sqlite://")
     store.register("w", "host:1", 1, 0)
     faulty = FailsToRenew(store, failures=3)
-    renewer = Renewer(faulty, "w", ManualClock(77), lease_s=0.02)  # type: ignore[arg-type]
+    loop = asyncio.new_event_loop()
+    loop.close()
+    renewer = Renewer(faulty, "w", ManualClock(77), 0.02, Watchdog(loop, lambda: "nothing"))  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING):
         renewer.start()
         deadline = time.monotonic() + 5
@@ -556,19 +558,20 @@ def test_T22_not_found_means_nothing_while_the_request_may_still_be_in_flight() 
 
 
 def test_T22_a_worker_that_may_still_live_is_given_until_its_deadline(tmp_path: Path) -> None:
-    """Its lease ran out, but nobody has proven it dead: the hook is asked only when its attempt can no longer be sending."""
+    """Its lease ran out, but nobody has proven it dead: "not found" is believed only when its attempt can no longer be sending."""
     hold, asked, began = asyncio.Event(), list[float](), list[float]()
 
     @tool(effect="once", timeout=0.3)
-    async def pay() -> str:
+    async def pay(call: Call) -> str:
         began.append(time.monotonic())
-        await hold.wait()
-        return "paid by the first"
+        if call.attempt == 1:
+            await hold.wait()
+        return f"paid by attempt {call.attempt}"
 
     @pay.reconcile
     async def _() -> Outcome:
         asked.append(time.monotonic())
-        return Outcome.happened("found")
+        return Outcome.not_happened()
 
     @agent(version="1")
     async def payer(run: Run) -> str:
@@ -586,11 +589,12 @@ def test_T22_a_worker_that_may_still_live_is_given_until_its_deadline(tmp_path: 
             output = await second.handle("r").result()
             second.drain()
             await asyncio.gather(working, driving)
-            return output, asked[0] - taken_over
+            return output, asked[-1] - taken_over, began[1] - taken_over
 
-    output, waited_s = run(main())
-    assert output == "found"
-    assert waited_s >= 0.25
+    output, asked_s, began_s = run(main())
+    assert output == "paid by attempt 2"
+    assert len(asked) == 2
+    assert 0.25 <= asked_s <= began_s
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, asyncio.CancelledError, SystemExit, GeneratorExit])

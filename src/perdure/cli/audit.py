@@ -13,7 +13,7 @@ from perdure.cli import common
 from perdure.errors import InvalidInput
 from perdure.inspect.audit import Audit
 
-POLL_S = 0.25  # each look goes over the list of runs
+POLL_S = 0.25
 _AGO = re.compile(r"(\d{1,9})([smhd])\Z")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -29,13 +29,14 @@ def command(since: str | None, follow: bool, url: str | None, as_json: bool) -> 
     with common.existing_store(url) as store:
         audit = Audit(store, start)
         while True:
-            version = store.version()
+            version, begun_s = store.version(), time.monotonic()
             for line in audit.more():
                 common.out_json(line)
             if not follow:
                 return
             sys.stdout.flush()
-            time.sleep(POLL_S)
+            # A look over very many unfinished runs takes its time: it is to be a small part of what this machine does.
+            time.sleep(max(POLL_S, 4 * (time.monotonic() - begun_s)))
             while store.version() == version:
                 time.sleep(POLL_S)
 

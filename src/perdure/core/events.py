@@ -157,7 +157,7 @@ class CancelRequested(Body, frozen=True, tag="cancel_requested"):
 class AttentionNeeded(Body, frozen=True, tag="attention_needed"):
     """The run stops until a person has looked: `why` shows the detail."""
 
-    reason: Literal["in_doubt", "diverged", "poison", "stuck", "version", "error"]
+    reason: Literal["in_doubt", "diverged", "poison", "stuck", "error"]
     detail: str
 
 

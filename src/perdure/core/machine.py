@@ -159,6 +159,7 @@ class Machine:
                 opened = self._close(number)
                 if not opened.future.done():
                     opened.future.set_exception(_failed(opened.tool.name, number, failure, attempts))
+                    opened.future.exception()  # whoever does not await a call does not want to hear of its failure either
             case TimerDue(timer):
                 if not self._loop.fire(timer):
                     raise UnknownCompletion(f"timer {timer}")
@@ -234,9 +235,8 @@ class Machine:
         number = self._calls
         future: asyncio.Future[Any] = asyncio.Future(loop=self._loop)
         self._open[number] = _Open(tool, future)
-        future.add_done_callback(lambda done: self._abandoned(number, done))
         self._commands.append(CallTool(number, tool, args))
-        return _result_of(future)
+        return self._result_of(number, future)
 
     def record(self, body: AnyBody) -> None:
         """State a fact in the journal."""
@@ -252,12 +252,13 @@ class Machine:
             raise UnknownCompletion(f"call {number}")
         return opened
 
-    def _abandoned(self, number: int, future: asyncio.Future[Any]) -> None:
-        if future.cancelled():
-            if number in self._open:
+    async def _result_of(self, number: int, future: asyncio.Future[Any]) -> Any:
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.cancelled() and number in self._open:
                 self._commands.append(Abandon(number))
-        else:
-            future.exception()  # somebody who does not await a call does not want to hear of its failure either
+            raise
 
     def _settle(self) -> list[Command]:
         self._loop.run_until_quiet()
@@ -300,10 +301,6 @@ _UNDYING: list[AgentTask] = []  # tasks that outlast every attempt to close them
 def _is_open(task: AgentTask) -> bool:
     coroutine = task.get_coro()
     return inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) != inspect.CORO_CLOSED
-
-
-async def _result_of(future: asyncio.Future[Any]) -> Any:
-    return await future
 
 
 def _failed(tool: str, number: int, failure: Failure, attempts: int) -> ToolFailed:

@@ -45,6 +45,7 @@ Status = Literal[
     "queued", "running", "waiting_approval", "waiting", "paused", "needs_attention", "cancelling", "succeeded", "failed", "cancelled"
 ]
 Phase = Literal["proposed", "started", "failing", "retry_wait", "in_doubt", "idle", "completed", "failed"]
+NOT_STARTED = "NotStarted"  # type of the failure of an attempt whose worker gave the run up before it began
 ENDED: frozenset[Phase] = frozenset(("completed", "failed"))
 
 # (phase, event) → phase. What is not here cannot happen.
@@ -99,6 +100,8 @@ class CallState(Struct):
     failure: Failure | None = None
     doubt: str | None = None
     doubtful: bool = False  # some attempt may have happened, and nobody has settled that yet
+    failed: int = 0  # attempts that failed by themselves; those that a dying worker cut off do not count
+    failed_at: int = 0  # the last of them
     loose: bool = False  # some attempt may still be running: "not found" proves nothing about it
     resolved_by: str | None = None
 
@@ -220,10 +223,11 @@ class RunState:
                 call.result, call.failure = body.result, body.failure
             case ToolCallFailed():
                 self._move(call, event, "failed_for_good" if body.final else "failed")
-                call.failure = body.failure
+                self._count(call, body.attempt, body.failure)
             case ToolCallInDoubt():
                 self._move(call, event, "in_doubt")
-                call.doubt, call.failure, call.doubtful = body.why, body.failure or call.failure, True
+                self._count(call, body.attempt, body.failure)
+                call.doubt, call.doubtful = body.why, True
                 call.loose = call.loose or body.loose
             case RetryScheduled():
                 self._move(call, event, "retry")
@@ -242,6 +246,12 @@ class RunState:
         if call.ended:
             self.open.pop(number, None)
             self.crashes = 0
+
+    def _count(self, call: CallState, attempt: int, failure: Failure | None) -> None:
+        if failure is not None:
+            call.failure = failure
+            if attempt != call.failed_at and failure.type != NOT_STARTED:
+                call.failed, call.failed_at = call.failed + 1, attempt
 
     def _move(self, call: CallState, event: Event, what: str) -> None:
         phase = TRANSITIONS.get((call.phase, what))

@@ -65,7 +65,7 @@ class _Orders:
         look = Step(self._perdure(f"replay {self.run} {self.target}"), "check the journal against the code, without performing anything")
         again = Step(self._perdure(self.resume_words), "try again here; it stops at the same place if nothing has changed")
         match reason:
-            case "diverged" | "version":
+            case "diverged":
                 back = f"go on with the code that the run began with (version {state.created.version if state.created else '?'}), or with code that asks for the same"
                 return [look, Step(again.command, back)]
             case "poison":

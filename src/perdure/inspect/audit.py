@@ -35,9 +35,9 @@ from perdure.core.events import (
     ToolCallInitiated,
     ToolCallResolved,
 )
-from perdure.inspect.view import all_rows
+from perdure.inspect.view import PAGE
 from perdure.inspect.words import failed, iso
-from perdure.store.api import Store
+from perdure.store.api import FINISHED, Store
 
 log = logging.getLogger("perdure.audit")
 MAX_KNOWN_RUNS = 10_000
@@ -59,12 +59,6 @@ class Trail:
     def line(self, event: Event) -> dict[str, Any]:
         """The event as one line."""
         self._learn(event)
-        made = self._made(event)
-        if isinstance(event.body, Terminal):
-            self._event_ids.clear()  # nothing follows that could name them, and there may be very many runs
-        return made
-
-    def _made(self, event: Event) -> dict[str, Any]:
         call, created = event.call, self._created
         return {
             "ts": iso(event.ts),
@@ -146,20 +140,21 @@ def _detail(event: Event) -> dict[str, Any]:
 
 # -- from the journal -----------------------------------------------------------------------------------------------------
 class Audit:
-    """The lines of all runs of a store: what is there now in order of time, then what is new at each `more`."""
+    """The lines of all runs of a store: what is there now in order of time, then what is new at each `more`.
+
+    What it keeps in mind are the runs that have not finished: the others never change.
+    """
 
     def __init__(self, store: Store, since: int = 0) -> None:
         self._store = store
         self._since = since
+        self._newest = 0  # number of the newest run that was ever listed
+        self._unfinished: dict[str, tuple[int, int]] = {}  # runs whose end has not been told: number and created_at, oldest first
         self._trails: dict[str, Trail] = {}
 
     def more(self) -> Iterator[dict[str, Any]]:
         """Lines that have not been given before. Each run's in its own order; between runs by time, which is for people."""
-        grown = [
-            (row.created_at, row.run_id)
-            for row in all_rows(self._store)
-            if row.updated_at >= self._since and row.seq > (self._trails[row.run_id].seq if row.run_id in self._trails else 0)
-        ]
+        grown = self._grown()
         grown.sort(reverse=True)
         # A run's events are read when its time comes: what is in memory are the runs that overlap, not all there are.
         waiting: list[tuple[int, str, int]] = []  # (ts, run, position)
@@ -178,13 +173,40 @@ class Audit:
                 heapq.heappush(waiting, (events[position + 1].ts, run_id, position + 1))
             else:
                 del opened[run_id]
-            line = self._trails[run_id].line(events[position])
+            line = self._line(run_id, events[position])
             if events[position].ts >= self._since:
                 yield line
+
+    def _grown(self) -> list[tuple[int, str]]:
+        """(created_at, run) of the runs that have events which were not told yet."""
+        grown: list[tuple[int, str]] = []
+        # What was unfinished at the last look and is not listed now has ended in between.
+        ended = dict(self._unfinished)
+        oldest = next(iter(self._unfinished.values()), None)
+        newest = self._newest
+        after = newest if oldest is None else oldest[0] - 1
+        while page := self._store.growing(after, newest, PAGE):
+            after = page[-1][0]
+            self._newest = max(self._newest, after)
+            for number, row in page:
+                ended.pop(row.run_id, None)
+                if row.updated_at < self._since and row.status in FINISHED:
+                    continue
+                self._unfinished.setdefault(row.run_id, (number, row.created_at))
+                told = self._trails[row.run_id].seq if row.run_id in self._trails else 0
+                if row.seq > told and row.updated_at >= self._since:
+                    grown.append((row.created_at, row.run_id))
+        return grown + [(created_at, run_id) for run_id, (_, created_at) in ended.items()]
 
     def _unseen(self, run_id: str) -> list[Event]:
         trail = self._trails.setdefault(run_id, Trail(run_id))
         return self._store.read(run_id, trail.seq)
+
+    def _line(self, run_id: str, event: Event) -> dict[str, Any]:
+        line = self._trails[run_id].line(event)
+        if isinstance(event.body, Terminal):
+            del self._trails[run_id], self._unfinished[run_id]
+        return line
 
 
 # -- live -----------------------------------------------------------------------------------------------------------------

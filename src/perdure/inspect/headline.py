@@ -43,7 +43,6 @@ def _attention_sentence(scene: Scene, doubts: list[Doubt], for_long: str) -> str
         "diverged": "the code asks for something else than the journal has, so it was stopped before it could do harm",
         "poison": "it seems to kill its workers",
         "stuck": "the agent does not come to rest, or waits for nothing",
-        "version": "the version of the agent that it began with is not served",
         "error": "it cannot be driven",
     }[attention.reason]
     return f"needs attention {for_long} ({attention.reason}): {meaning}: {attention.detail}"

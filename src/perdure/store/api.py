@@ -174,8 +174,12 @@ class Store(Protocol):
 
     def hash_at(self, run_id: str, seq: int) -> bytes: ...
 
-    def scan(self, since: int = 0, after: tuple[int, int] = (0, 0), limit: int = 1000) -> list[tuple[tuple[int, int], str, Event]]:
-        """Events of all runs in a stable order (cursor, run id, event), for audit."""
+    def growing(self, after: int = 0, newest: int = 0, limit: int = 1000) -> list[tuple[int, RunRow]]:
+        """The runs numbered above `after` that are numbered above `newest` or have not finished, each with its number, in that order.
+
+        Numbers follow the order of creation, whatever the clocks say, and a finished run never changes: whoever knows all runs up
+        to `newest` learns from this what may have grown since, and misses nothing.
+        """
 
     def blob(self, digest: str) -> bytes:
         """The blob, verified against its digest; StoreCorrupt when it is missing or differs."""
@@ -217,7 +221,7 @@ class Store(Protocol):
     def inbox(self, worker: str) -> list[InboxRow]:
         """What has arrived for the runs that this worker holds, in order of arrival."""
 
-    def next_ready(self, served: Sequence[str], now: int) -> int | None:
+    def next_ready(self, served: Sequence[str]) -> int | None:
         """When the next run of these agents becomes ready (µs); in the past if one is ready now; None if none will by itself."""
 
     def version(self) -> int:

@@ -55,6 +55,8 @@ class Claims:
         self._liveness.free(worker)
 
     def renew(self, worker: str, now: int) -> None:
+        self._liveness.refresh(worker)
+
         def beat(cursor: apsw.Cursor) -> None:
             cursor.execute(QUERIES["beat"], (now, worker))
             if cursor.connection.changes() != 1:
@@ -84,7 +86,7 @@ class Claims:
     def reap(self, worker: str, lease_us: int, now: int) -> int:
         # Nobody declares itself dead: a worker that asks is alive, and its renewer decides about its own leases.
         rows = [row for row in self._database.read("list_workers") if row[0] != worker]
-        gone = [row[0] for row in rows if not self._liveness.is_alive(row[0])]
+        gone = [row[0] for row in rows if self._liveness.is_dead(row[0])]
         silent = [row[0] for row in rows if row[4] < now - lease_us and row[0] not in gone]
         orphaned = [holder for (holder,) in self._database.read("holders_without_worker")]
         if not (gone or silent or orphaned):
@@ -110,13 +112,13 @@ class Claims:
 
     def workers(self, now: int, lease_us: int) -> list[WorkerRow]:
         return [
-            WorkerRow(worker, name, pid, started_at, beat_at, beat_at >= now - lease_us and self._liveness.is_alive(worker), runs)
+            WorkerRow(worker, name, pid, started_at, beat_at, beat_at >= now - lease_us and not self._liveness.is_dead(worker), runs)
             for worker, name, pid, started_at, beat_at, runs in self._database.read("list_workers")
         ]
 
     def holds(self, holder: str | None) -> bool:
         """Whether somebody who lives holds it; a dead holder does not count as one."""
-        return holder is not None and self._liveness.is_alive(holder)
+        return holder is not None and not self._liveness.is_dead(holder)
 
     def _ready(self, cursor: apsw.Cursor, worker: str, served: Sequence[str], limit: int, now: int) -> list[Row]:
         wanted = {"worker": worker, "served": msgspec.json.encode(list(served)).decode(), "limit": limit, "now": now}
@@ -138,7 +140,7 @@ class Claims:
             )
         if row.holder is None:
             return found
-        if self._liveness.is_alive(row.holder):
+        if not self._liveness.is_dead(row.holder):
             name, beat_at = cursor.execute(QUERIES["worker_by_id"], (row.holder,)).fetchone() or (row.holder, row.updated_at)
             seen = datetime.fromtimestamp(beat_at / 1e6, UTC).isoformat(timespec="seconds")
             raise AlreadyRunning(f"run {run_id} is held by worker {name}, last seen {seen}; wait for it, or stop that process")

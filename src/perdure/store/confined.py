@@ -36,18 +36,14 @@ class ToolConnection:
     def execute(self, sql: str, params: Any = ()) -> list[tuple[Any, ...]]:
         """Run the statement; all its rows."""
         connection = self._open()
-        try:
+        with _explained(sql):
             return connection.execute(sql, params).fetchall()
-        except apsw.AuthError:
-            raise _forbidden(sql) from None
 
     def executemany(self, sql: str, params: Iterable[Any]) -> list[tuple[Any, ...]]:
         """Run the statement once for each set of parameters; all rows."""
         connection = self._open()
-        try:
+        with _explained(sql):
             return connection.executemany(sql, params).fetchall()
-        except apsw.AuthError:
-            raise _forbidden(sql) from None
 
     def _open(self) -> apsw.Connection:
         if self._connection is None:
@@ -73,6 +69,8 @@ def confined(connection: apsw.Connection) -> Iterator[ToolConnection]:
 def _authorize(operation: int, first: str | None, second: str | None, database: str | None, trigger: str | None) -> int:
     if operation in _NEVER:
         return apsw.SQLITE_DENY
+    if operation == apsw.SQLITE_FUNCTION and second == "sqlite_rename_table":
+        return apsw.SQLITE_DENY  # the only sign of ALTER TABLE … RENAME TO: its new name, which may be one of ours, is told to nobody
     if operation in _ALWAYS:
         return apsw.SQLITE_OK
     if operation == apsw.SQLITE_PRAGMA:
@@ -82,8 +80,16 @@ def _authorize(operation: int, first: str | None, second: str | None, database: 
     return apsw.SQLITE_DENY if ours else apsw.SQLITE_OK
 
 
-def _forbidden(sql: str) -> InvalidInput:
-    return InvalidInput(
-        f"a transaction tool may not run {' '.join(sql.split())[:80]!r}: no transaction control, no ATTACH, no PRAGMA that changes anything, "
-        "no temporary tables, nothing in perdure's own tables; use tables of your own"
-    )
+@contextmanager
+def _explained(sql: str) -> Iterator[None]:
+    """What SQLite refuses at our word, in our words."""
+    try:
+        yield
+    except (apsw.AuthError, apsw.SQLError) as refused:
+        # A function that may not be used is a plain SQL error to SQLite, with this text.
+        if isinstance(refused, apsw.SQLError) and "not authorized" not in str(refused):
+            raise
+        raise InvalidInput(
+            f"a transaction tool may not run {' '.join(sql.split())[:80]!r}: no transaction control, no ATTACH, no PRAGMA that changes "
+            "anything, no temporary tables, no renaming of tables, nothing in perdure's own tables; use tables of your own"
+        ) from None

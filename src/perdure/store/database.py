@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from perdure.errors import InvalidInput, StoreError
+from perdure.errors import InvalidInput, StoreError, StoreUnavailable
 from perdure.store.connect import check_synchronous, connect_file, connect_memory
 from perdure.store.faults import translated
 from perdure.store.guard import unwatch, watch
@@ -49,6 +50,7 @@ class Database:
                 raise translated(error, self.where) from None
             raise
         self._watched = None if path is None else watch(path)
+        self._file = None if path is None else os.stat(path)
 
     def write(self, work: Callable[[apsw.Cursor], T], arrived: Callable[[apsw.Cursor, T], bool]) -> T:
         """Do the work in one transaction, durable when it returns. When it raises a StoreError, nothing was acknowledged.
@@ -56,6 +58,7 @@ class Database:
         `arrived` is asked on a fresh connection after a COMMIT whose outcome is unknown: are the traces of this work there?
         """
         with self._write_lock:
+            self._check_file()
             try:
                 connection = self._connection()
                 cursor = connection.cursor()
@@ -74,6 +77,19 @@ class Database:
                 raise
             self._commits += 1
             return done
+
+    def _check_file(self) -> None:
+        """A file that was deleted or replaced takes every commit with it, and SQLite does not notice."""
+        if self.path is None or self._file is None:
+            return
+        try:
+            same = os.path.samestat(self._file, os.stat(self.path))
+        except OSError:
+            same = False
+        if not same:
+            raise StoreUnavailable(
+                f"{self.where} was deleted, moved or replaced while it was in use; put that very file back, or end this process"
+            )
 
     def read(self, query: str, params: Any = ()) -> list[tuple[Any, ...]]:
         """All rows of a query, by its name in queries.sql."""

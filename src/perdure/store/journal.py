@@ -87,10 +87,6 @@ class Journal:
         found: bytes = rows[0][0]
         return found
 
-    def scan(self, since: int, after: tuple[int, int], limit: int) -> list[tuple[tuple[int, int], str, Event]]:
-        rows = self._database.read("scan_events", {"run": after[0], "seq": after[1], "since": since, "limit": limit})
-        return [((run, row[0]), run_id, event_from(run_id, tuple(row))) for run, run_id, *row in rows]
-
     def _append_all(self, cursor: apsw.Cursor, batch: Sequence[Append]) -> list[Appended]:
         answers: list[Appended] = []
         rows: list[Row] = []

@@ -1,6 +1,7 @@
 """Who is alive: each worker holds a lock on a small file of its own, and the kernel frees it at the worker's death.
 
-A clock can only suspect that a worker is dead. A lock that has become free proves it, at once, and whatever the clock says.
+A clock can only suspect that a worker is dead. A lock that has become free proves it, at once, and whatever the clock says. A lock
+file that is missing, or not ours to open, proves nothing: then the lease decides.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ class Liveness(Protocol):
     def hold(self, worker: str) -> None:
         """Be alive from now on, until `free` or death."""
 
+    def refresh(self, worker: str) -> None:
+        """Take the lock again if somebody has removed what it was held on."""
+
     def free(self, worker: str) -> None:
         """Be alive no longer."""
 
-    def is_alive(self, worker: str) -> bool:
-        """Whether the worker's process exists; asking does not disturb it."""
+    def is_dead(self, worker: str) -> bool:
+        """Whether it is proven that the worker's process is gone; asking does not disturb it."""
 
     def forget(self, worker: str) -> None:
         """Remove what a dead worker has left behind."""
@@ -40,11 +44,14 @@ class InProcess:
     def hold(self, worker: str) -> None:
         self._alive.add(worker)
 
+    def refresh(self, worker: str) -> None:
+        """Nothing to remove."""
+
     def free(self, worker: str) -> None:
         self._alive.discard(worker)
 
-    def is_alive(self, worker: str) -> bool:
-        return worker in self._alive
+    def is_dead(self, worker: str) -> bool:
+        return worker not in self._alive
 
     def forget(self, worker: str) -> None:
         self._alive.discard(worker)
@@ -77,38 +84,56 @@ class FileLocks:
         self._held[worker] = descriptor
         _close_in_children.add(descriptor)
 
+    def refresh(self, worker: str) -> None:
+        held = self._held.get(worker)
+        if held is not None and held in _close_in_children and not _is_file(held, self._path(worker)):
+            self._release(worker)
+            self.hold(worker)
+
     def free(self, worker: str) -> None:
+        if self._held.get(worker) in _close_in_children:
+            self.forget(worker)
+        self._release(worker)
+
+    def _release(self, worker: str) -> None:
         descriptor = self._held.pop(worker, None)
         # In a forked child the set is empty and the number may belong to another file by now: hands off.
         if descriptor in _close_in_children:
             assert descriptor is not None
-            self.forget(worker)
             _close_in_children.discard(descriptor)
             os.close(descriptor)
 
-    def is_alive(self, worker: str) -> bool:
+    def is_dead(self, worker: str) -> bool:
         try:
             descriptor = os.open(self._path(worker), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
+        except OSError:
+            return False  # somebody has removed it, or it is another user's: no proof
         try:
             # Shared: two processes that ask at the same moment do not take each other for the worker.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return True
+            return False
         finally:
             os.close(descriptor)
-        return False
+        return True
 
     def forget(self, worker: str) -> None:
         self._path(worker).unlink(missing_ok=True)
 
     def close(self) -> None:
         for worker in list(self._held):
-            self.free(worker)
+            self._release(worker)  # the file stays: its lock is what proves to others that nobody is there any more
 
     def _path(self, worker: str) -> Path:
         return self._folder / f"{check_id(worker, 'worker id')}.lock"
+
+
+def _is_file(descriptor: int, path: Path) -> bool:
+    """Whether the path still leads to the file that is open."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except OSError:
+        return False
 
 
 # A child that a tool forks inherits the descriptor, and with it the lock: it would keep a dead worker alive for as long as it runs.

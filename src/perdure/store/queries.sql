@@ -89,12 +89,13 @@ FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id =
 -- name: hash_at
 SELECT hash FROM perdure_events WHERE id = (SELECT id << 32 FROM perdure_runs WHERE run_id = ?1) + ?2
 
--- name: scan_events
--- All journals in key order. Runs that were last written before `since` are passed over without a look at their events.
-SELECT e.run, r.run_id, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, CAST(e.data AS BLOB)
-FROM perdure_events AS e JOIN perdure_runs AS r ON r.id = e.id >> 32
-WHERE e.id > (:run << 32 | :seq) AND e.ts >= :since AND r.updated_at >= :since
-ORDER BY e.id LIMIT :limit
+-- name: growing_runs
+-- What may have changed since somebody knew all runs up to :newest: those that are new, and those that had not finished.
+SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, id, lost
+FROM perdure_runs
+WHERE id > :after AND (id > :newest OR status NOT IN ('succeeded', 'failed', 'cancelled'))
+ORDER BY id LIMIT :limit
 
 -- name: blob
 SELECT data FROM perdure_blobs WHERE digest = ?

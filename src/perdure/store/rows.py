@@ -15,7 +15,7 @@ Row = tuple[Any, ...]
 
 
 def run_row(row: Row) -> RunRow:
-    """A run from the columns that run_by_id, list_runs and claimable_runs share."""
+    """A run from the columns that run_by_id, list_runs, growing_runs and claimable_runs share."""
     return RunRow(*row[:19])
 
 

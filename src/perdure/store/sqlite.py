@@ -65,8 +65,9 @@ class SqliteStore:
     def hash_at(self, run_id: str, seq: int) -> bytes:
         return self._journal.hash_at(run_id, seq)
 
-    def scan(self, since: int = 0, after: tuple[int, int] = (0, 0), limit: int = 1000) -> list[tuple[tuple[int, int], str, Event]]:
-        return self._journal.scan(since, after, limit)
+    def growing(self, after: int = 0, newest: int = 0, limit: int = 1000) -> list[tuple[int, RunRow]]:
+        rows = self._database.read("growing_runs", {"after": after, "newest": newest, "limit": limit})
+        return [(row[19], run_row(row)) for row in rows]
 
     def blob(self, digest: str) -> bytes:
         return blobs.get(self._database, digest)
@@ -97,7 +98,7 @@ class SqliteStore:
     def inbox(self, worker: str) -> list[InboxRow]:
         return self._mailbox.inbox(worker)
 
-    def next_ready(self, served: Sequence[str], now: int) -> int | None:
+    def next_ready(self, served: Sequence[str]) -> int | None:
         rows = self._database.read("next_ready", (msgspec.json.encode(list(served)).decode(),))
         return rows[0][0] if rows else None
 

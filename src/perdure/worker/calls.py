@@ -182,13 +182,18 @@ class Calls:
                 return verdict
 
     def _ask(self, call: CallState, asked: CallTool) -> None:
-        number, which = call.number, call.attempt
+        number, which, quiet_at_s = call.number, call.attempt, self._quiet_at_s(call, asked)
 
         async def ask() -> Outcome:
-            await asyncio.sleep(self._quiet_after_s(call))
-            return await reconcile(
-                asked.tool, asked.args, self._told(call, None), threads=self._threads, grace_s=self._settings.cancel_grace_s
-            )
+            await asyncio.sleep(self._settings.reconcile_margin_s)
+            told = self._told(call, None)
+            outcome = await reconcile(asked.tool, asked.args, told, threads=self._threads, grace_s=self._settings.cancel_grace_s)
+            left_s = quiet_at_s - self._loop.time()
+            if outcome.kind == "happened" or left_s <= 0:
+                return outcome
+            # "Not found" is no proof while the old attempt may still be on its way (T22): ask again when it can be no longer.
+            await asyncio.sleep(left_s)
+            return await reconcile(asked.tool, asked.args, told, threads=self._threads, grace_s=self._settings.cancel_grace_s)
 
         def done(task: asyncio.Task[Outcome]) -> None:
             if self._asking.get(number) is not task:
@@ -202,15 +207,18 @@ class Calls:
         self._asking[number] = task
         task.add_done_callback(done)
 
-    def _quiet_after_s(self, call: CallState) -> float:
-        """Seconds until the attempt in doubt can no longer be sending, by our own monotonic clock (T22)."""
-        margin = self._settings.reconcile_margin_s
-        takeover = self._state.takeover
-        if takeover is None or takeover.proven_dead or (call.phase == "in_doubt" and call.failure is not None):
-            return margin
-        # The worker before may still live (its lease ran out): its attempt has until its own deadline.
-        deadline_s = call.timeout_s if call.timeout_s is not None else self._settings.unknown_deadline_s
-        return max(0.0, self._claimed_s + deadline_s - self._loop.time()) + margin
+    def _quiet_at_s(self, call: CallState, asked: CallTool) -> float:
+        """When the attempt in doubt can no longer be sending, by our own monotonic clock."""
+        margin_s, takeover = self._settings.reconcile_margin_s, self._state.takeover
+        if takeover is None or (call.phase == "in_doubt" and call.failure is not None):
+            return self._loop.time() + margin_s  # it has ended, or was stopped, and that is on record
+        if takeover.proven_dead and asked.tool.isolate:
+            return self._loop.time() + margin_s  # its supervisor has ended whatever it had started
+        # The worker is gone, but not what it had sent, nor a process that its tool had started; or it is only suspected to be gone.
+        deadline_s = call.timeout_s
+        if deadline_s is None:
+            deadline_s = 0.0 if takeover.proven_dead else self._settings.unknown_deadline_s
+        return self._claimed_s + deadline_s + margin_s
 
     # -- what came of it ----------------------------------------------------------------------------------------------
     def outcome(self, call: CallState, ended: Ended, asked: CallTool, *, wanted: bool, closing: bool) -> list[AnyBody]:
@@ -236,7 +244,7 @@ class Calls:
         verdict = after_failure(
             failure,
             effect=call.effect,
-            attempt=call.attempt,
+            attempt=call.failed + 1,
             retry=tool.retry,
             key=call.key,
             has_reconcile=tool.reconciler is not None,
@@ -273,7 +281,7 @@ class Calls:
                 return [ToolCallResolved("happened", by="reconcile", attempt=call.attempt, result=result)]
             case "not_happened":
                 settled = ToolCallResolved("did_not_happen", by="reconcile", attempt=call.attempt)
-                if wanted and call.attempt < attempts:
+                if wanted and call.failed < attempts:
                     return [settled]
                 failure = call.failure or Failure(
                     kind="not_sent", type="NotHappened", message="its reconcile hook says that it did not happen"
@@ -293,7 +301,7 @@ class Calls:
             return None
         if isinstance(ended.result, Outcome):
             why = call.doubt or "it may or may not have happened"
-            if call.attempt >= attempts or (not wanted and self._state.cancel is not None):
+            if call.failed >= attempts or (not wanted and self._state.cancel is not None):
                 return Park(why)
             return about_unknown(call, asked.tool.key_window_s, self._clock.now(), why)
         if asked.tool.reconciler is None:

@@ -56,10 +56,11 @@ from perdure.core.machine import (
 )
 from perdure.core.replay import completion_of, replay
 from perdure.core.rest import Ask, Sleep, Stay, Stuck, at_rest
-from perdure.core.state import CallState, RunState
+from perdure.core.state import NOT_STARTED, CallState, RunState
 from perdure.errors import Diverged, Fenced, PerdureError
 from perdure.settings import Settings
 from perdure.store.api import Claimed, InboxRow, RowChange, Status, Store
+from perdure.tool import Outcome
 from perdure.worker.calls import Calls, Ended
 from perdure.worker.clock import Clock
 from perdure.worker.commits import Commits, Writes
@@ -67,7 +68,7 @@ from perdure.worker.pen import Pen
 from perdure.worker.threads import Threads
 
 log = logging.getLogger("perdure.worker")
-Reason = Literal["in_doubt", "diverged", "poison", "stuck", "version", "error"]
+Reason = Literal["in_doubt", "diverged", "poison", "stuck", "error"]
 
 
 class Host(Writes, Protocol):
@@ -77,6 +78,7 @@ class Host(Writes, Protocol):
     settings: Settings
     clock: Clock
     threads: Threads
+    entered: str | None
 
     def committed(self, run_id: str, events: Sequence[Event]) -> None: ...
 
@@ -99,7 +101,6 @@ class Drive:
         self.run_id = claimed.lease.run_id
         self.lease = claimed.lease
         self.over = False
-        self.fenced = False
         self.state = RunState()
         self._claimed = claimed
         self._agent = agent
@@ -221,6 +222,7 @@ class Drive:
 
     def _guarded(self, work: Callable[..., None], *args: Any) -> None:
         """Run a piece of work; whatever the agent's code does wrong there parks this run and touches no other."""
+        self._host.entered = self.run_id
         try:
             work(*args)
         except Diverged as diverged:
@@ -232,6 +234,8 @@ class Drive:
         except Exception as error:
             log.exception("run %s: unexpected error; the run is parked", self.run_id)
             self._attend("error", f"unexpected {type(error).__name__}: {describe(error).message}")  # its own __str__ may raise
+        finally:
+            self._host.entered = None
 
     def _attend(self, reason: Reason, detail: str) -> None:
         """Stop the run until a person has looked. Attempts in flight may still end and are recorded."""
@@ -348,7 +352,7 @@ class Drive:
     # -- what came of an attempt --------------------------------------------------------------------------------------
     def _take(self, ended: Ended) -> None:
         call, asked = self.state.calls[ended.number], self._asked[ended.number]
-        if call.ended or ended.attempt != call.attempt:
+        if call.ended or ended.attempt != call.attempt or (isinstance(ended.result, Outcome) and call.phase != "in_doubt"):
             return  # somebody has settled that attempt meanwhile
         wanted = call.number not in self._unwanted
         for body in self._calls.outcome(call, ended, asked, wanted=wanted, closing=self._closing is not None):
@@ -479,7 +483,7 @@ class Drive:
         due, self._due = self._due, []
         for number in due:
             call = self.state.calls[number]
-            failure = Failure(kind="not_sent", type="NotStarted", message="its worker gave the run up before the call began")
+            failure = Failure(kind="not_sent", type=NOT_STARTED, message="its worker gave the run up before the call began")
             self._pen.record(ToolCallFailed(failure, attempt=call.attempt), call=number, cause=call.intent_seq)
 
     def _release(self, status: Literal["queued", "waiting", "needs_attention"], waiting_for: str, wake: int | None) -> None:
@@ -529,7 +533,6 @@ class Drive:
         self._pump()
 
     def _lost(self, why: str) -> None:
-        self.fenced = True
         # Refused although nobody else has the run: our own commit, of unknown outcome, has arrived after all. Then it is given up.
         self._host.broke(self, Fenced(why))
 

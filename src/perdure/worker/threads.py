@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
+
+from perdure.worker.forked import GHOST
 
 T = TypeVar("T")
 _IDLE_S = 10.0
@@ -31,12 +34,15 @@ class Job(Generic[T]):
         self.on_begin: Callable[[], None] | None = None
         self._work = work
         self._context = contextvars.copy_context()
+        self._pid = os.getpid()
 
     def run(self) -> None:
         """Do the work, in the context of whoever asked for it, and tell their loop."""
         if self.on_begin is not None:
             self._tell(self.on_begin)
         result: T = self._context.run(self._work)
+        if os.getpid() != self._pid:
+            os._exit(GHOST)  # the tool has forked, and this is the child
         if not self._tell(self._deliver, result):
             log.warning("a thread has ended after its event loop; its outcome %.200r is dropped", result)
 

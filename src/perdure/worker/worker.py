@@ -16,14 +16,14 @@ from typing import Any
 
 from perdure.agent import Agent
 from perdure.core.events import Event
-from perdure.errors import Fenced, NotFound, PerdureError, StoreError, UnknownAgent
+from perdure.errors import Fenced, NotFound, PerdureError, RunEnded, StoreError, UnknownAgent
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, Append, Appended, Claimed, RunRow, Store
 from perdure.store.writer import GroupCommit
+from perdure.worker import forked, outside
 from perdure.worker.clock import Clock
 from perdure.worker.drive import Drive
-from perdure.worker.lease import Renewer
-from perdure.worker.outside import guard
+from perdure.worker.lease import Renewer, Watchdog
 from perdure.worker.surrender import AGAIN_AFTER_S, surrender
 from perdure.worker.threads import Threads
 
@@ -51,19 +51,24 @@ class Worker:
         self._readers: set[asyncio.Future[Any]] = set()
         self._changed = False
         self._napping: set[asyncio.Future[None]] = set()
+        self.entered: str | None = None  # the run whose agent is running right now
         self._draining = False
         self._transactions = 0  # under way
         self._last_reap_s = float("-inf")
 
     async def __aenter__(self) -> Worker:
-        guard()
         self.loop = asyncio.get_running_loop()
+        outside.guard()
+        forked.guard(self.loop)
         self._group = GroupCommit(self.store, self.loop)
         self._sign_on()
-        self._renewer = Renewer(self.store, self.id, self.clock, self.settings.lease_s)
+        self._renewer = Renewer(self.store, self.id, self.clock, self.settings.lease_s, Watchdog(self.loop, self._inside))
         self._renewer.start()
         self._watching = self.loop.create_task(self._watch(), name="perdure post")
         return self
+
+    def _inside(self) -> str:
+        return "something that is not an agent: a tool, most likely" if self.entered is None else f"the agent of run {self.entered}"
 
     def abort(self) -> None:
         """Stop every drive at once; nothing more is written, as in a crash."""
@@ -118,7 +123,11 @@ class Worker:
             if run_id not in self._drives:  # else somebody here drives it already, or has stopped waiting for it: wait along
                 self._last_reap_s = float("-inf")
                 self._reap()
-                self._begin(self.store.claim(self.id, list(self.agents), 1, self.clock.now(), run_id=run_id)[0])
+                try:
+                    (claimed,) = self.store.claim(self.id, list(self.agents), 1, self.clock.now(), run_id=run_id)
+                except RunEnded:
+                    continue  # somebody else has finished it since we looked
+                self._begin(claimed)
             await self._until_rest(run_id, stop)
             row = self._row(run_id)
             if stop.is_set() or row.status in FINISHED or row.ready_at is None or not wait or row.holder is not None:
@@ -172,7 +181,7 @@ class Worker:
         self._reap()
         served = list(self.agents)
         while (free := self.settings.concurrency - len(self._drives)) > 0 and not self._draining and not self._transactions:
-            ready = self.store.next_ready(served, self.clock.now())
+            ready = self.store.next_ready(served)
             if ready is None or ready > self.clock.now():
                 return  # found out by reading: a claim takes the write lock, which others may need
             wanted = min(free, 100)
@@ -239,7 +248,7 @@ class Worker:
     async def _wait_for_change(self, stop: asyncio.Event) -> None:
         """Until a run of ours has come to rest, something was committed by another process, or the next run is ready."""
         full = len(self._drives) >= self.settings.concurrency
-        next_ready = None if full else self.store.next_ready(list(self.agents), self.clock.now())
+        next_ready = None if full else self.store.next_ready(list(self.agents))
         left_s = _REAP_EVERY_S if next_ready is None else (next_ready - self.clock.now()) / 1e6
         if left_s <= 0:
             # A run is ready that this worker may not take yet, a second suspect: without a real wait here nothing else would ever run.

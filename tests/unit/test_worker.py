@@ -1,0 +1,210 @@
+"""A worker among others: runs that it loses and gets back, post that it cannot read, a store that fails for a moment."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.drive_tools import ManualClock, outline, perdure, run, status_of, until
+from tests.unit.store_tools import raw
+
+from perdure import Agent, Outcome, Perdure, Run, agent, tool
+from perdure.core.loop import AgentLoop
+from perdure.errors import StoreUnavailable
+from perdure.store.api import RunRow
+from perdure.worker.worker import Worker
+
+
+class Slow:
+    """An agent with two calls, each of which goes on until it is let go."""
+
+    def __init__(self) -> None:
+        self.began: list[int] = []
+        self.finish = [asyncio.Event(), asyncio.Event()]
+
+        @tool(effect="idempotent")
+        async def step(at: int) -> int:
+            self.began.append(at)
+            await self.finish[at].wait()
+            return at
+
+        @agent(version="1")
+        async def slow(run: Run) -> list[int]:
+            return [await step(0), await step(1)]
+
+        self.agent: Agent[Any, Any] = slow
+
+
+def worker_of(app: Perdure) -> Worker:
+    assert app._worker is not None
+    return app._worker
+
+
+# -- runs that it loses and gets back -----------------------------------------------------------------------------------
+def test_a_worker_that_gets_back_a_run_which_it_lost_in_its_sleep_drives_it_once(tmp_path: Path) -> None:
+    """Its lease looked expired to another process. It claims the run again before its old drive has noticed anything."""
+    case = Slow()
+
+    async def main() -> tuple[Any, list[str]]:
+        async with perdure(tmp_path / "db", [case.agent]) as app:
+            await app.start(case.agent, id="r")
+            working = asyncio.create_task(app.work())
+            await until(lambda: case.began == [0])
+            worker = worker_of(app)
+            old = worker._drives["r"]
+            app.store.register("other", "host:1", 1, app.clock.now())
+            assert app.store.reap("other", -1_000_000, app.clock.now()) == 1
+            await until(lambda: case.began == [0, 0])
+            new = worker._drives["r"]
+            assert (new is not old, old.over, new.over) == (True, True, False)
+            case.finish[0].set()
+            await until(lambda: case.began == [0, 0, 1])
+            assert worker._drives["r"] is new, "the end of the old drive must not take the new one off the list"
+            await app.cancel("r")
+            await until(lambda: status_of(app, "r") == "cancelled")
+            assert worker._drives == {}
+            app.drain()
+            await working
+            return None, outline(await app.handle("r").events())
+
+    _, lines = run(main())
+    assert lines[1:4] == ["initiated step 1/1", "initiated step 1/2", "completed 1/2"]
+
+
+# -- post that it cannot read -------------------------------------------------------------------------------------------
+def test_post_from_a_newer_version_stops_its_own_run_for_a_person_and_no_other(tmp_path: Path) -> None:
+    case = Slow()
+    path = tmp_path / "db"
+
+    async def first() -> tuple[RunRow, RunRow]:
+        async with perdure(path, [case.agent]) as app:
+            await app.start(case.agent, id="r")
+            await app.start(case.agent, id="s")
+            working = asyncio.create_task(app.work())
+            await until(lambda: case.began == [0, 0])
+            with raw(path) as other:
+                other.execute(
+                    "INSERT INTO perdure_inbox (run, event_id, ts, data) SELECT id, zeroblob(16), 0, ? FROM perdure_runs WHERE run_id = 'r'",
+                    ('{"type":"signal_received","topic":"t"}',),
+                )
+            for event in case.finish:
+                event.set()
+            await until(lambda: status_of(app, "s") == "succeeded" and status_of(app, "r") == "needs_attention")
+            assert not working.done()
+            rows = await app.handle("r").status(), await app.handle("s").status()
+            app.drain()
+            await working
+            return rows
+
+    row, other = run(first())
+    assert other.status == "succeeded"
+    assert (row.ready_at, row.holder) == (None, None), "it must not be claimed again and again for post that nobody here can read"
+    assert "written by a newer perdure; upgrade this worker" in (row.error or "")
+
+    async def second() -> tuple[int, int]:
+        async with perdure(path, [case.agent]) as app:
+            working = asyncio.create_task(app.work())
+            await asyncio.sleep(0.1)
+            seq = (await app.handle("r").status()).seq
+            app.drain()
+            await working
+            with raw(path) as other:
+                return seq, len(other.execute("SELECT 1 FROM perdure_inbox").fetchall())
+
+    assert run(second()) == (row.seq, 1), "the post waits for a worker that can read it"
+
+
+# -- a store that fails for a moment ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("what", ["version", "next_ready", "inbox", "reap", "claim"])
+def test_a_store_that_cannot_be_read_for_a_moment_does_not_end_the_worker(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Slow()
+    failures: list[int] = []
+
+    async def main() -> None:
+        async with perdure(None, [case.agent]) as app:
+            await app.start(case.agent, id="r")
+            working = asyncio.create_task(app.work())
+            await until(lambda: case.began == [0])
+            real = getattr(app.store, what)
+
+            def fails_twice(*args: Any, **kwargs: Any) -> Any:
+                if len(failures) < 2:
+                    failures.append(1)
+                    raise StoreUnavailable("disk I/O error, for a moment")
+                return real(*args, **kwargs)
+
+            monkeypatch.setattr(app.store, what, fails_twice)
+            if what == "inbox":
+                await app.cancel("r")
+            else:
+                await app.start(case.agent, id="s")
+            await until(lambda: len(failures) == 2 or working.done())
+            assert not working.done()
+            for event in case.finish:
+                event.set()
+            await until(lambda: status_of(app, "r") == ("cancelled" if what == "inbox" else "succeeded"))
+            if what != "inbox":
+                await until(lambda: status_of(app, "s") == "succeeded")
+            app.drain()
+            await working
+
+    run(main())
+
+
+# -- where an agent is entered ------------------------------------------------------------------------------------------
+def test_no_agent_is_ever_entered_inside_a_task_of_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From CPython 3.14 on a task cannot be entered while another one runs. Starting, waking, cancelling, resolving and draining."""
+    entered: list[bool] = []
+    real = AgentLoop.run_until_quiet
+
+    def watched(loop: AgentLoop) -> None:
+        outer = asyncio.get_running_loop()
+        entered.append(asyncio.current_task(outer) is not None)
+        real(loop)
+
+    monkeypatch.setattr(AgentLoop, "run_until_quiet", watched)
+    asked: list[int] = []
+
+    @tool(effect="once")
+    async def lost() -> str:
+        raise TimeoutError("no answer")
+
+    @lost.reconcile
+    async def _() -> Outcome:
+        asked.append(1)
+        await asyncio.sleep(60)
+        return Outcome.unknown("?")
+
+    @agent(version="1")
+    async def doubtful(run: Run) -> str:
+        await asyncio.sleep(1)
+        return str(await lost())
+
+    case = Slow()
+
+    async def main() -> list[str]:
+        clock = ManualClock()
+        async with perdure(None, [case.agent, doubtful], clock) as app:
+            await app.start(doubtful, id="d")
+            await app.drive("d", wait=False)
+            clock.advance(2)
+            result = asyncio.create_task(app.handle("d").result())
+            await until(lambda: asked)
+            await app.resolve("d", 1, happened="found")
+            assert await result == "found"
+            for run_id in ("r", "s"):
+                await app.start(case.agent, id=run_id)
+            working = asyncio.create_task(app.work())
+            await until(lambda: case.began == [0, 0])
+            await app.cancel("r")
+            await until(lambda: status_of(app, "r") == "cancelled")
+            app.drain()
+            case.finish[0].set()
+            await working
+            return [status_of(app, run_id) for run_id in ("d", "r", "s")]
+
+    assert run(main()) == ["succeeded", "cancelled", "queued"]
+    assert len(entered) >= 6
+    assert not any(entered)
