@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import os
 import sys
+import typing
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
-from perdure.core import keys
+from perdure.core import codec, keys
 from perdure.core.machine import Facts, Machine, current
 from perdure.errors import InvalidInput, NotAllowedInAgent
 from perdure.run import Run
-from perdure.tool.signature import Signature
+from perdure.tool.signature import EMPTY, Signature, resolve
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,6 +32,7 @@ class Agent(Generic[P, R]):
             raise InvalidInput(
                 f"agent {label}: an agent is a coroutine function: write `async def {getattr(fn, '__name__', 'name')}(run: Run, …)`"
             )
+        _check_first_parameter(label, fn, names or {})
         self.fn = fn
         self.name = keys.check_id(fn.__name__ if name is None else name, "the agent name")
         self._signature = Signature(f"agent {self.name}", fn, names or {}, skip=1)
@@ -46,14 +49,46 @@ class Agent(Generic[P, R]):
         """Canonical JSON of the agent's named arguments; InvalidInput names the parameter and the rule."""
         return self._signature.bind(args, kwargs)
 
+    def encode_result(self, value: Any) -> bytes:
+        """Canonical JSON of what the agent returned; NotEncodable says why not."""
+        converter = self._signature.result_converter
+        return codec.encode(value) if converter is None else converter.encode(value)
+
+    def decode_result(self, encoded: bytes) -> R:
+        """The result as the return annotation has it; the plain JSON value when that cannot be rebuilt."""
+        converter = self._signature.result_converter
+        return cast(R, codec.decode(encoded) if converter is None else converter.decode(encoded))
+
+    @property
+    def target(self) -> str | None:
+        """Where the agent can be loaded from again, `FILE:NAME`; None when it is not at the top level of a file."""
+        path = os.path.abspath(self.fn.__code__.co_filename)
+        return f"{path}:{self.fn.__name__}" if "." not in self.fn.__qualname__ and os.path.isfile(path) else None
+
     def machine(self, facts: Facts, encoded_input: bytes, max_steps: int) -> Machine:
         """A fresh machine for one run of this agent."""
         arguments = self._signature.arguments(encoded_input)
         fn: Callable[..., Coroutine[Any, Any, Any]] = self.fn
-        return Machine(facts, lambda machine: fn(Run(machine), **arguments), max_steps)
+        return Machine(facts, lambda machine: fn(Run(machine), **arguments), max_steps, self.encode_result)
 
     def __repr__(self) -> str:
         return f"<agent {self.name}@{self.version}>"
+
+
+def _check_first_parameter(label: str, fn: Callable[..., Any], names: Mapping[str, Any]) -> None:
+    """InvalidInput when the first parameter is known not to receive the Run: an argument would be lost to it without a word."""
+    first = next(iter(inspect.signature(fn).parameters.values()), None)
+    if first is None:
+        found = "it has none"
+    elif first.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
+        found = f"{first.name} is only given by name"
+    else:
+        annotation = resolve(first.annotation, fn, names)
+        # A string that nobody can resolve here is somebody's alias of Run, for the type checker alone.
+        if isinstance(annotation, str) or annotation in (Run, Any, object, EMPTY) or Run in typing.get_args(annotation):
+            return
+        found = f"{first.name} is annotated {inspect.formatannotation(annotation)}"
+    raise InvalidInput(f"agent {label}: its first parameter receives its Run, and {found}; write `async def {fn.__name__}(run: Run, …)`")
 
 
 def source_digest(fn: Callable[..., Any]) -> str:

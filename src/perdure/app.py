@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from perdure.agent import Agent
 from perdure.core import codec, keys
@@ -36,6 +37,7 @@ from perdure.worker.worker import Observer, Worker
 if TYPE_CHECKING:
     from perdure.inspect.audit import AuditLog
 
+T = TypeVar("T")
 _NOTHING: Any = object()
 
 
@@ -52,6 +54,10 @@ class Perdure:
         observers: Sequence[Observer] = (),
         clock: Clock | None = None,
     ) -> None:
+        if url is not None and not isinstance(url, str):
+            raise InvalidInput(f"Perdure({url!r:.80}): a URL is text, such as 'sqlite:///perdure.db'")
+        if settings is not None and not isinstance(settings, Settings):
+            raise InvalidInput(f"Perdure(settings={settings!r:.80}): settings are one object, such as Settings(lease_s=10)")
         self.settings = settings or Settings()
         self.url = url or (self.settings.url if settings else os.environ.get("PERDURE_URL") or self.settings.url)
         self.agents = _by_name(agents)
@@ -104,7 +110,7 @@ class Perdure:
     ) -> Handle:
         """Create a run; it is durable when this returns. The same id with the same input is the same run; with another, Conflict."""
         found = self._agent(agent)
-        return await self.start_encoded(found, found.bind(args, kwargs), id=id, tenant=tenant, actor=actor)
+        return await self.start_encoded(found, found.bind(args, kwargs), id=id, tenant=tenant, actor=actor, target=found.target)
 
     async def start_encoded(
         self,
@@ -126,7 +132,7 @@ class Perdure:
             run_id=run_id, agent=agent.name, version=agent.version, tenant=tenant, input=payload, actor=actor, target=target
         )
         new = NewRun(run_id, created, self.clock.new_id(), self.clock.now(), codec.digest(encoded_input), () if blob is None else (blob,))
-        row, is_new = self.store.create_run(new)
+        row, is_new = await self._write(lambda: self.store.create_run(new))
         if not is_new:
             _same_run(row, agent.name, tenant, new.input_digest)
         return Handle(self, run_id)
@@ -142,6 +148,9 @@ class Perdure:
         **kwargs: Any,
     ) -> Any:
         """Start a run, drive it in this process and return its result."""
+        name = self._agent(agent).name
+        if name not in self.agents:
+            raise UnknownAgent(f"agent {name} is not served by this app, so that it cannot drive it: Perdure(url, agents=[{name}, …])")
         handle = await self.start(agent, *args, id=id, tenant=tenant, actor=actor, **kwargs)
         return await handle.result()
 
@@ -185,7 +194,7 @@ class Perdure:
                 raise _AskedBefore
 
         try:
-            self._post(run_id, None, CancelRequested(by=clean(by, 200), reason=_cleaned(reason)), "cancelling", expect)
+            await self._post(run_id, None, CancelRequested(by=clean(by, 200), reason=_cleaned(reason)), "cancelling", expect)
         except _AskedBefore:
             pass  # asking twice is asking once
 
@@ -197,7 +206,8 @@ class Perdure:
                 raise Conflict(f"run {run_id} is {row.status}; only a run that needs attention can be sent back to work")
 
         state = await self.handle(run_id).state()
-        self._post(run_id, None, RunRequeued(by=clean(by, 200), note=_cleaned(note)), "cancelling" if state.cancel else "queued", expect)
+        body = RunRequeued(by=clean(by, 200), note=_cleaned(note))
+        await self._post(run_id, None, body, "cancelling" if state.cancel else "queued", expect)
 
     async def resolve(
         self,
@@ -237,17 +247,22 @@ class Perdure:
             if row.holder is None and row.seq != state.seq:
                 raise Conflict(f"run {run_id} has moved on meanwhile (event {row.seq}, not {state.seq}); look again: perdure why {run_id}")
 
-        self._post(run_id, call, body, "cancelling" if state.cancel else "queued", expect)
+        await self._post(run_id, call, body, "cancelling" if state.cancel else "queued", expect)
 
     async def _is_held(self, run_id: str) -> bool:
         row = await self.handle(run_id).status()
         alive = {worker.worker for worker in self.store.workers(self.clock.now(), round(self.settings.lease_s * 1e6)) if worker.alive}
         return row.holder in alive
 
-    def _post(
-        self, run_id: str, call: int | None, body: AnyBody, status: Status, expect: Callable[[RunRow], None] = lambda _: None
-    ) -> None:
-        self.store.post(run_id, call, body, event_id=self.clock.new_id(), now=self.clock.now(), status=status, expect=expect)
+    async def _post(self, run_id: str, call: int | None, body: AnyBody, status: Status, expect: Callable[[RunRow], None]) -> None:
+        event_id, now = self.clock.new_id(), self.clock.now()
+        await self._write(lambda: self.store.post(run_id, call, body, event_id=event_id, now=now, status=status, expect=expect))
+
+    async def _write(self, work: Callable[[], T]) -> T:
+        """Write right here, which is quickest; on a thread while a transaction's tool, which may take long, has the write lock."""
+        if self._worker is not None and self._worker.transacting:
+            return await asyncio.to_thread(work)
+        return work()
 
     # -- inside -------------------------------------------------------------------------------------------------------
     def _agent(self, agent: Agent[Any, Any] | str) -> Agent[Any, Any]:
@@ -259,10 +274,10 @@ class Perdure:
             raise UnknownAgent(f"agent {agent!r} is not known here; known are {', '.join(self.agents) or 'none'}: Perdure(url, agents=[…])")
         return self.agents[agent]
 
-    def load(self, payload: Payload) -> Any:
-        """The value of a recorded payload."""
+    def load(self, payload: Payload) -> bytes:
+        """The JSON of a recorded payload, wherever it lies."""
         inline = payload.inline
-        return codec.decode(self.store.blob(str(payload.blob)) if inline is None else inline)
+        return self.store.blob(str(payload.blob)) if inline is None else inline
 
 
 class Handle:
@@ -284,6 +299,8 @@ class Handle:
 
         RunFailed, RunCancelled, NeedsAttention; ResultTimeout when the time is over, and the run goes on.
         """
+        if timeout is not None and (not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or math.isnan(timeout)):
+            raise InvalidInput(f"result(timeout={timeout!r:.80}): a number of seconds, or None to wait for ever")
         try:
             async with asyncio.timeout(timeout):
                 row = await self._end()
@@ -292,7 +309,8 @@ class Handle:
         if row.status == "succeeded":
             body = (await self.events())[-1].body
             assert isinstance(body, RunSucceeded)
-            return self._app.load(body.output)
+            encoded = self._app.load(body.output)
+            return self._app.agents[row.agent].decode_result(encoded) if row.agent in self._app.agents else codec.decode(encoded)
         if row.status == "failed":
             raise RunFailed(self.id, row.error or "failed")
         if row.status == "cancelled":
@@ -322,11 +340,13 @@ class Handle:
 
     async def events(self, after: int = 0) -> list[Event]:
         """The run's journal, from the event after `after` on."""
+        _check_after(after)
         await self.status()
         return self._app.store.read(self.id, after)
 
     async def follow(self, after: int = 0) -> AsyncIterator[Event]:
         """The run's journal as it grows, until the run ends."""
+        _check_after(after)
         while True:
             row = await self.status()
             for event in self._app.store.read(self.id, after):
@@ -338,6 +358,8 @@ class Handle:
 
     async def state(self, at: int | None = None) -> RunState:
         """The fold of the journal, now or as of event `at`."""
+        if at is not None and (not isinstance(at, int) or isinstance(at, bool)):
+            raise InvalidInput(f"state(at={at!r:.80}): the seq of an event, a whole number, or None for now")
         events = await self.events()
         if at is not None and not 1 <= at <= len(events):
             raise NotFound(f"run {self.id} has events 1 to {len(events)}; there is no event {at}")
@@ -352,8 +374,15 @@ def _cleaned(text: str | None) -> str | None:
     return None if text is None else clean(text, 2000)
 
 
+def _check_after(after: int) -> None:
+    if not isinstance(after, int) or isinstance(after, bool) or not 0 <= after < 1 << 32:
+        raise InvalidInput(f"after={after!r:.80}: the seq of an event, or 0 for all of them; a whole number below 2³²")
+
+
 def _by_name(agents: Iterable[Agent[Any, Any]]) -> dict[str, Agent[Any, Any]]:
     known: dict[str, Agent[Any, Any]] = {}
+    if not isinstance(agents, Iterable):
+        raise InvalidInput(f"{agents!r:.80} is not a list of agents: Perdure(url, agents=[…])")
     for agent in agents:
         if not isinstance(agent, Agent):
             raise InvalidInput(f"{agent!r:.80} is not an agent: decorate the coroutine function with @agent")

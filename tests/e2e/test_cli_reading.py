@@ -177,7 +177,7 @@ def test_show_tells_the_run_now_and_as_of_any_event(killed: Desk) -> None:
     before = killed.json("show", "r", "--at", "2")
     assert (before["seq"], before["status"], before["calls"]) == (2, "running", [])
     assert "as of event 1 of" in killed("show", "r", "--at", "1")
-    assert "there is no event 99" in killed.refusal("show", "r", "--at", "99", code=2)
+    assert "there is no event 99" in killed.refusal("show", "r", "--at", "99", code=6)
 
 
 def test_events_are_json_lines_with_the_tool_and_the_key_of_their_call(killed: Desk) -> None:
@@ -220,7 +220,7 @@ def test_trace_tells_who_took_over_from_whom(killed: Desk) -> None:
     workers = [event["data"]["name"] for event in events if event["type"] == "run_claimed"]
     told = killed("trace", "r", str(doubt))
     assert f"worker {workers[1]} took the run over from worker {workers[0]}, which had not given it up: its process is gone" in told
-    assert "there is no event 99" in killed.refusal("trace", "r", "99", code=2)
+    assert "there is no event 99" in killed.refusal("trace", "r", "99", code=6)
 
 
 def test_list_is_a_table_that_says_how_to_see_more(desk: Desk) -> None:
@@ -244,6 +244,22 @@ def test_verify_names_the_event_that_was_edited(killed: Desk) -> None:
     assert told.startswith("run r, event 5: it is not what was written")
     assert killed.json("verify", "r", code=7)["seq"] == 5
     assert "1 not as they were written" in killed("verify", code=7)
+
+
+def test_verify_names_a_journal_whose_run_is_gone_and_the_guards_that_were_taken_away(killed: Desk) -> None:
+    killed("run", "shop.py:many", "calls=1", "--id", "kept")
+    killed.edit("DELETE FROM perdure_runs WHERE run_id = 'r'")
+    told = killed("verify", code=7).splitlines()
+    (gone,) = [line for line in told if "run 'r'" in line]
+    assert "its row is gone" in gone
+    assert len([line for line in told if line.startswith("the trigger perdure_")]) == 5
+    assert told[-1].startswith("1 runs, ")
+    assert told[-1].endswith("as they were written; 6 things are wrong with the database as a whole")
+    problems = [line["problem"] for line in killed.lines("verify", code=7) if line["run_id"] is None]
+    assert problems == told[:-1]
+    failed = {check["name"]: check for check in killed.lines("doctor", code=1) if check["verdict"] == "FAIL"}
+    assert failed["guards"]["found"] == f"{told[0]}; and 5 things more"
+    assert failed["guards"]["way_out"] == "perdure verify"
 
 
 def test_replay_tells_where_changed_code_parts_from_the_journal(desk: Desk) -> None:

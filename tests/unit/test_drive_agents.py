@@ -10,7 +10,7 @@ from typing import Any
 
 import pydantic
 import pytest
-from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run
+from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, until
 from tests.unit.store_tools import raw
 
 from perdure import Agent, Call, NeedsAttention, Outcome, Perdure, Run, RunFailed, ToolFailed, agent, tool
@@ -409,6 +409,78 @@ def test_a_damaged_journal_is_given_up_to_a_person_and_not_held_for_ever(tmp_pat
     row = run(again())
     assert (row.status, row.holder) == ("needs_attention", None)
     assert "it cannot be driven" in (row.error or "")
+
+
+def test_the_reason_that_a_run_shows_is_the_one_of_its_last_rest(tmp_path: Path) -> None:
+    """It needed a person about a call; then its timer woke it under another version of its code, and it diverged."""
+
+    @tool(effect="once")
+    async def lost() -> str:
+        raise TimeoutError("no answer")
+
+    def make(version: str) -> Agent[Any, Any]:
+        @agent(name="changing", version=version)
+        async def changing(run: Run) -> str:
+            losing = asyncio.ensure_future(lost())
+            await look(version)
+            await asyncio.sleep(30)
+            return await losing
+
+        return changing
+
+    clock = ManualClock()
+
+    async def drive(version: str) -> RunRow:
+        code = make(version)
+        async with perdure(tmp_path / "db", [code], clock) as app:
+            await app.start(code, id="r")
+            return await app.drive("r", wait=False)
+
+    row = run(drive("1"))
+    assert (row.waiting_for, row.error) == ("a person: call 1 (lost) in doubt", "call 1 (lost): TimeoutError: no answer")
+    clock.advance(31)
+    row = run(drive("2"))
+    assert (row.status, row.waiting_for) == ("needs_attention", "a person: diverged")
+    assert 'the code asks for call 2: look({"what":"2"})' in (row.error or "")
+
+
+def test_a_run_that_goes_on_after_its_doubt_was_settled_shows_no_old_reason() -> None:
+    finish, began = asyncio.Event(), list[int]()
+
+    @tool(effect="once")
+    async def lost() -> str:
+        raise TimeoutError("no answer")
+
+    @tool(effect="read")
+    async def slow() -> None:
+        began.append(1)
+        await finish.wait()
+
+    @agent(version="1")
+    async def patient(run: Run) -> str:
+        losing = asyncio.ensure_future(lost())
+        await asyncio.sleep(30)
+        await slow()
+        found = await losing
+        await asyncio.sleep(30)
+        return found
+
+    async def main() -> tuple[RunRow, RunRow]:
+        clock = ManualClock()
+        async with perdure(None, [patient], clock) as app:
+            await app.start(patient, id="r")
+            doubted = await app.drive("r", wait=False)
+            clock.advance(31)
+            driving = asyncio.create_task(app.drive("r", wait=False))
+            await until(lambda: began)
+            await app.resolve("r", 1, happened="found")
+            await until(lambda: (found := app.store.read("r")) and "resolved 1/1 happened by app" in outline(found))
+            finish.set()
+            return doubted, await driving
+
+    doubted, row = run(main())
+    assert (doubted.status, bool(doubted.error)) == ("needs_attention", True)
+    assert (row.status, row.error) == ("waiting", None)
 
 
 def test_a_run_whose_input_no_longer_fits_is_parked_until_the_code_is_put_right(tmp_path: Path) -> None:

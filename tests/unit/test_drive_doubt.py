@@ -245,6 +245,39 @@ def test_a_retry_after_a_doubt_that_its_agent_no_longer_waits_for_stays_in_doubt
     assert (output, attempts) == ("went on without it", [1])
 
 
+def test_a_retry_after_a_doubt_that_is_given_up_as_it_falls_due_is_not_told_as_cancelled() -> None:
+    """Its retry and the agent's own time-out are due at the same moment. That attempt 2 has not begun does not undo attempt 1."""
+    attempts: list[int] = []
+
+    @tool(effect="keyed", retry=Retry(base=3, jitter=0))
+    async def pay(call: Call) -> str:
+        attempts.append(call.attempt)
+        if call.attempt == 1:
+            raise TimeoutError("no answer")
+        return "paid"
+
+    @agent(version="1")
+    async def hasty(run: Run) -> str:
+        try:
+            async with asyncio.timeout(5):
+                return str(await pay())
+        except TimeoutError:
+            return "went on without it"
+
+    async def main() -> tuple[Any, list[str]]:
+        clock = ManualClock()
+        async with perdure(None, [hasty], clock) as app:
+            handle = await app.start(hasty, id="r")
+            assert (await app.drive("r", wait=False)).status == "waiting"
+            clock.advance(10)
+            return await handle.result(), outline(await handle.events())
+
+    output, lines = run(main())
+    assert output == "went on without it"
+    assert lines[4:] == ["initiated pay 1/2", "timer_fired", "completed 1/2", "run_succeeded"], "its key settles it: it has happened once"
+    assert attempts == [1, 2]
+
+
 # -- attempts that may still be running ---------------------------------------------------------------------------------
 class Zombie:
     """A `once` call that goes on after it was given up, and a hook that finds nothing as long as it does."""
@@ -281,7 +314,7 @@ def test_not_found_says_nothing_about_an_attempt_that_did_not_stop() -> None:
     async def main() -> tuple[list[str], Any]:
         async with perdure(None, [zombie.agent]) as app:
             await app.start(zombie.agent, id="r")
-            seen = [(await app.drive("r")).status]
+            seen: list[str] = [(await app.drive("r")).status]
             await app.requeue("r")  # also the next drive, which did not see the attempt, must not trust "not found"
             seen.append((await app.drive("r")).status)
             zombie.wake.set()
@@ -510,34 +543,40 @@ def test_an_answer_about_one_attempt_is_not_taken_for_the_next(answer: dict[str,
     ]
 
 
-def test_the_late_end_of_something_about_an_attempt_before_changes_nothing() -> None:
-    """It was queued behind what settled that attempt; the next one is under way."""
-    finish, began = asyncio.Event(), list[int]()
+@pytest.mark.parametrize("late", [Outcome.happened("old"), Outcome.not_happened(), Outcome.unknown("?")], ids=lambda late: late.kind)
+def test_the_late_end_of_a_hook_that_was_asked_about_an_attempt_before_changes_nothing(late: Outcome) -> None:
+    """It was queued behind what settled that attempt; meanwhile the next one is in doubt."""
+    answered, asked, attempts = asyncio.Event(), list[int](), list[int]()
 
-    @tool(effect="idempotent", retry=Retry(base=0))
-    async def step(call: Call) -> str:
-        began.append(call.attempt)
+    @tool(effect="once")
+    async def pay(call: Call) -> str:
+        attempts.append(call.attempt)
+        raise TimeoutError("no answer")
+
+    @pay.reconcile
+    async def _(call: Call) -> Outcome:
+        asked.append(call.attempt)
         if call.attempt == 1:
-            raise TimeoutError("no answer")
-        await finish.wait()
-        return "the second attempt's"
+            return Outcome.not_happened()
+        await answered.wait()
+        return Outcome.happened("found attempt 2")
 
     @agent(version="1")
-    async def stepper(run: Run) -> str:
-        return str(await step())
+    async def payer(run: Run) -> str:
+        return str(await pay())
 
     async def main() -> Any:
-        async with perdure(None, [stepper]) as app:
-            result = asyncio.create_task((await app.start(stepper, id="r")).result())
-            await until(lambda: began == [1, 2])
+        async with perdure(None, [payer]) as app:
+            result = asyncio.create_task((await app.start(payer, id="r")).result())
+            await until(lambda: asked == [1, 2])
             assert app._worker is not None
-            for late in (Outcome.happened("old"), Outcome.not_happened(), Outcome.unknown("?")):
-                app._worker._drives["r"].arrive(Ended(1, 1, late))
-            finish.set()
+            app._worker._drives["r"].arrive(Ended(1, 1, late))
+            await asyncio.sleep(0.02)
+            answered.set()
             return await result
 
-    assert run(main()) == "the second attempt's"
-    assert began == [1, 2]
+    assert run(main()) == "found attempt 2"
+    assert (attempts, asked) == ([1, 2], [1, 2])
 
 
 def test_the_late_end_of_a_hook_does_not_trouble_a_run_that_is_being_given_up() -> None:

@@ -11,7 +11,7 @@ from tests.unit.inspect_tools import AGENTS, SETTINGS, at_work, hold, make_zoo, 
 from perdure import Perdure
 from perdure.core import codec
 from perdure.core.events import AnyBody, Event, RunClaimed, ToolCallInitiated, encode_body
-from perdure.errors import InvalidInput
+from perdure.errors import NotFound
 from perdure.inspect.timeline import Timeline
 from perdure.inspect.trace import trace
 from perdure.inspect.view import all_rows, loader, read_run, run_record
@@ -70,7 +70,7 @@ def test_a_resolution_is_told_with_who_said_so(store: Store) -> None:
 
 def test_an_event_that_is_not_there_is_refused(store: Store) -> None:
     for seq in (0, 999):
-        with pytest.raises(InvalidInput, match=f"there is no event {seq}"):
+        with pytest.raises(NotFound, match=f"there is no event {seq}"):
             trace("done", store.read("done"), seq)
 
 
@@ -171,7 +171,7 @@ def test_any_prefix_can_be_looked_at_and_the_whole_is_the_row(store: Store) -> N
 
 
 def test_an_event_that_is_not_there_cannot_be_looked_at(store: Store) -> None:
-    with pytest.raises(InvalidInput, match="has the events 1 to 1; there is no event 2"):
+    with pytest.raises(NotFound, match="has the events 1 to 1; there is no event 2"):
         read_run(store, "queued", 2)
 
 

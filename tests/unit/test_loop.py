@@ -446,7 +446,7 @@ def test_an_async_generator_that_the_agent_lets_go_of_is_closed_as_everywhere() 
 
     task = loop.create_task(leaves())
     loop.run_until_quiet()
-    assert (closed, loop.strays) == (["closed"], [])
+    assert (task.done(), closed, loop.strays) == (True, ["closed"], [])
 
 
 @pytest.mark.parametrize("where", ["in the middle of an activation", "between two of them"])
@@ -470,7 +470,7 @@ def test_an_async_generator_that_the_garbage_collector_finds_is_left_alone(where
         loop.run_until_quiet()
     finally:
         gc.enable()
-    assert (closed, len(loop.strays), loop.tasks) == ([], 1, {})
+    assert (task.done(), closed, len(loop.strays), loop.tasks) == (True, [], 1, {})
 
 
 def test_a_collection_at_another_moment_does_not_make_a_run_diverge(tmp_path: Path) -> None:

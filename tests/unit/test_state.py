@@ -211,6 +211,33 @@ def test_a_takeover_is_remembered_until_the_next_claim() -> None:
     assert fold(journal(CRASHED, CLAIMED)).takeover is None
 
 
+def test_whoever_takes_a_run_looks_anew_whether_it_needs_a_person() -> None:
+    attended = (AttentionNeeded("in_doubt", "call 1"), RunReleased("needs_attention", "a person", wake_at=9))
+    assert fold(journal(*attended)).attention == attended[0]
+    assert fold(journal(*attended, RunClaimed("w2"))).attention is None, "or its next rest shows a reason that has passed"
+
+
+def test_a_doubt_about_any_attempt_stays_until_somebody_settles_it() -> None:
+    again = ToolCallInitiated("pay", "keyed", "k", attempt=2)
+    doubted: list[tuple[int, AnyBody]] = [(1, start()), (1, ToolCallInDoubt(1, "who knows")), (1, again)]
+    assert not fold(journal((1, start()))).calls[1].doubtful
+    for after in ([], [(1, ToolCallFailed(BROKEN, attempt=2))]):
+        assert fold(journal(*doubted, *after)).calls[1].doubtful
+    settled = (1, ToolCallResolved("did_not_happen", by="ann", attempt=2))
+    assert not fold(journal(*doubted, (1, ToolCallInDoubt(2, "still")), settled)).calls[1].doubtful
+
+
+def test_attempts_that_a_worker_could_not_wait_for_count_as_still_running_until_somebody_settles_them() -> None:
+    abrupt, calm = (RunReleased("queued", "another look", abrupt=how) for how in (True, False))
+    assert fold(journal((1, start()), abrupt)).calls[1].loose
+    assert not fold(journal((1, start()), calm)).calls[1].loose
+    told = ToolCallInDoubt(1, "it did not stop", loose=True)
+    assert fold(journal((1, start()), (1, told), (1, ToolCallInDoubt(1, "its hook does not know")))).calls[1].loose
+    assert not fold(journal((1, start()), (1, told), (1, ToolCallResolved("did_not_happen", by="ann")))).calls[1].loose
+    ended = fold(journal((1, start()), (1, ToolCallCompleted(result=SOME)), (2, start()), abrupt))
+    assert [ended.calls[number].loose for number in (1, 2)] == [False, True]
+
+
 def test_the_first_cancel_counts_and_the_status_stays_cancelling() -> None:
     state = fold(journal(CancelRequested("ann", "too dear"), CancelRequested("bob"), CLAIMED))
     assert state.status == "cancelling"

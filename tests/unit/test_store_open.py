@@ -14,6 +14,7 @@ from perdure.core.events import ThoughtRecorded
 from perdure.errors import InvalidInput, StoreCorrupt, StoreError, StoreUnavailable, StoreVersion
 from perdure.store.migrate import APPLICATION_ID
 from perdure.store.open import open_store, sqlite_path
+from perdure.store.owner import holds_journal
 from perdure.store.place import check_place, file_system_of
 from perdure.testing.conformance import Held, hold_one, new_run
 
@@ -119,6 +120,57 @@ def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
     other.close()
     with pytest.raises(StoreCorrupt, match="another program"):
         open_store(f"sqlite:///{path}")
+
+
+def test_a_file_without_a_journal_is_not_made_one_unless_that_was_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "app.db"
+    with pytest.raises(StoreError):
+        open_store(f"sqlite:///{path}", create=False)
+    assert not path.exists()
+    raw(path).execute("CREATE TABLE orders (id)")
+    before = path.read_bytes()
+    with pytest.raises(StoreCorrupt, match=r"app\.db has no perdure journal in it and was left alone"):
+        open_store(f"sqlite:///{path}", create=False)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["app.db"]
+    open_store(f"sqlite:///{path}").close()
+    open_store(f"sqlite:///{path}", create=False).close()
+
+
+_TRY_TO_LOCK = """
+import fcntl, sys
+with open(sys.argv[1], "r+b") as file:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 0x40000002)  # the bytes that every SQLite reader shares
+        print("free")
+    except OSError:
+        print("locked")
+"""
+
+
+def test_looking_whose_file_it_is_drops_no_lock_of_a_store_that_is_open_in_this_process(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    store = open_store(f"sqlite:///{path}")
+    store.create_run(new_run("r"))
+    assert holds_journal(path)
+    assert output(python(_TRY_TO_LOCK, path)) == "locked"
+    store.close()
+    assert output(python(_TRY_TO_LOCK, path)) == "free"
+
+
+def test_a_checkpoint_that_was_killed_in_the_middle_leaves_a_journal_of_ours(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    store = open_store(f"sqlite:///{path}")
+    store.create_run(new_run("r"))
+    whole = tmp_path / "whole.db"
+    raw(path).execute("VACUUM INTO ?", (str(whole),))
+    log = Path(f"{path}-wal").read_bytes()
+    first_page = whole.read_bytes()[:4096]
+    store.close()
+    # The first page has arrived in the file, and the others that it speaks of are in the log alone.
+    path.write_bytes(first_page)
+    Path(f"{path}-wal").write_bytes(log)
+    open_store(f"sqlite:///{path}", create=False).close()
 
 
 def test_a_damaged_journal_is_refused(tmp_path: Path) -> None:

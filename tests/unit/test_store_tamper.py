@@ -106,3 +106,53 @@ def test_a_blob_that_was_changed_is_not_handed_out(store: Store, path: Path) -> 
         other.execute("UPDATE perdure_blobs SET data = ?", (b"a lie",))
     with pytest.raises(StoreCorrupt, match="does not have the content"):
         store.blob(digest)
+
+
+# -- the database as a whole -------------------------------------------------------------------------------------------------
+def test_nothing_is_wrong_with_a_database_that_nobody_touched(store: Store) -> None:
+    assert store.problems() == []
+    for number in range(3):
+        hold_one(store, f"r{number}", worker=f"w{number}")
+    assert store.problems() == []
+
+
+def test_a_journal_whose_run_is_gone_is_named(store: Store, path: Path) -> None:
+    for number in range(4):
+        hold_one(store, f"r{number}", worker=f"w{number}")
+    with raw(path) as other:
+        guard = other.execute("SELECT sql FROM sqlite_schema WHERE name = 'perdure_runs_no_delete'").get
+        other.execute("DROP TRIGGER perdure_runs_no_delete")
+        other.execute("DELETE FROM perdure_runs WHERE run_id IN ('r0', 'r2', 'r3')")
+        other.execute(guard)
+    problems = store.problems()
+    assert [problem.split(":")[0] for problem in problems] == [f"run 'r{number}'" for number in (0, 2, 3)]
+    assert all("its row is gone, and a journal of 2 events is left" in problem for problem in problems), problems
+
+
+def test_a_journal_whose_run_and_first_event_are_gone_is_named_by_its_number(store: Store, path: Path) -> None:
+    hold_one(store, "r")
+    with raw(path) as other:
+        for name in ("perdure_runs_no_delete", "perdure_events_no_delete"):
+            other.execute(f"DROP TRIGGER {name}")
+        other.execute("DELETE FROM perdure_runs")
+        other.execute("DELETE FROM perdure_events WHERE seq = 1")
+    assert any(problem.startswith("run number 1:") for problem in store.problems())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["perdure_events_no_update", "perdure_events_no_delete", "perdure_events_guarded", "perdure_runs_finished", "perdure_runs_no_delete"],
+)
+def test_a_guard_that_is_missing_or_was_changed_is_named(store: Store, path: Path, name: str) -> None:
+    other = raw(path)
+    guard = other.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (name,)).get
+    other.execute(f"DROP TRIGGER {name}")
+    (problem,) = store.problems()
+    assert problem.startswith(f"the trigger {name} is missing")
+    other.execute(guard.replace("SELECT raise", "SELECT 1 WHERE 0 AND raise"))
+    (problem,) = store.problems()
+    assert problem.startswith(f"the trigger {name} is not the one that perdure makes")
+    other.execute(f"DROP TRIGGER {name}")
+    other.execute(guard)
+    assert store.problems() == []
+    other.close()

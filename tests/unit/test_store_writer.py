@@ -292,3 +292,23 @@ def test_closing_commits_what_this_turn_of_the_loop_has_submitted(store: Counted
 
     assert asyncio.run(main()) == Committed()
     assert found(store, "r").seq == held.seq + 1
+
+
+@pytest.mark.parametrize("since", ["before it was submitted", "since it was submitted"])
+def test_the_loops_own_thread_does_not_wait_for_a_lock_that_somebody_may_have_for_long(
+    store: CountedStore, monkeypatch: pytest.MonkeyPatch, since: str
+) -> None:
+    """A tool's transaction has begun, at the latest in the same turn of the loop: the writer's thread waits for its end."""
+    monkeypatch.setattr(writer, "CHEAP_S", 1.0)
+    held = hold_one(store, "r")
+    locked = [since == "before it was submitted"]
+
+    async def main() -> Any:
+        group = GroupCommit(store, asyncio.get_running_loop(), lambda: locked[0])
+        answer = submit(group, thought(held))
+        locked[0] = True
+        assert await answer == Committed()
+        group.close()
+
+    asyncio.run(main())
+    assert store.threads == ["perdure-writer"]

@@ -36,6 +36,7 @@ from perdure import (
     agent,
     tool,
 )
+from perdure.core import codec
 from perdure.core.events import Event, RunClaimed, ToolCallFailed, ToolCallInitiated
 from perdure.core.keys import call_key
 from perdure.errors import StoreUnavailable
@@ -690,7 +691,9 @@ def test_T24_what_was_used_is_in_the_journal_and_is_not_counted_again_on_replay(
             row = await app.drive("r", wait=False)
             state = await app.handle("r").state()
             clock.advance(11)
-            return row.status, sum(app.load(call.result)["tokens"] for call in state.calls.values() if call.result is not None)
+            return row.status, sum(
+                codec.decode(app.load(call.result))["tokens"] for call in state.calls.values() if call.result is not None
+            )
 
     seen = [run(main()) for _ in range(5)]
     assert seen == [("waiting", 100), ("waiting", 201), ("waiting", 303), ("waiting", 406), ("succeeded", 406)]

@@ -89,6 +89,7 @@ def test_post_from_a_newer_version_stops_its_own_run_for_a_person_and_no_other(t
                     "INSERT INTO perdure_inbox (run, event_id, ts, data) SELECT id, zeroblob(16), 0, ? FROM perdure_runs WHERE run_id = 'r'",
                     ('{"type":"signal_received","topic":"t"}',),
                 )
+            await until(lambda: worker_of(app)._drives["r"]._read)
             for event in case.finish:
                 event.set()
             await until(lambda: status_of(app, "s") == "succeeded" and status_of(app, "r") == "needs_attention")
@@ -110,8 +111,10 @@ def test_post_from_a_newer_version_stops_its_own_run_for_a_person_and_no_other(t
             seq = (await app.handle("r").status()).seq
             app.drain()
             await working
-            with raw(path) as other:
-                return seq, len(other.execute("SELECT 1 FROM perdure_inbox").fetchall())
+            other = raw(path)
+            letters = len(other.execute("SELECT 1 FROM perdure_inbox").fetchall())
+            other.close()
+            return seq, letters
 
     assert run(second()) == (row.seq, 1), "the post waits for a worker that can read it"
 
@@ -140,13 +143,14 @@ def test_a_store_that_cannot_be_read_for_a_moment_does_not_end_the_worker(what: 
                 await app.cancel("r")
             else:
                 await app.start(case.agent, id="s")
-            await until(lambda: len(failures) == 2 or working.done())
+            await until(lambda: len(failures) == 2 or working.done(), 4)
             assert not working.done()
-            for event in case.finish:
-                event.set()
-            await until(lambda: status_of(app, "r") == ("cancelled" if what == "inbox" else "succeeded"))
-            if what != "inbox":
-                await until(lambda: status_of(app, "s") == "succeeded")
+            if what == "inbox":
+                await until(lambda: status_of(app, "r") == "cancelled", 4)
+            else:
+                for event in case.finish:
+                    event.set()
+                await until(lambda: {status_of(app, run_id) for run_id in ("r", "s")} == {"succeeded"})
             app.drain()
             await working
 
@@ -201,6 +205,7 @@ def test_no_agent_is_ever_entered_inside_a_task_of_its_worker(monkeypatch: pytes
             await app.cancel("r")
             await until(lambda: status_of(app, "r") == "cancelled")
             app.drain()
+            await until(lambda: worker_of(app)._draining)
             case.finish[0].set()
             await working
             return [status_of(app, run_id) for run_id in ("d", "r", "s")]

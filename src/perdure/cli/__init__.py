@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO, cast
 
 import click
 
@@ -67,7 +67,7 @@ class Verbs(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             code = super().invoke(ctx)
-            sys.stdout.flush()
+            common.flush()
         except BrokenPipeError:
             # Not left to click, which ends a closed stdout with code 1: nobody shall read that as a failed run.
             raise common.PipeClosed from None
@@ -81,6 +81,7 @@ class Verbs(click.Group):
             code = super().main(args, **extra) or 0
         except BaseException as error:
             code = common.report(error)
+        common.let_go_of_stderr()
         sys.exit(code)
 
 
@@ -98,6 +99,7 @@ def _prepare_streams() -> None:
         # A terminal that cannot show a character gets its escape, not a crash.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    sys.stdout = cast(TextIO, common.Stdout(sys.stdout))
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]}, subcommand_metavar="VERB …")

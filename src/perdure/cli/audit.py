@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from datetime import UTC, datetime
 
@@ -34,7 +33,7 @@ def command(since: str | None, follow: bool, url: str | None, as_json: bool) -> 
                 common.out_json(line)
             if not follow:
                 return
-            sys.stdout.flush()
+            common.flush()
             # A look over very many unfinished runs takes its time: it is to be a small part of what this machine does.
             time.sleep(max(POLL_S, 4 * (time.monotonic() - begun_s)))
             while store.version() == version:

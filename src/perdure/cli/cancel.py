@@ -22,7 +22,7 @@ from perdure.store.api import RunRow
 def command(run_id: str, reason: str | None, by: str | None, url: str | None, as_json: bool) -> None:
     """Ask RUN to stop. Its agent is cancelled at its next step and may still clean up; a call that has begun is not undone."""
     settings = common.settings_with(url=url)
-    common.require_database(settings.url)
+    common.require_journal(settings.url)
     row = asyncio.run(_cancel(settings, run_id, by or os_user(), reason))
     if as_json:
         common.out_json({"run_id": run_id, "status": row.status})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
 import click
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from perdure.store.api import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 # -- exit codes -------------------------------------------------------------------------------------------------------------
 SUCCEEDED = 0
@@ -84,6 +86,34 @@ class PipeClosed(click.ClickException):
         super().__init__("stdout is closed")
 
 
+class OutputLost(OSError):
+    """What went to stdout could not be written; of itself an error of a write does not say to which file."""
+
+
+class Stdout:
+    """A stream whose own errors are OutputLost; a pipe that nobody reads stays BrokenPipeError."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        return self._do(lambda: self._stream.write(text))
+
+    def flush(self) -> None:
+        self._do(self._stream.flush)
+
+    def _do(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputLost(error.errno, error.strerror) from None
+
+
 def fail(message: str, code: int = USAGE) -> NoReturn:
     """End the program: `perdure: message` on stderr, and this exit code."""
     raise Stop(message, code)
@@ -105,7 +135,8 @@ def report(error: BaseException) -> int:
             verb = error.ctx.command_path if error.ctx else "perdure"
             return _line(f"{error.format_message().rstrip('.')}; usage: {verb} --help", USAGE)
         case PipeClosed() | BrokenPipeError():
-            return _let_go_of_stdout()
+            _let_go_of(1)
+            return PIPE_CLOSED
         case Stop():
             return _line(error.message, error.code)
         case click.ClickException():
@@ -114,18 +145,29 @@ def report(error: BaseException) -> int:
             return _line(str(error), code_of_error(error))
         case KeyboardInterrupt() | click.Abort():
             return 130
+        case OutputLost():
+            _let_go_of(1)
+            return _line(f"cannot write the output (stdout): {error.strerror}; make room there, or send it elsewhere", USAGE)
         case OSError():
-            return _line(f"{error.filename}: {error.strerror}" if error.filename else str(error), USAGE)
+            way_out = "; raise the limit for this process (ulimit -n)" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+            return _line((f"{error.filename}: {error.strerror}" if error.filename else str(error)) + way_out, USAGE)
         case _:
             return _line(f"a bug: {type(error).__name__}: {error} (PERDURE_DEBUG=1 shows the traceback)", BUG)
 
 
-def _let_go_of_stdout() -> int:
-    # What is still buffered must not fail once more when the interpreter flushes it at exit.
+def let_go_of_stderr() -> None:
+    """Lose what stderr cannot take, at the end of the program: the exit code still tells."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        _let_go_of(2)
+
+
+def _let_go_of(descriptor: int) -> None:
+    # What is still buffered must not fail once more when the interpreter flushes it at exit, which would end it with code 120.
     devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, 1)
+    os.dup2(devnull, descriptor)
     os.close(devnull)
-    return PIPE_CLOSED
 
 
 def _line(message: str, code: int) -> int:
@@ -188,17 +230,25 @@ STATUS_COLOURS: Mapping[str, str] = {
 
 def out(line: str = "") -> None:
     """A line of the result, on stdout. The caller has cleaned what it did not write itself."""
-    print(line)
+    print(line, file=_results or sys.stdout)
+
+
+def flush() -> None:
+    """What has been written to stdout is on its way; raises what a closed or full one makes of that."""
+    (_results or sys.stdout).flush()
 
 
 def out_json(value: Any) -> None:
     """One JSON document on stdout, on a line of its own."""
-    print(to_json(value))
+    print(to_json(value), file=_results or sys.stdout)
 
 
 def note(line: str) -> None:
-    """A line of progress or advice, on stderr."""
-    print(line, file=sys.stderr, flush=True)
+    """A line of progress or advice, on stderr; lost when nobody reads it, because work must not end for want of a listener."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        pass
 
 
 def coloured() -> bool:
@@ -265,7 +315,19 @@ def url_option(function: F) -> F:
 
 def json_option(function: F) -> F:
     """`--json`: for programs. The parameter is `as_json: bool`."""
-    return click.option("--json", "as_json", is_flag=True, help="JSON on stdout: one document, or one object per line for lists.")(function)
+    return click.option(
+        "--json", "as_json", is_flag=True, callback=_keep_stdout, help="JSON on stdout: one document, or one object per line for lists."
+    )(function)
+
+
+_results: TextIO | None = None  # stdout, while it is kept for the result alone
+
+
+def _keep_stdout(_: click.Context, __: click.Parameter, as_json: bool) -> bool:
+    """With --json stdout is for the document alone: what agents, tools and their files print goes to stderr."""
+    global _results
+    _results, sys.stdout = (sys.stdout, sys.stderr) if as_json else (None, sys.stdout)
+    return as_json
 
 
 def run_argument(function: F) -> F:
@@ -282,12 +344,12 @@ def settings_with(**flags: Any) -> Settings:
 
 @contextmanager
 def existing_store(url: str | None) -> Iterator[Store]:
-    """The database, open; NotFound instead of a new empty one where there is none."""
+    """The database, open; NotFound where there is none, StoreCorrupt where it is not ours. Nothing is made and no file changed."""
     from perdure.store.open import open_store
 
     settings = settings_with(url=url)
     require_database(settings.url)
-    store = open_store(settings.url, synchronous=settings.synchronous)
+    store = open_store(settings.url, synchronous=settings.synchronous, create=False)
     try:
         yield store
     finally:
@@ -305,6 +367,16 @@ def require_database(url: str) -> None:
     file = database_file(url)
     if file is not None and not file.exists():
         raise errors.NotFound(f"there is no database {file}; `perdure run` makes one, and --url or PERDURE_URL names another")
+
+
+def require_journal(url: str) -> None:
+    """NotFound unless the database exists, StoreCorrupt unless it is ours; for verbs that steer runs through the app."""
+    from perdure.store import owner
+    from perdure.store.open import sqlite_path
+
+    require_database(url)
+    if (path := sqlite_path(url)) is not None:
+        owner.require_journal(path)
 
 
 def _complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

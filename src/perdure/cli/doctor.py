@@ -15,13 +15,14 @@ import msgspec
 from perdure.cli import common
 from perdure.cli.migrate import schema_version
 from perdure.errors import PerdureError
-from perdure.inspect.health import Check, check_runs
+from perdure.inspect.health import Check, check_guards, check_runs
 from perdure.inspect.words import size
 from perdure.settings import Settings
 from perdure.store.connect import connect_file
 from perdure.store.faults import translated
 from perdure.store.migrate import MIGRATIONS
 from perdure.store.open import sqlite_path
+from perdure.store.owner import require_journal
 
 LARGE_LOG = 256 << 20
 LITTLE_SPACE, NO_SPACE = 1 << 30, 50 << 20
@@ -103,12 +104,14 @@ def _space(folder: Path) -> Check:
 
 # -- inside ------------------------------------------------------------------------------------------------------------------
 def _database(settings: Settings, url: str | None, path: Path) -> Iterator[Check]:
+    require_journal(path)
     version, latest = schema_version(path), len(MIGRATIONS)
     behind = version < latest
     yield Check("schema", "warn" if behind else "ok", f"version {version} of {latest}", "perdure migrate" if behind else None)
     yield _integrity(path, settings.synchronous)
     with common.existing_store(url) as store:
         yield from _pragmas(store.facts())
+        yield check_guards(store)
         yield from check_runs(store, common.now_us(), round(settings.lease_s * 1e6))
 
 

@@ -43,9 +43,12 @@ def stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
             os.kill(os.getpid(), number)
             return
         seen = True
-        # os.write: a handler may interrupt a print, and a stream's buffer cannot be entered twice.
-        os.write(2, f"perdure: {signal.Signals(number).name}: draining; once more ends it at once\n".encode())
         loop.call_soon_threadsafe(stop.set)
+        try:
+            # os.write: a handler may interrupt a print, and a stream's buffer cannot be entered twice.
+            os.write(2, f"perdure: {signal.Signals(number).name}: draining; once more ends it at once\n".encode())
+        except OSError:
+            pass  # nobody reads stderr any more: the run must be handed over all the same
 
     # Not loop.add_signal_handler: a tool that blocks the loop must not block the second signal.
     for number in (signal.SIGTERM, signal.SIGINT):

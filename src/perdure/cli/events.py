@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 
@@ -34,7 +33,7 @@ def command(run_id: str, follow: bool, url: str | None, as_json: bool) -> None:
             else:
                 common.out(common.clean(f"{event.seq:>5}  {iso(event.ts)[:23]}Z  {timeline.say(event)}"))
             if follow:
-                sys.stdout.flush()
+                common.flush()
 
 
 def _events(store: Store, run_id: str, follow: bool) -> Iterator[Event]:

@@ -11,7 +11,8 @@ from perdure.cli import common
 from perdure.errors import InvalidInput, StoreVersion
 from perdure.store.faults import translated
 from perdure.store.migrate import MIGRATIONS
-from perdure.store.open import sqlite_path
+from perdure.store.open import open_store, sqlite_path
+from perdure.store.owner import holds_journal
 from perdure.store.queries import QUERIES
 
 
@@ -30,8 +31,8 @@ def command(check: bool, url: str | None, as_json: bool) -> int:
     if before > latest:
         raise StoreVersion(f"{path} has schema version {before}, this perdure knows {latest}: upgrade perdure, nothing was changed")
     if not check:
-        with common.existing_store(url):
-            pass  # opening it migrates it, in one transaction per version
+        # Opening it migrates it, in one transaction per version.
+        open_store(settings.url, synchronous=settings.synchronous).close()
     after = before if check else schema_version(path)
     if as_json:
         common.out_json({"file": str(path), "from": before, "to": after, "latest": latest, "up_to_date": after == latest})
@@ -42,6 +43,8 @@ def command(check: bool, url: str | None, as_json: bool) -> int:
 
 def schema_version(path: Path) -> int:
     """The version of the schema in the file, without changing anything; 0 when it has none of ours."""
+    if not holds_journal(path):
+        return 0
     try:
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
         try:

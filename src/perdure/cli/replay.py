@@ -18,6 +18,7 @@ from perdure.inspect.view import all_rows, loader, read_run, require
 from perdure.inspect.words import plural
 from perdure.settings import Settings
 from perdure.store.api import Filter, RunRow, Store
+from perdure.worker.outside import guard
 
 if TYPE_CHECKING:
     from perdure.agent import Agent
@@ -34,6 +35,7 @@ def command(words: tuple[str, ...], every: bool, url: str | None, as_json: bool)
     Code 7 when the code asks for something else than a journal has.
     """
     settings = common.settings_with(url=url)
+    guard()  # a replayed agent must not touch the world either
     different = total = 0
     with common.existing_store(url) as store:
         for row, agent in _every(store, words) if every else _one(store, words, settings):

@@ -51,7 +51,7 @@ def command(
         answer["fail"] = failure
         outcome, then = "it failed", "the agent gets ToolFailed"
     settings = common.settings_with(url=url)
-    common.require_database(settings.url)
+    common.require_journal(settings.url)
     row = asyncio.run(_resolve(settings, run_id, call, answer, by or os_user(), note))
     if as_json:
         common.out_json({"run_id": run_id, "call": call, "resolved": outcome, "status": row.status})

@@ -8,6 +8,7 @@ import msgspec
 from perdure.cli import common
 from perdure.inspect.verify import Verdict, verify_run
 from perdure.inspect.view import all_rows, require
+from perdure.inspect.words import plural
 
 
 @click.command("verify")
@@ -15,7 +16,10 @@ from perdure.inspect.view import all_rows, require
 @common.url_option
 @common.json_option
 def command(run_id: str | None, url: str | None, as_json: bool) -> int:
-    """Recompute the hash chain of RUN, or of every run, from the stored bytes. Code 7 names the first event that is not as written."""
+    """Recompute the hash chain of RUN, or of every run, from the stored bytes. Code 7 names the first event that is not as written.
+
+    Without RUN also: whether every journal has its run, and whether the database still guards them.
+    """
     bad = runs = events = 0
     with common.existing_store(url) as store:
         for row in [require(store, run_id)] if run_id is not None else all_rows(store):
@@ -25,9 +29,17 @@ def command(run_id: str | None, url: str | None, as_json: bool) -> int:
                 common.out_json(msgspec.to_builtins(verdict))
             elif verdict.problem is not None or run_id is not None:
                 common.out(common.clean(_line(verdict)))
+        problems = store.problems() if run_id is None else []
+    for problem in problems:
+        if as_json:
+            common.out_json({"run_id": None, "problem": problem})
+        else:
+            common.out(common.clean(problem))
     if run_id is None and not as_json:
-        common.out(f"{runs:,} runs, {events:,} events: " + (f"{bad:,} not as they were written" if bad else "all as they were written"))
-    return common.DIFFERENT if bad else common.SUCCEEDED
+        written = f"{bad:,} not as they were written" if bad else "all as they were written"
+        whole = f"; {plural(len(problems), 'thing is', 'things are')} wrong with the database as a whole" if problems else ""
+        common.out(f"{runs:,} runs, {events:,} events: {written}{whole}")
+    return common.DIFFERENT if bad or problems else common.SUCCEEDED
 
 
 def _line(verdict: Verdict) -> str:

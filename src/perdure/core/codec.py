@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import pathlib
+import sys
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,7 @@ from perdure.errors import NotEncodable
 
 MAX_DEPTH = 200
 MAX_BYTES = 64 * 1024 * 1024
+MAX_DIGITS = sys.int_info.default_max_str_digits  # of an integer: longer ones Python neither writes down nor reads
 INLINE_BYTES = 64 * 1024
 PREVIEW_CHARS = 200
 
@@ -82,7 +84,11 @@ def encode(value: Any) -> bytes:
     except ValueError as error:
         if isinstance(error, NotEncodable):
             raise
-        raise NotEncodable(f"an integer is too long to write down: {error}") from None
+        _check_integers(plain, "value")
+        raise NotEncodable(f"value cannot be written as JSON: {error}") from None
+    # Whoever has raised Python's limit in this process may not record what another process cannot read.
+    if len(encoded) > MAX_DIGITS and sys.get_int_max_str_digits() != MAX_DIGITS:
+        _check_integers(plain, "value")
     if len(encoded) > MAX_BYTES:
         raise NotEncodable(
             f"value takes {len(encoded):,} bytes as JSON; the limit is {MAX_BYTES:,}: store it elsewhere and record a reference"
@@ -118,7 +124,7 @@ def parse(text: str | bytes, what: str = "the input") -> Any:
         except UnicodeDecodeError as error:
             raise NotEncodable(f"{what} is not UTF-8 text: byte {error.start}") from None
     try:
-        value = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        value = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_unique_keys, parse_constant=_no_constant, parse_int=_integer)
     except NotEncodable as error:
         raise NotEncodable(f"{what}: {error}") from None
     except RecursionError:
@@ -139,6 +145,39 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> Any:
     raise NotEncodable(f"{name} is not a number that JSON can hold")
+
+
+def _integer(text: str) -> int:
+    digits = len(text.removeprefix("-"))
+    if digits > _most_digits():
+        raise NotEncodable(f"the integer {text[:9]}… has {digits:,} digits; {_too_long()}")
+    return int(text)
+
+
+def _check_integers(plain: Any, where: str) -> None:
+    """Refuse the first integer that is too long to be written down, by its place."""
+    if isinstance(plain, dict):
+        for key, item in plain.items():
+            _check_integers(item, key)
+    elif isinstance(plain, list):
+        for item in plain:
+            _check_integers(item, where)
+    elif isinstance(plain, int) and plain.bit_length() > 3 * _most_digits() and (digits := _digits(plain)) > _most_digits():
+        raise NotEncodable(f"{_place(where)} is an integer of {digits:,} digits; {_too_long()}")
+
+
+def _digits(value: int) -> int:
+    """How many digits it has, without writing it down."""
+    digits = int((value.bit_length() - 1) * math.log10(2)) + 1
+    return digits + 1 if abs(value) >= 10**digits else digits
+
+
+def _most_digits() -> int:
+    return min(MAX_DIGITS, sys.get_int_max_str_digits() or MAX_DIGITS)  # 0 means: none
+
+
+def _too_long() -> str:
+    return f"the limit is {_most_digits():,}: write it as a string"
 
 
 def _has_lone_surrogate(encoded: bytes) -> bool:

@@ -84,6 +84,7 @@ class ToolCallInitiated(Body, frozen=True, tag="tool_call_initiated"):
     args: Payload | None = None  # attempt 1 only
     digest: str | None = None  # of the arguments; attempt 1 only
     timeout_s: float | None = None
+    reconcile: bool = False  # the tool has a hook that can be asked what became of an attempt
 
 
 class ToolCallCompleted(Body, frozen=True, tag="tool_call_completed"):

@@ -120,12 +120,19 @@ class _Open(Struct):
 class Machine:
     """One agent, running on a loop of its own that does no I/O."""
 
-    def __init__(self, facts: Facts, main: Callable[[Machine], Coroutine[Any, Any, Any]], max_steps: int = 1_000_000) -> None:
+    def __init__(
+        self,
+        facts: Facts,
+        main: Callable[[Machine], Coroutine[Any, Any, Any]],
+        max_steps: int = 1_000_000,
+        encode: Callable[[Any], bytes] = codec.encode,
+    ) -> None:
         self.facts = facts
         self.cancel_asked = False
         self.finished = False
         self.cause = 0  # seq of the event that is being delivered; whoever delivers sets it
         self._main_factory = main
+        self._encode = encode
         self._main: AgentTask | None = None
         self._loop = AgentLoop(self, max_steps)  # type: ignore[abstract]  # what it refuses is defined by name in a loop
         self._open: dict[int, _Open] = {}
@@ -236,7 +243,9 @@ class Machine:
         future: asyncio.Future[Any] = asyncio.Future(loop=self._loop)
         self._open[number] = _Open(tool, future)
         self._commands.append(CallTool(number, tool, args))
-        return self._result_of(number, future)
+        result = self._result_of(number, future)
+        result.__qualname__ = tool.name  # type: ignore[attr-defined]  # or Python's "was never awaited" would name something that the user has never heard of
+        return result
 
     def record(self, body: AnyBody) -> None:
         """State a fact in the journal."""
@@ -283,7 +292,7 @@ class Machine:
         if error is not None:
             return Failed(describe(error))
         try:
-            return Succeeded(codec.encode(main.result()))
+            return Succeeded(self._encode(main.result()))
         except NotEncodable as refused:
             return Failed(Failure(kind="not_encodable", type="NotEncodable", message=f"the agent's result cannot be recorded: {refused}"))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -35,8 +34,8 @@ class Retry(Struct, frozen=True):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not math.isfinite(value) or not low <= value <= high:
                 raise InvalidInput(f"Retry({name}={value!r}): a number from {low} to {high:g}")
-        if self.on is not None and (not isinstance(self.on, Iterable) or isinstance(self.on, str)):
-            raise InvalidInput("Retry(on=…): a tuple of exception types or names")
+        if self.on is not None and not (isinstance(self.on, (tuple, list, set, frozenset)) and all(map(_names_failures, self.on))):
+            raise InvalidInput("Retry(on=…): exception types or their names in a tuple, such as (TimeoutError, 'HTTPError')")
 
     def covers(self, failure: Failure) -> bool:
         """Whether this policy wants another attempt after such a failure."""
@@ -54,6 +53,10 @@ class Retry(Struct, frozen=True):
         except OverflowError:
             delay = self.max_delay
         return delay * (1 - self.jitter * jitter(key, attempt))
+
+
+def _names_failures(wanted: object) -> bool:
+    return isinstance(wanted, str) or (isinstance(wanted, type) and issubclass(wanted, BaseException))
 
 
 class Again(Struct, frozen=True):

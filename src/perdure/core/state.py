@@ -94,6 +94,7 @@ class CallState(Struct):
     last_seq: int = 0
     last_ts: int = 0
     timeout_s: float | None = None
+    has_reconcile: bool = False
     retry_at: int | None = None
     asks: int = 0  # how often the reconcile hook has answered "in progress"
     result: Payload | None = None
@@ -218,6 +219,7 @@ class RunState:
             case ToolCallInitiated():
                 self._move(call, event, "initiated")
                 call.attempt, call.intent_seq, call.timeout_s, call.retry_at = body.attempt, event.seq, body.timeout_s, None
+                call.has_reconcile = body.reconcile
             case ToolCallCompleted():
                 self._move(call, event, "completed")
                 call.result, call.failure = body.result, body.failure

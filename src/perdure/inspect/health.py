@@ -54,6 +54,15 @@ def check_runs(store: Store, now: int, lease_us: int) -> list[Check]:
     ]
 
 
+def check_guards(store: Store) -> Check:
+    """Whether the database still guards its journals, and every journal has its run."""
+    problems = store.problems()
+    if not problems:
+        return Check("guards", "ok", "every journal has its run, and every trigger that keeps it append-only is there")
+    more = f"; and {plural(len(problems) - 1, 'thing')} more" if len(problems) > 1 else ""
+    return Check("guards", "FAIL", f"{problems[0]}{more}", "perdure verify")
+
+
 def _workers(workers: list[WorkerRow], now: int) -> Check:
     alive = [worker for worker in workers if worker.alive]
     dead = len(workers) - len(alive)

@@ -20,7 +20,7 @@ from perdure.core.events import (
     ToolCallInDoubt,
     ToolCallResolved,
 )
-from perdure.errors import InvalidInput, StoreCorrupt
+from perdure.errors import NotFound, StoreCorrupt
 from perdure.inspect.timeline import Timeline
 from perdure.inspect.words import iso
 
@@ -45,7 +45,7 @@ class Link(Struct, frozen=True):
 def trace(run_id: str, events: Sequence[Event], seq: int) -> list[Link]:
     """The causal chain from the run's first event to event `seq`."""
     if not 1 <= seq <= len(events):
-        raise InvalidInput(f"run {run_id} has the events 1 to {len(events)}; there is no event {seq}")
+        raise NotFound(f"run {run_id} has the events 1 to {len(events)}; there is no event {seq}")
     chain = _chain(events, seq)
     timeline = Timeline(run_id)
     for event in events[:seq]:

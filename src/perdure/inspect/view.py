@@ -10,7 +10,7 @@ from msgspec import Struct
 from perdure.core.codec import Payload
 from perdure.core.events import Event
 from perdure.core.state import CallState, RunState, fold
-from perdure.errors import InvalidInput, NotFound
+from perdure.errors import NotFound
 from perdure.inspect.words import failed, iso, plain
 from perdure.store.api import Filter, RunRow, Store
 
@@ -44,7 +44,7 @@ def read_run(store: Store, run_id: str, at: int | None = None) -> Reading:
     # The row was read first, so that the journal has at least what the row speaks of; what came in between is left out.
     events = [event for event in store.read(run_id) if event.seq <= row.seq]
     if at is not None and not 1 <= at <= len(events):
-        raise InvalidInput(f"run {run_id} has the events 1 to {len(events)}; there is no event {at}")
+        raise NotFound(f"run {run_id} has the events 1 to {len(events)}; there is no event {at}")
     seen = events if at is None else events[:at]
     return Reading(row, seen, fold(seen), past=len(seen) < row.seq)
 

@@ -231,6 +231,12 @@ class Store(Protocol):
     def facts(self) -> dict[str, str]:
         """What `doctor` shows: file, sizes, pragmas, schema version, library version."""
 
+    def problems(self) -> list[str]:
+        """What is wrong with the database as a whole, in words: journals whose run is gone, guards that are missing or changed.
+
+        What is wrong inside a journal is verify's to find.
+        """
+
     def close(self) -> None: ...
 
     # Last, because inside the class the name `list` means this method from here on.

@@ -11,11 +11,20 @@ from perdure.store.api import Store
 _FORMS = "sqlite:///file.db (relative), sqlite:////absolute.db, sqlite:// (in memory)"
 
 
-def open_store(url: str, *, synchronous: str = "full", busy_s: float = 10.0) -> Store:
-    """Open the journal that the URL names; create it, or bring its schema up to date, if need be."""
+def open_store(url: str, *, synchronous: str = "full", busy_s: float = 10.0, create: bool = True) -> Store:
+    """Open the journal that the URL names; create it, or bring its schema up to date, if need be.
+
+    A database of another program is refused before anything is touched; so is one without a journal, unless one may be created.
+    """
+    from perdure.store import owner
     from perdure.store.sqlite import SqliteStore  # a driver is loaded when its URL asks for it
 
-    return SqliteStore(url, sqlite_path(url), synchronous=synchronous, busy_s=busy_s)
+    path = sqlite_path(url)
+    if path is not None and not create:
+        owner.require_journal(path)
+    elif path is not None and path.exists():
+        owner.holds_journal(path)
+    return SqliteStore(url, path, synchronous=synchronous, busy_s=busy_s)
 
 
 def sqlite_path(url: str) -> Path | None:

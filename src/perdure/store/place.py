@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from perdure.errors import StoreUnavailable
+from perdure.store.faults import OUT_OF_FILES, TOO_MANY_FILES
 from perdure.store.guard import opening
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -21,6 +22,8 @@ def check_place(path: Path, mounts: str | None = None) -> None:
         raise StoreUnavailable(f"the folder {folder} does not exist; create it first: mkdir -p {folder}")
     if path.is_dir():
         raise StoreUnavailable(f"{path} is a folder, and a journal is a file; give the name of a file in it")
+    if path.exists() and not path.is_file():
+        raise StoreUnavailable(f"{path} is not a regular file, and a journal is one; give the name of a file on a disk")
     kind = file_system_of(folder, _mounts() if mounts is None else mounts)
     if kind in NETWORK_FILE_SYSTEMS:
         raise StoreUnavailable(
@@ -41,6 +44,8 @@ def create_private(path: Path) -> None:
         except FileExistsError:
             pass
         except OSError as error:
+            if error.errno in OUT_OF_FILES:
+                raise StoreUnavailable(f"{path} cannot be created: {TOO_MANY_FILES}") from None
             raise StoreUnavailable(
                 f"{path} cannot be created ({error.strerror}); choose another place or change the folder's permissions"
             ) from None

@@ -97,6 +97,22 @@ FROM perdure_runs
 WHERE id > :after AND (id > :newest OR status NOT IN ('succeeded', 'failed', 'cancelled'))
 ORDER BY id LIMIT :limit
 
+-- name: journals_without_run
+-- From the first event of one journal straight to that of the next, however long they are. UNION: a forged key must not lead in circles.
+-- `number`, not `run`: inside, that would be the column of perdure_events.
+WITH RECURSIVE journals (number) AS (
+    SELECT min(id) >> 32 FROM perdure_events
+    UNION
+    SELECT (SELECT min(id) >> 32 FROM perdure_events WHERE id >= (number + 1) << 32) FROM journals WHERE number IS NOT NULL
+)
+SELECT number,
+    (SELECT count(*) FROM perdure_events WHERE id >= number << 32 AND id <= (number << 32 | 4294967295)),
+    (SELECT CAST(iif(json_valid(data), data ->> '$.run_id', NULL) AS BLOB) FROM perdure_events WHERE id = (number << 32 | 1))
+FROM journals WHERE number IS NOT NULL AND number NOT IN (SELECT id FROM perdure_runs)
+
+-- name: schema_objects
+SELECT type, name, sql FROM sqlite_schema WHERE name LIKE 'perdure\_%' ESCAPE '\' ORDER BY type, name
+
 -- name: blob
 SELECT data FROM perdure_blobs WHERE digest = ?
 

@@ -10,7 +10,7 @@ import apsw
 import msgspec
 
 from perdure.core.events import AnyBody, Event
-from perdure.store import blobs
+from perdure.store import blobs, soundness
 from perdure.store.api import (
     Append,
     Appended,
@@ -119,6 +119,9 @@ class SqliteStore:
             "sqlite": apsw.sqlite_lib_version(),
             "apsw": apsw.apsw_version(),
         }
+
+    def problems(self) -> list[str]:
+        return soundness.problems(self._database)
 
     def close(self) -> None:
         self._database.close()

@@ -22,11 +22,15 @@ _WEIGHT = 0.2  # of the newest commit in what is expected of the next
 
 
 class GroupCommit:
-    """A thread that commits whatever has queued up. Answers come back to the event loop, one hop for each commit."""
+    """A thread that commits whatever has queued up. Answers come back to the event loop, one hop for each commit.
 
-    def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
+    `locked` says whether somebody in this process may have the write lock for long: then the loop's own thread waits for nothing.
+    """
+
+    def __init__(self, store: Store, loop: asyncio.AbstractEventLoop, locked: Callable[[], bool] = lambda: False) -> None:
         self._store = store
         self._loop = loop
+        self._locked = locked
         self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._closing = threading.Lock()
         self._closed = False
@@ -41,13 +45,13 @@ class GroupCommit:
         """Whether a commit made now would share its fsync with nobody."""
         return not self._committing and self._queue.empty()
 
-    def submit(self, append: Append, done: Done, *, wait_here: bool = True) -> None:
+    def submit(self, append: Append, done: Done) -> None:
         """Commit it with the next group; `done` is called on the event loop with the answer, or with the error of the group.
 
-        Only on the loop's own thread, which does not wait for it itself if it must not (`wait_here`).
+        Only on the loop's own thread.
         """
         waiting = _Waiting(append, done, None)
-        if not wait_here or self._cost_s > CHEAP_S or self._committing:
+        if self._locked() or self._cost_s > CHEAP_S or self._committing:
             self._put(waiting)
             return
         self._here.append(waiting)
@@ -56,6 +60,10 @@ class GroupCommit:
 
     def _commit_here(self) -> None:
         group, self._here = self._here, []
+        if self._locked():  # since they were submitted, in the same turn of the loop
+            for waiting in group:
+                self._put(waiting)
+            return
         self._commit(group)
         self._deliver(group)
 

@@ -94,8 +94,8 @@ class Signature:
             _check_kind(label, parameter)
         # Strings (PEP 563) are resolved now if they can be, since names local to the declaring function are gone later, and
         # otherwise at the first use, when the whole module is loaded.
-        self._declared = {name: (parameter, _resolve(parameter.annotation, fn, names)) for name, parameter in taken.items()}
-        self._returns = _resolve(found.return_annotation, fn, names)
+        self._declared = {name: (parameter, resolve(parameter.annotation, fn, names)) for name, parameter in taken.items()}
+        self._returns = resolve(found.return_annotation, fn, names)
         takers = [name for name, (_, annotation) in self._declared.items() if _is_call(annotation)]
         if len(takers) > 1:
             raise InvalidInput(f"{label}: parameters {takers[0]} and {takers[1]} are both annotated Call; one receives it")
@@ -113,7 +113,7 @@ class Signature:
     @cached_property
     def result_converter(self) -> Converter | None:
         """None when JSON's own types are all that the function says it returns."""
-        returns = _resolve(self._returns, self._fn, {})
+        returns = resolve(self._returns, self._fn, {})
         if isinstance(returns, str) or is_json(returns):
             return None
         from perdure.tool.convert import Converter, Unusable
@@ -178,7 +178,7 @@ class Signature:
 
     def _resolved(self, name: str) -> tuple[inspect.Parameter, Any]:
         parameter, annotation = self._declared[name]
-        annotation = _resolve(annotation, self._fn, {})
+        annotation = resolve(annotation, self._fn, {})
         if isinstance(annotation, str):
             raise InvalidInput(
                 f"{self._label}, parameter {name}: its annotation {annotation!r} means nothing in {self._fn.__module__}; define or import it there"
@@ -216,7 +216,7 @@ def _check_kind(label: str, parameter: inspect.Parameter) -> None:
             raise InvalidInput(f"{label}: {parameter.name} is positional-only, but arguments are recorded by name; remove the /")
 
 
-def _resolve(annotation: Any, fn: Callable[..., Any], names: Mapping[str, Any]) -> Any:
+def resolve(annotation: Any, fn: Callable[..., Any], names: Mapping[str, Any]) -> Any:
     """The annotation itself where it is a string; still the string when a name in it is unknown (yet)."""
     if not isinstance(annotation, str):
         return annotation

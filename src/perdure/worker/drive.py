@@ -285,6 +285,7 @@ class Drive:
                 args=self._pen.pack(command.args),
                 digest=codec.digest(command.args),
                 timeout_s=tool.timeout_s,
+                reconcile=tool.reconciler is not None,
             ),
             call=number,
             cause=cause,
@@ -293,11 +294,15 @@ class Drive:
 
     def _attempt_again(self, call: CallState, attempt: int, cause: int) -> None:
         tool = self._asked[call.number].tool
-        self._pen.record(
-            ToolCallInitiated(tool=call.tool, effect=call.effect, key=call.key, attempt=attempt, timeout_s=tool.timeout_s),
-            call=call.number,
-            cause=cause,
+        again = ToolCallInitiated(
+            tool=call.tool,
+            effect=call.effect,
+            key=call.key,
+            attempt=attempt,
+            timeout_s=tool.timeout_s,
+            reconcile=tool.reconciler is not None,
         )
+        self._pen.record(again, call=call.number, cause=cause)
         self._ready(call)
 
     def _ready(self, call: CallState) -> None:
@@ -495,9 +500,10 @@ class Drive:
     def _commit(self, row: RowChange | None) -> None:
         """Make everything recorded so far durable; what waits for that starts afterwards."""
         self._disarm()
-        self._precious = False
+        precious, self._precious = self._precious, False
         number = self._next_transaction()
-        if number is not None:
+        # What came of an effect does not wait for the transaction's tool: a crash inside it would make a doubt of a known result.
+        if number is not None and not precious:
             self._transact(number)
             return
         progress = self._suspect and self.state.crashes == 0

@@ -60,7 +60,7 @@ class Worker:
         self.loop = asyncio.get_running_loop()
         outside.guard()
         forked.guard(self.loop)
-        self._group = GroupCommit(self.store, self.loop)
+        self._group = GroupCommit(self.store, self.loop, lambda: self.transacting)
         self._sign_on()
         self._renewer = Renewer(self.store, self.id, self.clock, self.settings.lease_s, Watchdog(self.loop, self._inside))
         self._renewer.start()
@@ -84,7 +84,7 @@ class Worker:
         try:
             self.store.unregister(self.id, self.clock.now())
         except StoreError as error:
-            log.warning("could not sign off: %s; other workers notice it by themselves", error)
+            log.info("could not sign off: %s; other workers notice it by themselves", error)
 
     def _sign_on(self) -> None:
         self.store.register(self.id, f"{socket.gethostname()}:{os.getpid()}", os.getpid(), self.clock.now())
@@ -113,6 +113,9 @@ class Worker:
         """Drive one run here until it ends, needs a person, or waits for something from outside (or, without wait, for anything)."""
         stop = stop or asyncio.Event()
         while True:
+            while self.transacting:
+                # A claim needs the write lock, which a transaction's tool may hold for long: the loop must not wait for it.
+                await self._nap(self.settings.poll_s)
             row = self._row(run_id)
             if row.status in FINISHED:
                 return row
@@ -180,7 +183,7 @@ class Worker:
     def _claim(self) -> None:
         self._reap()
         served = list(self.agents)
-        while (free := self.settings.concurrency - len(self._drives)) > 0 and not self._draining and not self._transactions:
+        while (free := self.settings.concurrency - len(self._drives)) > 0 and not self._draining and not self.transacting:
             ready = self.store.next_ready(served)
             if ready is None or ready > self.clock.now():
                 return  # found out by reading: a claim takes the write lock, which others may need
@@ -291,8 +294,8 @@ class Worker:
             await self._nap(self.settings.poll_s if self._drives else _REAP_EVERY_S)
             try:
                 if self._drives and (now := self.store.version()) != version:
-                    version = now
                     self._deliver_inbox()
+                    version = now  # not before: post that could not be read is looked for again
             except StoreError as error:
                 log.error("cannot look for post: %s; trying again", error)
 
@@ -305,9 +308,9 @@ class Worker:
     # -- what drives ask of their host --------------------------------------------------------------------------------
     def commit(self, append: Append, done: Callable[[Appended | Exception], None]) -> None:
         """Durable, then done(answer). One run alone commits right here; many share commits on the writer's thread."""
-        if len(self._drives) > 1 or self._transactions:
+        if len(self._drives) > 1 or self.transacting:
             # A transaction's tool may hold the write lock for long: then the writer's thread waits for it, and not the loop.
-            self._group.submit(append, done, wait_here=not self._transactions)
+            self._group.submit(append, done)
             return
         try:
             answer: Appended | Exception = self._group.commit_now(append)
@@ -330,6 +333,11 @@ class Worker:
         self._readers.add(future)
         future.add_done_callback(self._readers.discard)
         future.add_done_callback(finish)
+
+    @property
+    def transacting(self) -> bool:
+        """Whether a tool of this process is inside a transaction, and so in possession of the write lock."""
+        return self._transactions > 0
 
     def committed(self, run_id: str, events: Sequence[Event]) -> None:
         for observe in self._observers:

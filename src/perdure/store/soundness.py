@@ -1,0 +1,44 @@
+"""What is wrong with a database as a whole: journals without a run, and guards that somebody has taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import apsw
+
+from perdure.store.database import Database
+from perdure.store.migrate import MIGRATIONS
+from perdure.store.queries import QUERIES
+
+
+def problems(database: Database) -> list[str]:
+    """Each in words; empty when there is none."""
+    return [*_orphans(database), *_changes(database)]
+
+
+def _orphans(database: Database) -> Iterator[str]:
+    for run, events, run_id in database.read("journals_without_run"):
+        # As bytes: whoever has deleted the row may have been at the text as well.
+        name = f"run number {run}" if run_id is None else f"run {run_id.decode('utf-8', 'backslashreplace')!r}"
+        yield f"{name}: its row is gone, and a journal of {events:,} events is left: somebody has deleted it; restore it from a backup"
+
+
+def _changes(database: Database) -> Iterator[str]:
+    found = {(kind, name): sql for kind, name, sql in database.read("schema_objects")}
+    for (kind, name), sql in _expected().items():
+        if found.get((kind, name)) == sql:
+            continue
+        what = "is not the one that perdure makes" if (kind, name) in found else "is missing"
+        yield f"the {kind} {name} {what}: somebody has changed the database; restore it from a backup, or find out what else was changed"
+
+
+@cache
+def _expected() -> dict[tuple[str, str], str]:
+    """Everything that the migrations make, as SQLite writes it down."""
+    fresh = apsw.Connection(":memory:")
+    for migration in MIGRATIONS:
+        fresh.execute(migration.sql)
+    made = {(kind, name): sql for kind, name, sql in fresh.execute(QUERIES["schema_objects"])}
+    fresh.close()
+    return made
