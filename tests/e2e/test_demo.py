@@ -49,7 +49,7 @@ def test_killed_inside_any_step_every_effect_happens_exactly_once(tmp_path, step
     assert [found["effect"] for found in told["steps"]] == list(EFFECTS)
     assert [found["process_1"] for found in told["steps"]] == ["done"] * at + ["killed inside"] + ["–"] * (5 - at)
     assert [found["process_2"] for found in told["steps"]] == ["skipped"] * at + [SETTLED[at]] + ["done"] * (5 - at)
-    assert told["status"] == "run_succeeded"
+    assert told["status"] == "succeeded"
 
 
 def test_on_a_pipe_it_is_plain_text_that_says_everything(tmp_path):

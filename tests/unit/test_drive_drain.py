@@ -60,6 +60,11 @@ class Steps:
         self.agent: Agent[Any, Any] = walker
 
 
+async def end_when_draining(app: Perdure, finish: asyncio.Event) -> None:
+    await until(lambda: app._worker is not None and app._worker._draining)
+    finish.set()
+
+
 @pytest.mark.parametrize("effect", EFFECTS)
 def test_a_call_in_flight_may_end_and_the_next_worker_goes_on_behind_it(tmp_path: Path, effect: Any) -> None:
     case = Steps(effect)
@@ -67,8 +72,10 @@ def test_a_call_in_flight_may_end_and_the_next_worker_goes_on_behind_it(tmp_path
     async def main() -> RunRow:
         async with perdure(tmp_path / "db", [case.agent]) as app:
             await app.start(case.agent, id="r")
-            asyncio.get_running_loop().call_later(0.05, case.finish.set)
-            return await drained(app, lambda: case.began)
+            ending = asyncio.create_task(end_when_draining(app, case.finish))
+            row = await drained(app, lambda: case.began)
+            await ending
+            return row
 
     row = run(main())
     assert (row.status, row.holder) == ("queued", None)

@@ -108,7 +108,6 @@ def test_a_transaction_that_took_too_long_is_rolled_back_when_it_returns(tmp_pat
 def test_a_long_transaction_keeps_the_loop_and_other_runs_going(tmp_path: Path) -> None:
     """It has the write lock. Whatever needs it meanwhile waits by itself: another run's commit, a new run, a claim, a cancel."""
     inside, finish, gate = threading.Event(), threading.Event(), asyncio.Event()
-    looked: list[int] = []
 
     @tool(effect="transaction")
     def book(call: Call) -> str:
@@ -119,7 +118,6 @@ def test_a_long_transaction_keeps_the_loop_and_other_runs_going(tmp_path: Path) 
     @tool(effect="read")
     async def look(at: int) -> int:
         await gate.wait()
-        looked.append(at)
         return at
 
     @tool(effect="idempotent")
@@ -150,9 +148,9 @@ def test_a_long_transaction_keeps_the_loop_and_other_runs_going(tmp_path: Path) 
                 late = group.create_task(others(app))
                 claiming = group.create_task(app.drive("early"))
                 longest_s = await longest_stall_s(0.5)
-                assert sorted(looked) == list(range(20)), "reading needs no write lock"
-                assert not any(task.done() for task in (looking, booked, late, claiming))
+                ended_early = [task for task in (looking, booked, late, claiming) if task.done()]
                 finish.set()
+            assert ended_early == [], "all of them need the lock"
             return [looking.result(), booked.result(), late.result(), claiming.result().status], longest_s
 
     results, longest_s = run(main())

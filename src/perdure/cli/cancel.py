@@ -7,8 +7,8 @@ import asyncio
 import click
 
 from perdure.cli import common
-from perdure.cli.driving import command as next_command
 from perdure.cli.driving import os_user
+from perdure.cli.target import resume_command
 from perdure.settings import Settings
 from perdure.store.api import RunRow
 
@@ -31,7 +31,7 @@ def command(run_id: str, reason: str | None, by: str | None, url: str | None, as
     elif row.status == "cancelled":
         common.out(f"run {run_id} is cancelled")
     else:
-        common.out(f"run {run_id} will be cancelled when a worker takes it, or here: {next_command('resume', run_id, url)}")
+        common.out(f"run {run_id} will be cancelled when a worker takes it, or here: {resume_command(row, settings.url, url)}")
 
 
 async def _cancel(settings: Settings, run_id: str, by: str, reason: str | None) -> RunRow:

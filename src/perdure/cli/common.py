@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
+import re
+import shlex
 import sys
 import traceback
 import unicodedata
@@ -12,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar, cast
 
 import click
 
@@ -307,10 +310,39 @@ def iso(us: int) -> str:
 
 # -- what the verbs take --------------------------------------------------------------------------------------------------------
 def url_option(function: F) -> F:
-    """`--url`: which database. The parameter is `url: str | None`; give it to settings_with or existing_store."""
+    """`--url`: which database. The parameter is `url: str | None`; give it to settings_with or existing_store.
+
+    Where it was given, the commands that an error names have it too.
+    """
+
+    @functools.wraps(function)
+    def verb(*args: Any, url: str | None, **kwargs: Any) -> Any:
+        try:
+            return function(*args, url=url, **kwargs)
+        except errors.PerdureError as error:
+            if url is None:
+                raise
+            raise Stop(with_url(str(error), url), code_of_error(error)) from error
+
     return click.option(
         "--url", metavar="URL", help="The database, such as sqlite:///perdure.db. Default: PERDURE_URL, then the settings file."
-    )(function)
+    )(cast(F, verb))
+
+
+# A command inside a sentence of ours: the verb, and what it is about. Target words are recognised by their form.
+_COMMAND = re.compile(
+    r"\bperdure (?:(?:why|show|events|resume|replay|cancel|worker) [^\s;,`]++(?: [^\s;,`]+\.py:\w+)?+|(?:list|verify|migrate)\b)(?! [^;,`]*--url )"
+)
+
+
+def with_url(text: str, url: str | None) -> str:
+    """The text, with the database that the command line named in every command that it tells the reader to type."""
+    return _COMMAND.sub(lambda found: found[0] + url_words(url), text)
+
+
+def url_words(url: str | None) -> str:
+    """What a command to type needs so that it means the database that this one was given."""
+    return f" --url {shlex.quote(url)}" if url else ""
 
 
 def json_option(function: F) -> F:
@@ -366,7 +398,8 @@ def require_database(url: str) -> None:
     """NotFound unless the database exists: only a verb that starts runs may make one."""
     file = database_file(url)
     if file is not None and not file.exists():
-        raise errors.NotFound(f"there is no database {file}; `perdure run` makes one, and --url or PERDURE_URL names another")
+        where = f"{file.name} in {file.absolute().parent}"
+        raise errors.NotFound(f"there is no database {where}; `perdure run` makes one, and --url or PERDURE_URL names another")
 
 
 def require_journal(url: str) -> None:

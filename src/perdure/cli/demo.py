@@ -69,7 +69,7 @@ def command(folder: Path | None, kill_at: str, fast: bool, as_json: bool) -> int
                 "folder": str(stage.folder),
                 "killed": {"pid": first.pid, "at": kill_at, "code": first.code},
                 "resumed": {"pid": second.pid, "code": second.code},
-                "status": after[-1]["type"],
+                "status": after[-1]["type"].removeprefix("run_"),
                 "steps": [step.as_dict() for step in steps],
                 "why": why.parsed,
                 "trace": trace.parsed,

@@ -36,7 +36,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "FAIL": "red"}
 def command(url: str | None, as_json: bool) -> int:
     """Check the database, its file, the workers, the runs and this machine. Code 1 when something must be set right."""
     settings = common.settings_with(url=url)
-    checks = list(_checks(settings, url))
+    checks = [msgspec.structs.replace(check, way_out=_told(check, url)) for check in _checks(settings, url)]
     for check in checks:
         if as_json:
             common.out_json(msgspec.to_builtins(check))
@@ -45,6 +45,10 @@ def command(url: str | None, as_json: bool) -> int:
             if check.way_out is not None:
                 common.out(common.clean(f"{'':<20}→ {check.way_out}"))
     return common.FAILED if any(check.verdict == "FAIL" for check in checks) else common.SUCCEEDED
+
+
+def _told(check: Check, url: str | None) -> str | None:
+    return None if check.way_out is None else common.with_url(check.way_out, url)
 
 
 def _checks(settings: Settings, url: str | None) -> Iterator[Check]:

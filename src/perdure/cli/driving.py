@@ -19,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from perdure.cli import common
+from perdure.cli.target import resume_command
 from perdure.core.events import Event, RunCancelled, RunFailed, RunSucceeded
 from perdure.store.api import FINISHED, RunRow
 
@@ -93,6 +94,8 @@ async def _show(app: Perdure, run_id: str) -> None:
 # -- how it ended ------------------------------------------------------------------------------------------------------------
 def finish(app: Perdure, row: RunRow, *, as_json: bool, url: str | None) -> int:
     """Print the run's output, or say why there is none and what to type; the exit code."""
+    from perdure.inspect.words import places
+
     last = _last_event(app, row)
     output = _output(app, last)
     if as_json:
@@ -101,7 +104,10 @@ def finish(app: Perdure, row: RunRow, *, as_json: bool, url: str | None) -> int:
         # Text is shown as text; everything else as the JSON it is.
         common.out(common.clean(output, keep="\n\t") if isinstance(output, str) else common.to_json(output))
     if row.status != "succeeded":
-        common.note(f"perdure: {common.clean(_sentence(row, last, url))}")
+        if last is not None and isinstance(last.body, RunFailed) and os.environ.get("PERDURE_DEBUG"):
+            for place in places(last.body.failure):
+                common.note(common.clean(f"  {place}"))
+        common.note(f"perdure: {common.clean(_sentence(row, last, resume_command(row, app.url, url), url))}")
     return _code(row)
 
 
@@ -116,7 +122,7 @@ def _output(app: Perdure, last: Event | None) -> Any:
     return plain(last.body.output, loader(app.store)) if last is not None and isinstance(last.body, RunSucceeded) else None
 
 
-def _sentence(row: RunRow, last: Event | None, url: str | None) -> str:
+def _sentence(row: RunRow, last: Event | None, resume: str, url: str | None) -> str:
     """What became of a run that has not succeeded, and the way on."""
     run = f"run {row.run_id}"
     body = last.body if last is not None else None
@@ -129,8 +135,8 @@ def _sentence(row: RunRow, last: Event | None, url: str | None) -> str:
     if row.holder is not None:
         return f"{run} was taken over by the worker {row.holder}; {command('show', row.run_id, url)} tells how it goes on"
     if row.status == "waiting":
-        return f"{run} waits: {row.waiting_for}; a worker goes on with it when it is time, or here: {command('resume', row.run_id, url)}"
-    return f"{run} is {row.status} and was handed over; a worker goes on with it, or here: {command('resume', row.run_id, url)}"
+        return f"{run} waits: {row.waiting_for}; a worker goes on with it when it is time, or here: {resume}"
+    return f"{run} is {row.status} and was handed over; a worker goes on with it, or here: {resume}"
 
 
 def _code(row: RunRow) -> int:
@@ -139,7 +145,7 @@ def _code(row: RunRow) -> int:
 
 def command(verb: str, run_id: str, url: str | None) -> str:
     """The command to type next, with the database that this one was given."""
-    return f"perdure {verb} {run_id}" + (f" --url {shlex.quote(url)}" if url else "")
+    return f"perdure {verb} {shlex.quote(run_id)}{common.url_words(url)}"
 
 
 # -- who and where -----------------------------------------------------------------------------------------------------------

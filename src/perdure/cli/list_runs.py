@@ -31,11 +31,15 @@ def command(status: str | None, agent: str | None, tenant: str | None, limit: in
             common.out_json(_record(row))
         return
     if not shown:
-        common.note("no runs" + (" that match" if status or agent or tenant else " yet: perdure run FILE.py:agent starts one"))
+        common.note(
+            "no runs"
+            + (" that match" if status or agent or tenant else f" yet: perdure run FILE.py:agent{common.url_words(url)} starts one")
+        )
         return
     common.table(("run", "status", "agent", "waiting for / error", "events", "age", "worker"), [_cells(row, workers, now) for row in shown])
     if more:
-        common.note(f"the newest {limit} are shown; more: perdure list --limit {limit * 10}, or narrow it with --status, --agent, --tenant")
+        wider = f"perdure list --limit {limit * 10}{common.url_words(url)}"
+        common.note(f"the newest {limit} are shown; more: {wider}, or narrow it with --status, --agent, --tenant")
 
 
 def _cells(row: RunRow, workers: dict[str, WorkerRow], now: int) -> tuple[str, ...]:

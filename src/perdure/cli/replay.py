@@ -38,7 +38,7 @@ def command(words: tuple[str, ...], every: bool, url: str | None, as_json: bool)
     guard()  # a replayed agent must not touch the world either
     different = total = 0
     with common.existing_store(url) as store:
-        for row, agent in _every(store, words) if every else _one(store, words, settings):
+        for row, agent in _every(store, words) if every else _one(store, words, settings, common.url_words(url)):
             found = _compare(store, row, agent, settings)
             total, different = total + 1, different + (not found.same)
             if as_json:
@@ -53,11 +53,12 @@ def command(words: tuple[str, ...], every: bool, url: str | None, as_json: bool)
     return common.DIFFERENT if different else common.SUCCEEDED
 
 
-def _one(store: Store, words: tuple[str, ...], settings: Settings) -> Iterator[tuple[RunRow, Agent[Any, Any]]]:
+def _one(store: Store, words: tuple[str, ...], settings: Settings, options: str) -> Iterator[tuple[RunRow, Agent[Any, Any]]]:
     if len(words) > 2:
         raise InvalidInput("give one run and at most one target: perdure replay RUN [TARGET]")
     row = require(store, words[0])
-    agent = load_target(words[1] if len(words) == 2 else recorded_target(row.run_id, row.target, settings.url)).agent
+    target = words[1] if len(words) == 2 else recorded_target(row.run_id, row.target, settings.url, "replay", options)
+    agent = load_target(target).agent
     if agent.name != row.agent:
         raise UnknownAgent(
             f"run {row.run_id} belongs to agent {row.agent!r}, and the target is agent {agent.name!r}; name the one that it belongs to"

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from perdure.cli import common
-from perdure.cli.driving import command as next_command
 from perdure.cli.driving import os_user
+from perdure.cli.target import resume_command
 from perdure.core import codec
 from perdure.errors import InvalidInput
 from perdure.settings import Settings
@@ -52,22 +52,26 @@ def command(
         outcome, then = "it failed", "the agent gets ToolFailed"
     settings = common.settings_with(url=url)
     common.require_journal(settings.url)
-    row = asyncio.run(_resolve(settings, run_id, call, answer, by or os_user(), note))
+    row, cancelled = asyncio.run(_resolve(settings, run_id, call, answer, by or os_user(), note))
+    if cancelled:
+        again = "it is not performed again" if did_not_happen else "that is recorded"
+        then = f"{again}, and the run, which is being cancelled, goes on to its end"
     if as_json:
         common.out_json({"run_id": run_id, "call": call, "resolved": outcome, "status": row.status})
         return
-    common.out(f"call {call} of run {run_id}: {outcome}; {then}{_by_whom(row, url)}")
+    common.out(f"call {call} of run {run_id}: {outcome}; {then}{_by_whom(row, settings, url)}")
 
 
-async def _resolve(settings: Settings, run_id: str, call: int, answer: dict[str, Any], by: str, note: str | None) -> RunRow:
+async def _resolve(settings: Settings, run_id: str, call: int, answer: dict[str, Any], by: str, note: str | None) -> tuple[RunRow, bool]:
     from perdure.app import Perdure
 
     async with Perdure(settings=settings) as app:
         await app.resolve(run_id, call, **answer, by=by, note=note)
-        return await app.handle(run_id).status()
+        handle = app.handle(run_id)
+        return await handle.status(), (await handle.state()).cancel is not None
 
 
-def _by_whom(row: RunRow, url: str | None) -> str:
+def _by_whom(row: RunRow, settings: Settings, url: str | None) -> str:
     if row.holder is not None:
         return " by the worker that holds the run"
-    return f" when a worker takes the run, or here: {next_command('resume', row.run_id, url)}"
+    return f" when a worker takes the run, or here: {resume_command(row, settings.url, url)}"

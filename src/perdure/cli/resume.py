@@ -40,7 +40,7 @@ async def _resume(settings: Settings, run_id: str, target: str | None, *, wait: 
         # No code is needed to read a result.
         async with Perdure(settings=settings) as app:
             return finish(app, row, as_json=as_json, url=url)
-    loaded = load_target(target or recorded_target(run_id, row.target, settings.url))
+    loaded = load_target(target or recorded_target(run_id, row.target, settings.url, options=common.url_words(url)))
     async with Perdure(agents=[loaded.agent], settings=settings) as app:
         if row.status == "needs_attention":
             await app.requeue(run_id, by=os_user(), note="perdure resume")

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import click
 
 from perdure.cli import common
-from perdure.cli.driving import command as next_command
 from perdure.cli.driving import drive, finish, log_to_stderr
-from perdure.cli.target import Target, load_target
+from perdure.cli.target import Target, load_target, resume_command
 from perdure.core import codec
 from perdure.errors import InvalidInput
 from perdure.settings import Settings
-from perdure.store.api import FINISHED
+from perdure.store.api import FINISHED, RunRow
 
 
 @click.command("run")
@@ -80,7 +79,7 @@ async def _run(settings: Settings, wanted: _Wanted, *, detach: bool, wait: bool,
         )
         row = await handle.status()
         if detach:
-            _started(row.run_id, row.status, url, as_json)
+            _started(row, resume_command(row, settings.url, url), as_json)
             return common.SUCCEEDED
         # A run that needs a person is not sent back to work by a script that runs twice: that is what `resume` says.
         if row.status != "needs_attention":
@@ -88,15 +87,16 @@ async def _run(settings: Settings, wanted: _Wanted, *, detach: bool, wait: bool,
         return finish(app, row, as_json=as_json, url=url)
 
 
-def _started(run_id: str, status: str, url: str | None, as_json: bool) -> None:
+def _started(row: RunRow, resume: str, as_json: bool) -> None:
+    run_id, status = row.run_id, row.status
     if as_json:
         common.out_json({"run_id": run_id, "status": status, "output": None, "error": None})
     else:
         common.out(run_id)
     if status in FINISHED:
-        common.note(f"perdure: run {run_id} exists already and is {status}; its result: {next_command('resume', run_id, url)}")
+        common.note(f"perdure: run {run_id} exists already and is {status}; its result: {resume}")
     else:
-        common.note(f"perdure: run {run_id} is {status}; a worker drives it, or here: {next_command('resume', run_id, url)}")
+        common.note(f"perdure: run {run_id} is {status}; a worker drives it, or here: {resume}")
 
 
 def arguments(pairs: Sequence[str], input_text: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:

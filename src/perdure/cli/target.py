@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import shlex
 import stat
 import sys
 import traceback
@@ -17,11 +18,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perdure.cli.common import database_file
+from perdure.cli.common import database_file, url_words
 from perdure.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from perdure.agent import Agent
+    from perdure.store.api import RunRow
 
 
 class Target(NamedTuple):
@@ -59,45 +61,73 @@ def load_targets(target: str) -> list[Target]:
     return [Target(agent, _recorded(module, own)) for own, agent in agents.items()]
 
 
-def recorded_target(run_id: str, recorded: str | None, url: str, verb: str = "resume") -> str:
+def recorded_target(run_id: str, recorded: str | None, url: str, verb: str = "resume", options: str = "") -> str:
     """The target recorded with a run, if it may be loaded: a file of this user below the current folder or beside the database.
 
-    A database can be shared, and whoever writes to it must not choose what runs here.
+    A database can be shared, and whoever writes to it must not choose what runs here. `options` goes into the command to type.
     """
-    way_out = f"perdure {verb} {run_id} FILE.py:NAME"
+    found = _judge(recorded, url)
+    if found.target is not None:
+        return found.target
+    way_out = f"perdure {verb} {shlex.quote(run_id)} {found.words or 'FILE.py:NAME'}{options}"
+    raise InvalidInput(f"run {run_id} {found.problem}: {way_out}")
+
+
+def words_for(row: RunRow, url: str) -> str:
+    """What `resume` and `replay` have to be told, from here, about where the run's code is: "" when they find it by themselves."""
+    found = _judge(row.target, url)
+    return "" if found.target is not None else found.words or f"FILE.py:{row.agent}"
+
+
+def resume_command(row: RunRow, settings_url: str, url: str | None) -> str:
+    """The command that drives the run on, as it can be typed here; `url` is what the command line named."""
+    words = ["perdure", "resume", shlex.quote(row.run_id), words_for(row, settings_url)]
+    return " ".join(word for word in words if word) + url_words(url)
+
+
+class _Judged(NamedTuple):
+    """What is to be thought of a recorded target."""
+
+    target: str | None  # what may be loaded
+    words: str = ""  # else the TARGET to type; empty when nobody knows it
+    problem: str = ""
+
+
+def _judge(recorded: str | None, url: str) -> _Judged:
     if recorded is None:
-        raise InvalidInput(f"run {run_id} does not say where its agent's code is; name it: {way_out}")
-    where, name = _split(recorded)
+        return _Judged(None, problem="does not say where its agent's code is; name it")
+    name = ""
     try:
+        where, name = _split(recorded)
         # Links are followed before anything is judged, and what is loaded is what was judged.
         file = Path(where).resolve(strict=True) if os.path.isabs(where) else None
     except (OSError, ValueError, RuntimeError):
         file = None
     if file is None or not file.is_file():
-        raise InvalidInput(f"run {run_id} was started from {recorded}, which is not here; name its code: {way_out}")
-    distrust = _distrust(file, url)
-    if distrust:
-        # The way out does not repeat the recorded path: whoever types it shall have looked at it first.
-        raise InvalidInput(
-            f"run {run_id} was started from {recorded}, {distrust}; code is not loaded because a database names it: look at it, then {way_out}"
-        )
-    return f"{file}:{name}" if name else str(file)
+        return _Judged(None, problem=f"was started from {recorded}, which is not here; name its code")
+    distrust, own = _distrust(file, url)
+    if distrust is None:
+        return _Judged(f"{file}:{name}" if name else str(file))
+    # Of somebody else's file the path is not repeated: whoever types it shall have looked for the right one first.
+    words = shlex.quote(f"{file}:{name}" if name else str(file)) if own else ""
+    refused = "code is not loaded because a database names it: look at it, then"
+    return _Judged(None, words, f"was started from {recorded}, {distrust}; {refused}")
 
 
-def _distrust(file: Path, url: str) -> str | None:
-    """Why this file must not be loaded on a database's word; None if it may."""
+def _distrust(file: Path, url: str) -> tuple[str | None, bool]:
+    """Why this file must not be loaded on a database's word, None if it may; and whether it is this user's own."""
     place = _place(file)
     loaded = [file, *(parent / "__init__.py" for parent in file.parents if parent.is_relative_to(place.folder) and parent != place.folder)]
     for one in loaded:
         found = one.stat()
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-            return "a file of another user" if one == file else f"whose package has a file of another user ({one})"
+            return ("a file of another user" if one == file else f"whose package has a file of another user ({one})"), False
     database = database_file(url)
     beside = database is not None and place.folder == database.resolve().parent and file.parent == place.folder
     # The folder of a package counts, not the file's: importing it runs every __init__.py on the way.
     if beside or place.folder.is_relative_to(Path.cwd().resolve()):
-        return None
-    return "which is neither below the current folder nor beside the database"
+        return None, True
+    return "which is neither below the current folder nor beside the database", True
 
 
 # -- finding the module -----------------------------------------------------------------------------------------------------

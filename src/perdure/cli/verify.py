@@ -38,7 +38,7 @@ def command(run_id: str | None, url: str | None, as_json: bool) -> int:
     if run_id is None and not as_json:
         written = f"{bad:,} not as they were written" if bad else "all as they were written"
         whole = f"; {plural(len(problems), 'thing is', 'things are')} wrong with the database as a whole" if problems else ""
-        common.out(f"{runs:,} runs, {events:,} events: {written}{whole}")
+        common.out(f"{plural(runs, 'run')}, {plural(events, 'event')}: {written}{whole}")
     return common.DIFFERENT if bad or problems else common.SUCCEEDED
 
 

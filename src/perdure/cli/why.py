@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
-
 import click
 import msgspec
 
 from perdure.cli import common
+from perdure.cli.target import words_for
 from perdure.inspect.doubts import Doubt
+from perdure.inspect.view import require
 from perdure.inspect.why import FIRST_SHOWN, Why, why
+from perdure.inspect.words import moment, plural
 
 KEY_SHOWN = 12
+AGAIN_SHOWN = 3
 
 
 @click.command("why")
@@ -21,24 +23,29 @@ KEY_SHOWN = 12
 def command(run_id: str, url: str | None, as_json: bool) -> None:
     """One page about RUN: what is done, in doubt, waited for and never started, and what to type next."""
     settings = common.settings_with(url=url)
-    options = f" --url {shlex.quote(url)}" if url else ""
+    now, options = common.now_us(), common.url_words(url)
     with common.existing_store(url) as store:
-        page = why(store, run_id, now=common.now_us(), lease_us=round(settings.lease_s * 1e6), options=options)
+        code = words_for(require(store, run_id), settings.url)
+        lease_us = round(settings.lease_s * 1e6)
+        page = why(store, run_id, now=now, lease_us=lease_us, max_asks=settings.reconcile_asks, options=options, code=code)
     if as_json:
         common.out_json(msgspec.to_builtins(page))
     else:
-        _print(page)
+        _print(page, now, options)
 
 
-def _print(page: Why) -> None:
+def _print(page: Why, now: int, options: str) -> None:
     common.out(
         common.style(common.clean(f"run {page.run_id}"), bold=True) + common.clean(f"  {page.agent}@{page.version}, tenant {page.tenant}")
     )
     common.out(common.style(common.clean(page.sentence), common.STATUS_COLOURS.get(page.status), bold=True))
+    for place in page.places:
+        common.out(common.clean(f"      {place}"))
     if page.said:
         common.out(common.clean(f'the agent last reported: "{page.said}"'))
-    _section(f"done: {page.done_count:,}" if page.done_count else "done: nothing yet", _done(page))
-    _section("in doubt: nobody knows whether it happened", [line for doubt in page.in_doubt for line in _doubt(doubt)])
+    _section(f"done: {page.done_count:,}" if page.done_count else "done: nothing yet", _done(page, now, options))
+    _section("in doubt: nobody knows whether it happened", [line for doubt in page.in_doubt for line in _doubt(doubt, now)])
+    _section("cut off, and given up with the run" if page.cancel else "cut off, and will be run again", _again(page))
     _section("under way", [f"{open_.call:>4}  {open_.asked}: {open_.state} (event {open_.seq})" for open_ in page.under_way])
     _section("waiting for", [f"      {wait}" for wait in page.waiting])
     _section("never started", [f"      {what}" for what in page.never_started])
@@ -57,28 +64,36 @@ def _section(title: str, lines: list[str]) -> None:
             common.out(common.clean(line))
 
 
-def _done(page: Why) -> list[str]:
+def _done(page: Why, now: int, options: str) -> list[str]:
     lines = []
-    hidden, today = page.done_count - len(page.done), common.iso(common.now_us())[:10]
+    hidden = page.done_count - len(page.done)
     for place, done in enumerate(page.done):
         if hidden and place == FIRST_SHOWN:
-            lines.append(f"   …  {hidden:,} more: perdure show {page.run_id}")
+            lines.append(f"   …  {hidden:,} more: perdure show {page.run_id}{options}")
         tries = f", {done.attempts} attempts" if done.attempts > 1 else ""
         settled = f", settled by {done.settled_by}" if done.settled_by else ""
-        day, _, time = done.at[:19].partition("T")
-        at = time if day == today else f"{day} {time}"
-        evidence = f"event {done.seq}, {at} UTC, key {done.key[:KEY_SHOWN]}…{tries}{settled}"
+        evidence = f"event {done.seq}, {moment(done.at, now)}, key {done.key[:KEY_SHOWN]}…{tries}{settled}"
         lines.append(f"{done.call:>4}  {done.asked} {done.outcome}  ({evidence})")
+        lines += [f"        {place}" for place in done.places]
     return lines
 
 
-def _doubt(doubt: Doubt) -> list[str]:
+def _again(page: Why) -> list[str]:
+    if not page.again:
+        return []
+    more = f" and {plural(len(page.again) - AGAIN_SHOWN, 'more call')}" if len(page.again) > AGAIN_SHOWN else ""
+    return ["      " + ", ".join(f"{call.call} {call.asked}" for call in page.again[:AGAIN_SHOWN]) + more]
+
+
+def _doubt(doubt: Doubt, now: int) -> list[str]:
     by = f" by worker {doubt.worker}" if doubt.worker else ""
-    since = f"in doubt since {doubt.since} ({doubt.age})" if doubt.recorded else f"open for {doubt.age}"
+    since = f"in doubt since {moment(doubt.since, now)} ({doubt.age})" if doubt.recorded else f"open for {doubt.age}"
     return [
         f"{doubt.call:>4}  {doubt.asked}",
-        f"      asked at {doubt.asked_at}{by}, attempt {doubt.attempt}; {since}: {doubt.why}",
+        f"      asked at {moment(doubt.asked_at, now)}{by}, attempt {doubt.attempt}; {since}: {doubt.why}",
+        *(f"        {place}" for place in doubt.places),
         f"      key {doubt.key}",
         f"      {doubt.effect}: {doubt.meaning}",
+        f"      by itself: {doubt.by_itself}",
         f"      check: {doubt.check}",
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from msgspec import Struct
 
@@ -16,17 +16,34 @@ class Step(Struct, frozen=True):
     does: str
 
 
-def advise(row: RunRow, state: RunState, doubts: Sequence[int], *, held: bool, alive: int, now: int, options: str = "") -> list[Step]:
-    """The commands that make sense for the run as it is, the most likely one first. `doubts` are the calls to settle."""
-    orders = _Orders(row, options)
+def advise(
+    row: RunRow,
+    state: RunState,
+    doubts: Mapping[int, bool],
+    *,
+    held: bool,
+    alive: int,
+    now: int,
+    options: str = "",
+    code: str | None = None,
+) -> list[Step]:
+    """The commands that make sense for the run as it is, the most likely one first.
+
+    `doubts` are the calls to settle, and of each whether the next worker may settle it by itself. `code` is what `resume` must be
+    told about where the agent's code is; "" when it finds it by itself.
+    """
+    orders = _Orders(row, options, code, cancelled=state.cancel is not None)
     if row.status in FINISHED:
         return orders.after_the_end(state)
+    # Asking twice changes nothing.
+    stop = [] if state.cancel is not None else [orders.cancel()]
     settle = [step for call in doubts for step in orders.settle(call)]
     if row.status == "needs_attention":
+        if doubts and all(doubts.values()):
+            return [*orders.go_on(alive), *settle, *stop]
         if settle:
-            return [*settle, *orders.go_on(alive, then=True), orders.cancel()]
-        return [*orders.attend(state), orders.cancel()]
-    stop = [] if row.status == "cancelling" else [orders.cancel()]
+            return [*settle, *orders.go_on(alive, then=True), *stop]
+        return [*orders.attend(state), *stop]
     if held:
         return [orders.follow(), *settle, *stop]
     if row.status in ("waiting", "waiting_approval", "paused") and (row.ready_at is None or row.ready_at > now):
@@ -37,22 +54,34 @@ def advise(row: RunRow, state: RunState, doubts: Sequence[int], *, held: bool, a
 class _Orders:
     """Commands about one run."""
 
-    def __init__(self, row: RunRow, options: str) -> None:
+    def __init__(self, row: RunRow, options: str, code: str | None, *, cancelled: bool) -> None:
         self.run = shlex.quote(row.run_id)
         self.agent = row.agent
         self.options = options
         self.target = shlex.quote(row.target) if row.target else f"FILE.py:{row.agent}"
-        self.resume_words = f"resume {self.run}" + ("" if row.target else f" {self.target}")
+        self.cancelled = cancelled
+        if code is None:
+            code = "" if row.target else self.target
+        self.resume_words = f"resume {self.run} {code}".rstrip()
 
     def _perdure(self, words: str) -> str:
         return f"perdure {words}{self.options}"
 
     def settle(self, call: int) -> list[Step]:
+        if self.cancelled:
+            # Nobody waits for the call any more, whatever became of it.
+            happened = f"call {call} did happen: this JSON is recorded as its result, and the run goes on to its end"
+            did_not = f"call {call} did not happen: it is NOT performed again, because the run is being cancelled"
+            fail = f"leave it: call {call} is recorded as failed with this text"
+        else:
+            happened = f"call {call} did happen: the agent gets this JSON as its result"
+            did_not = f"call {call} did not happen: it is performed again, with the same key"
+            fail = f"leave it: the agent gets a ToolFailed for call {call} with this text"
         resolve = f"resolve {self.run} {call}"
         return [
-            Step(self._perdure(f"{resolve} --happened 'JSON'"), f"call {call} did happen: the agent gets this JSON as its result"),
-            Step(self._perdure(f"{resolve} --did-not-happen"), f"call {call} did not happen: it is performed again, with the same key"),
-            Step(self._perdure(f"{resolve} --fail 'TEXT'"), f"leave it: the agent gets a ToolFailed for call {call} with this text"),
+            Step(self._perdure(f"{resolve} --happened 'JSON'"), happened),
+            Step(self._perdure(f"{resolve} --did-not-happen"), did_not),
+            Step(self._perdure(f"{resolve} --fail 'TEXT'"), fail),
         ]
 
     def go_on(self, alive: int, *, then: bool = False) -> list[Step]:
@@ -66,7 +95,8 @@ class _Orders:
         again = Step(self._perdure(self.resume_words), "try again here; it stops at the same place if nothing has changed")
         match reason:
             case "diverged":
-                back = f"go on with the code that the run began with (version {state.created.version if state.created else '?'}), or with code that asks for the same"
+                version = state.created.version if state.created else "?"
+                back = f"put the code back that it began with (version {version}), or code that asks for the same, then this goes on"
                 return [look, Step(again.command, back)]
             case "poison":
                 return [Step(again.command, "drive it alone in this process, where its death harms no other run and can be watched")]

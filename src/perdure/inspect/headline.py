@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
-from perdure.inspect.doubts import Doubt
-from perdure.inspect.scene import Scene
-from perdure.inspect.words import clock, failed, plural, shown, span
+from msgspec import Struct
+
+from perdure.core.events import CancelRequested
+from perdure.inspect.doubts import Doubt, cut_off
+from perdure.inspect.scene import Holder, Scene
+from perdure.inspect.words import at, clip, clock, failed, iso, moment, plural, shown, span
+
+
+class Cancel(Struct, frozen=True):
+    """Who asked to cancel the run, when and why."""
+
+    by: str
+    at: str
+    reason: str | None
 
 
 def headline(scene: Scene, doubts: list[Doubt]) -> str:
-    """How the run stands, in one sentence."""
+    """How the run stands, in one sentence; a request to cancel it comes first."""
+    asked = cancel_asked(scene)
+    if asked is None or scene.reading.state.finished:
+        return _standing(scene, doubts)
+    reason = f": {clip(asked.reason, 120)}" if asked.reason else ""
+    return f"being cancelled ({asked.by} asked at {moment(asked.at, scene.now)}{reason}): {_standing(scene, doubts)}"
+
+
+def cancel_asked(scene: Scene) -> Cancel | None:
+    """The first request to cancel the run; later ones change nothing."""
+    for event in scene.reading.events:
+        if isinstance(event.body, CancelRequested):
+            return Cancel(event.body.by, iso(event.ts), event.body.reason)
+    return None
+
+
+def _standing(scene: Scene, doubts: list[Doubt]) -> str:
     row, state, now = scene.reading.row, scene.reading.state, scene.now
     for_long = f"since {clock(row.updated_at, now)} ({span(now - row.updated_at)})"
     match row.status:
@@ -38,7 +65,7 @@ def _attention_sentence(scene: Scene, doubts: list[Doubt], for_long: str) -> str
             return f"needs attention {for_long}: {scene.reading.row.waiting_for or scene.reading.row.error or 'it does not say why'}"
         first = recorded[0]
         more = f"; so {'is' if len(recorded) == 2 else 'are'} {plural(len(recorded) - 1, 'other call')}" if len(recorded) > 1 else ""
-        return f"needs attention: call {first.call} {first.tool} is in doubt since {first.since} ({first.age}): {first.why}{more}"
+        return f"needs attention: call {first.call} {first.tool} is in doubt since {moment(first.since, scene.now)} ({first.age}): {first.why}{more}"
     meaning = {
         "diverged": "the code asks for something else than the journal has, so it was stopped before it could do harm",
         "poison": "it seems to kill its workers",
@@ -50,15 +77,23 @@ def _attention_sentence(scene: Scene, doubts: list[Doubt], for_long: str) -> str
 
 def _running_sentence(scene: Scene, doubts: list[Doubt]) -> str:
     row, state, now, holder = scene.reading.row, scene.reading.state, scene.now, scene.holder
-    what = f"cancelling (asked by {state.cancel.by})" if row.status == "cancelling" and state.cancel else row.status
+    what = row.status
     last = f"its last event is {span(now - state.updated_at)} old"
     if holder is None:
         return f"{what}: nobody holds it, and any worker may take it; {last}"
     if holder.alive:
-        return f"{what}: worker {holder.name} holds it and is alive, last seen {holder.last_seen}; {last}"
-    doubt = f", inside call {doubts[0].call} {doubts[0].tool}" if doubts else ""
-    seen = f", last seen {holder.last_seen}" if holder.last_seen else ""
-    return f"{what} on paper: worker {holder.name} held it and is dead{doubt}{seen}; nobody has taken the run over yet"
+        return f"{what}: worker {holder.name} holds it and is alive, {_last_seen(holder, now)}; {last}"
+    seen = f", {_last_seen(holder, now)}" if holder.last_seen else ""
+    return f"{what} on paper: worker {holder.name} held it and is dead{_inside(scene, doubts)}{seen}; nobody has taken the run over yet"
+
+
+def _inside(scene: Scene, doubts: list[Doubt]) -> str:
+    left_open = [(doubt.call, doubt.tool) for doubt in doubts] or [(call.number, call.tool) for call in cut_off(scene)]
+    return f", inside call {left_open[0][0]} {left_open[0][1]}" if left_open else ""
+
+
+def _last_seen(holder: Holder, now: int) -> str:
+    return f"last seen {moment(holder.last_seen or '', now)} ({span(round((holder.silent_s or 0) * 1e6))} ago)"
 
 
 def _queued_sentence(scene: Scene) -> str:
@@ -84,8 +119,3 @@ def _waiting_sentence(scene: Scene, for_long: str) -> str:
         return f"waiting {for_long}: for {what}, until {at(row.ready_at, now)}; {then}"
     nobody = "no worker is alive to go on" if not scene.alive else f"{plural(scene.alive, 'worker')} alive, none has taken it"
     return f"waiting: for {what}, which was due at {clock(row.ready_at, now)} ({span(now - row.ready_at)} ago); {nobody}"
-
-
-def at(ts: int, now: int) -> str:
-    """A moment, and how far away it is."""
-    return f"{clock(ts, now)} ({f'in {span(ts - now)}' if ts > now else f'due for {span(now - ts)}'})"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from perdure.inspect.view import Reading, read_run
-from perdure.inspect.words import clock, span
+from perdure.inspect.words import iso, seconds
 from perdure.store.api import Store, WorkerRow
 
 
@@ -15,7 +15,8 @@ class Holder(Struct, frozen=True):
     worker: str
     name: str
     alive: bool
-    last_seen: str | None
+    last_seen: str | None  # ISO 8601
+    silent_s: float | None
 
 
 class Scene(Struct, frozen=True):
@@ -25,6 +26,7 @@ class Scene(Struct, frozen=True):
     holder: Holder | None
     workers: list[WorkerRow]
     now: int
+    max_asks: int  # how often a reconcile hook may say "in progress"
 
     @property
     def held(self) -> bool:
@@ -36,11 +38,11 @@ class Scene(Struct, frozen=True):
         return sum(worker.alive for worker in self.workers)
 
 
-def look(store: Store, run_id: str, now: int, lease_us: int) -> Scene:
+def look(store: Store, run_id: str, now: int, lease_us: int, max_asks: int) -> Scene:
     """The run and its surroundings, now."""
     reading = read_run(store, run_id)
     workers = store.workers(now, lease_us)
-    return Scene(reading, _holder(reading, workers, now), workers, now)
+    return Scene(reading, _holder(reading, workers, now), workers, now, max_asks)
 
 
 def _holder(reading: Reading, workers: Sequence[WorkerRow], now: int) -> Holder | None:
@@ -49,5 +51,5 @@ def _holder(reading: Reading, workers: Sequence[WorkerRow], now: int) -> Holder 
         return None
     found = next((worker for worker in workers if worker.worker == held_by), None)
     if found is None:
-        return Holder(held_by, held_by, alive=False, last_seen=None)
-    return Holder(held_by, found.name, found.alive, f"{clock(found.beat_at, now)} ({span(now - found.beat_at)} ago)")
+        return Holder(held_by, held_by, alive=False, last_seen=None, silent_s=None)
+    return Holder(held_by, found.name, found.alive, iso(found.beat_at), seconds(now - found.beat_at))

@@ -11,7 +11,7 @@ from perdure.core.codec import Payload
 from perdure.core.events import Event
 from perdure.core.state import CallState, RunState, fold
 from perdure.errors import NotFound
-from perdure.inspect.words import failed, iso, plain
+from perdure.inspect.words import failed, iso, places, plain
 from perdure.store.api import Filter, RunRow, Store
 
 PAGE = 1000
@@ -34,7 +34,7 @@ def require(store: Store, run_id: str) -> RunRow:
     """The run's row; NotFound when there is none."""
     row = store.get(run_id)
     if row is None:
-        raise NotFound(f"there is no run {run_id!r} in {store.url}; `perdure list` shows those that are there")
+        raise NotFound(f"there is no run {run_id} in {store.url}; `perdure list` shows those that there are")
     return row
 
 
@@ -77,6 +77,7 @@ def run_record(reading: Reading, load: Callable[[Payload], bytes]) -> dict[str, 
         "input": plain(state.created.input, load) if state.created else None,
         "output": plain(state.output, load),
         "error": error,
+        "places": places(state.failure),
         "created_at": iso(row.created_at),
         "updated_at": iso(state.updated_at),
         "seq": state.seq,
@@ -98,6 +99,7 @@ def call_record(call: CallState, load: Callable[[Payload], bytes]) -> dict[str, 
         "args": plain(call.args, load),
         "result": plain(call.result, load),
         "error": failed(call.failure, 2000) or None,
+        "places": places(call.failure),
         "doubt": call.doubt,
         "resolved_by": call.resolved_by,
         "key": call.key,

@@ -67,15 +67,33 @@ def clock(ts: int, now: int) -> str:
     return then.strftime("%H:%M:%S UTC" if same_day else "%Y-%m-%d %H:%M:%S UTC")
 
 
+def moment(text: str, now: int) -> str:
+    """A time that iso() wrote, for people."""
+    try:
+        return clock((datetime.fromisoformat(text) - _EPOCH) // timedelta(microseconds=1), now)
+    except ValueError:
+        return text  # beyond the year 9999
+
+
+def seconds(us: int) -> float:
+    """A length of time for machines."""
+    return round(us / 1e6, 3)
+
+
 def span(us: int) -> str:
     """A length of time, to the precision that a person needs: 8 min, 3 s, 2.5 h."""
-    seconds = max(us, 0) / 1e6
+    length = max(us, 0) / 1e6
     for unit, one, many in _SPANS:
-        if seconds >= unit:
-            count = seconds / unit
+        if length >= unit:
+            count = length / unit
             shown = f"{count:.1f}".removesuffix(".0") if unit > 60 and count < 10 else f"{count:.0f}"
             return f"{shown} {one if shown == '1' else many}"
-    return "moments" if seconds < 0.001 else f"{seconds * 1000:.0f} ms"
+    return "moments" if length < 0.001 else f"{length * 1000:.0f} ms"
+
+
+def at(ts: int, now: int) -> str:
+    """A moment, and how far away it is."""
+    return f"{clock(ts, now)} ({f'in {span(ts - now)}' if ts > now else f'due for {span(now - ts)}'})"
 
 
 def clip(text: str, width: int) -> str:
@@ -117,6 +135,11 @@ def called(tool: str, args: Payload | None, width: int = 80) -> str:
 def failed(failure: Failure | None, width: int = 160) -> str:
     """A failure in one line."""
     return "" if failure is None else clip(f"{failure.type}: {failure.message}" if failure.message else failure.type, width)
+
+
+def places(failure: Failure | None) -> list[str]:
+    """Where it was raised, as recorded: `file:line in function`, the innermost last."""
+    return failure.traceback.splitlines() if failure is not None and failure.traceback else []
 
 
 def plural(count: int, one: str, many: str = "") -> str:

@@ -51,7 +51,7 @@ class GroupCommit:
         Only on the loop's own thread.
         """
         waiting = _Waiting(append, done, None)
-        if self._locked() or self._cost_s > CHEAP_S or self._committing:
+        if self._cost_s > CHEAP_S or self._committing:
             self._put(waiting)
             return
         self._here.append(waiting)
@@ -60,7 +60,7 @@ class GroupCommit:
 
     def _commit_here(self) -> None:
         group, self._here = self._here, []
-        if self._locked():  # since they were submitted, in the same turn of the loop
+        if self._locked():  # asked as late as here: it may have been taken in the same turn of the loop
             for waiting in group:
                 self._put(waiting)
             return
