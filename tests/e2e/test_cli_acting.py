@@ -259,6 +259,30 @@ def test_hints_name_the_database_that_was_named(shop):
     assert shop("resume", "r-1", "--url", "sqlite:///other.db").stdout == "charged 5\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("show", "nobody"), "`perdure list --url sqlite:///other.db`"),
+        (("resolve", "nobody", "1", "--did-not-happen"), "`perdure list --url sqlite:///other.db`"),
+        (("run", "shop.py:shop", "cents=6", "--id", "r-1"), "perdure resume r-1 --url sqlite:///other.db"),
+    ],
+)
+def test_refusals_name_the_database_that_was_named(shop, words, hint):
+    shop("run", "shop.py:shop", "--id", "r-1", "--detach", "--url", "sqlite:///other.db")
+    code = 2 if words[0] == "run" else 6
+    assert hint in shop.refusal(*words, "--url", "sqlite:///other.db", code=code)
+    shop("run", "shop.py:shop", "--id", "r-1", "--detach")
+    assert "--url" not in shop.refusal(*words, code=code)
+
+
+def test_debug_shows_where_a_failed_run_was_raised(shop):
+    told = shop("run", "shop.py:broken", "--id", "r-1", code=1, PERDURE_DEBUG="1").stderr.splitlines()
+    line = AGENTS.splitlines().index('    raise ValueError("no \\x1b[31mway")') + 1
+    assert told[-2].strip() == f"{shop.folder}/shop.py:{line} in broken"
+    assert told[-1].startswith("perdure: run r-1 failed: ")
+    assert shop.refusal("resume", "r-1", code=1).startswith("perdure: run r-1 failed: ")
+
+
 # --- in doubt ---------------------------------------------------------------------------------------------------------------
 
 
@@ -466,6 +490,23 @@ def test_a_cancel_does_not_guess_away_a_once_call_in_flight(shop):
     assert "tool_call_in_doubt" in [event["type"] for event in shop.events("r-1")]
 
 
+def test_what_did_not_happen_is_not_performed_again_in_a_cancelled_run(shop):
+    shop.in_doubt("r-1")
+    shop("cancel", "r-1", "--by", "ann")
+    assert "being cancelled (ann asked at " in shop("why", "r-1").stdout
+    told = shop("resolve", "r-1", "1", "--did-not-happen").stdout
+    assert "it is not performed again, and the run, which is being cancelled, goes on to its end" in told
+    assert "was cancelled" in shop.refusal("resume", "r-1", code=5)
+    assert shop.ledger == ["charge 5"]
+
+
+def test_hints_of_resolve_and_cancel_name_the_code_from_another_folder(shop, tmp_path_factory):
+    shop("run", "shop.py:sleeper", "seconds=600", "--id", "r-1", "--no-wait", code=3)
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "perdure.db").hardlink_to(shop.folder / "perdure.db")
+    assert f"perdure resume r-1 {shop.folder}/shop.py:sleeper" in shop("cancel", "r-1", cwd=elsewhere).stdout
+
+
 def test_cancel_refuses_what_is_over_or_absent(shop):
     shop("run", "shop.py:echo", "--id", "r-1")
     assert "r-1" in shop.refusal("cancel", "r-1")
@@ -482,7 +523,11 @@ def test_resume_uses_recorded_code_only_from_below_here_or_beside_the_database(s
     for ending in ("-wal", "-shm"):
         if (left := shop.folder / f"perdure.db{ending}").exists():
             left.rename(elsewhere / f"perdure.db{ending}")
-    assert "perdure resume r-1 FILE.py:NAME" in shop.refusal("resume", "r-1", cwd=elsewhere)
+    typed = f"{shop.folder}/shop.py:shop"
+    assert shop.refusal("resume", "r-1", cwd=elsewhere).endswith(f"look at it, then: perdure resume r-1 {typed}")
+    url = f"sqlite:///{elsewhere}/perdure.db"
+    refused = shop.refusal("replay", "r-1", "--url", url, cwd=elsewhere)
+    assert refused.endswith(f"look at it, then: perdure replay r-1 {typed} --url {url}")
     assert shop.ledger == []
     assert shop("resume", "r-1", f"{shop.folder}/shop.py:shop", cwd=elsewhere).stdout == "charged 5\n"
 

@@ -233,7 +233,16 @@ def test_list_is_a_table_that_says_how_to_see_more(desk: Desk) -> None:
     few = subprocess.run(
         desk._command(("list", "--limit", "1")), cwd=desk.folder, env=desk._env, capture_output=True, text=True, check=True
     )
-    assert "perdure list --limit 10" in few.stderr
+    assert "perdure list --limit 10," in few.stderr
+    few = subprocess.run(
+        desk._command(("list", "--limit", "1", "--url", "sqlite:///perdure.db")),
+        cwd=desk.folder,
+        env=desk._env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "perdure list --limit 10 --url sqlite:///perdure.db," in few.stderr
     assert "--status" in desk.refusal("list", "--status", "nonsense", code=2)
 
 
@@ -253,7 +262,7 @@ def test_verify_names_a_journal_whose_run_is_gone_and_the_guards_that_were_taken
     (gone,) = [line for line in told if "run 'r'" in line]
     assert "its row is gone" in gone
     assert len([line for line in told if line.startswith("the trigger perdure_")]) == 5
-    assert told[-1].startswith("1 runs, ")
+    assert told[-1].startswith("1 run, ")
     assert told[-1].endswith("as they were written; 6 things are wrong with the database as a whole")
     problems = [line["problem"] for line in killed.lines("verify", code=7) if line["run_id"] is None]
     assert problems == told[:-1]
@@ -313,6 +322,8 @@ def test_doctor_says_what_is_well_and_what_is_not(killed: Desk) -> None:
     checks = {check["name"]: check for check in killed.lines("doctor")}
     assert {name for name, check in checks.items() if check["verdict"] != "ok"} == {"attention"}
     assert checks["attention"]["way_out"] == "perdure why r"
+    named = {check["name"]: check for check in killed.lines("doctor", "--url", "sqlite:///perdure.db")}
+    assert named["attention"]["way_out"] == "perdure why r --url sqlite:///perdure.db"
     os.chmod(killed.folder / "perdure.db", 0o644)
     assert "chmod 600" in killed("doctor")
 
@@ -337,11 +348,11 @@ def test_migrate_says_from_where_to_where_and_check_changes_nothing(desk: Desk) 
 
 
 def test_a_run_or_a_database_that_is_not_there_is_code_6(desk: Desk) -> None:
-    assert "there is no database" in desk.refusal("list", code=6)
+    assert f"there is no database perdure.db in {desk.folder};" in desk.refusal("list", code=6)
     assert not (desk.folder / "perdure.db").exists()
     desk("run", "shop.py:many", "calls=0", "--id", "r")
     for verb in (["show", "x"], ["events", "x"], ["why", "x"], ["trace", "x", "1"], ["verify", "x"], ["replay", "x"]):
-        assert "no run 'x'" in desk.refusal(*verb, code=6)
+        assert "there is no run x in sqlite:///perdure.db; `perdure list` shows those that there are" in desk.refusal(*verb, code=6)
 
 
 def test_a_reader_that_leaves_early_is_no_error(desk: Desk) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
 from click.testing import CliRunner
+from tests.unit import inspect_tools
 from tests.unit.inspect_tools import LEASE_US, at_work, hold, lookup, make_zoo, url_of
 
-from perdure import Perdure, Run, agent
+from perdure import Call, Outcome, Perdure, Run, Settings, agent, tool
 from perdure.cli import cli
 from perdure.core.events import AnyBody, AttentionNeeded, RunReleased
 from perdure.errors import NotFound
@@ -20,6 +25,8 @@ from perdure.inspect.why import Why, why
 from perdure.store.api import Store
 from perdure.store.open import open_store
 from perdure.worker.clock import Clock
+
+SLEEPER = shlex.quote(f"{Path(inspect_tools.__file__).resolve()}:sleeper")
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +48,8 @@ def store(path: Path) -> Iterator[Store]:
     opened.close()
 
 
-def page_of(store: Store, run_id: str, later_us: int = 0) -> Why:
-    return why(store, run_id, now=Clock().now() + later_us, lease_us=LEASE_US)
+def page_of(store: Store, run_id: str, later_us: int = 0, code: str | None = None) -> Why:
+    return why(store, run_id, now=Clock().now() + later_us, lease_us=LEASE_US, code=code)
 
 
 def commands(page: Why) -> list[str]:
@@ -65,7 +72,7 @@ def test_a_call_in_doubt_is_told_with_its_key_its_arguments_and_three_ways_to_se
         "perdure resolve doubt 2 --happened 'JSON'",
         "perdure resolve doubt 2 --did-not-happen",
         "perdure resolve doubt 2 --fail 'TEXT'",
-        "perdure resume doubt FILE.py:buy",
+        "perdure resume doubt",
     ]
     assert commands(page)[-1] == "perdure cancel doubt"
     assert "that code has not run" in page.never_started[-1]
@@ -78,8 +85,8 @@ def test_a_call_in_doubt_is_told_with_its_key_its_arguments_and_three_ways_to_se
         ("failed", "failed at ", "perdure show failed"),
         ("cancelled", "cancelled by ann at ", "perdure show cancelled"),
         ("waiting", "waiting since ", "perdure show waiting"),
-        ("queued", "queued for ", "perdure resume queued FILE.py:shop"),
-        ("resolved", "queued for ", "perdure resume resolved FILE.py:buy"),
+        ("queued", "queued for ", "perdure resume queued"),
+        ("resolved", "queued for ", "perdure resume resolved"),
     ],
 )
 def test_every_run_has_a_first_sentence_and_a_next_command(store: Store, run_id: str, sentence: str, first: str) -> None:
@@ -102,7 +109,7 @@ def test_a_timer_is_told_with_its_time_and_called_overdue_when_it_is(store: Stor
     assert "no worker is alive that would go on then" in page.sentence
     late = page_of(store, "waiting", later_us=2 * 3_600_000_000)
     assert "which was due at" in late.sentence
-    assert commands(late)[0] == "perdure resume waiting FILE.py:sleeper"
+    assert commands(late)[0] == "perdure resume waiting"
 
 
 def test_a_held_run_says_who_holds_it_and_a_dead_holder_is_called_dead(store: Store) -> None:
@@ -112,7 +119,7 @@ def test_a_held_run_says_who_holds_it_and_a_dead_holder_is_called_dead(store: St
     assert commands(page) == ["perdure events queued --follow", "perdure cancel queued"]
     silent = page_of(store, "queued", later_us=2 * LEASE_US)
     assert "running on paper: worker host:1 held it and is dead" in silent.sentence
-    assert commands(silent)[0] == "perdure resume queued FILE.py:shop"
+    assert commands(silent)[0] == "perdure resume queued"
 
 
 def test_a_run_that_its_worker_lost_is_told_as_such(store: Store) -> None:
@@ -150,10 +157,10 @@ def test_ten_thousand_done_calls_are_three_and_five(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reason", "words", "first"),
     [
-        ("diverged", "the code asks for something else", "perdure replay waiting FILE.py:sleeper"),
-        ("poison", "kill its workers", "perdure resume waiting FILE.py:sleeper"),
-        ("stuck", "does not come to rest", "perdure replay waiting FILE.py:sleeper"),
-        ("error", "cannot be driven", "perdure resume waiting FILE.py:sleeper"),
+        ("diverged", "the code asks for something else", f"perdure replay waiting {SLEEPER}"),
+        ("poison", "kill its workers", "perdure resume waiting"),
+        ("stuck", "does not come to rest", f"perdure replay waiting {SLEEPER}"),
+        ("error", "cannot be driven", "perdure resume waiting"),
     ],
 )
 def test_every_reason_for_attention_has_its_own_words_and_way_out(path: Path, reason: str, words: str, first: str) -> None:
@@ -179,7 +186,7 @@ def test_every_reason_for_attention_has_its_own_words_and_way_out(path: Path, re
 
 
 def test_a_run_that_does_not_exist_is_not_found(store: Store) -> None:
-    with pytest.raises(NotFound, match="no run 'nobody'"):
+    with pytest.raises(NotFound, match="there is no run nobody in sqlite:"):
         page_of(store, "nobody")
 
 
@@ -201,3 +208,158 @@ def test_what_tools_and_models_wrote_cannot_move_the_cursor(path: Path) -> None:
         assert "\x1b" not in told.output
         assert "\u202e" not in told.output
         assert verb == ["list"] or "answer" in told.output
+
+
+# -- where it failed -----------------------------------------------------------------------------------------------------------
+def test_a_failed_run_and_its_failed_call_say_where_innermost_last(store: Store, path: Path) -> None:
+    page = page_of(store, "failed")
+    assert [place for place in page.places if place.startswith(f"{inspect_tools.__file__}:") and place.endswith(" in forbidden")]
+    (refused,) = [done for done in page.done if done.outcome.startswith("failed: ")]
+    assert refused.places[-1].endswith(" in refuse")
+    for verb in ("why", "show"):
+        told = CliRunner().invoke(cli, [verb, "failed", "--url", url_of(path)]).output
+        lines = [line.strip() for line in told.splitlines()]
+        assert set(page.places) | set(refused.places) <= set(lines)
+    shown = json.loads(CliRunner().invoke(cli, ["show", "failed", "--json", "--url", url_of(path)]).output)
+    assert (shown["places"], shown["calls"][0]["places"]) == (page.places, refused.places)
+
+
+# -- what is in doubt, and what happens by itself -------------------------------------------------------------------------------
+def doubtful(path: Path, effect: Any, hook: Callable[[Call], Outcome] | None, cancel: bool = False) -> Why:
+    """The page about a run whose payment timed out, where it rests."""
+
+    @tool(effect=effect)
+    async def pay(call: Call) -> str:
+        raise TimeoutError("no answer")
+
+    if hook is not None:
+
+        @pay.reconcile
+        async def _(call: Call) -> Outcome:
+            assert hook is not None
+            return hook(call)
+
+    @agent(version="1")
+    async def payer(run: Run) -> str:
+        paid: str = await pay()
+        return paid
+
+    async def main() -> None:
+        settings = Settings(reconcile_margin_s=0, park_after_s=0)
+        async with Perdure(url_of(path), [payer], settings=settings) as app:
+            await app.start(payer, id="r")
+            await app.drive("r", wait=False)
+            if cancel:
+                await app.cancel("r", by="ann", reason="no longer needed")
+
+    asyncio.run(main())
+    store = open_store(url_of(path))
+    try:
+        return page_of(store, "r")
+    finally:
+        store.close()
+
+
+def test_what_the_hook_said_is_on_the_page(tmp_path: Path) -> None:
+    page = doubtful(tmp_path / "journal.db", "once", lambda call: Outcome.unknown("the ledger is down"))
+    (doubt,) = page.in_doubt
+    assert "TimeoutError: no answer" in doubt.why
+    assert doubt.why.endswith("its reconcile hook does not know: the ledger is down")
+    assert "the ledger is down" in page.sentence
+    assert doubt.by_itself.startswith("resume asks its reconcile hook first")
+    assert commands(page)[0] == "perdure resume r FILE.py:payer"  # that may settle it, so it comes before a person's word
+
+
+def test_a_hook_that_says_in_progress_is_told_with_how_often_and_when_again(tmp_path: Path) -> None:
+    page = doubtful(tmp_path / "journal.db", "once", lambda call: Outcome.in_progress())
+    (doubt,) = page.in_doubt
+    assert "its reconcile hook says that it is in progress, asked 1 of 20 times, again at " in doubt.why
+    assert page.waiting == [f"call 1 pay: {doubt.why.partition('; ')[2]}"]
+    assert page.wakes_at is not None
+    assert datetime.fromisoformat(page.wakes_at) > datetime.fromisoformat(page.now)
+
+
+def test_without_a_hook_only_a_person_settles_a_once_call_and_a_key_settles_a_keyed_one(store: Store, tmp_path: Path) -> None:
+    (once,) = page_of(store, "doubt").in_doubt
+    assert once.by_itself == "nothing: it has no reconcile hook, so a person has to say"
+    (keyed,) = doubtful(tmp_path / "keyed.db", "keyed", None).in_doubt
+    assert keyed.by_itself.startswith("the next worker sends it again with the same key")
+
+
+def test_a_request_to_cancel_comes_first_is_not_offered_again_and_changes_what_a_person_may_say(tmp_path: Path) -> None:
+    page = doubtful(tmp_path / "journal.db", "once", None, cancel=True)
+    assert page.cancel is not None
+    assert (page.cancel.by, page.cancel.reason) == ("ann", "no longer needed")
+    assert page.sentence.startswith("being cancelled (ann asked at ")
+    assert ": no longer needed): " in page.sentence
+    assert not [command for command in commands(page) if command.startswith("perdure cancel")]
+    (did_not,) = [step.does for step in page.next if "--did-not-happen" in step.command]
+    assert "NOT performed again" in did_not
+    uncancelled = doubtful(tmp_path / "other.db", "once", None)
+    assert "perdure cancel r" in commands(uncancelled)
+    assert uncancelled.cancel is None
+
+
+def test_reads_that_were_cut_off_are_not_in_doubt_and_take_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+
+    @tool(effect="read")
+    async def slow(number: int) -> int:
+        await asyncio.sleep(60)
+        return number
+
+    @agent(version="1")
+    async def reader(run: Run) -> list[int]:
+        return await asyncio.gather(*(slow(number) for number in range(9)))
+
+    async def main() -> None:
+        settings = Settings(drain_timeout_s=0.0, cancel_grace_s=0.1)
+        async with Perdure(url_of(path), [reader], settings=settings) as app:
+            await app.start(reader, id="r")
+            stop = asyncio.Event()
+            asyncio.get_running_loop().call_later(0.3, stop.set)
+            await app.drive("r", stop=stop)
+
+    asyncio.run(main())
+    store = open_store(url_of(path))
+    page = page_of(store, "r")
+    store.close()
+    assert page.in_doubt == []
+    assert [call.call for call in page.again] == list(range(1, 10))
+    told = CliRunner().invoke(cli, ["why", "r", "--url", url_of(path)]).output.splitlines()
+    heading = told.index("cut off, and will be run again")
+    assert told[heading + 1].strip() == "1 slow(number=0), 2 slow(number=1), 3 slow(number=2) and 6 more calls"
+    assert told[heading + 2] == ""
+    assert not [line for line in told if "perdure resolve" in line]
+
+
+# -- what to type, and when it was ---------------------------------------------------------------------------------------------
+def test_the_command_to_resume_names_the_code_where_it_would_not_be_found(
+    store: Store, path: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    assert "perdure resume queued 'a b.py:shop'" in commands(page_of(store, "queued", code="'a b.py:shop'"))
+    file = Path(inspect_tools.__file__).resolve()
+    monkeypatch.chdir(tmp_path)
+    told = json.loads(CliRunner().invoke(cli, ["why", "queued", "--json", "--url", url_of(path)]).output)
+    assert told["next"][0]["command"] == f"perdure resume queued {shlex.quote(f'{file}:shop')} --url {url_of(path)}"
+
+
+def test_times_are_iso_for_machines_and_have_the_date_for_people_unless_it_is_today(store: Store, path: Path) -> None:
+    (doubt,) = page_of(store, "doubt", later_us=480_000_000).in_doubt
+    asked, since = (datetime.fromisoformat(time) for time in (doubt.asked_at, doubt.since))
+    assert asked <= since
+    assert asked.utcoffset() is not None
+    assert 480 <= doubt.age_s < 600
+    day = doubt.since[:10]
+    assert f"is in doubt since {day} " in page_of(store, "doubt", later_us=2 * 86_400_000_000).sentence
+    assert day not in why(store, "doubt", now=round(since.timestamp() * 1e6), lease_us=LEASE_US).sentence
+
+
+def test_a_run_that_went_another_way_is_told_to_put_the_old_code_back(path: Path) -> None:
+    test_every_reason_for_attention_has_its_own_words_and_way_out(
+        path, "diverged", "the code asks for something else", f"perdure replay waiting {SLEEPER}"
+    )
+    store = open_store(url_of(path))
+    (back,) = [step for step in page_of(store, "waiting").next if step.command == "perdure resume waiting"]
+    store.close()
+    assert back.does.startswith("put the code back that it began with (version 1)")

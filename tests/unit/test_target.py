@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -213,7 +214,7 @@ def test_a_file_without_agents_and_one_with_several_say_so():
 def recorded_refusal(recorded: str | None, url: str = DATABASE) -> str:
     with pytest.raises(InvalidInput) as refused:
         recorded_target("r-1", recorded, url)
-    assert "perdure resume r-1 FILE.py:NAME" in str(refused.value)
+    assert re.search(r": perdure resume r-1 \S+\.py:\w+$", str(refused.value))
     return str(refused.value)
 
 
@@ -225,6 +226,13 @@ def test_a_recorded_file_below_the_current_folder_is_used():
 def test_a_recorded_file_beside_the_database_is_used(tmp_path):
     file = write(tmp_path / "elsewhere/support.py", "support")
     assert recorded_target("r-1", f"{file}:support", f"sqlite:///{tmp_path}/elsewhere/perdure.db") == f"{file}:support"
+
+
+def test_a_file_of_ones_own_is_named_in_the_way_out_with_verb_and_database(tmp_path):
+    file = write(tmp_path / "else where/support.py", "support")
+    with pytest.raises(InvalidInput) as refused:
+        recorded_target("r-1", f"{file}:support", DATABASE, "replay", " --url sqlite:///x.db")
+    assert str(refused.value).endswith(f"look at it, then: perdure replay r-1 '{file}:support' --url sqlite:///x.db")
 
 
 def test_a_recorded_file_elsewhere_is_refused(tmp_path):
@@ -264,14 +272,16 @@ def test_a_package_that_begins_above_the_current_folder_is_refused(tmp_path, fol
 )
 def test_what_is_no_file_here_is_asked_for(recorded):
     write("support.py", "support")
-    recorded_refusal(recorded)
+    assert recorded_refusal(recorded).endswith("perdure resume r-1 FILE.py:NAME")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away, or become somebody else")
 def test_a_file_of_another_user_is_refused():
     file = write("support.py", "support")
     os.chown(file, 12345, -1)
-    assert "a file of another user" in recorded_refusal(f"{file}:support")
+    refused = recorded_refusal(f"{file}:support")
+    assert "a file of another user" in refused
+    assert refused.endswith("perdure resume r-1 FILE.py:NAME")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away, or become somebody else")

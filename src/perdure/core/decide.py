@@ -34,8 +34,8 @@ class GiveUp(Struct, frozen=True):
     """Nobody wants the call any more, and leaving it hurts nobody."""
 
 
-# A transaction's result is in the same commit as its effect: an intent alone proves that it did not happen.
 _CLOCK_SLACK_S = 60.0  # a clock may be set back by this much and the age of a key still be known well enough
+# A transaction's result is in the same commit as its effect: an intent alone proves that it did not happen.
 _REPEATABLE = frozenset(("read", "idempotent", "transaction"))
 Verdict = Perform | Wait | Reconcile | Park | GiveUp
 
