@@ -291,7 +291,7 @@ def test_a_request_to_cancel_comes_first_is_not_offered_again_and_changes_what_a
     assert page.cancel is not None
     assert (page.cancel.by, page.cancel.reason) == ("ann", "no longer needed")
     assert page.sentence.startswith("being cancelled (ann asked at ")
-    assert ": no longer needed): " in page.sentence
+    assert ": no longer needed): nobody holds it" in page.sentence
     assert not [command for command in commands(page) if command.startswith("perdure cancel")]
     (did_not,) = [step.does for step in page.next if "--did-not-happen" in step.command]
     assert "NOT performed again" in did_not

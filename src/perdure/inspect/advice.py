@@ -40,7 +40,7 @@ def advise(
     settle = [step for call in doubts for step in orders.settle(call)]
     if row.status == "needs_attention":
         if doubts and all(doubts.values()):
-            return [*orders.go_on(alive), *settle, *stop]
+            return [*orders.go_on(alive, settling=True), *settle, *stop]
         if settle:
             return [*settle, *orders.go_on(alive, then=True), *stop]
         return [*orders.attend(state), *stop]
@@ -48,7 +48,7 @@ def advise(
         return [orders.follow(), *settle, *stop]
     if row.status in ("waiting", "waiting_approval", "paused") and (row.ready_at is None or row.ready_at > now):
         return [orders.nothing(), *orders.go_on(alive), *stop]
-    return [*orders.go_on(alive), *settle, *stop]
+    return [*orders.go_on(alive, settling=any(doubts.values())), *settle, *stop]
 
 
 class _Orders:
@@ -84,9 +84,10 @@ class _Orders:
             Step(self._perdure(f"{resolve} --fail 'TEXT'"), fail),
         ]
 
-    def go_on(self, alive: int, *, then: bool = False) -> list[Step]:
-        resume = Step(self._perdure(self.resume_words), f"{'then ' if then else ''}drive the run here until it rests")
-        worker = Step(self._perdure(f"worker {self.target}"), f"{'then ' if then else ''}serve every run of {self.agent}, this one too")
+    def go_on(self, alive: int, *, then: bool = False, settling: bool = False) -> list[Step]:
+        first, last = "then " if then else "", "; that may settle what is in doubt by itself" if settling else ""
+        resume = Step(self._perdure(self.resume_words), f"{first}drive the run here until it rests{last}")
+        worker = Step(self._perdure(f"worker {self.target}"), f"{first}serve every run of {self.agent}, this one too")
         return [resume] if alive else [resume, worker]
 
     def attend(self, state: RunState) -> list[Step]:

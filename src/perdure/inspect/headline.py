@@ -77,14 +77,15 @@ def _attention_sentence(scene: Scene, doubts: list[Doubt], for_long: str) -> str
 
 def _running_sentence(scene: Scene, doubts: list[Doubt]) -> str:
     row, state, now, holder = scene.reading.row, scene.reading.state, scene.now, scene.holder
-    what = row.status
+    # That it is being cancelled has been said already.
+    what, on_paper = ("", "on paper") if row.status == "cancelling" else (f"{row.status}: ", f"{row.status} on paper")
     last = f"its last event is {span(now - state.updated_at)} old"
     if holder is None:
-        return f"{what}: nobody holds it, and any worker may take it; {last}"
+        return f"{what}nobody holds it, and any worker may take it; {last}"
     if holder.alive:
-        return f"{what}: worker {holder.name} holds it and is alive, {_last_seen(holder, now)}; {last}"
+        return f"{what}worker {holder.name} holds it and is alive, {_last_seen(holder, now)}; {last}"
     seen = f", {_last_seen(holder, now)}" if holder.last_seen else ""
-    return f"{what} on paper: worker {holder.name} held it and is dead{_inside(scene, doubts)}{seen}; nobody has taken the run over yet"
+    return f"{on_paper}: worker {holder.name} held it and is dead{_inside(scene, doubts)}{seen}; nobody has taken the run over yet"
 
 
 def _inside(scene: Scene, doubts: list[Doubt]) -> str:

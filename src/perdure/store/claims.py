@@ -130,7 +130,7 @@ class Claims:
     def _this_one(self, cursor: apsw.Cursor, served: Sequence[str], run_id: str) -> Row:
         found: Row | None = cursor.execute(QUERIES["run_by_id"], (run_id,)).fetchone()
         if found is None:
-            raise NotFound(f"there is no run {run_id}; perdure list shows those that there are")
+            raise NotFound(f"there is no run {run_id}; `perdure list` shows those that there are")
         row = run_row(found)
         if row.status in FINISHED:
             raise RunEnded(f"run {run_id} has finished ({row.status}) and cannot be resumed; start a new one, or fork it")

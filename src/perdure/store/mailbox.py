@@ -41,7 +41,7 @@ class Mailbox:
         def deliver(cursor: apsw.Cursor) -> bool:
             found: Row | None = cursor.execute(QUERIES["run_by_id"], (run_id,)).fetchone()
             if found is None:
-                raise NotFound(f"there is no run {run_id}; perdure list shows those that there are")
+                raise NotFound(f"there is no run {run_id}; `perdure list` shows those that there are")
             row = run_row(found)
             if row.status in FINISHED:
                 raise RunEnded(f"run {run_id} has finished ({row.status}) and takes nothing more")
