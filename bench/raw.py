@@ -17,22 +17,29 @@ _LOG_BYTES = 5_000_000  # above the 1,000 pages at which SQLite empties the log 
 
 
 @contextmanager
+def opened(path: Path) -> Iterator[apsw.Connection]:
+    """A database with the pragmas of perdure's own connection."""
+    connection = apsw.Connection(str(path))
+    try:
+        assert connection.pragma("journal_mode", "wal") == "wal"
+        connection.pragma("synchronous", 2)
+        assert connection.pragma("synchronous") == 2
+        yield connection
+    finally:
+        connection.close()
+
+
+@contextmanager
 def warm(path: Path) -> Iterator[apsw.Connection]:
     """A database whose log has reached its full length, as that of any worker has after its first minute.
 
     While the file still grows a sync also writes the file system's own journal, which halves the rate. Open as long as the
     log is needed: the last connection takes it away.
     """
-    connection = apsw.Connection(str(path))
-    try:
-        assert connection.pragma("journal_mode", "wal") == "wal"
-        connection.pragma("synchronous", 2)
-        assert connection.pragma("synchronous") == 2
+    with opened(path) as connection:
         connection.execute("CREATE TABLE ballast (data BLOB) STRICT")
         connection.execute("INSERT INTO ballast VALUES (zeroblob(?))", (_LOG_BYTES,))
         yield connection
-    finally:
-        connection.close()
 
 
 def commits_per_s(folder: Path) -> float:
@@ -40,6 +47,16 @@ def commits_per_s(folder: Path) -> float:
     with warm(folder / f"raw-{time.monotonic_ns()}.db") as connection:
         connection.execute("CREATE TABLE rows (id INTEGER PRIMARY KEY, data TEXT NOT NULL) STRICT")
         return _rate(lambda: _commit(connection))
+
+
+def first_commits_per_s(folder: Path, count: int) -> float:
+    """The same loop for the first commits of a new file, while its log grows."""
+    with opened(folder / f"raw-{time.monotonic_ns()}.db") as connection:
+        connection.execute("CREATE TABLE rows (id INTEGER PRIMARY KEY, data TEXT NOT NULL) STRICT")
+        begun = time.perf_counter()
+        for _ in range(count):
+            _commit(connection)
+        return count / (time.perf_counter() - begun)
 
 
 def _commit(connection: apsw.Connection) -> None:

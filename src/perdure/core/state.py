@@ -46,6 +46,7 @@ Status = Literal[
 ]
 Phase = Literal["proposed", "started", "failing", "retry_wait", "in_doubt", "idle", "completed", "failed"]
 NOT_STARTED = "NotStarted"  # type of the failure of an attempt whose worker gave the run up before it began
+FINISHED: frozenset[str] = frozenset(("succeeded", "failed", "cancelled"))
 ENDED: frozenset[Phase] = frozenset(("completed", "failed"))
 
 # (phase, event) → phase. What is not here cannot happen.
@@ -77,7 +78,7 @@ TRANSITIONS: dict[tuple[Phase, str], Phase] = {
 }
 
 
-class CallState(Struct):
+class CallState(Struct, gc=False):
     """Where one call stands."""
 
     number: int
@@ -139,7 +140,7 @@ class RunState:
 
     @property
     def finished(self) -> bool:
-        return self.status in ("succeeded", "failed", "cancelled")
+        return self.status in FINISHED
 
     def apply(self, event: Event) -> None:
         """Fold one more event in."""

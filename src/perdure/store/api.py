@@ -14,9 +14,8 @@ from msgspec import Struct
 
 from perdure.core.chain import Sealed
 from perdure.core.events import AnyBody, Event
+from perdure.core.state import FINISHED as FINISHED
 from perdure.core.state import Status as Status
-
-FINISHED: frozenset[str] = frozenset(("succeeded", "failed", "cancelled"))
 
 
 class NewRun(Struct, frozen=True, gc=False):

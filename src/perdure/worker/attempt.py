@@ -7,6 +7,7 @@ Whatever runs – a task of the loop, a thread, a process – the attempt ends o
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
@@ -112,6 +113,8 @@ class Attempt(Generic[T]):
         if self._done is None:
             return
         if future.cancelled():
+            assert self._body is not None
+            self._body.abandon()
             self._finish(self._never_began())  # stopped before its first step
             return
         answer = future.result()
@@ -162,7 +165,7 @@ class Attempt(Generic[T]):
 def begin(fn: Callable[..., Any], is_async: bool, kwargs: dict[str, Any], finish: Callable[[Any], T], threads: Threads) -> Body[T | Raised]:
     """Start a function: on the loop if it is async, else in a thread. `finish` makes an answer of what it returned, and must not raise."""
     if is_async:
-        return OnLoop(lambda: fn(**kwargs), finish)
+        return OnLoop(fn(**kwargs), finish)
 
     def work() -> T | Raised:
         try:
@@ -177,8 +180,8 @@ def begin(fn: Callable[..., Any], is_async: bool, kwargs: dict[str, Any], finish
 class OnLoop(Generic[T]):
     """An async tool: a task of this loop."""
 
-    def __init__(self, make: Callable[[], Coroutine[Any, Any, Any]], finish: Callable[[Any], T]) -> None:
-        self._make = make
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], finish: Callable[[Any], T]) -> None:
+        self._coroutine = coroutine
         self._finish = finish
         # Not in a TaskGroup: a tool that does not stop must not keep the run, or the worker, from going on.
         self.future: asyncio.Task[T | Raised] = asyncio.get_running_loop().create_task(self._run())
@@ -191,11 +194,13 @@ class OnLoop(Generic[T]):
         return False  # its first step was due before anybody could ask
 
     def abandon(self) -> None:
-        """A task holds no place that another one could need."""
+        """A task holds no place that another one could need; a coroutine that never began is not left to complain."""
+        if inspect.getcoroutinestate(self._coroutine) == inspect.CORO_CREATED:
+            self._coroutine.close()
 
     async def _run(self) -> T | Raised:
         try:
-            value = await self._make()
+            value = await self._coroutine
         except BaseException as error:  # a KeyboardInterrupt or SystemExit that left this task would end the loop, unrecorded (T23)
             return Raised(_describe(error))
         return self._finish(value)

@@ -424,6 +424,13 @@ class Drive:
 
     def _arm(self) -> None:
         """Wait: for attempts, for the next timer, and for the moment when what is buffered must go out."""
+        if (
+            self._alarm is None
+            and not self._pen.dirty
+            and not self._calls.waits
+            and (self._machine is None or not self._machine.has_timers)
+        ):
+            return  # the common case: nothing but attempts to wait for
         loop, settings = self._host.loop, self._host.settings
         if self._pen.dirty and self._flush is None:
             self._flush = loop.call_later(settings.flush_s, self._flush_now)

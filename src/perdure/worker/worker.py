@@ -127,10 +127,9 @@ class Worker:
                 self._last_reap_s = float("-inf")
                 self._reap()
                 try:
-                    (claimed,) = self.store.claim(self.id, list(self.agents), 1, self.clock.now(), run_id=run_id)
+                    self._begin(self.store.claim(self.id, list(self.agents), 1, self.clock.now(), run_id=run_id))
                 except RunEnded:
                     continue  # somebody else has finished it since we looked
-                self._begin(claimed)
             await self._until_rest(run_id, stop)
             row = self._row(run_id)
             if stop.is_set() or row.status in FINISHED or row.ready_at is None or not wait or row.holder is not None:
@@ -189,8 +188,7 @@ class Worker:
                 return  # found out by reading: a claim takes the write lock, which others may need
             wanted = min(free, 100)
             claimed = self.store.claim(self.id, served, wanted, self.clock.now())
-            for one in claimed:
-                self._begin(one)
+            self._begin(claimed)
             if len(claimed) < wanted:
                 return
 
@@ -199,7 +197,16 @@ class Worker:
             self._last_reap_s = self.loop.time()
             self.store.reap(self.id, round(self.settings.lease_s * 1e6), self.clock.now())
 
-    def _begin(self, claimed: Claimed) -> None:
+    def _begin(self, claimed: Sequence[Claimed]) -> None:
+        for one in claimed:
+            self._begin_one(one)
+        try:
+            # Before any of them is driven: a run that came to rest without its post would be ready again at once, for ever.
+            self._deliver_inbox()
+        except StoreError as error:
+            log.error("cannot look for post: %s; trying again", error)
+
+    def _begin_one(self, claimed: Claimed) -> None:
         run_id = claimed.lease.run_id
         before = self._drives.get(run_id)
         if before is not None:
@@ -220,10 +227,6 @@ class Worker:
         if drive.over:
             return
         try:
-            # The post first: a run that came to rest without it would be ready again at once, for ever.
-            for row in self.store.inbox(self.id):
-                if row.run_id == drive.run_id:
-                    drive.receive(row)
             drive.begin(self.store.read(drive.run_id) if reading is None else reading.result())
         except Exception as error:
             self.broke(drive, error)
