@@ -49,13 +49,18 @@ class Attempt(Generic[T]):
     def __init__(self, begin: Callable[[], Body[T | Raised]], call: Call, *, what: str, timeout_s: float | None, grace_s: float) -> None:
         self._begin = begin
         self._call = call
-        self._what = what
+        self._name = what
         self._timeout_s = timeout_s
         self._grace_s = grace_s
         self._stopped: Literal["timeout", "cancelled"] | None = None
         self._body: Body[T | Raised] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._done: Callable[[T | Raised | Abandoned], None] | None = None
+
+    @property
+    def _what(self) -> str:
+        call = self._call
+        return f"{self._name} (run {call.run_id}, call {call.number}, attempt {call.attempt})"
 
     def start(self, done: Callable[[T | Raised | Abandoned], None]) -> None:
         """Begin. `done` is called once, from a plain callback of the loop, whatever the tool does."""

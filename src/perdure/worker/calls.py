@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -80,16 +81,14 @@ class Calls:
     def start(self, call: CallState, asked: CallTool) -> None:
         """Begin the effect. Its intent is durable (or need not be)."""
         assert call.phase == "started" and not self.busy(call.number), (call.number, call.phase)
-        number, which = call.number, call.attempt
         told = self._told(call, asked.tool.timeout_s)
         running = attempt(asked.tool, asked.args, told, threads=self._threads, grace_s=self._settings.cancel_grace_s)
-        self._attempts[number] = running
+        self._attempts[call.number] = running
+        running.start(partial(self._ended, call.number, call.attempt))
 
-        def done(performed: Performed) -> None:
-            if self._attempts.pop(number, None) is not None:
-                self._arrive(Ended(number, which, performed))
-
-        running.start(done)
+    def _ended(self, number: int, attempt: int, performed: Performed) -> None:
+        if self._attempts.pop(number, None) is not None:
+            self._arrive(Ended(number, attempt, performed))
 
     def _told(self, call: CallState, timeout_s: float | None, connection: Any = None) -> Call:
         created = self._state.created

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from perdure.core.events import Event
@@ -88,7 +89,7 @@ class Commits:
             self._again.cancel()
 
     def _send(self, append: Append) -> None:
-        self._host.commit(append, lambda answer: self._answered(append, answer))
+        self._host.commit(append, partial(self._answered, append))
 
     def _answered(self, append: Append, answer: Appended | Exception) -> None:
         if self._stopped:

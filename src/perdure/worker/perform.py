@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from perdure.core.events import Failure
@@ -34,16 +35,17 @@ RECONCILE_TIMEOUT_S = 60.0
 
 def attempt(tool: Tool[..., Any], args: bytes, call: Call, *, threads: Threads, grace_s: float) -> Attempt[Returned | Unrecordable]:
     """An attempt at the call, ready to run."""
+    # Partials and not closures here: there is one of these for every call in flight, and each cell is one more for the collector.
+    start = partial(_start, tool, args, call, threads)
+    return Attempt(start, call, what=f"tool {tool.name}", timeout_s=tool.timeout_s, grace_s=grace_s)
 
-    def start() -> Body[Returned | Unrecordable | Raised]:
-        if tool.isolate:
-            process = Isolated(tool, args, call)
-            return InThread(threads, lambda: _answer_of(process), process.stop)
-        kwargs = tool.with_call(tool.arguments(args), call)
-        return begin(tool.fn, tool.is_async, kwargs, lambda value: recordable(tool, value), threads)
 
-    what = f"tool {tool.name} (run {call.run_id}, call {call.number}, attempt {call.attempt})"
-    return Attempt(start, call, what=what, timeout_s=tool.timeout_s, grace_s=grace_s)
+def _start(tool: Tool[..., Any], args: bytes, call: Call, threads: Threads) -> Body[Returned | Unrecordable | Raised]:
+    if tool.isolate:
+        process = Isolated(tool, args, call)
+        return InThread(threads, lambda: _answer_of(process), process.stop)
+    kwargs = tool.with_call(tool.arguments(args), call)
+    return begin(tool.fn, tool.is_async, kwargs, partial(recordable, tool), threads)
 
 
 async def perform(tool: Tool[..., Any], args: bytes, call: Call, *, threads: Threads, grace_s: float) -> Performed:
@@ -55,7 +57,7 @@ async def reconcile(tool: Tool[..., Any], args: bytes, call: Call, *, threads: T
     """Ask the tool's reconcile hook what became of the call. Whatever goes wrong with the hook is `unknown`."""
     hook = tool.reconciler
     assert hook is not None, tool
-    what = f"the reconcile hook of {tool.name} (run {call.run_id}, call {call.number})"
+    what = f"the reconcile hook of {tool.name}"
     timeout_s = tool.timeout_s or RECONCILE_TIMEOUT_S
 
     def start() -> Body[Outcome | Raised]:
