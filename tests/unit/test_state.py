@@ -206,11 +206,6 @@ def test_crashes_are_counted_until_there_is_progress() -> None:
     assert fold(journal(CRASHED, AttentionNeeded("poison", "x"), RunRequeued("ann"))).crashes == 0
 
 
-def test_a_takeover_is_remembered_until_the_next_claim() -> None:
-    assert fold(journal(CRASHED)).takeover == CRASHED
-    assert fold(journal(CRASHED, CLAIMED)).takeover is None
-
-
 def test_whoever_takes_a_run_looks_anew_whether_it_needs_a_person() -> None:
     attended = (AttentionNeeded("in_doubt", "call 1"), RunReleased("needs_attention", "a person", wake_at=9))
     assert fold(journal(*attended)).attention == attended[0]
@@ -272,3 +267,24 @@ def test_folding_is_linear() -> None:
     bodies = [pair for number in range(1, 10_001) for pair in ((number, start("read")), (number, ToolCallCompleted(result=SOME)))]
     state = fold(journal(*bodies))
     assert (len(state.calls), state.open) == (10_000, {})
+
+
+def test_that_the_worker_of_a_cut_off_attempt_is_gone_outlives_a_clean_release_and_ends_with_the_next_attempt() -> None:
+    state = RunState()
+    ask = ToolCallInitiated("pay", "once", "key", args=None, reconcile=True)
+    story: list[tuple[AnyBody, int | None]] = [
+        (CREATED, None),
+        (CLAIMED, None),
+        (ask, 1),
+        (CRASHED, None),
+        (ToolCallInDoubt(1, "its worker died inside it"), 1),
+        (RunReleased("queued", "a drain"), None),
+        (CLAIMED, None),
+    ]
+    for at, (body, call) in enumerate(story, 1):
+        state.apply(Event(at, "0" * 32, at, 1, call, None, body))
+    assert state.calls[1].worker_gone
+    assert state.calls[1].failed_at != state.calls[1].attempt, "its end is not on record"
+    state.apply(Event(8, "0" * 32, 8, 1, 1, None, ToolCallResolved("did_not_happen", by="ann")))
+    state.apply(Event(9, "0" * 32, 9, 1, 1, None, ToolCallInitiated("pay", "once", "key", attempt=2)))
+    assert not state.calls[1].worker_gone

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, until
 
@@ -596,6 +597,49 @@ def test_T22_a_worker_that_may_still_live_is_given_until_its_deadline(tmp_path: 
     assert output == "paid by attempt 2"
     assert len(asked) == 2
     assert 0.25 <= asked_s <= began_s
+
+
+def test_T22_a_worker_that_hands_the_run_over_while_it_waits_for_the_deadline_does_not_shorten_the_wait(tmp_path: Path) -> None:
+    """The attempt was cut off two workers ago: the next one, which took nothing over, still does not believe "not found" early."""
+    asked, began = list[float](), list[float]()
+
+    @tool(effect="once", timeout=0.5)
+    async def pay(call: Call) -> str:
+        began.append(time.monotonic())
+        if call.attempt == 1:
+            await asyncio.Event().wait()
+        return f"paid by attempt {call.attempt}"
+
+    @pay.reconcile
+    async def _() -> Outcome:
+        asked.append(time.monotonic())
+        return Outcome.not_happened()
+
+    @agent(version="1")
+    async def payer(run: Run) -> str:
+        return str(await pay())
+
+    async def main() -> Any:
+        async with perdure(tmp_path / "db", [payer]) as first:
+            await first.start(payer, id="r")
+            driving = asyncio.create_task(first.drive("r"))
+            await until(lambda: began)
+            first.abort()  # as a crash would: nothing more is written
+            await asyncio.gather(driving, return_exceptions=True)
+        impatient = msgspec.structs.replace(SETTINGS, drain_timeout_s=0.02)
+        async with perdure(tmp_path / "db", [payer], settings=impatient) as second:
+            stop = asyncio.Event()
+            driving = asyncio.create_task(second.drive("r", stop=stop))
+            await until(lambda: asked)
+            stop.set()
+            assert (await driving).status == "queued"
+        claimed = time.monotonic()
+        async with perdure(tmp_path / "db", [payer]) as third:
+            return await third.handle("r").result(), began[1] - claimed
+
+    output, waited_s = run(main())
+    assert output == "paid by attempt 2"
+    assert waited_s >= 0.45
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, asyncio.CancelledError, SystemExit, GeneratorExit])

@@ -103,7 +103,8 @@ class CallState(Struct, gc=False):
     doubt: str | None = None
     doubtful: bool = False  # some attempt may have happened, and nobody has settled that yet
     failed: int = 0  # attempts that failed by themselves; those that a dying worker cut off do not count
-    failed_at: int = 0  # the last of them
+    failed_at: int = 0  # the last attempt whose end, by itself or by being stopped, is on record
+    worker_gone: bool = False  # the last attempt was cut off with its worker, and the kernel says that the worker is gone
     loose: bool = False  # some attempt may still be running: "not found" proves nothing about it
     resolved_by: str | None = None
 
@@ -133,7 +134,6 @@ class RunState:
         self.cancel: CancelRequested | None = None
         self.attention: AttentionNeeded | None = None
         self.crashes = 0
-        self.takeover: RunClaimed | None = None  # the last claim, if it took the run over from a worker that did not give it up
         self.said: str | None = None
         self.output: Payload | None = None
         self.failure: Failure | None = None
@@ -197,8 +197,9 @@ class RunState:
         self.worker, self.worker_name = body.worker, body.name or body.worker
         self.status = "cancelling" if self.cancel else "running"
         self.waiting_for = self.wake_at = None
-        self.takeover = body if body.takeover else None
         self.attention = None  # whoever takes the run looks again
+        for call in self.open.values() if body.proven_dead else ():
+            call.worker_gone = call.worker_gone or call.phase == "started"
         if body.takeover:
             self.crashes += 1
 
@@ -220,7 +221,7 @@ class RunState:
             case ToolCallInitiated():
                 self._move(call, event, "initiated")
                 call.attempt, call.intent_seq, call.timeout_s, call.retry_at = body.attempt, event.seq, body.timeout_s, None
-                call.has_reconcile = body.reconcile
+                call.has_reconcile, call.worker_gone = body.reconcile, False
             case ToolCallCompleted():
                 self._move(call, event, "completed")
                 call.result, call.failure = body.result, body.failure
@@ -254,7 +255,7 @@ class RunState:
         if failure is not None:
             call.failure = failure
             if attempt != call.failed_at and failure.type != NOT_STARTED:
-                call.failed, call.failed_at = call.failed + 1, attempt
+                call.failed, call.failed_at = call.failed + (failure.kind != "cancelled"), attempt
 
     def _move(self, call: CallState, event: Event, what: str) -> None:
         phase = TRANSITIONS.get((call.phase, what))

@@ -208,15 +208,17 @@ class Calls:
 
     def _quiet_at_s(self, call: CallState, asked: CallTool) -> float:
         """When the attempt in doubt can no longer be sending, by our own monotonic clock."""
-        margin_s, takeover = self._settings.reconcile_margin_s, self._state.takeover
-        if takeover is None or (call.phase == "in_doubt" and call.failure is not None):
-            return self._loop.time() + margin_s  # it has ended, or was stopped, and that is on record
-        if takeover.proven_dead and asked.tool.isolate:
+        margin_s = self._settings.reconcile_margin_s
+        if call.failed_at == call.attempt or call.loose:
+            # It has ended, or was stopped, and that is on record; or "not found" is not believed about it, however long we wait.
+            return self._loop.time() + margin_s
+        if call.worker_gone and asked.tool.isolate:
             return self._loop.time() + margin_s  # its supervisor has ended whatever it had started
-        # The worker is gone, but not what it had sent, nor a process that its tool had started; or it is only suspected to be gone.
+        # It was cut off, before this claim or before an earlier one: the worker may be gone, but not what it had sent, nor a process
+        # that its tool had started; or it is only suspected to be gone.
         deadline_s = call.timeout_s
         if deadline_s is None:
-            deadline_s = 0.0 if takeover.proven_dead else self._settings.unknown_deadline_s
+            deadline_s = 0.0 if call.worker_gone else self._settings.unknown_deadline_s
         return self._claimed_s + deadline_s + margin_s
 
     # -- what came of it ----------------------------------------------------------------------------------------------
