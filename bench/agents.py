@@ -85,6 +85,22 @@ async def punctual(run: Run) -> int:
 
 
 @agent(version="1")
+async def asking(run: Run) -> int:
+    await run.approve("bench", {"what": "anything"})
+    return await when()
+
+
+@agent(version="1")
+async def sleeper(run: Run, due: float) -> None:
+    await asyncio.sleep(due - run.now().timestamp())
+
+
+@agent(version="1")
+async def parent(run: Run, count: int) -> int:
+    return len(await asyncio.gather(*(steps(1) for _ in range(count))))
+
+
+@agent(version="1")
 async def doomed(run: Run, calls: int) -> None:
     for number in range(calls):
         await step(text_of(number))

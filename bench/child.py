@@ -18,7 +18,7 @@ CALLS_OF_A_LIVE_RUN = 20
 
 async def serve(url: str, _: str) -> None:
     """Serve the queue until SIGTERM."""
-    async with Perdure(url, agents=[agents.punctual]) as app:
+    async with Perdure(url, agents=[agents.punctual, agents.asking]) as app:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, app.drain)
         await app.work()
 
@@ -35,6 +35,31 @@ async def resume(url: str, _: str) -> None:
     print(time.monotonic_ns(), flush=True)
     async with Perdure(url, agents=[agents.doomed]) as app:
         await app.drive("long")
+
+
+async def park(url: str, runs: str) -> None:
+    """That many runs, each waiting for an approval, and no process."""
+    async with Perdure(url, agents=[agents.asking], settings=Settings(synchronous="normal")) as app:
+        handles = [await app.start(agents.asking) for _ in range(int(runs))]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(app.work())
+            while (await handles[-1].status()).status != "waiting_approval":
+                await asyncio.sleep(0.05)
+            while app.store.next_notice() is not None:  # people have been told of all of them
+                await asyncio.sleep(0.05)
+            app.drain()
+
+
+async def idle(url: str, seconds: str) -> None:
+    """A worker with nothing to do for so long: its peak memory in MB, and its share of a core in %."""
+    async with Perdure(url, agents=[agents.asking, agents.punctual]) as app, asyncio.TaskGroup() as group:
+        group.create_task(app.work())
+        await asyncio.sleep(1.0)
+        used, begun = time.process_time(), time.monotonic()
+        await asyncio.sleep(float(seconds))
+        share = (time.process_time() - used) / (time.monotonic() - begun)
+        print(peak_mb(), share * 100, flush=True)
+        app.drain()
 
 
 async def crowd(url: str, runs: str) -> None:
@@ -60,7 +85,7 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # bytes on macOS
 
 
-ROLES = {"serve": serve, "build": build, "resume": resume, "crowd": crowd}
+ROLES = {"serve": serve, "build": build, "resume": resume, "crowd": crowd, "park": park, "idle": idle}
 
 if __name__ == "__main__":
     role, url, argument = sys.argv[1:]

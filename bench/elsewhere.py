@@ -132,7 +132,7 @@ def _built(folder: Path, calls: int) -> Path:
 def _copied(folder: Path, home: Path) -> str:
     """A copy to work on: each resume dies as well, and a run that kills every worker is no longer claimed after a while."""
     copy = folder / f"copy-{time.monotonic_ns()}"
-    shutil.copytree(home, copy)
+    shutil.copytree(home, copy, ignore=shutil.ignore_patterns("*.bell"))
     return url_of(copy / "run.db")
 
 

@@ -18,6 +18,7 @@ import elsewhere
 import here
 import machine
 import report
+import waiting
 from figures import Figure
 
 RESULTS = Path(__file__).resolve().with_name("results")
@@ -31,6 +32,9 @@ WORKLOADS: tuple[Callable[[Path], list[Figure]], ...] = (
     elsewhere.memory,
     elsewhere.imports,
     elsewhere.resuming,
+    waiting.parked,
+    waiting.timers,
+    waiting.children,
 )
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 from perdure.core import codec, keys
+from perdure.core.circles import Circles
+from perdure.core.events import Limits
 from perdure.core.machine import Facts, Machine, current
 from perdure.errors import InvalidInput, NotAllowedInAgent
 from perdure.run import Run
@@ -18,14 +20,23 @@ from perdure.tool.signature import EMPTY, Signature, resolve
 
 P = ParamSpec("P")
 R = TypeVar("R")
+MAX_DEPTH = 30  # of agents that call agents
 AgentFunction = Callable[Concatenate[Run, P], Coroutine[Any, Any, R]]
 
 
 class Agent(Generic[P, R]):
-    """An agent: started, driven and resumed by an app or a worker. It is never called directly."""
+    """An agent: started, driven and resumed by an app or a worker. Called inside another agent it is a child run of its own."""
 
     def __init__(
-        self, fn: AgentFunction[P, R], *, name: str | None = None, version: str | None = None, names: Mapping[str, Any] | None = None
+        self,
+        fn: AgentFunction[P, R],
+        *,
+        name: str | None = None,
+        version: str | None = None,
+        budget: Limits | None = None,
+        circles: Circles | None = None,
+        queue: str | None = None,
+        names: Mapping[str, Any] | None = None,
     ) -> None:
         label = getattr(fn, "__qualname__", repr(fn))
         if not inspect.iscoroutinefunction(fn):
@@ -37,13 +48,35 @@ class Agent(Generic[P, R]):
         self.name = keys.check_id(fn.__name__ if name is None else name, "the agent name")
         self._signature = Signature(f"agent {self.name}", fn, names or {}, skip=1)
         self.version = source_digest(fn) if version is None else keys.check_id(version, f"agent {self.name}: the version")
+        self.budget = budget
+        self.circles = circles
+        self.queue = None if queue is None else keys.check_id(queue, f"agent {self.name}: the queue")
+        self._check_limits()
         self.__name__, self.__qualname__, self.__module__, self.__doc__ = fn.__name__, fn.__qualname__, fn.__module__, fn.__doc__
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, R]:
-        inside = "from inside another agent" if current() is not None else "directly"
-        raise NotAllowedInAgent(
-            f"agent {self.name} cannot be called {inside}: start it with app.start({self.name}, …) or app.run({self.name}, …)"
-        )
+    def _check_limits(self) -> None:
+        if self.budget is not None and not isinstance(self.budget, Limits):
+            raise InvalidInput(f"agent {self.name}: budget={self.budget!r:.60} is not a Budget(usd=…)")
+        if self.circles is not None and not isinstance(self.circles, Circles):
+            raise InvalidInput(f"agent {self.name}: circles={self.circles!r:.60} is not a Circles(repeats=…)")
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """Start a child run: it has its number, and is on its way, when this returns; await its result."""
+        machine = current()
+        if machine is None:
+            raise NotAllowedInAgent(
+                f"agent {self.name} cannot be called directly: start it with app.start({self.name}, …) or app.run({self.name}, …)"
+            )
+        if machine.facts.depth >= MAX_DEPTH:
+            raise InvalidInput(f"agent {self.name}: {MAX_DEPTH} agents call each other already; is there one that calls itself for ever?")
+        return machine.start_child(self, self._signature.bind(args, kwargs))
+
+    def rebind(self, encoded: bytes) -> bytes | None:
+        """Recorded arguments as today's signature would record them; None if they do not fit it."""
+        try:
+            return self._signature.bind((), codec.decode(encoded))
+        except InvalidInput:
+            return None
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """Canonical JSON of the agent's named arguments; InvalidInput names the parameter and the rule."""
@@ -103,13 +136,23 @@ def source_digest(fn: Callable[..., Any]) -> str:
 @overload
 def agent(fn: AgentFunction[P, R], /) -> Agent[P, R]: ...
 @overload
-def agent(*, name: str | None = None, version: str | None = None) -> Callable[[AgentFunction[P, R]], Agent[P, R]]: ...
-def agent(fn: Any = None, /, *, name: str | None = None, version: str | None = None) -> Any:
-    """Declare an agent: `@agent`, or `@agent(name=, version=)`, on an `async def` whose first parameter is its Run."""
+def agent(
+    *,
+    name: str | None = None,
+    version: str | None = None,
+    budget: Limits | None = None,
+    circles: Circles | None = None,
+    queue: str | None = None,
+) -> Callable[[AgentFunction[P, R]], Agent[P, R]]: ...
+def agent(fn: Any = None, /, **options: Any) -> Any:
+    """Declare an agent: `@agent`, or `@agent(name=, version=, budget=, circles=, queue=)`, on an `async def` whose first parameter is its Run."""
     if fn is not None:
         return Agent(fn, names=sys._getframe(1).f_locals)
+    unknown = options.keys() - {"name", "version", "budget", "circles", "queue"}
+    if unknown:
+        raise InvalidInput(f"@agent has no option {min(unknown)}; name, version, budget, circles, queue")
 
     def declare(fn: Any) -> Agent[Any, Any]:
-        return Agent(fn, name=name, version=version, names=sys._getframe(1).f_locals)
+        return Agent(fn, **options, names=sys._getframe(1).f_locals)
 
     return declare

@@ -6,16 +6,18 @@ import asyncio
 import math
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
 
 from perdure.agent import Agent
 from perdure.core import codec, keys
+from perdure.core.approval import ApprovalStatus, Vote
 from perdure.core.codec import Payload
-from perdure.core.events import AnyBody, CancelRequested, Event, Failure, RunCreated, RunRequeued, RunSucceeded, ToolCallResolved
-from perdure.core.failures import clean
+from perdure.core.events import Event, Limits, RunCreated, RunSucceeded
 from perdure.core.state import RunState, fold
+from perdure.desk import NOTHING, Desk
 from perdure.errors import (
     AlreadyRunning,
     Conflict,
@@ -24,13 +26,13 @@ from perdure.errors import (
     NotFound,
     ResultTimeout,
     RunCancelled,
-    RunEnded,
     RunFailed,
     UnknownAgent,
 )
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, NewRun, RunRow, Status, Store
+from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow, CostRow, NewRun, RunRow, Served, Store
 from perdure.store.open import open_store
+from perdure.undo import Undoer, UndoPlan, undoable
 from perdure.worker.clock import Clock
 from perdure.worker.worker import Observer, Worker
 
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from perdure.inspect.audit import AuditLog
 
 T = TypeVar("T")
-_NOTHING: Any = object()
+CostsBy = Literal["agent", "tenant", "model", "day", "run", "tool"]
 
 
 class Perdure:
@@ -53,6 +55,7 @@ class Perdure:
         audit_log: Path | str | None = None,
         observers: Sequence[Observer] = (),
         clock: Clock | None = None,
+        queues: Sequence[str] | None = None,
     ) -> None:
         if url is not None and not isinstance(url, str):
             raise InvalidInput(f"Perdure({url!r:.80}): a URL is text, such as 'sqlite:///perdure.db'")
@@ -60,7 +63,9 @@ class Perdure:
             raise InvalidInput(f"Perdure(settings={settings!r:.80}): settings are one object, such as Settings(lease_s=10)")
         self.settings = settings or Settings()
         self.url = url or (self.settings.url if settings else os.environ.get("PERDURE_URL") or self.settings.url)
-        self.agents = _by_name(agents)
+        self.versions = _by_version(agents)
+        self.agents = {agent.name: agent for agent in self.versions.values()}  # of several versions the one given last is started
+        self.queues = queues
         self.clock = clock or Clock()
         self._observers = list(observers)
         self._audit_log = audit_log
@@ -92,6 +97,10 @@ class Perdure:
                 self._store = None
 
     @property
+    def _desk(self) -> Desk:
+        return Desk(self.store, self.clock, self.settings.roles, round(self.settings.lease_s * 1e6))
+
+    @property
     def store(self) -> Store:
         if self._store is None:
             raise InvalidInput("the app is not open: use it in an `async with Perdure(…) as app:` block")
@@ -106,11 +115,20 @@ class Perdure:
         id: str | None = None,
         tenant: str = "default",
         actor: str | None = None,
+        queue: str | None = None,
+        priority: int = 0,
+        not_before: datetime | timedelta | None = None,
+        budget: Limits | None = None,
         **kwargs: Any,
     ) -> Handle:
-        """Create a run; it is durable when this returns. The same id with the same input is the same run; with another, Conflict."""
+        """Create a run; it is durable when this returns. The same id with the same input is the same run; with another, Conflict.
+
+        Of one tenant's runs in a queue the higher `priority` goes first. `not_before` is a time, or how long from now.
+        """
         found = self._agent(agent)
-        return await self.start_encoded(found, found.bind(args, kwargs), id=id, tenant=tenant, actor=actor, target=found.target)
+        encoded = found.bind(args, kwargs)
+        options: dict[str, Any] = {"queue": queue, "priority": priority, "not_before": not_before, "budget": budget}
+        return await self.start_encoded(found, encoded, id=id, tenant=tenant, actor=actor, target=found.target, **options)
 
     async def start_encoded(
         self,
@@ -121,6 +139,10 @@ class Perdure:
         tenant: str = "default",
         actor: str | None = None,
         target: str | None = None,
+        queue: str | None = None,
+        priority: int = 0,
+        not_before: datetime | timedelta | None = None,
+        budget: Limits | None = None,
     ) -> Handle:
         """The same for input that `agent.bind` has made; `target` says where the code is."""
         run_id = keys.check_id(self.clock.new_id() if id is None else id, "the run id")
@@ -128,10 +150,21 @@ class Perdure:
         if actor is not None:
             keys.check_id(actor, "the actor")
         payload, blob = codec.pack(encoded_input, self.settings.inline_bytes)
+        now = self.clock.now()
         created = RunCreated(
-            run_id=run_id, agent=agent.name, version=agent.version, tenant=tenant, input=payload, actor=actor, target=target
+            run_id=run_id,
+            agent=agent.name,
+            version=agent.version,
+            tenant=tenant,
+            input=payload,
+            actor=actor,
+            target=target,
+            queue=keys.check_id(queue or agent.queue or "default", "the queue"),
+            priority=_checked_priority(priority),
+            not_before=None if not_before is None else _moment(not_before, now),
+            budget=_checked_budget(budget) or agent.budget,
         )
-        new = NewRun(run_id, created, self.clock.new_id(), self.clock.now(), codec.digest(encoded_input), () if blob is None else (blob,))
+        new = NewRun(run_id, created, self.clock.new_id(), now, codec.digest(encoded_input), () if blob is None else (blob,))
         row, is_new = await self._write(lambda: self.store.create_run(new))
         if not is_new:
             _same_run(row, agent.name, tenant, new.input_digest)
@@ -145,13 +178,14 @@ class Perdure:
         id: str | None = None,
         tenant: str = "default",
         actor: str | None = None,
+        budget: Limits | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Start a run, drive it in this process and return its result."""
+        """Start a run, drive it and its children in this process and return its result."""
         name = self._agent(agent).name
         if name not in self.agents:
             raise UnknownAgent(f"agent {name} is not served by this app, so that it cannot drive it: Perdure(url, agents=[{name}, …])")
-        handle = await self.start(agent, *args, id=id, tenant=tenant, actor=actor, **kwargs)
+        handle = await self.start(agent, *args, id=id, tenant=tenant, actor=actor, budget=budget, **kwargs)
         return await handle.result()
 
     def handle(self, run_id: str) -> Handle:
@@ -181,82 +215,141 @@ class Perdure:
             if self._worker is None:
                 if not self.agents:
                     raise UnknownAgent("no agents to drive: pass them, Perdure(url, agents=[…])")
-                worker = Worker(self.store, self.agents.values(), self.settings, self.clock, self._observers)
+                worker = Worker(self.store, self.versions.values(), self.settings, self.clock, self._observers, self.queues)
                 self._worker = await worker.__aenter__()
         return self._worker
 
+    # -- approvals ----------------------------------------------------------------------------------------------------
+    async def approvals(
+        self, *, status: ApprovalStatus | None = "pending", tenant: str | None = None, run_id: str | None = None, limit: int = 100
+    ) -> list[ApprovalRow]:
+        """The inbox: what waits for somebody's yes or no, those that expire first in front. `status=None`: all there ever were."""
+        return self.store.approvals(ApprovalFilter(status=status, tenant=tenant, run_id=run_id, limit=limit))
+
+    async def approve(
+        self,
+        approval: str,
+        *,
+        by: str,
+        edit: dict[str, Any] | None = None,
+        note: str | None = None,
+        roles: Sequence[str] = (),
+        digest: str | None = None,
+        source: str = "app",
+        tenant: str | None = None,
+    ) -> ApprovalRow:
+        """Say yes, with `edit` to other values of the fields that may be edited. One decision counts: Conflict for whoever is second.
+
+        `roles` are those that the caller knows `by` to have, beside those in the settings. `digest`, where given, is what they have
+        seen: Conflict if it is about something else.
+        """
+        if edit is not None and not isinstance(edit, dict):
+            raise InvalidInput(f"edit={edit!r:.60}: the fields to change and their values, such as {{'cents': 500}}")
+        vote = Vote(by, True, tuple(roles), note, source, digest, edit)
+        return await self._write(lambda: self._desk.vote(approval, vote, tenant=tenant))
+
+    async def reject(
+        self,
+        approval: str,
+        *,
+        by: str,
+        reason: str,
+        roles: Sequence[str] = (),
+        digest: str | None = None,
+        source: str = "app",
+        tenant: str | None = None,
+    ) -> ApprovalRow:
+        """Say no; the agent sees the reason."""
+        if not isinstance(reason, str) or not reason.strip():
+            raise InvalidInput("reject(reason=…): say why; the agent sees it")
+        vote = Vote(by, False, tuple(roles), reason, source, digest)
+        return await self._write(lambda: self._desk.vote(approval, vote, tenant=tenant))
+
     # -- steering -----------------------------------------------------------------------------------------------------
-    async def cancel(self, run_id: str, *, by: str = "app", reason: str | None = None) -> None:
-        """Ask for a run to be cancelled. Its agent sees CancelledError and may clean up; `cancelled` comes when it is done."""
+    async def signal(
+        self, run_id: str, topic: str, payload: Any = None, *, key: str | None = None, by: str = "app", tenant: str | None = None
+    ) -> None:
+        """Hand something to a run: in order per topic, kept until its agent asks for it, and once per `key`. RunEnded after its end."""
+        await self._write(lambda: self._desk.signal(run_id, topic, payload, by=by, key=key, tenant=tenant))
 
-        def expect(row: RunRow) -> None:
-            if row.status == "cancelling":
-                raise _AskedBefore
+    async def cancel(
+        self, run_id: str, *, by: str = "app", reason: str | None = None, force: bool = False, tenant: str | None = None
+    ) -> None:
+        """Ask for a run to be cancelled. Its agent sees CancelledError and may clean up; `cancelled` comes when it is done.
 
-        try:
-            await self._post(run_id, None, CancelRequested(by=clean(by, 200), reason=_cleaned(reason)), "cancelling", expect)
-        except _AskedBefore:
-            pass  # asking twice is asking once
+        `force` ends a run that nobody drives at once and without its agent: what was in doubt stays so.
+        """
+        act = self._desk.end if force else self._desk.cancel
+        await self._write(lambda: act(run_id, by=by, reason=reason, tenant=tenant))
+
+    async def pause(self, run_id: str, *, by: str = "app", reason: str | None = None, tenant: str | None = None) -> None:
+        """Have a run stand still at its next step; what is under way ends first. Whatever reaches it meanwhile is kept."""
+        await self._write(lambda: self._desk.pause(run_id, by=by, reason=reason, tenant=tenant))
+
+    async def unpause(
+        self, run_id: str, *, by: str = "app", note: str | None = None, add: Limits | None = None, tenant: str | None = None
+    ) -> list[str]:
+        """Let a run go on that is paused or needs attention. `add=Budget(usd=5)` adds to the budget that it has used up, and lets
+        every run go on that stood still for want of it. Returns the runs that go on."""
+        added = _checked_budget(add)
+        return await self._write(lambda: self._desk.unpause(run_id, by=by, note=note, add=added, tenant=tenant))
 
     async def requeue(self, run_id: str, *, by: str = "app", note: str | None = None) -> None:
         """Send a run that needs attention back to work."""
+        await self._write(lambda: self._desk.requeue(run_id, by=by, note=note))
 
-        def expect(row: RunRow) -> None:
-            if row.status != "needs_attention":
-                raise Conflict(f"run {run_id} is {row.status}; only a run that needs attention can be sent back to work")
-
-        state = await self.handle(run_id).state()
-        body = RunRequeued(by=clean(by, 200), note=_cleaned(note))
-        await self._post(run_id, None, body, "cancelling" if state.cancel else "queued", expect)
+    async def adopt(self, run_id: str, *, by: str = "app", note: str | None = None) -> None:
+        """Let the version of the agent that this app has go on with a run that was begun with another one. It is recorded."""
+        row = await self.handle(run_id).status()
+        agent = self._agent(row.agent)
+        await self._write(lambda: self._desk.adopt(run_id, agent.version, by=by, note=note))
 
     async def resolve(
         self,
         run_id: str,
         call: int,
         *,
-        happened: Any = _NOTHING,
+        happened: Any = NOTHING,
         did_not_happen: bool = False,
         fail: str | None = None,
         by: str = "app",
         note: str | None = None,
     ) -> None:
         """Settle a call that is in doubt: it happened with this result, it did not happen, or fail it."""
-        if (happened is not _NOTHING) + did_not_happen + (fail is not None) != 1:
-            raise InvalidInput("say exactly one of: happened=RESULT, did_not_happen=True, fail=TEXT")
-        state = await self.handle(run_id).state()
-        found = state.calls.get(call)
-        if found is None:
-            raise NotFound(f"run {run_id} has no call {call}; it has {len(state.calls)}")
-        if found.phase != "in_doubt" and not (found.phase == "started" and found.effect in ("once", "keyed")):
-            raise Conflict(
-                f"call {call} ({found.tool}) of run {run_id} is {found.phase.replace('_', ' ')}; only a call in doubt can be resolved"
-            )
-        if found.phase == "started" and await self._is_held(run_id):
-            raise Conflict(f"call {call} ({found.tool}) of run {run_id} is being performed by a live worker; wait for what it says")
-        by, note = clean(by, 200), _cleaned(note)
-        if happened is not _NOTHING:
-            payload = codec.pack(codec.encode(happened), codec.MAX_BYTES)[0]
-            body = ToolCallResolved("happened", by=by, attempt=found.attempt, result=payload, note=note)
-        elif did_not_happen:
-            body = ToolCallResolved("did_not_happen", by=by, attempt=found.attempt, note=note)
-        else:
-            failure = Failure(kind="fatal", type="Resolved", message=clean(fail or "", 2000))
-            body = ToolCallResolved("failed", by=by, attempt=found.attempt, failure=failure, note=note)
+        answer: dict[str, Any] = {"happened": happened, "did_not_happen": did_not_happen, "fail": fail}
+        await self._write(lambda: self._desk.resolve(run_id, call, **answer, by=by, note=note))
 
-        def expect(row: RunRow) -> None:
-            if row.holder is None and row.seq != state.seq:
-                raise Conflict(f"run {run_id} has moved on meanwhile (event {row.seq}, not {state.seq}); look again: perdure why {run_id}")
+    # -- undoing ------------------------------------------------------------------------------------------------------
+    async def plan_undo(self, run_id: str) -> UndoPlan:
+        """What `undo` would do about a run that has ended, and what it cannot; nothing is written. Its agent must be known here."""
+        row = undoable(self.store, run_id)
+        return (await self._undoer.survey(row, self._agent_of(row))).plan
 
-        await self._post(run_id, call, body, "cancelling" if state.cancel else "queued", expect)
+    async def undo(
+        self, run_id: str, *, by: str = "app", accept: bool = False, wait: bool = True, stop: asyncio.Event | None = None
+    ) -> RunRow:
+        """Call the compensate hooks of the run's completed calls, last one first, in the run RUN/undo; that run's row when it rests.
 
-    async def _is_held(self, run_id: str) -> bool:
-        row = await self.handle(run_id).status()
-        alive = {worker.worker for worker in self.store.workers(self.clock.now(), round(self.settings.lease_s * 1e6)) if worker.alive}
-        return row.holder in alive
+        Conflict names what cannot be undone, unless you `accept` that it stays. Once more goes on where it stopped, and tries a hook
+        that has failed again.
+        """
+        row = undoable(self.store, run_id)
+        return await self._undoer.undo(row, self._agent_of(row), by=by, accept=accept, wait=wait, stop=stop)
 
-    async def _post(self, run_id: str, call: int | None, body: AnyBody, status: Status, expect: Callable[[RunRow], None]) -> None:
-        event_id, now = self.clock.new_id(), self.clock.now()
-        await self._write(lambda: self.store.post(run_id, call, body, event_id=event_id, now=now, status=status, expect=expect))
+    @property
+    def _undoer(self) -> Undoer:
+        return Undoer(self.store, self.settings, self.clock, self._desk, self._observers)
+
+    def _agent_of(self, row: RunRow) -> Agent[Any, Any]:
+        return self.versions.get(Served(row.agent, row.version)) or self._agent(row.agent)
+
+    # -- what it cost -------------------------------------------------------------------------------------------------
+    async def costs(self, by: CostsBy = "agent", *, since: datetime | None = None, tenant: str | None = None) -> list[CostRow]:
+        """Calls, time, tokens and money by agent, tenant, model, day, run or tool: counted once, whatever was replayed."""
+        if by not in get_args(CostsBy):
+            raise InvalidInput(f"costs({by!r:.60}): one of {', '.join(get_args(CostsBy))}")
+        after = 0 if since is None else _moment(since, 0)
+        return await asyncio.to_thread(self.store.costs, by, since=after, tenant=tenant)
 
     async def _write(self, work: Callable[[], T]) -> T:
         """Write right here, which is quickest; on a thread while a transaction's tool, which may take long, has the write lock."""
@@ -310,33 +403,51 @@ class Handle:
             body = (await self.events())[-1].body
             assert isinstance(body, RunSucceeded)
             encoded = self._app.load(body.output)
-            return self._app.agents[row.agent].decode_result(encoded) if row.agent in self._app.agents else codec.decode(encoded)
+            agent = self._app.versions.get(Served(row.agent, row.version)) or self._app.agents.get(row.agent)
+            return codec.decode(encoded) if agent is None else agent.decode_result(encoded)
         if row.status == "failed":
             raise RunFailed(self.id, row.error or "failed")
         if row.status == "cancelled":
             raise RunCancelled(self.id, "cancelled")
-        raise NeedsAttention(self.id, f"needs attention: {row.error or row.waiting_for}; perdure why {self.id}")
+        raise NeedsAttention(row.run_id, f"needs attention: {row.error or row.waiting_for}; perdure why {row.run_id}")
 
     async def _end(self) -> RunRow:
-        """Until the run has ended or needs a person. Drives it if it is ready, or if the worker that held it has died."""
-        app = self._app
+        """Until the run, or a child that it waits for, has ended or needs a person. Drives it if it is ready, or if its worker has died."""
+        app, began = self._app, asyncio.get_running_loop().time()
         while True:
             row = await self.status()
             if row.status in FINISHED or (row.status == "needs_attention" and row.ready_at is None):
                 return row
-            if row.agent in app.agents and (row.holder is not None or row.ready_at is not None):
+            if row.status == "waiting" and (stuck := self._stuck_child()) is not None:
+                return stuck
+            # Nobody drives what waits for a person until that time is over: it would come to rest again at once.
+            asks = row.status == "waiting_approval" and row.ready_at is not None and row.ready_at > app.clock.now()
+            ready = row.holder is not None or (row.ready_at is not None and not asks) or self._has_work()
+            if Served(row.agent, row.version) in app.versions and ready:
                 try:
                     await app.drive(self.id)
                     continue
-                except (AlreadyRunning, RunEnded):
+                except (AlreadyRunning, Conflict):
                     pass  # a live worker has it, or was faster: wait for them
-            await self._change(at_most_s=1.0)
+            await self._change(1.0, since=began)
 
-    async def _change(self, at_most_s: float) -> None:
-        version = self._app.store.version()
-        until = asyncio.get_running_loop().time() + at_most_s
-        while self._app.store.version() == version and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110  # no database rings a bell
-            await asyncio.sleep(self._app.settings.poll_s)
+    def _stuck_child(self) -> RunRow | None:
+        """A child that needs a person, when nothing else of the family can bring the run on."""
+        family = self._app.store.family(self.id)
+        moving = any(row.holder is not None or row.ready_at is not None or row.status == "waiting_approval" for row in family)
+        return None if moving else next((row for row in family if row.status == "needs_attention"), None)
+
+    def _has_work(self) -> bool:
+        """Whether a child of it is ready and nobody is at it."""
+        now = self._app.clock.now()
+        return any(row.holder is None and row.ready_at is not None and row.ready_at <= now for row in self._app.store.family(self.id))
+
+    async def _change(self, at_most_s: float, *, since: float) -> None:
+        """Until anything is committed. Looks often at first, and the less often the longer it has waited: an answer is late by 2 %."""
+        loop, version = asyncio.get_running_loop(), self._app.store.version()
+        until = loop.time() + at_most_s
+        while self._app.store.version() == version and (now := loop.time()) < until:  # noqa: ASYNC110  # no database rings a bell for everything
+            await asyncio.sleep(min(max((now - since) / 50, 0.005), self._app.settings.poll_s))
 
     async def events(self, after: int = 0) -> list[Event]:
         """The run's journal, from the event after `after` on."""
@@ -347,14 +458,15 @@ class Handle:
     async def follow(self, after: int = 0) -> AsyncIterator[Event]:
         """The run's journal as it grows, until the run ends."""
         _check_after(after)
+        since = asyncio.get_running_loop().time()
         while True:
             row = await self.status()
             for event in self._app.store.read(self.id, after):
-                after = event.seq
+                after, since = event.seq, asyncio.get_running_loop().time()
                 yield event
             if row.status in FINISHED and after >= row.seq:
                 return
-            await self._change(at_most_s=0.5)
+            await self._change(0.5, since=since)
 
     async def state(self, at: int | None = None) -> RunState:
         """The fold of the journal, now or as of event `at`."""
@@ -366,12 +478,36 @@ class Handle:
         return fold(events[:at])
 
 
-class _AskedBefore(Exception):
-    """The same has been asked for already."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MAX_PRIORITY = 1_000
 
 
-def _cleaned(text: str | None) -> str | None:
-    return None if text is None else clean(text, 2000)
+def _checked_priority(priority: int) -> int:
+    if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > MAX_PRIORITY:
+        raise InvalidInput(f"priority={priority!r:.60}: a whole number from -{MAX_PRIORITY:,} to {MAX_PRIORITY:,}; higher goes first")
+    return priority
+
+
+def _checked_budget(budget: Limits | None) -> Limits | None:
+    if budget is not None and not isinstance(budget, Limits):
+        raise InvalidInput(f"{budget!r:.60} is not a Budget(usd=…)")
+    return budget
+
+
+def _moment(when: datetime | timedelta, now: int) -> int:
+    """Microseconds since 1970; a timedelta counts from now. InvalidInput for a time without a zone."""
+    if isinstance(when, timedelta):
+        micros = now + when // timedelta(microseconds=1)
+    elif isinstance(when, datetime) and when.tzinfo is not None:
+        micros = (when - _EPOCH) // timedelta(microseconds=1)
+    else:
+        raise InvalidInput(f"{when!r:.60}: a datetime with a time zone, such as datetime.now(UTC) + timedelta(hours=1), or a timedelta")
+    if not 0 <= micros <= _LATEST_US:
+        raise InvalidInput(f"{when!r:.60} lies before 1970 or after 9999")
+    return micros
+
+
+_LATEST_US = 253_402_300_799_000_000
 
 
 def _check_after(after: int) -> None:
@@ -379,16 +515,17 @@ def _check_after(after: int) -> None:
         raise InvalidInput(f"after={after!r:.80}: the seq of an event, or 0 for all of them; a whole number below 2³²")
 
 
-def _by_name(agents: Iterable[Agent[Any, Any]]) -> dict[str, Agent[Any, Any]]:
-    known: dict[str, Agent[Any, Any]] = {}
+def _by_version(agents: Iterable[Agent[Any, Any]]) -> dict[Served, Agent[Any, Any]]:
+    known: dict[Served, Agent[Any, Any]] = {}
     if not isinstance(agents, Iterable):
         raise InvalidInput(f"{agents!r:.80} is not a list of agents: Perdure(url, agents=[…])")
     for agent in agents:
         if not isinstance(agent, Agent):
             raise InvalidInput(f"{agent!r:.80} is not an agent: decorate the coroutine function with @agent")
-        if agent.name in known:
-            raise InvalidInput(f"two agents are called {agent.name}: give one another name, @agent(name=…)")
-        known[agent.name] = agent
+        served = Served(agent.name, agent.version)
+        if served in known and known[served] is not agent:
+            raise InvalidInput(f"two agents are called {agent.name} (version {agent.version}): give one another name, @agent(name=…)")
+        known[served] = agent
     return known
 
 

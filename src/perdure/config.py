@@ -1,7 +1,8 @@
 """Where settings come from: a flag, then PERDURE_<NAME>, then perdure.toml or [tool.perdure], then the default.
 
 A name that is none of ours is an error with the nearest one, and a wrong value names the place it came from: a setting that is
-silently ignored is found out about in the worst moment.
+silently ignored is found out about in the worst moment. In an environment variable tables (queues, roles) are JSON, and lists are
+separated by commas.
 """
 
 from __future__ import annotations
@@ -11,16 +12,21 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import msgspec
 
+from perdure.core import codec
+from perdure.core.approval import MAX_WHO_CHARS
+from perdure.core.keys import check_id
 from perdure.errors import InvalidInput
-from perdure.settings import Settings
+from perdure.settings import HIDDEN, Queue, Settings
 
 PREFIX = "PERDURE_"
 _TYPES = get_type_hints(Settings, include_extras=True)
 _NAMES = frozenset(Settings.__struct_fields__)
+_QUEUE_TYPES = get_type_hints(Queue, include_extras=True)
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
 # Read elsewhere; and what Kubernetes injects for a service that is called "perdure".
 _NOT_SETTINGS = re.compile(r"PERDURE_(DEBUG|SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?)\Z")
 
@@ -99,9 +105,68 @@ def _nearest(name: str) -> str | None:
 
 
 def _checked(given: _Given) -> Any:
-    wanted = _TYPES[given.name]
+    match given.name:
+        case "queues":
+            return {check_id(name, f"{given.source}: the queue"): _queue(name, table, given) for name, table in _table(given).items()}
+        case "roles":
+            return {name: _people(name, people, given) for name, people in _table(given).items()}
+        case "webhook_hosts":
+            return _hosts(given)
+        case _:
+            return _converted(given, _TYPES[given.name])
+
+
+def _converted(given: _Given, wanted: Any) -> Any:
     try:
         return msgspec.convert(given.value, wanted, strict=not given.textual)
     except msgspec.ValidationError:
-        rule = next(meta.description for meta in wanted.__metadata__ if isinstance(meta, msgspec.Meta))
-        raise InvalidInput(f"{given.source} is {given.value!r:.80}; it must be {rule}") from None
+        raise _refusal(given, _rule(wanted)) from None
+
+
+def _refusal(given: _Given, rule: str) -> InvalidInput:
+    shown = "not shown here" if given.name in HIDDEN else f"{given.value!r:.80}"
+    return InvalidInput(f"{given.source} is {shown}; it must be {rule}")
+
+
+def _rule(wanted: Any) -> str:
+    """The words in which a type says what it takes; of `Count | None`, those of Count."""
+    annotated = next((member for member in get_args(wanted) if hasattr(member, "__metadata__")), wanted)
+    return next(meta.description for meta in annotated.__metadata__ if isinstance(meta, msgspec.Meta) and meta.description)
+
+
+def _table(given: _Given) -> dict[str, Any]:
+    value = codec.parse(given.value, given.source) if given.textual else given.value
+    if not isinstance(value, dict):
+        raise _refusal(given, _rule(_TYPES[given.name]))
+    return value
+
+
+def _queue(name: str, table: Any, given: _Given) -> Queue:
+    source = f"{given.source}: {name}" if given.textual else f"{given.source}.{name}"
+    if not isinstance(table, dict):
+        raise _refusal(given._replace(value=table, source=source), f"a table with {' and '.join(_QUEUE_TYPES)}")
+    unknown = [key for key in table if key not in _QUEUE_TYPES]
+    if unknown:
+        raise InvalidInput(f"{source}: {unknown[0]!r:.80} is no setting of a queue; {' and '.join(_QUEUE_TYPES)} are")
+    limits = {
+        key: _converted(given._replace(value=value, source=f"{source}.{key}", textual=False), _QUEUE_TYPES[key])
+        for key, value in table.items()
+    }
+    return Queue(**limits)
+
+
+def _people(role: str, people: Any, given: _Given) -> tuple[str, ...]:
+    source = f"{given.source}: {role}" if given.textual else f"{given.source}.{role}"
+    names = [role, *people] if isinstance(people, list) else [None]
+    if not all(isinstance(name, str) and 0 < len(name) <= MAX_WHO_CHARS and name.isprintable() for name in names):
+        rule = f'a list of names, such as ["ann", "bob"], the role and each name of 1 to {MAX_WHO_CHARS} printable characters'
+        raise _refusal(given._replace(value=people, source=source), rule)
+    return tuple(dict.fromkeys(people))
+
+
+def _hosts(given: _Given) -> tuple[str, ...]:
+    value = [part.strip() for part in given.value.split(",") if part.strip()] if given.textual else given.value
+    # With a scheme, a path or a port it would never equal the host of an address, and everything would be refused.
+    if not isinstance(value, list) or not all(isinstance(host, str) and _HOST.fullmatch(host) for host in value):
+        raise _refusal(given, f"{_rule(_TYPES[given.name])}, without scheme, port or path")
+    return tuple(dict.fromkeys(host.lower() for host in value))

@@ -8,6 +8,8 @@ PerdureError
 ├── RunEnded                the run has finished and takes nothing more
 ├── AlreadyRunning          a live worker holds the run
 ├── UnknownAgent            this process does not serve the agent that the run belongs to
+│   └── WrongVersion        it serves the agent, in another version than the run was begun with
+├── NotPermitted            whoever asks may not decide this
 ├── NotAllowedInAgent       an agent touched the world directly; do it in a tool
 ├── StoreError              the journal cannot be used
 │   ├── StoreUnavailable    try again: locked, full disk, lost connection
@@ -21,7 +23,10 @@ PerdureError
 │   └── Fatal               trying again is pointless
 ├── seen by agents
 │   └── ToolFailed          a call failed for good; the same on replay
-│       └── ResultNotEncodable   the effect happened, its result could not be recorded
+│       ├── ResultNotEncodable   the effect happened, its result could not be recorded
+│       ├── NotApproved     a person said no, nobody said yes in time, or it was withdrawn; `outcome` says which
+│       ├── BudgetExceeded  there is not enough left for the call
+│       └── ChildFailed     a child agent failed or was cancelled
 └── seen by who waits for a run
     └── RunNotSucceeded
         ├── RunFailed
@@ -63,6 +68,14 @@ class AlreadyRunning(PerdureError):
 
 class UnknownAgent(PerdureError):
     """This process does not serve the agent that the run belongs to."""
+
+
+class WrongVersion(UnknownAgent):
+    """This process serves the agent, in another version than the run was begun with."""
+
+
+class NotPermitted(PerdureError):
+    """Whoever asks may not decide this."""
 
 
 class NotAllowedInAgent(PerdureError):
@@ -129,6 +142,30 @@ class ToolFailed(PerdureError):
 
 class ResultNotEncodable(ToolFailed):
     """The effect happened, but its result could not be recorded; it is never repeated for that."""
+
+
+class NotApproved(ToolFailed):
+    """The call was not made: rejected, expired or withdrawn, which are different answers."""
+
+    def __init__(self, tool: str, call: int, *, outcome: str, by: str | None, note: str | None, message: str) -> None:
+        super().__init__(tool, call, kind=outcome, type="NotApproved", message=message, attempts=0)
+        self.outcome = outcome
+        self.by = by
+        self.note = note
+
+
+class BudgetExceeded(ToolFailed):
+    """The call was not made: there is not enough left for it."""
+
+
+class ChildFailed(ToolFailed):
+    """A child agent failed or was cancelled; `run_id` is its run."""
+
+    def __init__(self, agent: str, call: int, *, run_id: str, kind: str, type: str, message: str) -> None:
+        super().__init__(agent, call, kind=kind, type=type, message=message, attempts=1)
+        self.run_id = run_id
+        # What comes from a child's own child is told as it was there: a chain of these would bury its cause.
+        self.args = (message if type == "ChildFailed" else f"child {run_id} ({agent}) failed: {type}: {message}",)
 
 
 class RunNotSucceeded(PerdureError):

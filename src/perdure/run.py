@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import random
 import uuid
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from perdure.core import codec, keys
-from perdure.core.events import DecisionMade, StatusReported, ThoughtRecorded
+from perdure.core.approval import Approval, Decision
+from perdure.core.events import DecisionMade, OnExpiry, StatusReported, ThoughtRecorded
 from perdure.core.machine import Machine
 from perdure.errors import InvalidInput
 
 T = TypeVar("T")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_TEXT_BYTES = 64 * 1024
+MAX_ACTION_CHARS = 200
 
 
 class Run:
@@ -43,6 +47,11 @@ class Run:
         return self._machine.facts.version
 
     @property
+    def parent(self) -> str | None:
+        """The id of the run that has started this one as its child."""
+        return self._machine.facts.parent
+
+    @property
     def cancelled(self) -> bool:
         """Whether somebody has asked for this run to be cancelled."""
         return self._machine.cancel_asked
@@ -60,6 +69,56 @@ class Run:
         """A UUID that comes out the same on replay, and differs for every call of this."""
         self._uuids += 1
         return uuid.UUID(int=keys.seed(self.id, f"uuid {self._uuids}") >> 128, version=4)
+
+    def approve(
+        self,
+        action: str,
+        input: Any = None,
+        *,
+        reason: str | None = None,
+        by: str | Sequence[str] = (),
+        quorum: int = 1,
+        expires: float | timedelta | None = None,
+        on_expiry: OnExpiry = "reject",
+        escalate_to: str | Sequence[str] = (),
+        escalate_expires: float | timedelta | None = None,
+        editable: str | Sequence[str] = (),
+        four_eyes: bool = False,
+    ) -> Coroutine[Any, Any, Decision]:
+        """Ask people, and wait for their Decision without a process. `granted` is True for "approved" alone; `input` is what they approved.
+
+        To have every call of a risky tool asked about, bound to its exact arguments, say @tool(approval=…) instead.
+        """
+        if not isinstance(action, str) or not 0 < len(action) <= MAX_ACTION_CHARS or not action.isprintable():
+            raise InvalidInput(f"run.approve({action!r:.60}): the action is a name of 1 to {MAX_ACTION_CHARS} printable characters")
+        policy = Approval(
+            by=by,
+            quorum=quorum,
+            expires=expires,
+            on_expiry=on_expiry,
+            escalate_to=escalate_to,
+            escalate_expires=escalate_expires,
+            editable=editable,
+            four_eyes=four_eyes,
+        )
+        encoded = codec.encode(input)
+        _check_editable(action, codec.decode(encoded), policy.editable)
+        return self._machine.ask_approval(action, encoded, policy, None if reason is None else _text(reason, "run.approve(reason=)"))
+
+    async def receive(self, topic: str, *, timeout: float | timedelta | None = None) -> Any:
+        """The next signal on this topic, in the order in which they were sent; those sent before are kept. TimeoutError after `timeout`."""
+        keys.check_id(topic, "run.receive: the topic")
+        if timeout is None:
+            return await self._machine.receive(topic)
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not math.isfinite(seconds):
+            raise InvalidInput(f"run.receive(timeout={timeout!r:.60}): seconds or a timedelta")
+        async with asyncio.timeout(max(seconds, 0)):
+            return await self._machine.receive(topic)
+
+    def patched(self, name: str) -> bool:
+        """Whether this run takes the new side of a change in the code: True for runs that have not come past here before the change."""
+        return self._machine.patched(keys.check_id(name, "run.patched: the name"))
 
     def note(self, text: str) -> None:
         """Write a thought into the journal."""
@@ -81,6 +140,12 @@ class Run:
             )
         )
         return choice
+
+
+def _check_editable(action: str, value: Any, editable: tuple[str, ...]) -> None:
+    missing = [name for name in editable if not isinstance(value, dict) or name not in value]
+    if missing:
+        raise InvalidInput(f"run.approve({action!r:.60}): {missing[0]} is to be editable, but the input has no such field")
 
 
 def _text(text: str, what: str) -> str:

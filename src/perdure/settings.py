@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -12,6 +12,20 @@ Period = Annotated[float, Meta(gt=0, le=1e9, description="a number of seconds ab
 Count = Annotated[int, Meta(ge=1, le=2**40, description="a whole number, 1 or more")]
 Synchronous = Annotated[Literal["full", "normal"], Meta(description='"full" or "normal"')]
 Text = Annotated[str, Meta(description="text")]
+
+
+class Queue(Struct, frozen=True, forbid_unknown_fields=True):
+    """How much of one queue may be worked on at a time, over all workers."""
+
+    concurrency: Count | None = None
+    per_tenant: Count | None = None
+
+
+Queues = Annotated[dict[str, Queue], Meta(description="a table of queues: [queues.NAME] with concurrency and per_tenant")]
+Roles = Annotated[dict[str, tuple[str, ...]], Meta(description='a table of roles: finance = ["ann", "bob"]')]
+Hosts = Annotated[tuple[str, ...], Meta(description='a list of host names, such as ["hooks.example.com"]')]
+
+HIDDEN = frozenset(("webhook_secret", "webhook_url"))  # an address of a webhook is often all that one needs to write to it
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,7 +38,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     threads: Count = 64  # sync tools that run at a time in one worker
     drain_timeout_s: Span = 30.0
     flush_s: Span = 0.05  # how long results of `read` calls may wait for the next commit
-    poll_s: Period = 0.005  # how often an idle worker asks the database whether anything has changed
+    poll_s: Period = 0.25  # how often the database is asked whether anything has changed, should nobody have rung
     park_after_s: Span = 1.0  # a run that only waits for longer than this is given up by its worker until then
     cancel_grace_s: Span = 5.0  # how long a timed-out or cancelled tool gets to end by itself
     reconcile_margin_s: Span = 2.0  # added to an attempt's deadline before its reconcile hook is asked
@@ -33,3 +47,17 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     poison_limit: Count = 5  # workers that may die on a run in a row, without progress, before it is parked
     inline_bytes: Count = 65536  # payloads above this go to the blob store
     max_steps: Count = 1_000_000  # steps of an agent between two completions before it counts as stuck
+    linger_s: Span = 0.1  # a run that waits for children is kept this long after the last of them, since more may end at once
+    queues: Queues = {}
+    roles: Roles = {}  # who may decide what is asked of "role:finance"
+    webhook_url: Text = ""  # where notices go, signed; "" means: only to the log
+    webhook_secret: Text = ""
+    webhook_hosts: Hosts = ()  # where webhook_url may point to; empty: only to loopback
+
+    def __repr__(self) -> str:
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        # Settings end up in logs and tracebacks; the secret, and an address that can be one, must not (G15).
+        shown = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        return [(name, "(set)" if value and name in HIDDEN else value) for name, value in shown]

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from perdure import app as asynchronous
 from perdure.agent import Agent
+from perdure.app import CostsBy
 from perdure.core.events import Event
 from perdure.core.state import RunState
 from perdure.errors import InvalidInput
 from perdure.settings import Settings
-from perdure.store.api import RunRow, Store
+from perdure.store.api import ApprovalRow, CostRow, RunRow, Store
+from perdure.undo import UndoPlan
 
 T = TypeVar("T")
 
@@ -32,8 +34,10 @@ class Perdure:
         *,
         settings: Settings | None = None,
         audit_log: Path | str | None = None,
+        queues: Sequence[str] | None = None,
     ) -> None:
-        self._make: Callable[[], asynchronous.Perdure] = lambda: asynchronous.Perdure(url, agents, settings=settings, audit_log=audit_log)
+        options: dict[str, Any] = {"settings": settings, "audit_log": audit_log, "queues": queues}
+        self._make: Callable[[], asynchronous.Perdure] = lambda: asynchronous.Perdure(url, agents, **options)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened: asynchronous.Perdure | None = None
 
@@ -86,7 +90,7 @@ class Perdure:
         return Handle(self, self._wait(self._app.start(agent, *args, **options)))
 
     def run(self, agent: Agent[Any, Any] | str, /, *args: Any, **options: Any) -> Any:
-        """Start a run, drive it in this process and return its result."""
+        """Start a run, drive it and its children in this process and return its result."""
         return self._wait(self._app.run(agent, *args, **options))
 
     def handle(self, run_id: str) -> Handle:
@@ -105,17 +109,57 @@ class Perdure:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._app.drain)
 
+    def approvals(self, **wanted: Any) -> list[ApprovalRow]:
+        """The inbox: what waits for somebody's yes or no, those that expire first in front."""
+        return self._wait(self._app.approvals(**wanted))
+
+    def approve(self, approval: str, *, by: str, **options: Any) -> ApprovalRow:
+        """Say yes, with `edit=` to other values of the fields that may be edited. One decision counts."""
+        return self._wait(self._app.approve(approval, by=by, **options))
+
+    def reject(self, approval: str, *, by: str, reason: str, **options: Any) -> ApprovalRow:
+        """Say no; the agent sees the reason."""
+        return self._wait(self._app.reject(approval, by=by, reason=reason, **options))
+
+    def signal(self, run_id: str, topic: str, payload: Any = None, **options: Any) -> None:
+        """Hand something to a run: in order per topic, kept until its agent asks for it, and once per `key`."""
+        self._wait(self._app.signal(run_id, topic, payload, **options))
+
     def cancel(self, run_id: str, **options: Any) -> None:
         """Ask for a run to be cancelled."""
         self._wait(self._app.cancel(run_id, **options))
+
+    def pause(self, run_id: str, **options: Any) -> None:
+        """Have a run stand still at its next step."""
+        self._wait(self._app.pause(run_id, **options))
+
+    def unpause(self, run_id: str, **options: Any) -> list[str]:
+        """Let a run go on that is paused or needs attention; `add=Budget(usd=5)` adds to the budget that it has used up."""
+        return self._wait(self._app.unpause(run_id, **options))
 
     def requeue(self, run_id: str, **options: Any) -> None:
         """Send a run that needs attention back to work."""
         self._wait(self._app.requeue(run_id, **options))
 
+    def adopt(self, run_id: str, **options: Any) -> None:
+        """Let the version of the agent that this app has go on with a run that was begun with another one."""
+        self._wait(self._app.adopt(run_id, **options))
+
     def resolve(self, run_id: str, call: int, **options: Any) -> None:
         """Settle a call that is in doubt."""
         self._wait(self._app.resolve(run_id, call, **options))
+
+    def plan_undo(self, run_id: str) -> UndoPlan:
+        """What `undo` would do about a run that has ended, and what it cannot; nothing is written."""
+        return self._wait(self._app.plan_undo(run_id))
+
+    def undo(self, run_id: str, *, by: str = "app", accept: bool = False, wait: bool = True) -> RunRow:
+        """Call the compensate hooks of the run's completed calls, last one first, in the run RUN/undo; that run's row when it rests."""
+        return self._wait(self._app.undo(run_id, by=by, accept=accept, wait=wait))
+
+    def costs(self, by: CostsBy = "agent", **wanted: Any) -> list[CostRow]:
+        """Calls, time, tokens and money by agent, tenant, model, day, run or tool."""
+        return self._wait(self._app.costs(by, **wanted))
 
 
 class Handle:

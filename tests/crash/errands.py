@@ -15,7 +15,7 @@ ORDER = "order"
 OUTPUT = {"before": "before seen", "receipt": f"{ORDER} done", "after": "after seen"}
 
 
-async def _do(what: str, call: Call, *, by_key: bool = False) -> str:
+async def do(what: str, call: Call, *, by_key: bool = False) -> str:
     """The effect: where it can be cut off, and where it reaches the world."""
     ledger, doom = Ledger.here(), fate.current()
     ledger.note("begun", what, call)
@@ -30,7 +30,7 @@ async def _do(what: str, call: Call, *, by_key: bool = False) -> str:
     return receipt
 
 
-async def _ask(what: str, call: Call) -> Outcome:
+async def ask_the_service(what: str, call: Call) -> Outcome:
     """The hook: the service knows what has reached it."""
     ledger, doom = Ledger.here(), fate.current()
     doom.meet("reconcile", "before")
@@ -46,32 +46,32 @@ async def look(what: str, call: Call) -> str:
 
 @tool(effect="read")
 async def read(what: str, call: Call) -> str:
-    return await _do(what, call)
+    return await do(what, call)
 
 
 @tool(effect="idempotent")
 def idempotent(what: str, call: Call) -> str:
-    return asyncio.run(_do(what, call))  # a sync tool: it runs in a thread
+    return asyncio.run(do(what, call))  # a sync tool: it runs in a thread
 
 
 @tool(effect="keyed")
 async def keyed(what: str, call: Call) -> str:
-    return await _do(what, call, by_key=True)
+    return await do(what, call, by_key=True)
 
 
 @tool(effect="keyed")
 async def keyed_reconcile(what: str, call: Call) -> str:
-    return await _do(what, call, by_key=True)
+    return await do(what, call, by_key=True)
 
 
 @tool
 def once(what: str, call: Call) -> str:
-    return asyncio.run(_do(what, call))
+    return asyncio.run(do(what, call))
 
 
 @tool(effect="once")
 async def once_reconcile(what: str, call: Call) -> str:
-    return await _do(what, call)
+    return await do(what, call)
 
 
 @tool(effect="transaction")
@@ -90,8 +90,8 @@ def transaction(what: str, call: Call) -> str:
     return f"{what} done"
 
 
-keyed_reconcile.reconcile(_ask)
-once_reconcile.reconcile(_ask)
+keyed_reconcile.reconcile(ask_the_service)
+once_reconcile.reconcile(ask_the_service)
 
 TOOLS: dict[str, Tool[..., Any]] = {
     found.name: found for found in (read, idempotent, keyed, keyed_reconcile, once, once_reconcile, transaction)

@@ -7,6 +7,7 @@ A *place* is a step of a run: the commit of an intent, the effect itself, the cl
     unsynced   the log is written and not synced
     synced     the log is synced, and nobody has been told
     after      the method has returned
+    held       the method is about to be called, and is not until the test says so: what others do meanwhile meets it at that instant
 
 At the place `disk` the moment is `op`: before the nth write or sync of any of the database's files.
 
@@ -24,9 +25,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import apsw
+from tests.crash.ledger import Ledger
 
 from perdure.core.events import (
     AnyBody,
+    ApprovalRequested,
+    ChildFinished,
+    ChildStarted,
+    RunCancelled,
     RunReleased,
     RunSucceeded,
     ToolCallCompleted,
@@ -37,6 +43,7 @@ from perdure.core.events import (
 from perdure.store.api import Append
 from perdure.store.sqlite import SqliteStore
 from perdure.worker.calls import Calls
+from perdure.worker.courier import Courier
 from perdure.worker.drive import Drive
 
 CALL = 2  # the call under test in every errand; 1 and 3 are looks
@@ -47,6 +54,14 @@ def die() -> None:
     """As kill -9 does."""
     os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60)
+
+
+def wait_for_word(place: str) -> None:
+    """Say that it has come to this place, and go no further until `World.let_go`."""
+    ledger = Ledger.here()
+    ledger.note("held", place)
+    while not os.path.exists(f"{ledger.path}.go"):
+        time.sleep(0.002)
 
 
 class Fate:
@@ -64,6 +79,8 @@ class Fate:
     def meet(self, place: str, moment: str) -> None:
         if (place, moment) == (self.place, self.moment) and self._is_time():
             die()
+        if (place, moment, self.moment) == (self.place, "before", "held") and self._is_time():
+            wait_for_word(place)
 
     def _is_time(self) -> bool:
         with self._lock:
@@ -104,14 +121,21 @@ class Fate:
         self.wrap(SqliteStore, "append", self._of_batch)
         self.wrap(SqliteStore, "transact", lambda head, _: self._of_batch([head]))
         self.wrap(Calls, "start", lambda call, *_: {"start"} if self.tool in (call.tool, ANY) else set())
+        self.wrap(SqliteStore, "decide", lambda *_, **__: {"decide"})
+        self.wrap(SqliteStore, "post", lambda *_, **__: {"post"})
+        self.wrap(SqliteStore, "notice_done", lambda *_: {"told"})
+        self.wrap(Courier, "_tell", lambda *_: {"taken"})  # a notice is out of the store, and nobody has heard of it
+        self.wrap(Courier, "_reading", lambda *_: {"sent"})  # the receiver has answered
         self.wrap(Drive, "arrive", lambda ended: {"arrive"} if ended.number == CALL or self.tool == ANY else set())
 
     def _of_batch(self, batch: Iterable[Append]) -> set[str]:
         found = {"append"}
         for append in batch:
             calls = {sealed.event.call for sealed in append.events if self._is_intent(sealed.event.body)}
+            here: set[str] = set()
             for sealed in append.events:
-                found |= self._of_event(sealed.event.body, sealed.event.call, calls)
+                here |= self._of_event(sealed.event.body, sealed.event.call, calls)
+            found |= {f"child {place}" for place in here} if "/" in append.lease.run_id else here
         return found
 
     def _of_event(self, body: AnyBody, call: int | None, begun: set[int | None]) -> set[str]:
@@ -125,8 +149,14 @@ class Fate:
             case ToolCallResolved():
                 return {"resolved"}
             case RunReleased():
-                return {"park"} if body.status == "waiting" else {"handover"}
-            case RunSucceeded():
+                return {"park"} if body.status in ("waiting", "waiting_approval") else {"handover"}
+            case ApprovalRequested():
+                return {"request"}
+            case ChildStarted():
+                return {"birth"}
+            case ChildFinished():
+                return {"delivery"}
+            case RunSucceeded() | RunCancelled():
                 return {"end"}
             case _:
                 return set()

@@ -15,12 +15,12 @@ from perdure.core.events import Event, Failure, ToolCallCompleted
 from perdure.core.machine import CallCompleted
 from perdure.store import journal
 from perdure.store.liveness import FileLocks
-from perdure.worker import calls, drive, lease, perform
+from perdure.worker import calls, drive, lease, orders, perform
 from perdure.worker.answers import Raised, Returned
 
 
 def effects_start_before_their_intent_is_durable() -> None:
-    drive.Drive._ready = lambda self, call: self._calls.start(call, self._asked[call.number])  # type: ignore[method-assign]
+    orders.Orders._ready = lambda self, call: self._calls.start(call, self.tool_call(call))  # type: ignore[method-assign]
 
 
 def keys_do_not_contain_the_call_number() -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from tests.crash.mutations import MUTATIONS
+from tests.crash.waiting_mutations import WAITING_MUTATIONS
 
 Victim = Callable[..., None]
 
@@ -62,7 +63,7 @@ class Nursery:
 # -- its own side -------------------------------------------------------------------------------------------------------------
 def main() -> None:
     """Serve requests until stdin ends."""
-    importlib.import_module("tests.crash.victims")
+    importlib.import_module("tests.crash.people")
     alive: set[int] = set()
     for line in sys.stdin.buffer:
         request = json.loads(line)
@@ -94,7 +95,7 @@ def _bear(request: dict[str, Any]) -> int:
             os.dup2(source, target)
         os.closerange(3, 64)
         if request["mutation"]:
-            MUTATIONS[request["mutation"]]()
+            {**MUTATIONS, **WAITING_MUTATIONS}[request["mutation"]]()
         module, _, name = request["start"].rpartition(":")
         getattr(importlib.import_module(module), name)(**request["args"])
         code = 0

@@ -12,8 +12,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tests.crash import chores, errands, fate, ledger
+import msgspec
+from tests.crash import chores, clans, errands, fate, ledger, petitions
 from tests.crash import thicket as thickets
+from tests.crash.careless import CARELESS
 from tests.crash.failing import FailingDisk
 
 from perdure import Agent, Perdure
@@ -28,7 +30,12 @@ from perdure.worker.clock import Clock
 
 # Waits that only cost time are short, and a wait of any length is given up: a parked run is a boundary too.
 AGENTS: dict[str, Agent[Any, Any]] = {
-    found.name: found for found in (chores.chores, chores.sleeper, chores.hasty, chores.racing, chores.fickle, errands.errand)
+    found.name: found
+    for found in (
+        *(chores.chores, chores.sleeper, chores.hasty, chores.racing, chores.fickle, errands.errand),
+        *(petitions.petition, petitions.vigil, petitions.forum, petitions.council),
+        *(clans.clan, clans.kin, clans.spender, clans.purse, clans.heir, clans.household, clans.listener),
+    )
 }
 QUICK: dict[str, Any] = {"reconcile_margin_s": 0.0, "park_after_s": 0.0, "cancel_grace_s": 0.5}
 
@@ -37,7 +44,7 @@ def prepare(folder: str, settings: dict[str, Any] | None = None) -> tuple[str, S
     """The journal's URL and the settings of this process."""
     os.environ[ledger.VARIABLE] = f"{folder}/ledger"
     logging.basicConfig(level=logging.INFO)
-    return f"sqlite:///{folder}/disk/journal.db", Settings(**{**QUICK, **(settings or {})})
+    return f"sqlite:///{folder}/disk/journal.db", msgspec.convert({**QUICK, **(settings or {})}, Settings)
 
 
 def acknowledge(run_id: str, events: Sequence[Event]) -> None:
@@ -115,14 +122,14 @@ class Shifted(Clock):
         return super().now() + (self._us if wrong else 0)
 
 
-def start(folder: str, runs: dict[str, list[Any]], agent: str = "chores") -> None:
+def start(folder: str, runs: dict[str, list[Any]], agent: str = "chores", queue: str | None = None) -> None:
     """Create runs; nobody drives them yet."""
     url, chosen = prepare(folder)
 
     async def main() -> None:
         async with Perdure(url, settings=chosen) as app:
             for run_id, args in runs.items():
-                await app.start(AGENTS[agent], *([args] if agent == "chores" else args), id=run_id)
+                await app.start(AGENTS[agent], *([args] if agent == "chores" else args), id=run_id, queue=queue)
 
     asyncio.run(main())
 
@@ -134,16 +141,20 @@ def serve(
     clock: Sequence[Any] = (),
     report: str | None = None,
     slow_read_s: float = 0,
+    queues: Sequence[str] | None = None,
+    die: Sequence[Any] = (),
 ) -> None:
     """A worker, until all of these runs have ended or need a person; without any, until SIGTERM."""
     url, chosen = prepare(folder, settings)
+    if die:
+        fate.seal(die)
     if slow_read_s:
         read_slowly(slow_read_s)
 
     async def main() -> None:
         stop = stop_on_signals(asyncio.get_running_loop())
-        shifted = Shifted(*clock) if clock else None
-        async with Perdure(url, agents=AGENTS.values(), settings=chosen, clock=shifted, observers=[acknowledge]) as app:
+        options: dict[str, Any] = {"clock": Shifted(*clock) if clock else None, "queues": queues}
+        async with Perdure(url, agents=AGENTS.values(), settings=chosen, observers=[acknowledge], **options) as app:
             async with asyncio.TaskGroup() as group:
                 group.create_task(app.work(stop=stop))
                 if until:
@@ -222,6 +233,37 @@ def drive(
 
     asyncio.run(main())
     del faulty
+
+
+def rest(
+    folder: str,
+    report: str,
+    agent: str,
+    args: Sequence[Any],
+    run_id: str,
+    die: Sequence[Any] = (),
+    settings: dict[str, Any] | None = None,
+    clock: Sequence[Any] = (),
+    careless: str = "",
+) -> None:
+    """Start the run, or find it started, and drive it here until it ends, needs a person or waits for one; unless the process dies before."""
+    url, chosen = prepare(folder, settings)
+    if careless:
+        CARELESS[careless]()
+    if die:
+        fate.seal(die)
+
+    async def main() -> None:
+        shifted = Shifted(*clock) if clock else None
+        async with Perdure(url, agents=AGENTS.values(), settings=chosen, clock=shifted, observers=[acknowledge]) as app:
+            handle = await app.start(AGENTS[agent], *args, id=run_id)
+            row = await handle.status()
+            if row.status not in FINISHED:
+                row = await app.drive(run_id)
+            output = await handle.result() if row.status == "succeeded" else None
+            tell(report, status=row.status, output=output, error=row.error, waiting_for=row.waiting_for)
+
+    asyncio.run(main())
 
 
 def thicket(folder: str, report: str, seed: int, die: Sequence[Any] = ()) -> None:

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,17 @@ class World:
         assert code == 0, f"code {code}\n{self.log()}"
         return self.told(report)
 
+    def rest(self, agent: str, *args: Any, run_id: str = RUN, die: Sequence[Any] = (), **more: Any) -> dict[str, Any]:
+        """A new process starts the run, or finds it started, and drives it until it rests; or dies where it is told to."""
+        report = self.report()
+        code = self.run(victims.rest, report=report, agent=agent, args=list(args), run_id=run_id, die=list(die), **more)
+        assert code == (KILLED if die else 0), f"{agent} with fate {die}: code {code}\n{self.log()}"
+        return {} if die else self.told(report)
+
+    def let_go(self) -> None:
+        """Have the victim that is held at a place go on."""
+        Path(f"{self.ledger.path}.go").touch()
+
     def begin(self, **runs: list[Any]) -> None:
         """Create runs of `chores` that nobody drives yet."""
         assert self.run(victims.start, runs=runs) == 0, self.log()
@@ -117,7 +128,7 @@ class World:
     def copy(self) -> World:
         """The same world once more, as it is now: what is done there does not touch this one. Nobody may be writing."""
         twin = self.folder.with_name(f"{self.folder.name}-{time.monotonic_ns()}")
-        shutil.copytree(self.folder, twin)
+        shutil.copytree(self.folder, twin, ignore=shutil.ignore_patterns("*.bell"))  # nobody can copy a pipe
         return World(twin, self._nursery, self.mutation)
 
     def look(self, run_id: str = RUN) -> tuple[RunRow | None, list[Event]]:

@@ -6,6 +6,7 @@ program of its own.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import os
@@ -47,10 +48,15 @@ def programs(text: str) -> list[str]:
     return [program for program in (together, *(block.text for block in found if block.alone)) if program]
 
 
+def clean_env() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")} | {"PYTHONPATH": str(ROOT / "src")}
+
+
 def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A real interpreter in an empty folder, with nothing of the caller's settings."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")} | {"PYTHONPATH": str(ROOT / "src")}
-    return subprocess.run([sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=clean_env(), capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def names_of(paths: list[Path]) -> list[str]:
@@ -71,7 +77,8 @@ def test_the_python_of_a_page_runs(page, tmp_path):
 
 
 def test_the_pages_that_teach_have_python():
-    assert {"README.md", "docs/writing-agents.md", "docs/tools-and-effects.md"} <= set(names_of(WITH_PYTHON))
+    taught = ("writing-agents", "tools-and-effects", "approvals", "waiting", "limits", "deploying", "notifications", "undo")
+    assert {"README.md", *(f"docs/{name}.md" for name in taught)} <= set(names_of(WITH_PYTHON))
 
 
 def test_blocks_of_a_page_are_one_program_unless_they_stand_alone():
@@ -89,6 +96,20 @@ def test_the_readme_program_does_nothing_the_second_time(tmp_path):
     assert first.stdout == second.stdout == "receipt for 4900\n", first.stderr + second.stderr
     assert "tool_call_completed" in journal
     assert python(tmp_path, "-m", "perdure", "events", "refund-o-81", "--json").stdout == journal
+
+
+def test_the_readme_program_asks_for_the_large_order_and_goes_on_in_another_process(tmp_path):
+    (tmp_path / "shop.py").write_text(programs((ROOT / "README.md").read_text())[0])
+    first = python(tmp_path, "-m", "perdure", "run", "shop.py:support", "order=o-82", "--id", "refund-o-82")
+    assert (first.returncode, first.stdout) == (3, ""), first.stderr
+    [asked] = pending(tmp_path)
+    assert (asked["action"], asked["input"], asked["reason"]) == ("refund", {"cents": 25_000, "order": "o-82"}, "over $100")
+
+    approved = python(tmp_path, "-m", "perdure", "approve", str(asked["approval"])[:9], "--note", "talked to them")
+    assert approved.returncode == 0, approved.stderr
+
+    second = python(tmp_path, "-m", "perdure", "resume", "refund-o-82")
+    assert (second.returncode, second.stdout) == (0, "receipt for 25000\n"), second.stderr
 
 
 # --- commands --------------------------------------------------------------------------------------------------------------
@@ -125,6 +146,13 @@ def test_every_command_in_a_page_exists(page):
     assert [fault for words in commands(page.read_text()) if (fault := wrong_with(words))] == []
 
 
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_every_command_in_an_examples_docstring_exists(example):
+    typed = re.findall(r"^\s*(perdure .*?)(?: &)?(?:  .*)?$", ast.get_docstring(ast.parse(example.read_text())) or "", re.M)
+    assert typed
+    assert [fault for line in typed if (fault := wrong_with(shlex.split(line)[1:]))] == []
+
+
 def test_a_wrong_command_is_noticed():
     page = "Type `perdure explode RUN`.\n\n```console\n$ perdure list --colour red  # no\n   $ make demo\nperdure: text\n```\n"
     assert commands(page) == [["list", "--colour", "red"], ["explode", "RUN"]]
@@ -143,7 +171,7 @@ def test_the_command_line_page_has_every_verb_and_every_exit_code():
 
 def test_the_settings_table_is_complete_and_has_the_true_defaults():
     rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", (ROOT / "docs" / "operating.md").read_text(), re.M)
-    assert rows == [(name, str(getattr(Settings(), name))) for name in Settings.__struct_fields__]
+    assert rows == [(name, str(getattr(Settings(), name)) or '""') for name in Settings.__struct_fields__]
 
 
 def test_the_journal_page_has_every_event_type():
@@ -184,6 +212,13 @@ def perdure_json(folder: Path, *arguments: str) -> dict[str, object]:
     return answer
 
 
+def pending(folder: Path) -> list[dict[str, object]]:
+    """The inbox of approvals, as the command line has it."""
+    ran = python(folder, "-m", "perdure", "approvals", "--json")
+    assert ran.returncode == 0, ran.stderr
+    return [json.loads(line) for line in ran.stdout.splitlines()]
+
+
 def test_the_refund_pays_once_after_its_retries_and_its_timer(tmp_path):
     target = f"{EXAMPLES / 'refund.py'}:refund"
     done = perdure_json(tmp_path, "run", target, "order=o-81", "pause_s:=0.2", "--id", "refund-1")
@@ -205,3 +240,90 @@ def test_the_fan_out_stops_at_its_deadline(tmp_path):
     done = perdure_json(tmp_path, "run", f"{EXAMPLES / 'fanout.py'}:fan_out", "count:=30", "limit:=1", "deadline_s:=0.3", "--id", "hurry")
     assert isinstance(done["output"], dict)
     assert 0 < done["output"]["measured"] < 30
+
+
+def ask_for_refund(folder: Path, run_id: str) -> str:
+    """The id of the approval that a large refund waits for; its process has ended."""
+    ran = python(folder, "-m", "perdure", "run", f"{EXAMPLES / 'approval.py'}:support", "order=o-81", "--id", run_id, "--no-wait")
+    assert ran.returncode == 3, ran.stderr
+    [asked] = pending(folder)
+    assert not (folder / "refunds.log").exists()
+    return str(asked["approval"])
+
+
+def test_a_large_refund_is_paid_as_somebody_else_has_edited_it(tmp_path):
+    approval = ask_for_refund(tmp_path, "refund-1")
+    stranger = python(tmp_path, "-m", "perdure", "approve", approval, "--by", "eve")
+    assert stranger.returncode == 2
+    assert "eve is not among them" in stranger.stderr
+
+    approved = python(tmp_path, "-m", "perdure", "approve", approval, "--by", "bob", "--edit", '{"cents": 2500}')
+    assert approved.returncode == 0, approved.stderr
+
+    done = perdure_json(tmp_path, "resume", "refund-1", f"{EXAMPLES / 'approval.py'}:support")
+    assert done["output"] == "ann got $25.00 back"
+    [paid] = (tmp_path / "refunds.log").read_text().splitlines()
+    assert paid.endswith(" o-81 2500")
+
+
+def test_a_rejected_refund_is_not_paid_and_the_agent_hears_why(tmp_path):
+    approval = ask_for_refund(tmp_path, "refund-1")
+    rejected = python(tmp_path, "-m", "perdure", "reject", approval, "--by", "bob", "--reason", "was paid in March")
+    assert rejected.returncode == 0, rejected.stderr
+    done = perdure_json(tmp_path, "resume", "refund-1", f"{EXAMPLES / 'approval.py'}:support")
+    assert done["output"] == "not refunded, rejected: was paid in March"
+    assert not (tmp_path / "refunds.log").exists()
+
+
+def test_a_small_refund_asks_nobody(tmp_path):
+    done = perdure_json(tmp_path, "run", f"{EXAMPLES / 'approval.py'}:support", "order=o-82", "--id", "small")
+    assert done["output"] == "bob got $1.20 back"
+    assert pending(tmp_path) == []
+
+
+def say(folder: Path, text: str) -> None:
+    ran = python(folder, "-m", "perdure", "signal", "chat-1", "user", json.dumps(text))
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_the_chat_hears_a_message_between_two_pages_and_ends_with_bye(tmp_path):
+    target = f"{EXAMPLES / 'chat.py'}:chat"
+    started = python(tmp_path, "-m", "perdure", "run", target, "--id", "chat-1", "--detach")
+    assert started.returncode == 0, started.stderr
+    say(tmp_path, "read 500 pages")
+    driving = subprocess.Popen(
+        [sys.executable, "-m", "perdure", "run", target, "--id", "chat-1", "--json"],
+        cwd=tmp_path,
+        env=clean_env(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while "read_page" not in python(tmp_path, "-m", "perdure", "events", "chat-1").stdout:
+            assert driving.poll() is None, driving.communicate()
+        say(tmp_path, "stop")
+        say(tmp_path, "bye")
+        stdout, stderr = driving.communicate(timeout=60)
+    finally:
+        driving.kill()
+        driving.wait()
+    talk = json.loads(stdout)["output"]
+    assert driving.returncode == 0, stderr
+    assert 0 < sum(line["role"] == "tool" for line in talk) < 500
+    assert [line["text"] for line in talk if line["role"] == "user"] == ["read 500 pages", "stop", "bye"]
+    assert talk[-1] == {"role": "agent", "text": "goodbye"}
+
+
+def test_the_research_never_spends_more_than_its_budget_and_the_calls_in_flight(tmp_path):
+    done = perdure_json(tmp_path, "run", f"{EXAMPLES / 'research.py'}:research", "question=why do runs survive", "--id", "research-1")
+    assert isinstance(done["output"], dict)
+    [spent] = (
+        row["usd_micros"]
+        for row in map(json.loads, python(tmp_path, "-m", "perdure", "costs", "--by", "agent", "--json").stdout.splitlines())
+        if row["group"] == "investigate"
+    )
+    assert spent == 50_000 * done["output"]["answers"]
+    assert 500_000 <= spent <= 500_000 + 8 * 50_000  # eight children, one call each in flight
+    children = [json.loads(line) for line in python(tmp_path, "-m", "perdure", "list", "--json").stdout.splitlines()]
+    assert {row["parent"] for row in children if row["agent"] == "investigate"} == {"research-1"}

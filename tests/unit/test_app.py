@@ -382,30 +382,29 @@ def test_agents_are_agents_and_have_different_names() -> None:
     with pytest.raises(InvalidInput, match="decorate the coroutine function with @agent"):
         Perdure("sqlite://", [look])  # type: ignore[list-item]
 
-    @agent(name="echo", version="2")
+    @agent(name="echo", version=echo.version)
     async def other(run: Run) -> None: ...
 
     with pytest.raises(InvalidInput, match="two agents are called echo"):
         Perdure("sqlite://", [echo, other])
 
 
-def test_an_agent_is_never_called_directly() -> None:
+def test_of_two_versions_of_an_agent_the_one_given_last_is_started() -> None:
+    @agent(name="echo", version="new")
+    async def newer(run: Run, what: int) -> str:
+        return f"newer {what}"
+
+    async def main() -> tuple[Any, str]:
+        async with perdure(None, [echo, newer]) as app:
+            handle = await app.start("echo", 1)
+            return await handle.result(), (await handle.status()).version
+
+    assert run(main()) == ("newer 1", "new")
+
+
+def test_an_agent_is_called_inside_another_agent_and_nowhere_else() -> None:
     with pytest.raises(NotAllowedInAgent, match=r"app\.start\(echo"):
         asyncio.run(echo(1))
-
-    @agent(version="1")
-    async def outer(run: Run) -> str:
-        try:
-            await echo(1)
-        except NotAllowedInAgent as refused:
-            return str(refused)
-        return ""
-
-    async def main() -> str:
-        async with perdure(None, [outer]) as app:
-            return str(await app.run(outer))
-
-    assert "from inside another agent" in run(main())
 
 
 @pytest.mark.parametrize("wrong", [None, 7, look, "unknown"])

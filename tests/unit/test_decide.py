@@ -13,7 +13,7 @@ from perdure.core.state import ENDED, CallState, Phase
 
 HOUR_US = 3_600_000_000
 EFFECTS: tuple[Effect, ...] = get_args(Effect)
-OPEN: tuple[Phase, ...] = tuple(phase for phase in get_args(Phase) if phase not in ENDED and phase != "proposed")
+OPEN: tuple[Phase, ...] = tuple(phase for phase in get_args(Phase) if phase not in ENDED and phase != "awaiting_approval")
 
 
 def call(
@@ -101,8 +101,8 @@ def test_there_is_a_verdict_on_every_open_call() -> None:
             assert effect != "once" or phase not in ("started", "in_doubt")
 
 
-@pytest.mark.parametrize("phase", ["proposed", *sorted(ENDED)])
-def test_there_is_nothing_to_decide_about_a_call_that_has_ended(phase: Phase) -> None:
+@pytest.mark.parametrize("phase", ["awaiting_approval", *sorted(ENDED)])
+def test_there_is_nothing_to_decide_about_a_call_that_has_ended_or_waits_for_a_person(phase: Phase) -> None:
     with pytest.raises(AssertionError, match="nothing to decide"):
         verdict(call(phase, "read"))
 

@@ -434,6 +434,7 @@ def test_the_reason_that_a_run_shows_is_the_one_of_its_last_rest(tmp_path: Path)
         code = make(version)
         async with perdure(tmp_path / "db", [code], clock) as app:
             await app.start(code, id="r")
+            await app.adopt("r")
             return await app.drive("r", wait=False)
 
     row = run(drive("1"))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, status_of, until
 
-from perdure import Call, NotSent, Outcome, Perdure, Retry, Run, RunCancelled, RunEnded, agent, tool
+from perdure import AlreadyRunning, Budget, Call, NotSent, Outcome, Perdure, Retry, Run, RunCancelled, RunEnded, Settings, agent, tool
 from perdure.core.events import CancelRequested, Event, ToolCallFailed
+from perdure.core.events import RunCancelled as RunCancelledEvent
 from perdure.store.api import RunRow
 
 EFFECTS = ["read", "idempotent", "keyed", "once"]
@@ -307,6 +312,103 @@ def test_a_transaction_is_not_cancelled_in_the_middle() -> None:
     assert len(completed) == len([line for line in lines if line.startswith("initiated")]) - ("failed" in " ".join(lines))
 
 
+def test_a_sync_tool_sees_that_it_should_stop_and_what_it_says_then_counts() -> None:
+    begun, seen = threading.Event(), list[bool]()
+
+    @tool(effect="once")
+    def work(call: Call) -> str:
+        begun.set()
+        while not call.cancelled:
+            time.sleep(0.001)
+        seen.append(call.cancelled)
+        return "stopped in good order"
+
+    @agent(version="1")
+    async def worker(run: Run) -> str:
+        return str(await work())
+
+    async def main() -> tuple[RunRow, list[str]]:
+        async with perdure(None, [worker], settings=Settings(poll_s=0.002, park_after_s=0, cancel_grace_s=5)) as app:
+            await app.start(worker, id="r")
+            driving = asyncio.create_task(app.drive("r", wait=False))
+            await until(begun.is_set)
+            await app.cancel("r")
+            return await driving, outline(await app.handle("r").events())
+
+    row, lines = run(main())
+    assert (row.status, seen) == ("cancelled", [True])
+    assert lines[-3:] == ["cancel_requested", "completed 1/1", "run_cancelled"]
+
+
+def test_a_sync_tool_that_does_not_look_is_given_up_and_its_effect_is_in_doubt() -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    @tool(effect="once")
+    def work() -> str:
+        begun.set()
+        release.wait(20)
+        return "too late"
+
+    @agent(version="1")
+    async def worker(run: Run) -> str:
+        return str(await work())
+
+    async def main() -> tuple[RunRow, list[str]]:
+        async with perdure(None, [worker]) as app:
+            await app.start(worker, id="r")
+            driving = asyncio.create_task(app.drive("r", wait=False))
+            await until(begun.is_set)
+            await app.cancel("r")
+            row = await driving
+            release.set()
+            return row, outline(await app.handle("r").events())
+
+    row, lines = run(main())
+    assert row.status == "needs_attention"
+    assert lines[-3:] == ["cancel_requested", "in_doubt 1/1", "attention_needed"]
+
+
+ISOLATED = """
+import os, time
+from perdure import Call, Run, agent, tool
+
+@tool(effect="{effect}", isolate=True)
+def work(pidfile: str, call: Call) -> str:
+    with open(pidfile, "w") as file:
+        file.write(str(os.getpid()))
+    while True:
+        time.sleep(0.01)  # whatever it is told, it does not stop by itself
+
+@agent(version="1")
+async def worker(run: Run, pidfile: str) -> str:
+    return await work(pidfile)
+"""
+
+
+@pytest.mark.parametrize(("effect", "status"), [("idempotent", "cancelled"), ("once", "needs_attention")])
+def test_an_isolated_tool_is_killed(tmp_path: Path, effect: str, status: str) -> None:
+    (tmp_path / "isolated_worker.py").write_text(ISOLATED.format(effect=effect))
+    spec = importlib.util.spec_from_file_location("isolated_worker", tmp_path / "isolated_worker.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    pidfile = tmp_path / "pid"
+
+    async def main() -> tuple[RunRow, list[str]]:
+        async with perdure(None, [module.worker], settings=Settings(poll_s=0.002, park_after_s=0, cancel_grace_s=10)) as app:
+            await app.start(module.worker, str(pidfile), id="r")
+            driving = asyncio.create_task(app.drive("r", wait=False))
+            await until(lambda: pidfile.exists() and pidfile.read_text())
+            await app.cancel("r")
+            return await driving, outline(await app.handle("r").events())
+
+    row, lines = run(main())
+    assert row.status == status
+    assert lines[2:4] == ["cancel_requested", "failed 1/1 cancelled" if effect == "idempotent" else "in_doubt 1/1"]
+    assert not psutil.pid_exists(int(pidfile.read_text())), "it is gone when the journal says so"
+
+
 # -- while it cleans up -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("effect", EFFECTS)
 def test_calls_made_while_cleaning_up_are_performed(effect: Any) -> None:
@@ -543,3 +645,127 @@ def test_a_cancel_that_a_worker_took_to_its_grave_reaches_the_next_one(tmp_path:
     assert row.status == "needs_attention"
     assert [line for line in outline(events) if line == "cancel_requested"] == ["cancel_requested"]
     assert len(events) < 12, "it does not go round and round"
+
+
+def test_a_run_that_is_about_to_need_attention_is_cancelled_without_another_word() -> None:
+    """Its budget is used up, and a call of another branch is still under way: the cancel waits for neither."""
+    begun: list[int] = []
+
+    @tool(effect="read")
+    async def work(n: int) -> None:
+        begun.append(n)
+        await asyncio.sleep(60)
+
+    @agent(version="1", budget=Budget(calls=1))
+    async def worker(run: Run) -> None:
+        try:
+            await asyncio.gather(work(1), work(2))
+        finally:
+            run.note("cleaned up")
+
+    async def main() -> tuple[str, list[str]]:
+        async with perdure(None, [worker]) as app:
+            await app.start(worker, id="r")
+            driving = asyncio.create_task(app.drive("r", wait=False))
+            await until(lambda: begun)
+            await app.cancel("r")
+            row = await driving
+            return row.status, outline(await app.handle("r").events())
+
+    status, lines = run(main(), 10)
+    assert (status, begun) == ("cancelled", [1])
+    assert "attention_needed" in lines
+    assert lines[-4:] == ["note cleaned up", "failed 1/1 cancelled", "failed 2/0 cancelled", "run_cancelled"]
+
+
+# -- without its agent --------------------------------------------------------------------------------------------------
+def test_a_run_that_no_longer_replays_is_ended_by_force(tmp_path: Path) -> None:
+    changed = [False]
+
+    @tool(effect="read")
+    async def step(n: int) -> int:
+        return n
+
+    @agent(version="1")
+    async def walker(run: Run) -> None:
+        await step(2 if changed[0] else 1)
+        await asyncio.sleep(3600)
+
+    async def main() -> tuple[str, RunCancelledEvent, int]:
+        async with perdure(tmp_path / "db", [walker]) as app:
+            await app.start(walker, id="r")
+            await app.drive("r", wait=False)
+            changed[0] = True
+            await app.cancel("r", by="ann")
+            row = await app.drive("r", wait=False)
+            assert (row.status, row.attention) == ("needs_attention", "diverged"), "its agent cannot be told"
+            await app.cancel("r", by="ann", reason="the code is gone", force=True)
+            seq = (await app.handle("r").status()).seq
+            for again in (app.cancel("r"), app.cancel("r", force=True), app.signal("r", "chat"), app.unpause("r")):
+                with pytest.raises(RunEnded):
+                    await again
+            body = (await app.handle("r").events())[-1].body
+            assert isinstance(body, RunCancelledEvent)
+            return status_of(app, "r"), body, (await app.handle("r").status()).seq - seq
+
+    status, body, more = run(main())
+    assert (status, body.forced_by, body.reason, more) == ("cancelled", "ann", "the code is gone", 0)
+
+
+def test_a_run_that_somebody_drives_is_not_ended_by_force() -> None:
+    case = InFlight("read")
+
+    async def main() -> str:
+        async with perdure(None, [case.agent]) as app:
+            await app.start(case.agent, id="r")
+            driving = asyncio.create_task(app.drive("r", wait=False))
+            await until(lambda: case.began)
+            with pytest.raises(AlreadyRunning, match="is held by worker"):
+                await app.cancel("r", force=True)
+            assert status_of(app, "r") == "running"
+            case.release.set()
+            return (await driving).status
+
+    assert run(main()) == "succeeded"
+
+
+def test_a_doubt_that_was_left_stays_one_when_its_run_is_ended_by_force() -> None:
+    """G8: nobody guesses it away. The journal of the ended run still says that nobody knows."""
+    case = InFlight("once")
+
+    async def main() -> tuple[str, list[str], str]:
+        async with perdure(None, [case.agent]) as app:
+            assert (await case.cancelled_in_flight(app)).status == "needs_attention"
+            await app.cancel("r", by="ann", force=True)
+            state = await app.handle("r").state()
+            with pytest.raises(RunEnded):
+                await app.resolve("r", 1, did_not_happen=True)
+            return status_of(app, "r"), outline(await app.handle("r").events()), state.calls[1].phase
+
+    status, lines, phase = run(main())
+    assert (status, phase, case.began) == ("cancelled", "in_doubt", [1])
+    assert lines[-3:] == ["in_doubt 1/1", "attention_needed", "run_cancelled"]
+
+
+@pytest.mark.parametrize("how", ["queued", "parked", "paused"])
+def test_force_ends_whatever_nobody_holds(how: str) -> None:
+    @agent(version="1")
+    async def sleeper(run: Run) -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            raise AssertionError("its agent is not asked")
+
+    async def main() -> tuple[str, list[str]]:
+        async with perdure(None, [sleeper]) as app:
+            await app.start(sleeper, id="r")
+            if how == "parked":
+                await app.drive("r", wait=False)
+            elif how == "paused":
+                await app.pause("r")
+            await app.cancel("r", force=True)
+            with pytest.raises(RunCancelled):
+                await app.handle("r").result()
+            return status_of(app, "r"), outline(await app.handle("r").events())[-1:]
+
+    assert run(main()) == ("cancelled", ["run_cancelled"])

@@ -525,11 +525,11 @@ def test_an_answer_about_one_attempt_is_not_taken_for_the_next(answer: dict[str,
     async def main() -> tuple[Any, list[str]]:
         async with perdure(None, [case.agent], settings=structs.replace(SETTINGS, poll_s=0.2)) as app:
             case.apps.append(app)
+            worker = await app._working()
+            worker._stop_listening()  # the answer is found by looking, a little later
             handle = await app.start(case.agent, id="r")
             result = asyncio.create_task(handle.result())
             await until(lambda: case.asked == [1, 2])
-            worker = app._worker
-            assert worker is not None
             assert len(app.store.inbox(worker.id)) == 1, "the answer has not been read yet"
             await until(lambda: 1 in worker._drives["r"]._read and not worker._drives["r"]._arrived)
             case.answered.set()
@@ -600,12 +600,13 @@ def test_the_late_end_of_a_hook_does_not_trouble_a_run_that_is_being_given_up() 
     async def main() -> tuple[RunRow, list[str]]:
         async with perdure(None, [payer], settings=structs.replace(SETTINGS, poll_s=60)) as app:
             await app.start(payer, id="r")
+            worker = await app._working()
+            worker._stop_listening()
             driving = asyncio.create_task(app.drive("r", wait=False))
             await until(lambda: asked)
-            worker = app._worker
-            assert worker is not None
             drive = worker._drives["r"]
             await app.resolve("r", 1, did_not_happen=True, by="ann")
+            worker._draining = True
             drive.drain()
             drive.receive(*app.store.inbox(worker.id))
             drive.arrive(Ended(1, 1, Outcome.unknown("?")))

@@ -181,6 +181,7 @@ def test_a_keyed_call_in_doubt_whose_next_attempt_was_withdrawn_is_still_in_doub
     def drain_at_the_second_intent(run_id: str, events: Sequence[Event]) -> None:
         worker = apps[0]._worker
         if worker is not None and any(isinstance(event.body, ToolCallInitiated) and event.body.attempt == 2 for event in events):
+            worker._draining = True
             worker._drives[run_id].drain()
 
     async def main() -> RunRow:

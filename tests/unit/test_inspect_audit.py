@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.inspect_tools import at_work, hold, make_zoo, shop, url_of
+from tests.unit.inspect_tools import at_work, hold, make_waiting, make_zoo, shop, url_of
 
 from perdure import Perdure
 from perdure.cli.audit import parse_since
@@ -78,6 +78,49 @@ def test_lines_say_who_acted_on_what_and_what_went_wrong(store: Store) -> None:
     assert {line["error"] for line in doubts} == {"TimeoutError: no answer"}
     assert {line["actor"] for line in lines if line["run_id"] == "done"} == {"user:17"}
     assert {line["actor"] for line in lines if line["type"] == "cancel_requested"} == {"ann"}
+
+
+def test_lines_say_who_decided_what_from_where_and_which_child_or_budget_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    make_waiting(path)
+    store = open_store(url_of(path))
+    lines = list(Audit(store).more())
+    store.close()
+
+    def one(run_id: str, type_: str) -> dict[str, Any]:
+        return next(line for line in lines if (line["run_id"], line["type"]) == (run_id, type_))
+
+    decided = one("bought", "approval_decided")
+    assert (decided["actor"], decided["tool"], decided["call"]) == ("ann", "refund", 1)
+    assert decided["context"] | {"digest": "", "approval": ""} == {
+        "agent": "refunds",
+        "version": "1",
+        "tenant": "default",
+        "epoch": 1,
+        "approval": "",
+        "granted": True,
+        "by": "ann",
+        "digest": "",
+        "edited": True,
+        "source": "10.0.0.7",
+        "note": "less",
+    }
+    assert decided["caused_by"] == one("bought", "approval_requested")["event_id"]
+    started = one("bought", "tool_call_initiated")
+    assert started["context"]["approval"] == decided["context"]["approval"]
+    assert started["context"]["args_digest"] == decided["context"]["digest"]
+    assert one("bought", "tool_call_completed")["context"]["usage"]["usd_micros"] == 12_300
+    assert (one("asks", "approval_voted")["actor"], one("asks", "approval_voted")["context"]["source"]) == ("bob", "cli")
+    assert (one("paused", "run_paused")["actor"], one("paused", "run_paused")["context"]["reason"]) == ("ann", "the bank is closed")
+    assert (one("forced", "run_cancelled")["actor"], one("forced", "run_cancelled")["context"]["forced"]) == ("bob", True)
+    assert (one("negative", "child_finished")["error"], one("negative", "child_finished")["context"]["child"]) == (
+        "ValueError: negative",
+        "negative/1",
+    )
+    assert one("negative/1", "run_created")["context"]["parent"] == "negative"
+    assert one("thrifty", "budget_exceeded")["context"]["what"] == "calls"
+    # What was asked and answered is in the journal, not here.
+    assert "o-2" not in json.dumps([line for line in lines if line["run_id"] == "bought"])
 
 
 def test_since_leaves_the_older_lines_out_and_still_knows_their_tools(store: Store) -> None:

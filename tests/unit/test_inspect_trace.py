@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.inspect_tools import AGENTS, SETTINGS, at_work, hold, make_zoo, url_of
+from tests.unit.inspect_tools import AGENTS, SETTINGS, at_work, hold, make_waiting, make_zoo, url_of
 
-from perdure import Perdure
+from perdure import Perdure, Run, agent
 from perdure.core import codec
 from perdure.core.events import AnyBody, Event, RunClaimed, ToolCallInitiated, encode_body
 from perdure.errors import NotFound
+from perdure.inspect.sentences import sentence
 from perdure.inspect.timeline import Timeline
 from perdure.inspect.trace import trace
 from perdure.inspect.view import all_rows, loader, read_run, run_record
-from perdure.inspect.words import called, clip, clock, iso, sentence, shown, span
+from perdure.inspect.words import amount, called, clip, clock, iso, money, shown, span
 from perdure.store.api import Filter, Store
 from perdure.store.open import open_store
 
@@ -99,6 +101,96 @@ def test_a_takeover_says_who_took_over_from_whom_and_why(tmp_path: Path) -> None
     assert trace("r", events, after.seq)[-1].meanwhile == [f"event {taken}: {trace('r', events, taken)[-1].says}"]
 
 
+# -- what people, children and budgets did --------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def waiting_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("waiting") / "journal.db"
+    make_waiting(path)
+    return path
+
+
+@pytest.fixture
+def waiting(waiting_path: Path) -> Iterator[Store]:
+    opened = open_store(url_of(waiting_path))
+    yield opened
+    opened.close()
+
+
+def test_every_event_of_every_waiting_run_leads_back_to_the_first_and_has_a_sentence(waiting: Store) -> None:
+    types = set()
+    for row in all_rows(waiting):
+        events = waiting.read(row.run_id)
+        timeline = Timeline(row.run_id)
+        for event in events:
+            types.add(event.type)
+            assert event.type not in timeline.say(event)
+            links = trace(row.run_id, events, event.seq, waiting.read)
+            assert (links[0].seq, links[-1].seq) == (1, event.seq)
+    assert types >= {
+        "tool_call_proposed",
+        "approval_requested",
+        "approval_voted",
+        "approval_decided",
+        "child_started",
+        "child_finished",
+        "run_paused",
+        "budget_exceeded",
+        "run_cancelled",
+    }
+
+
+def test_a_call_goes_back_over_its_approval_to_what_was_asked(waiting: Store) -> None:
+    events = waiting.read("bought")
+    links = trace("bought", events, next(event.seq for event in events if event.type == "tool_call_completed"))
+    assert [link.type for link in links] == [
+        "run_created",
+        "run_claimed",
+        "tool_call_proposed",
+        "approval_requested",
+        "approval_decided",
+        "tool_call_initiated",
+        "tool_call_completed",
+    ]
+    assert 'approved by ann (from 10.0.0.7), edited to {"cents":700,"order":"o-2"}: less' in links[4].says
+    assert links[4].because == "it was asked for in event 4, and somebody answered"
+    assert str(links[5].because).startswith("approval ap-")
+
+
+def test_the_end_of_a_child_is_shown_beside_its_parents_event_and_the_other_way_round(waiting: Store) -> None:
+    events = waiting.read("negative")
+    (end,) = [event for event in events if event.type == "child_finished"]
+    links = trace("negative", events, end.seq, waiting.read)
+    assert [link.type for link in links[-2:]] == ["child_started", "child_finished"]
+    assert links[-1].elsewhere == "run negative/1, event 3: the run failed: ValueError: negative"
+    first = trace("negative/1", waiting.read("negative/1"), 1, waiting.read)[0]
+    assert first.elsewhere == "run negative, event 3: call 1: run negative/1 of square@1(number=-1) begins as its child"
+    assert trace("negative", events, end.seq)[-1].elsewhere is None  # whoever has no other journal at hand still gets the chain
+
+
+def test_what_comes_from_outside_while_a_worker_holds_the_run_is_told_with_who_said_it(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+
+    @agent(version="1")
+    async def chat(run: Run) -> list[str]:
+        return [await run.receive("chat"), await run.receive("chat")]
+
+    async def talk(app: Perdure) -> None:
+        await app.start(chat, id="r")
+        driving = asyncio.ensure_future(app.drive("r"))
+        await asyncio.sleep(0.05)
+        await app.signal("r", "chat", "one", by="ann")
+        await app.signal("r", "chat", "two", by="bob", key="k-2")
+        await driving
+
+    at_work(path, talk, agents=[chat])
+    store = open_store(url_of(path))
+    events = store.read("r")
+    store.close()
+    signals = [trace("r", events, event.seq)[-1] for event in events if event.type == "signal_received"]
+    assert [link.says for link in signals] == ["ann sent a signal on 'chat': \"one\"", "bob sent a signal on 'chat' (key k-2): \"two\""]
+    assert [link.because for link in signals] == ["ann, outside the run, asked for it", "bob, outside the run, asked for it"]
+
+
 # -- words ----------------------------------------------------------------------------------------------------------------
 def test_every_event_of_the_zoo_has_a_sentence_and_a_record(store: Store) -> None:
     types = set()
@@ -148,6 +240,28 @@ def test_payloads_are_shown_short_and_calls_as_one_would_write_them() -> None:
     assert shown(surrogate) == '{"a":"\\ud800"}'
 
 
+def test_amounts_are_told_exactly() -> None:
+    assert [money(micros) for micros in (0, 12_300, 2_000_000, 1_234_567_890, 1, -500_000)] == [
+        "$0.00",
+        "$0.0123",
+        "$2.00",
+        "$1,234.56789",
+        "$0.000001",
+        "-$0.50",
+    ]
+    assert [
+        amount(*one)
+        for one in (("usd", 5), ("tokens", 1), ("tokens", 1200), ("calls", 2), ("seconds", 1_500_000), ("seconds", 100_000_000))
+    ] == [
+        "$0.000005",
+        "1 token",
+        "1,200 tokens",
+        "2 calls",
+        "1.5 s",
+        "100 s",
+    ]
+
+
 def test_an_event_about_a_call_that_names_none_does_not_break_the_telling() -> None:
     body: AnyBody = ToolCallInitiated("t", "read", "k")
     assert sentence(Event(1, "0", 0, 0, None, None, body), {}) == "tool_call_initiated without a call"
@@ -165,7 +279,7 @@ def test_any_prefix_can_be_looked_at_and_the_whole_is_the_row(store: Store) -> N
     done = run_record(read_run(store, "done"), load)
     assert done["output"] == "x" * 2000  # loaded from the blob store
     assert done["input"] == {"order": "o-1"}
-    assert done["cost"] == {"calls": 4}
+    assert (done["cost"]["calls"], done["cost"]["attempts"], done["cost"]["usd_micros"]) == (4, 5, 0)  # one of them was tried again
     past = run_record(read_run(store, "done", 2), load)
     assert (past["status"], past["output"], past["calls"]) == ("running", None, [])
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from perdure.core.events import Usage
 from perdure.tool import Call, Tool
 from perdure.worker.isolated import framed, unframed
 from perdure.worker.perform import Attempt, Performed, Raised, Returned, Unrecordable, attempt
@@ -47,6 +48,38 @@ def beats(call: Call) -> int:
     for done in range(3):
         call.heartbeat({"done": done})
     return 3
+
+@tool(isolate=True)
+def spends(how: str, call: Call) -> str:
+    call.spend(usd=0.25, tokens_in=7, model="small")
+    call.spend(tokens_out=2)
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "raise":
+        raise Fatal("no")
+    if how == "hang":
+        time.sleep(60)
+    return how
+
+@tool(isolate=True)
+def wrong_amount(call: Call) -> str:
+    try:
+        call.spend(usd=-1, tokens_in=5)
+    except ValueError as error:
+        return str(error)
+    return "spent"
+
+@tool(isolate=True)
+def chatters(size: int, call: Call) -> str:
+    """Threads that speak all the time, also while the answer, much larger than a pipe, is on its way."""
+    def chatter() -> None:
+        while True:
+            call.heartbeat("h" * 20_000)
+            call.spend(tokens_in=1)
+    for _ in range(4):
+        threading.Thread(target=chatter, daemon=True).start()
+    time.sleep(0.1)
+    return "x" * size
 
 @tool(isolate=True)
 def raises(what: str) -> None:
@@ -203,6 +236,54 @@ def test_heartbeats_reach_the_call(tools):
     call = a_call()
     assert performed(tools.beats, call=call) == Returned(b"3")
     assert call.progress == {"done": 2}
+
+
+# What spends() has spent before it ends in whatever way.
+SPENT = Usage(usd_micros=250_000, tokens_in=7, tokens_out=2, model="small")
+
+
+@pytest.mark.parametrize(
+    ("how", "answer"), [("return", Returned(b'"return"')), ("raise", "fatal"), ("kill", "process_died")], ids=["return", "raise", "kill"]
+)
+def test_what_the_process_has_spent_reaches_the_call_however_it_ends(tools, how, answer):
+    call = a_call()
+    assert call.usage is None
+    performed_as = performed(tools.spends, how, call=call)
+    assert performed_as == answer or failure_of(performed_as)[0] == answer
+    assert call.usage == SPENT
+
+
+def test_what_was_spent_before_a_cancel_is_not_lost(tools):
+    async def main() -> tuple[Performed, Usage | None]:
+        call = a_call()
+        running = started(tools.spends, "hang", call=call)
+        task = asyncio.create_task(running.run())
+        while call.usage != SPENT:
+            assert not task.done()
+            await asyncio.sleep(0.01)
+        running.cancel()
+        return await task, call.usage
+
+    answer, spent = asyncio.run(asyncio.wait_for(main(), 30))
+    assert failure_of(answer)[0] == "cancelled"
+    assert spent == SPENT
+
+
+def test_a_wrong_amount_is_refused_in_the_tools_own_process(tools):
+    call = a_call()
+    answer = performed(tools.wrong_amount, call=call)
+    assert isinstance(answer, Returned)
+    assert b"-1 is not an amount" in answer.result
+    assert call.usage is None
+
+
+def test_threads_that_speak_do_not_break_the_answer(tools):
+    call = a_call()
+    answer = performed(tools.chatters, 3_000_000, call=call)
+    assert isinstance(answer, Returned)
+    assert len(answer.result) == 3_000_002
+    assert call.usage is not None
+    assert call.usage.tokens_in > 4
 
 
 def test_a_tool_under_another_name_than_its_function_is_found(tools):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from perdure.config import load_settings
 from perdure.errors import InvalidInput
-from perdure.settings import Settings
+from perdure.settings import Queue, Settings
 
 
 def load(folder: Path, flags: Any = None, **environ: str) -> Settings:
@@ -127,3 +132,128 @@ def test_a_broken_file_is_named(tmp_path, name, content):
 def test_a_tool_entry_that_is_no_table_is_refused(tmp_path):
     (tmp_path / "pyproject.toml").write_text("[tool]\nperdure = 3\n")
     assert "[tool.perdure]" in refusal(tmp_path)
+
+
+# --- tables, lists, and what must not be shown -------------------------------------------------------------------------------
+
+TABLES = """
+webhook_url = "https://hooks.example.com/T0KEN"
+webhook_hosts = ["hooks.example.com", "Other.Example.com", "hooks.example.com", "::1"]
+[queues.reports]
+concurrency = 5
+[queues.mail]
+per_tenant = 1
+[roles]
+finance = ["ann", "bob", "ann"]
+nobody = []
+"""
+
+
+def test_queues_and_roles_are_tables_of_the_file(tmp_path):
+    (tmp_path / "perdure.toml").write_text(TABLES)
+    settings = load(tmp_path)
+    assert settings.queues == {"reports": Queue(concurrency=5), "mail": Queue(per_tenant=1)}
+    assert settings.roles == {"finance": ("ann", "bob"), "nobody": ()}
+    assert settings.webhook_hosts == ("hooks.example.com", "other.example.com", "::1")
+
+
+def test_tables_work_in_the_project_file_too(tmp_path):
+    (tmp_path / "pyproject.toml").write_text('[tool.perdure.queues.reports]\nconcurrency = 2\n[tool.perdure.roles]\nfinance = ["ann"]\n')
+    settings = load(tmp_path)
+    assert (settings.queues, settings.roles) == ({"reports": Queue(concurrency=2)}, {"finance": ("ann",)})
+
+
+def test_in_the_environment_tables_are_json_and_lists_have_commas(tmp_path):
+    (tmp_path / "perdure.toml").write_text(TABLES)
+    settings = load(
+        tmp_path,
+        PERDURE_QUEUES='{"reports": {"concurrency": 7, "per_tenant": 2}}',
+        PERDURE_ROLES='{"legal": ["eve"]}',
+        PERDURE_WEBHOOK_HOSTS=" a.example.com, b.example.com ,",
+        PERDURE_WEBHOOK_URL="https://a.example.com/",
+        PERDURE_WEBHOOK_SECRET="hush",
+    )
+    # A stronger source replaces the whole table: of two half ones nobody could say what holds.
+    assert settings.queues == {"reports": Queue(concurrency=7, per_tenant=2)}
+    assert settings.roles == {"legal": ("eve",)}
+    assert settings.webhook_hosts == ("a.example.com", "b.example.com")
+    assert (settings.webhook_url, settings.webhook_secret) == ("https://a.example.com/", "hush")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[queues.reports]\nconcurrency = 0", "perdure.toml: queues.reports.concurrency is 0; it must be a whole number, 1 or more"),
+        ('[queues.reports]\nper_tenant = "two"', "perdure.toml: queues.reports.per_tenant is 'two'; it must be a whole number, 1 or more"),
+        ("[queues.reports]\nper_tenant = true", "perdure.toml: queues.reports.per_tenant is True; it must be a whole number, 1 or more"),
+        ("[queues.reports]\nlimit = 3", "perdure.toml: queues.reports: 'limit' is no setting of a queue; concurrency and per_tenant are"),
+        ("[queues]\nreports = 5", "perdure.toml: queues.reports is 5; it must be a table with concurrency and per_tenant"),
+        ("queues = 5", "perdure.toml: queues is 5; it must be a table of queues: [queues.NAME] with concurrency and per_tenant"),
+        ('roles = ["ann"]', "perdure.toml: roles is ['ann']; it must be a table of roles: "),
+        ('[roles]\nfinance = "ann"', "perdure.toml: roles.finance is 'ann'; it must be a list of names"),
+        ('[roles]\nfinance = ["ann", 5]', "perdure.toml: roles.finance is ['ann', 5]; it must be a list of names"),
+        ('[roles]\nfinance = [""]', "perdure.toml: roles.finance is ['']; it must be a list of names"),
+        ('[roles]\n"" = ["ann"]', "perdure.toml: roles. is ['ann']; it must be a list of names"),
+        ('webhook_hosts = "a.example.com"', "perdure.toml: webhook_hosts is 'a.example.com'; it must be a list of host names"),
+        ("webhook_hosts = [5]", "perdure.toml: webhook_hosts is [5]; it must be a list of host names"),
+    ],
+)
+def test_a_wrong_table_names_the_key_and_the_rule(tmp_path, content, said):
+    (tmp_path / "perdure.toml").write_text(content)
+    assert refusal(tmp_path).startswith(said)
+
+
+def test_a_queue_needs_a_name_that_can_be_one(tmp_path):
+    (tmp_path / "perdure.toml").write_text('[queues."a b"]\nconcurrency = 1\n')
+    assert "perdure.toml: queues: the queue 'a b' is not usable" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "host", ["https://a.example.com", "a.example.com:8443", "a.example.com/x", "*.example.com", "a b", "me@a.example.com"]
+)
+def test_a_host_is_a_name_and_nothing_else(tmp_path, host):
+    assert "without scheme, port or path" in refusal(tmp_path, PERDURE_WEBHOOK_HOSTS=f"ok.example.com,{host}")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("PERDURE_QUEUES", "reports=5", "PERDURE_QUEUES is not valid JSON"),
+        ("PERDURE_QUEUES", "[]", "the environment variable PERDURE_QUEUES is '[]'; it must be a table of queues"),
+        ("PERDURE_QUEUES", '{"a": {"concurrency": "5"}}', "PERDURE_QUEUES: a.concurrency is '5'; it must be a whole number"),
+        ("PERDURE_QUEUES", '{"a": {}, "a": {}}', "the key 'a' stands twice"),
+        ("PERDURE_ROLES", '{"finance": "ann"}', "PERDURE_ROLES: finance is 'ann'; it must be a list of names"),
+    ],
+)
+def test_a_wrong_table_in_the_environment_names_its_variable(tmp_path, variable, value, words):
+    assert words in refusal(tmp_path, **{variable: value})
+
+
+@pytest.mark.parametrize("name", ["webhook_secret", "webhook_url"])
+def test_an_error_does_not_show_what_must_stay_hidden(tmp_path, name):
+    (tmp_path / "perdure.toml").write_text(f'{name} = ["hush-hush"]\n')
+    assert refusal(tmp_path) == f"perdure.toml: {name} is not shown here; it must be text"
+
+
+def test_settings_that_are_shown_do_not_show_the_secret():
+    settings = Settings(webhook_secret="hush-hush", webhook_url="https://hooks.example.com/T0KEN", lease_s=4.5)
+    console = Console(width=10_000)
+    with console.capture() as captured:
+        console.print(settings)
+    for shown in (repr(settings), str(settings), f"{settings}", captured.get()):
+        assert "hush" not in shown
+        assert "T0KEN" not in shown
+        assert "webhook_secret='(set)'" in shown
+        assert "lease_s=4.5" in shown
+    assert "webhook_secret=''" in repr(Settings())
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_the_doctor_does_not_show_the_secret(tmp_path, flags):
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
+    environ = {**inherited, "PERDURE_WEBHOOK_SECRET": "hush-hush", "PERDURE_URL": f"sqlite:///{tmp_path}/none.db"}
+    command = [sys.executable, "-m", "perdure", "doctor", *flags]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert "python" in done.stdout
+    assert "hush" not in done.stdout + done.stderr
+    assert not flags or all(json.loads(line) for line in done.stdout.splitlines())

@@ -16,7 +16,7 @@ from perdure.errors import StoreUnavailable
 from perdure.store.api import Committed, Refused, RowChange
 from perdure.store.open import open_store
 from perdure.store.sqlite import SqliteStore
-from perdure.testing.conformance import LEASE_US, T0, Held, found, hold_one, new_run, post
+from perdure.testing.conformance import LEASE_US, T0, Held, found, hold_one, new_run, post, serving
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_claim_and_a_post_whose_commit_reported_an_error_are_found(store: Sqli
     writer = store._database._writer
     assert writer is not None
     writer.set_wal_hook(lambda *_: apsw.SQLITE_IOERR)
-    (claimed,) = store.claim("w", ["a"], 1, T0)
+    (claimed,) = store.claim("w", serving("a"), 1, T0)
     assert store.append([Held.of(claimed).append(ThoughtRecorded("x"))]) == [Committed()]
     for expected in (False, True):
         if expected:
@@ -92,7 +92,7 @@ def test_when_another_worker_has_taken_the_run_meanwhile_the_append_is_refused(
         # In the moment between the failed commit and the look: the old connection is closed, the new one not yet open.
         other.register("w2", "host:2", 2, now)
         other.reap("w2", LEASE_US, now)
-        other.claim("w2", ["a"], 1, now)
+        other.claim("w2", serving("a"), 1, now)
 
     disk.on_open = steal
     disk.fail_syncs = 1

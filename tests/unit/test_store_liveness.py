@@ -16,14 +16,15 @@ from perdure.core.events import RunClaimed, ThoughtRecorded
 from perdure.errors import AlreadyRunning, Conflict, InvalidInput
 from perdure.store.api import Committed, Store
 from perdure.store.open import open_store
-from perdure.testing.conformance import LEASE_US, T0, Held, claim_event, found, hold_one, new_run, post
+from perdure.testing.conformance import LEASE_US, T0, Held, claim_event, found, hold_one, new_run, post, serving
 
 _HOLD = """
 import os, sys, time
 from perdure.store.open import open_store
+from perdure.testing.conformance import serving
 store = open_store(f"sqlite:///{sys.argv[1]}")
 store.register("victim", f"host:{os.getpid()}", os.getpid(), int(sys.argv[2]))
-store.claim("victim", ["a"], 9, int(sys.argv[2]))
+store.claim("victim", serving("a"), 9, int(sys.argv[2]))
 """
 _WAIT = "print('ready', flush=True)\ntime.sleep(600)\n"
 
@@ -54,7 +55,7 @@ def test_a_killed_worker_is_proven_dead_at_once_and_its_lock_file_goes(store: St
     assert store.reap("w", LEASE_US, T0 + 1) == 1
     assert not lock.exists()
     assert [row.worker for row in store.workers(T0, LEASE_US)] == ["w"]
-    (claimed,) = store.claim("w", ["a"], 1, T0 + 1)
+    (claimed,) = store.claim("w", serving("a"), 1, T0 + 1)
     assert claim_event(store, "r") == RunClaimed("w", name="host:1", takeover=True, proven_dead=True)
     assert (claimed.row.crashes, claimed.lease.epoch) == (1, 2)
 
@@ -67,7 +68,7 @@ def test_a_lock_file_that_is_gone_proves_nothing_and_the_lease_decides(store: St
     end(process)
     assert store.reap("w", LEASE_US, T0 + 1) == 0
     assert store.reap("w", LEASE_US, T0 + LEASE_US + 1) == 1
-    store.claim("w", ["a"], 1, T0 + LEASE_US + 1)
+    store.claim("w", serving("a"), 1, T0 + LEASE_US + 1)
     assert claim_event(store, "r").proven_dead is False
 
 
@@ -76,6 +77,19 @@ def test_a_worker_whose_lock_file_was_removed_takes_its_lock_again_with_its_next
     lock = Path(f"{path}-workers/w.lock")
     lock.unlink()
     store.renew("w", T0 + 1)
+    assert lock.exists()
+    store.register("w2", "host:2", 2, T0)
+    assert store.reap("w2", LEASE_US, T0 + 1) == 0
+
+
+def test_a_worker_that_registers_again_keeps_its_lock_or_takes_it_again(store: Store, path: Path) -> None:
+    hold_one(store, "r")
+    lock = Path(f"{path}-workers/w.lock")
+    with pytest.raises(InvalidInput, match="surrogate"):
+        store.register("w", "host:\ud800", 1, T0)
+    assert lock.exists(), "what it could not say about itself is no reason to count as dead"
+    lock.unlink()
+    store.register("w", "host:1", 1, T0 + 1)
     assert lock.exists()
     store.register("w2", "host:2", 2, T0)
     assert store.reap("w2", LEASE_US, T0 + 1) == 0
@@ -98,10 +112,10 @@ def test_a_run_of_a_killed_worker_is_taken_over_by_its_id_without_waiting_for_an
     process = python(_HOLD + _WAIT, path, T0)
     first_line(process)
     with pytest.raises(AlreadyRunning, match=f"host:{process.pid}"):
-        store.claim("w", ["a"], 1, T0, run_id="r")
+        store.claim("w", serving("a"), 1, T0, run_id="r")
     assert post(store, "r") is False
     end(process)
-    store.claim("w", ["a"], 1, T0, run_id="r")
+    store.claim("w", serving("a"), 1, T0, run_id="r")
     assert claim_event(store, "r") == RunClaimed("w", name="host:1", takeover=True, proven_dead=True)
     assert [row.run_id for row in store.inbox("w")] == ["r"]  # what was posted to the dead one is not lost
 
@@ -113,7 +127,7 @@ def test_post_to_a_run_of_a_killed_worker_goes_into_its_journal(store: Store, pa
     assert post(store, "r", now=T0 + 5) is True
     row = found(store, "r")
     assert (row.holder, row.ready_at, row.seq) == (None, T0 + 5, 3)
-    store.claim("w", ["a"], 1, T0 + 5)
+    store.claim("w", serving("a"), 1, T0 + 5)
     assert claim_event(store, "r") == RunClaimed("w", name="host:1", takeover=True, proven_dead=True)
 
 
@@ -121,7 +135,7 @@ def test_a_stopped_worker_keeps_its_lock_loses_its_lease_and_is_refused_when_it_
     late = """
 from perdure.core.events import ThoughtRecorded
 from perdure.testing.conformance import Held
-held = Held.of(store.claim("victim", ["b"], 1, int(sys.argv[2]))[0])
+held = Held.of(store.claim("victim", serving("b"), 1, int(sys.argv[2]))[0])
 print("ready", flush=True)
 sys.stdin.readline()
 print(type(store.append([held.append(ThoughtRecorded("late"))])[0]).__name__, flush=True)
@@ -133,7 +147,7 @@ print(type(store.append([held.append(ThoughtRecorded("late"))])[0]).__name__, fl
     now = T0 + LEASE_US + 1
     store.renew("w", now)
     assert store.reap("w", LEASE_US, now) == 2
-    store.claim("w", ["a", "b"], 2, now)
+    store.claim("w", serving("a", "b"), 2, now)
     assert claim_event(store, "r2") == RunClaimed("w", name="host:1", takeover=True, proven_dead=False)
     os.kill(process.pid, signal.SIGCONT)
     assert process.stdin is not None
@@ -196,7 +210,7 @@ def test_a_worker_id_cannot_leave_its_folder(store: Store) -> None:
 
 
 def test_a_worker_that_leaves_removes_its_lock_file(store: Store, path: Path) -> None:
-    held = Held.of(store.claim("w", ["a"], 1, T0)[0])
+    held = Held.of(store.claim("w", serving("a"), 1, T0)[0])
     store.unregister("w", T0)
     assert list(Path(f"{path}-workers").iterdir()) == []
     assert [type(answer).__name__ for answer in store.append([held.append(ThoughtRecorded("x"))])] == ["Refused"]

@@ -12,11 +12,11 @@ from tests.unit.store_tools import first_line, output, python, raw
 
 from perdure.core.events import ThoughtRecorded
 from perdure.errors import InvalidInput, StoreCorrupt, StoreError, StoreUnavailable, StoreVersion
-from perdure.store.migrate import APPLICATION_ID
+from perdure.store.migrate import APPLICATION_ID, MIGRATIONS
 from perdure.store.open import open_store, sqlite_path
 from perdure.store.owner import holds_journal
 from perdure.store.place import check_place, file_system_of
-from perdure.testing.conformance import Held, hold_one, new_run
+from perdure.testing.conformance import Held, hold_one, new_run, serving
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_the_file_is_private_and_its_pragmas_are_as_promised(tmp_path: Path) -> 
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
     assert stat.S_IMODE(Path(f"{path}-workers").stat().st_mode) == 0o700
     facts = store.facts()
-    assert (facts["journal_mode"], facts["synchronous"], facts["schema_version"]) == ("wal", "2", "1")
+    assert (facts["journal_mode"], facts["synchronous"], facts["schema_version"]) == ("wal", "2", str(len(MIGRATIONS)))
     assert raw(path).pragma("application_id") == APPLICATION_ID
     store.close()
 
@@ -187,9 +187,9 @@ def test_a_journal_of_a_newer_perdure_is_refused_and_left_alone(tmp_path: Path) 
     path = tmp_path / "journal.db"
     open_store(f"sqlite:///{path}").close()
     newer = raw(path)
-    newer.execute("INSERT INTO perdure_schema VALUES (2, 'abc', 0)")
+    newer.execute("INSERT INTO perdure_schema VALUES (?, 'abc', 0)", (len(MIGRATIONS) + 1,))
     newer.close()
-    with pytest.raises(StoreVersion, match="schema version 2, this perdure knows 1: upgrade perdure"):
+    with pytest.raises(StoreVersion, match=f"schema version {len(MIGRATIONS) + 1}, this perdure knows {len(MIGRATIONS)}: upgrade perdure"):
         open_store(f"sqlite:///{path}")
 
 
@@ -290,8 +290,8 @@ def test_eight_processes_that_start_at_once_make_one_schema(tmp_path: Path) -> N
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-    assert [output(process) for process in processes] == ["1"] * 8
-    assert raw(path).execute("SELECT count(*) FROM perdure_schema").get == 1
+    assert [output(process) for process in processes] == [str(len(MIGRATIONS))] * 8
+    assert raw(path).execute("SELECT count(*) FROM perdure_schema").get == len(MIGRATIONS)
     assert raw(path).execute("SELECT count(*) FROM perdure_workers").get == 8
 
 
@@ -331,7 +331,7 @@ def test_two_stores_on_one_file_in_one_process_see_each_other_and_fence_each_oth
     held = hold_one(one, "r")
     one.unregister("w", 5)
     two.register("w2", "host:2", 2, 5)
-    (claimed,) = two.claim("w2", ["a"], 1, 1 << 60)
+    (claimed,) = two.claim("w2", serving("a"), 1, 1 << 60)
     assert [type(answer).__name__ for answer in one.append([held.append(ThoughtRecorded("zombie"))])] == ["Refused"]
     assert [type(answer).__name__ for answer in two.append([Held.of(claimed).append(ThoughtRecorded("x"))])] == ["Committed"]
     one.close()

@@ -67,7 +67,7 @@ def tool(store: SqliteStore) -> Tool:
         "INSERT INTO perdure_workers VALUES ('x', 'x', 1, 1, 1)",
         "DROP TABLE perdure_events",
         "DROP TRIGGER perdure_events_no_update",
-        "DROP INDEX perdure_runs_ready",
+        "DROP INDEX perdure_runs_line",
         "ALTER TABLE perdure_runs ADD COLUMN x",
         "CREATE INDEX mine ON perdure_events (ts)",
         "CREATE TRIGGER mine AFTER INSERT ON perdure_events BEGIN SELECT 1; END",
@@ -122,7 +122,7 @@ def test_a_table_of_a_tools_own_cannot_be_renamed_to_a_name_of_ours(tool: Tool) 
     def work(connection: Any) -> None:
         connection.execute("CREATE TABLE mine (a)")
         connection.execute("ALTER TABLE mine ADD COLUMN b")
-        connection.execute("ALTER TABLE mine RENAME TO perdure_approvals")
+        connection.execute("ALTER TABLE mine RENAME TO perdure_anything")
 
     with pytest.raises(InvalidInput, match="no renaming"):
         tool.run(work)

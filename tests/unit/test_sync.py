@@ -10,7 +10,22 @@ from typing import Any
 import pytest
 from tests.unit.drive_tools import SETTINGS
 
-from perdure import Agent, Conflict, InvalidInput, NotFound, ResultTimeout, Run, RunCancelled, RunFailed, StoreError, agent, tool
+from perdure import (
+    Agent,
+    Budget,
+    Conflict,
+    InvalidInput,
+    NotFound,
+    NotPermitted,
+    ResultTimeout,
+    Run,
+    RunCancelled,
+    RunFailed,
+    StoreError,
+    WrongVersion,
+    agent,
+    tool,
+)
 from perdure.sync import Perdure
 
 
@@ -45,7 +60,15 @@ async def payer(run: Run) -> str:
     return await pay()
 
 
-AGENTS: list[Agent[Any, Any]] = [doubler, sleeper, failing, payer]
+@agent(version="1")
+async def asking(run: Run, expires: float | None = None) -> list[Any]:
+    decision = await run.approve("refund", {"cents": 9}, by="ann", editable="cents", expires=expires)
+    if not decision.granted:
+        raise ValueError(decision.outcome)
+    return [decision.input, await run.receive("chat")]
+
+
+AGENTS: list[Agent[Any, Any]] = [doubler, sleeper, failing, payer, asking]
 
 
 def test_a_run_from_blocking_code(tmp_path: Path) -> None:
@@ -86,6 +109,75 @@ def test_steering_from_blocking_code() -> None:
         app.resolve(doubt.id, 1, happened="receipt")
         assert doubt.result() == "receipt"
         assert app.store.get(doubt.id) is not None
+
+
+def test_approvals_signals_and_pauses_from_blocking_code() -> None:
+    with Perdure("sqlite://", AGENTS, settings=SETTINGS) as app:
+        handle = app.start(asking, id="a")
+        assert app.drive("a").status == "waiting_approval"
+        (asked,) = app.approvals(run_id="a")
+        with pytest.raises(NotPermitted):
+            app.approve(asked.approval, by="bob")
+        assert app.approve(asked.approval, by="ann", edit={"cents": 7}, note="less").standing.status == "approved"
+        with pytest.raises(Conflict, match="approved by ann"):
+            app.reject(asked.approval, by="ann", reason="late")
+        app.pause("a", reason="lunch")
+        assert handle.status().status == "paused"
+        assert app.unpause("a") == ["a"]
+        app.signal("a", "chat", {"more": 1}, key="k")
+        app.signal("a", "chat", {"more": 2}, key="k")
+        assert handle.result() == [{"cents": 7}, {"more": 1}]
+        assert app.approvals() == []
+
+
+def test_waiting_for_a_person_who_has_an_hour_does_not_take_the_run_up_again_and_again() -> None:
+    with Perdure("sqlite://", AGENTS, settings=SETTINGS) as app:
+        handle = app.start(asking, id="a", expires=3600)
+        with pytest.raises(ResultTimeout):
+            handle.result(timeout=0.5)
+        assert [event.type for event in handle.events()].count("run_claimed") == 1
+        app.approve(app.approvals()[0].approval, by="ann")
+        app.signal("a", "chat", 1)
+        assert handle.result(timeout=10) == [{"cents": 9}, 1]
+
+
+def test_rejection_costs_and_top_ups_from_blocking_code() -> None:
+    with Perdure("sqlite://", AGENTS, settings=SETTINGS) as app:
+        handle = app.start(asking, id="a")
+        app.drive("a")
+        app.reject(app.approvals()[0].approval, by="ann", reason="no")
+        with pytest.raises(RunFailed, match="rejected"):
+            handle.result()
+        doubles = app.start(doubler, 2, id="d", budget=Budget(calls=0))
+        assert app.drive("d").status == "needs_attention"
+        assert app.unpause("d", add=Budget(calls=1)) == ["d"]
+        assert doubles.result() == 4
+        assert [(row.group, row.calls) for row in app.costs("tool")] == [("double", 1)]
+        assert [row.group for row in app.costs(tenant="default")] == ["doubler"]
+
+
+def test_another_version_goes_on_after_it_was_adopted(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'db'}"
+    with Perdure(url, [doubler], settings=SETTINGS) as app:
+        app.start(doubler, 3, id="d")
+    newer = agent(name="doubler", version="2")(doubler.fn)
+    with Perdure(url, [newer], settings=SETTINGS) as app:
+        with pytest.raises(WrongVersion):
+            app.drive("d")
+        app.adopt("d", by="ann")
+        assert app.handle("d").result() == 6
+
+
+def test_a_worker_in_a_thread_takes_only_from_its_queues() -> None:
+    with Perdure("sqlite://", AGENTS, settings=SETTINGS, queues=["fast"]) as app:
+        slow, fast = app.start(doubler, 1, queue="slow"), app.start(doubler, 2, queue="fast")
+        worker = threading.Thread(target=app.work)
+        worker.start()
+        assert [event.type for event in fast.follow()][-1] == "run_succeeded"
+        app.drain()
+        worker.join(timeout=10)
+        assert not worker.is_alive()
+        assert slow.status().status == "queued"
 
 
 def test_a_worker_in_a_thread_is_drained_from_another() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.cli.target import load_target, load_targets, recorded_target
+from perdure.cli.target import load_target, load_targets, recorded_target, with_children
 from perdure.errors import InvalidInput, NotFound
 
 AGENT = """
@@ -302,3 +302,49 @@ def test_judging_a_recorded_target_imports_nothing(tmp_path):
     program = f"from perdure.cli.target import load_target\nload_target({str(file)!r})"
     subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
     assert marker.exists()
+
+
+FAMILY = """
+import asyncio
+from perdure import Run, agent
+
+@agent(version="1")
+async def grandchild(run: Run) -> int:
+    return 1
+
+@agent(version="1")
+async def child(run: Run) -> int:
+    return await grandchild()
+
+@agent(version="1")
+async def helped(run: Run) -> int:
+    return 2
+
+async def helper():
+    return await helped()
+
+def make():
+    @agent(version="1")
+    async def hidden(run: Run) -> int:
+        return 3
+
+    @agent(version="1")
+    async def parent(run: Run) -> int:
+        first, *others = await asyncio.gather(*(start() for start in [lambda: child(), helper]))
+        return first + await hidden()
+
+    return parent
+
+parent = make()
+
+@agent(version="1")
+async def stranger(run: Run) -> int:
+    return await parent()
+"""
+
+
+def test_an_agent_comes_with_all_that_its_code_can_call_and_with_no_other():
+    file = write("family.py", text=FAMILY)
+    parent = load_target(f"{file}:parent").agent
+    assert sorted(agent.name for agent in with_children([parent])) == ["child", "grandchild", "helped", "hidden", "parent"]
+    assert [agent.name for agent in with_children([load_target(f"{file}:helped").agent])] == ["helped"]

@@ -360,7 +360,7 @@ def test_a_transaction_has_nothing_to_reconcile():
 
 def test_a_type_checker_knows_arguments_and_results(tmp_path):
     (tmp_path / "user.py").write_text(
-        "from perdure.tool import Call, tool\n"
+        "from perdure import Approval, Call, Rate, Usage, tool\n"
         "@tool(effect='read')\nasync def lookup(order: str) -> dict[str, int]: return {}\n"
         "@tool\ndef sync(n: int) -> str: return ''\n"
         "@tool(effect='keyed')\nasync def refund(order: str, cents: int, call: Call) -> list[int]: return []\n"
@@ -369,6 +369,15 @@ def test_a_type_checker_knows_arguments_and_results(tmp_path):
         "    reveal_type(await sync(1))\n"
         "    reveal_type(await refund('o', 5))\n"
         "    await lookup(5)\n"
+        "@tool(approval=lambda n: n > 5, rate=Rate(3), cost=0.02)\ndef asks(n: int) -> str: return ''\n"
+        "@tool(approval=Approval(by='ann'), cost=Usage(tokens_in=5))\nasync def asks_ann(n: int) -> bytes: return b''\n"
+        "@asks.compensate\ndef undo(n: int) -> int: return n\n"
+        "@asks_ann.compensate(effect='read')\ndef undo_ann(result: bytes) -> bytes: return result\n"
+        "async def more() -> None:\n"
+        "    reveal_type(await asks(1))\n"
+        "    reveal_type(await asks_ann(1))\n"
+        "    reveal_type(undo(1))\n"
+        "    reveal_type(undo_ann(b''))\n"
     )
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", str(tmp_path / "cache"), "user.py"]
     environment = {**os.environ, "MYPYPATH": str(SOURCE)} if SOURCE.name == "src" else None  # installed, it is found by itself
@@ -377,6 +386,7 @@ def test_a_type_checker_knows_arguments_and_results(tmp_path):
         "dict[str, int]",
         "str",
         "list[int]",
+        *("str", "bytes", "int", "bytes"),
     ]
     assert 'user.py:12: error: Argument 1 to "__call__" of "Tool" has incompatible type "int"; expected "str"' in said
     assert "Found 1 error" in said

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import time
-from datetime import UTC, datetime
 
 import click
 
 from perdure.cli import common
-from perdure.errors import InvalidInput
+from perdure.cli.times import parse_past
 from perdure.inspect.audit import Audit
 
 POLL_S = 0.25
-_AGO = re.compile(r"(\d{1,9})([smhd])\Z")
-_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 @click.command("audit")
@@ -42,13 +38,4 @@ def command(since: str | None, follow: bool, url: str | None, as_json: bool) -> 
 
 def parse_since(text: str, now: int) -> int:
     """The moment that `--since` means, in µs since 1970."""
-    ago = _AGO.match(text)
-    if ago:
-        return max(0, now - int(ago[1]) * _UNIT_S[ago[2]] * 1_000_000)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidInput(f"--since {text!r:.60} is not a time; write 15m, 2h, 1d, or an ISO time such as 2026-01-31T14:00Z") from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return int(moment.timestamp() * 1e6)
+    return parse_past(text, now, "--since")

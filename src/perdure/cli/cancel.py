@@ -1,42 +1,81 @@
-"""`perdure cancel`: ask a run to stop."""
+"""`perdure cancel`: ask a run to stop, or end it without its agent."""
 
 from __future__ import annotations
 
-import asyncio
+import shlex
+from typing import TYPE_CHECKING
 
 import click
+from msgspec import Struct
 
 from perdure.cli import common
-from perdure.cli.driving import os_user
-from perdure.cli.target import resume_command
-from perdure.settings import Settings
-from perdure.store.api import RunRow
+from perdure.cli.steering import by_option, speak, speaker, who_goes_on
+from perdure.core.state import CallState, RunState
+from perdure.inspect.words import called
+from perdure.store.api import FINISHED, RunRow
+
+if TYPE_CHECKING:
+    from perdure.app import Perdure
+
+
+class _Asked(Struct, frozen=True):
+    """How the run, and those below it, stand after that."""
+
+    row: RunRow
+    state: RunState
+    family: list[RunRow]
+    then: str
 
 
 @click.command("cancel")
 @common.run_argument
 @click.option("--reason", metavar="TEXT", help="Why, for whoever reads the journal later.")
-@click.option("--by", metavar="WHO", help="Who asks. Default: the user of this process.")
+@click.option(
+    "--force", is_flag=True, help="End it at once, without its agent; for one whose code is gone. Code 8 while a worker holds it."
+)
+@by_option("Who asks.")
 @common.url_option
 @common.json_option
-def command(run_id: str, reason: str | None, by: str | None, url: str | None, as_json: bool) -> None:
-    """Ask RUN to stop. Its agent is cancelled at its next step and may still clean up; a call that has begun is not undone."""
+def command(run_id: str, reason: str | None, force: bool, by: str | None, url: str | None, as_json: bool) -> None:
+    """Ask RUN, and with it its children, to stop. Its agent is cancelled at its next step and may still clean up; a call that has
+    begun is not undone. With --force nobody cleans up, and what was in doubt stays so: it is named.
+    """
     settings = common.settings_with(url=url)
-    common.require_journal(settings.url)
-    row = asyncio.run(_cancel(settings, run_id, by or os_user(), reason))
+
+    async def cancel(app: Perdure) -> _Asked:
+        await app.cancel(run_id, by=speaker(by), reason=reason, force=force)
+        handle = app.handle(run_id)
+        row = await handle.status()
+        return _Asked(row, await handle.state(), app.store.family(run_id), who_goes_on(app.store, row, settings, url))
+
+    asked = speak(settings, cancel)
+    unsure = _unsure(asked.state) if asked.row.status in FINISHED else []
     if as_json:
-        common.out_json({"run_id": run_id, "status": row.status})
-    elif row.holder is not None:
-        common.out(f"run {run_id}: the worker that holds it has been asked to cancel it")
-    elif row.status == "cancelled":
-        common.out(f"run {run_id} is cancelled")
-    else:
-        common.out(f"run {run_id} will be cancelled when a worker takes it, or here: {resume_command(row, settings.url, url)}")
+        doubts = [{"call": call.number, "tool": call.tool, "key": call.key} for call in unsure]
+        common.out_json({"run_id": run_id, "status": asked.row.status, "in_doubt": doubts})
+        return
+    common.out(common.clean(_sentence(asked, force)))
+    for call in unsure:
+        common.out(common.clean(f"  in doubt, and stays so: call {call.number} {called(call.tool, call.args)}, key {call.key}"))
+    if asked.row.status in FINISHED:
+        for child in asked.family:
+            now = f"perdure cancel {shlex.quote(child.run_id)} --force{common.url_words(url)}"
+            common.out(common.clean(f"  child {child.run_id} is asked to stop, and ends when a worker takes it, or at once: {now}"))
 
 
-async def _cancel(settings: Settings, run_id: str, by: str, reason: str | None) -> RunRow:
-    from perdure.app import Perdure
+def _sentence(asked: _Asked, force: bool) -> str:
+    run = f"run {asked.row.run_id}"
+    if asked.row.status == "cancelled":
+        return f"{run} is cancelled" + (", without its agent" if force else "")
+    if asked.row.holder is not None:
+        return f"{run}: the worker that holds it has been asked to cancel it"
+    return f"{run} will be cancelled: {asked.then}"
 
-    async with Perdure(settings=settings) as app:
-        await app.cancel(run_id, by=by, reason=reason)
-        return await app.handle(run_id).status()
+
+def _unsure(state: RunState) -> list[CallState]:
+    """Calls that may or may not have happened, in a run that has ended."""
+    return [
+        call
+        for call in state.calls.values()
+        if call.phase == "in_doubt" or (call.phase in ("started", "retry_wait") and call.effect in ("keyed", "once", "idempotent"))
+    ]

@@ -214,6 +214,16 @@ def to_json(value: Any) -> str:
     return "".join(char if _harmless(char) else _json_escape(char) for char in text)
 
 
+def json_lines(value: Any, width: int = 100) -> list[str]:
+    """JSON for people, as safe to look at as to_json: on one line where that fits, else indented."""
+    short = to_json(value)
+    if len(short) <= width:
+        return [short]
+    # The only line ends are the indentation's own: those inside a text are written as \\n.
+    lines = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2).split("\n")
+    return ["".join(char if _harmless(char) else _json_escape(char) for char in line) for line in lines]
+
+
 def _json_escape(char: str) -> str:
     units = char.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
@@ -331,7 +341,8 @@ def url_option(function: F) -> F:
 
 # A command inside a sentence of ours: the verb, and what it is about. Target words are recognised by their form.
 _COMMAND = re.compile(
-    r"\bperdure (?:(?:why|show|events|resume|replay|cancel|worker) [^\s;,`]++(?: [^\s;,`]+\.py:\w+)?+|(?:list|verify|migrate)\b)(?! [^;,`]*--url )"
+    r"\bperdure (?:(?:why|show|events|resume|replay|cancel|pause|unpause|undo|approve|reject|worker) [^\s;,`]++(?: [^\s;,`]+\.py:\w+)?+"
+    r"|(?:list|approvals|verify|migrate)\b)(?! [^;,`]*--url )"
 )
 
 
@@ -365,6 +376,11 @@ def _keep_stdout(_: click.Context, __: click.Parameter, as_json: bool) -> bool:
 def run_argument(function: F) -> F:
     """RUN: the id of a run, completed from the database. The parameter is `run_id: str`."""
     return click.argument("run_id", metavar="RUN", shell_complete=_complete_run)(function)
+
+
+def approval_argument(function: F) -> F:
+    """ID: an approval, completed from those that are pending. The parameter is `approval: str`; give it to `which_approval`."""
+    return click.argument("approval", metavar="ID", shell_complete=_complete_approval)(function)
 
 
 def settings_with(**flags: Any) -> Settings:
@@ -410,6 +426,16 @@ def require_journal(url: str) -> None:
     require_database(url)
     if (path := sqlite_path(url)) is not None:
         owner.require_journal(path)
+
+
+def _complete_approval(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    try:
+        from perdure.store.api import ApprovalFilter
+
+        with existing_store(ctx.params.get("url")) as store:
+            return [row.approval for row in store.approvals(ApprovalFilter(limit=1000)) if row.approval.startswith(incomplete)]
+    except Exception:
+        return []
 
 
 def _complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +15,12 @@ import msgspec
 
 from perdure.cli import common
 from perdure.cli.migrate import schema_version
-from perdure.errors import PerdureError
+from perdure.cli.serving import gap, unserved
+from perdure.errors import InvalidInput, PerdureError
 from perdure.inspect.health import Check, check_guards, check_runs
-from perdure.inspect.words import size
+from perdure.inspect.words import plural, size
 from perdure.settings import Settings
+from perdure.store.api import Filter, Store
 from perdure.store.connect import connect_file
 from perdure.store.faults import translated
 from perdure.store.migrate import MIGRATIONS
@@ -116,7 +119,56 @@ def _database(settings: Settings, url: str | None, path: Path) -> Iterator[Check
     with common.existing_store(url) as store:
         yield from _pragmas(store.facts())
         yield check_guards(store)
-        yield from check_runs(store, common.now_us(), round(settings.lease_s * 1e6))
+        now, lease_us = common.now_us(), round(settings.lease_s * 1e6)
+        yield from check_runs(store, now, lease_us)
+        yield from _service(store, now, lease_us)
+        yield _webhook(settings)
+        yield _notices(store.facts())
+
+
+def _service(store: Store, now: int, lease_us: int) -> Iterator[Check]:
+    """What the live workers serve, and the runs that none of them can go on with."""
+    workers = store.workers(now, lease_us)
+    for worker in workers:
+        if worker.alive:
+            served = ", ".join(f"{one.agent}@{one.version}" for one in worker.serves) or "nothing"
+            only = f", of the queues {', '.join(worker.queues)} alone" if worker.queues is not None else ""
+            yield Check("serving", "ok", f"{worker.name}: {served}{only}")
+    if not any(worker.alive for worker in workers):
+        return  # that nobody is up is no gap in what they serve
+    stuck = unserved(store, workers, Filter())
+    if not stuck:
+        yield Check("versions", "ok", "every unfinished run has a worker that can go on with it")
+        return
+    why = Counter(str(gap(row, workers)) for row in stuck)
+    found = "; ".join(f"{words}: {plural(count, 'run')}" for words, count in why.most_common(5))
+    yield Check(
+        "versions",
+        "warn",
+        found,
+        "perdure list --unserved names them; start a worker with that code, or perdure resume RUN FILE.py:AGENT --adopt",
+    )
+
+
+def _webhook(settings: Settings) -> Check:
+    """Whether notices can go out, without a word of the secret or of what follows the host in the address."""
+    if not settings.webhook_url:
+        return Check("webhook", "ok", "none is set: notices go to the workers' log alone")
+    from perdure.worker.webhook import Endpoint
+
+    try:
+        endpoint = Endpoint(settings.webhook_url, settings.webhook_secret, settings.webhook_hosts)
+    except InvalidInput as error:
+        return Check("webhook", "FAIL", f"no notice can be sent: {error}", "set it right where the workers run; notices wait until then")
+    return Check("webhook", "ok", f"{endpoint.place}, signed; seen from here, the workers have settings of their own")
+
+
+def _notices(facts: dict[str, str]) -> Check:
+    failing = int(facts["notices_failing"])
+    if not failing:
+        return Check("notices", "ok", "none has failed to go out")
+    found = f"{plural(failing, 'notice')} could not be sent yet; the last one: {facts['notice_error']}"
+    return Check("notices", "warn", found, "see to the receiver; a worker tries again, with growing pauses")
 
 
 def _integrity(path: Path, synchronous: str) -> Check:

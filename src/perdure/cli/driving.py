@@ -19,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from perdure.cli import common
+from perdure.cli.needs import needs
 from perdure.cli.target import resume_command
 from perdure.core.events import Event, RunCancelled, RunFailed, RunSucceeded
 from perdure.store.api import FINISHED, RunRow
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 
 _SHOWN = frozenset(
     "tool_call_initiated tool_call_completed tool_call_failed tool_call_in_doubt tool_call_resolved retry_scheduled run_released "
-    "status_reported thought_recorded decision_made cancel_requested attention_needed".split()
+    "status_reported thought_recorded decision_made cancel_requested attention_needed approval_requested approval_voted approval_decided "
+    "approval_escalated approval_expired approval_withdrawn signal_received child_started child_finished run_paused run_unpaused "
+    "run_adopted pin_changed budget_exceeded budget_raised".split()
 )
 
 
@@ -57,9 +60,15 @@ def stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
     return stop
 
 
-async def drive(app: Perdure, run_id: str, *, wait: bool) -> RunRow:
-    """Drive the run here until it ends or rests, with progress on a terminal; the row it rests with."""
+async def drive(app: Perdure, run_id: str, *, wait: bool, not_before: int = 0) -> RunRow:
+    """Drive the run and its children here until it ends or rests, with progress on a terminal; the row it rests with."""
     stop = stop_on_signals(asyncio.get_running_loop())
+    while (left_s := (not_before - common.now_us()) / 1e6) > 0 and not stop.is_set():
+        row = await app.handle(run_id).status()
+        if not wait or row.epoch > 0:
+            return row  # or a worker, by another clock than ours, has begun with it
+        await asyncio.wait([stopping := asyncio.ensure_future(stop.wait())], timeout=min(left_s, 60.0))
+        stopping.cancel()
     async with _progress(app, run_id):
         return await app.drive(run_id, wait=wait, stop=stop)
 
@@ -79,16 +88,15 @@ async def _progress(app: Perdure, run_id: str) -> AsyncIterator[None]:
 
 
 async def _show(app: Perdure, run_id: str) -> None:
-    from perdure.inspect.words import sentence
+    from perdure.inspect.timeline import Timeline
 
-    tools: dict[int, str] = {}
+    timeline = Timeline(run_id)
     begun = common.now_us()
     async for event in app.handle(run_id).follow():
-        if event.type == "tool_call_initiated" and event.call is not None:
-            tools.setdefault(event.call, event.body.tool)  # type: ignore[union-attr]
+        said = timeline.say(event)
         # What is older was done by somebody before us: replayed, not performed.
         if event.ts >= begun and event.type in _SHOWN:
-            common.note(common.clean(f"  {sentence(event, tools)}"))
+            common.note(common.clean(f"  {said}"))
 
 
 # -- how it ended ------------------------------------------------------------------------------------------------------------
@@ -108,6 +116,8 @@ def finish(app: Perdure, row: RunRow, *, as_json: bool, url: str | None) -> int:
             for place in places(last.body.failure):
                 common.note(common.clean(f"  {place}"))
         common.note(f"perdure: {common.clean(_sentence(row, last, resume_command(row, app.url, url), url))}")
+        for line in needs(app.store, row, url):
+            common.note(f"  {common.clean(line)}")
     return _code(row)
 
 
@@ -134,8 +144,16 @@ def _sentence(row: RunRow, last: Event | None, resume: str, url: str | None) -> 
         return f"{run} needs attention: {row.error or row.waiting_for or 'see why'}; next: {command('why', row.run_id, url)}"
     if row.holder is not None:
         return f"{run} was taken over by the worker {row.holder}; {command('show', row.run_id, url)} tells how it goes on"
+    if row.status == "paused":
+        return f"{run} is paused; let it go on: {command('unpause', row.run_id, url)}"
+    if row.status == "waiting_approval":
+        return f"{run} waits for {row.waiting_for}; after the decision a worker goes on with it, or here: {resume}"
+    if row.status == "waiting" and row.ready_at is None:
+        return f"{run} waits for {row.waiting_for}; after that a worker goes on with it, or here: {resume}"
     if row.status == "waiting":
         return f"{run} waits: {row.waiting_for}; a worker goes on with it when it is time, or here: {resume}"
+    if row.ready_at is not None and row.ready_at > common.now_us():
+        return f"{run} is not to begin before {common.iso(row.ready_at)}; a worker begins it then, or here: {resume}"
     return f"{run} is {row.status} and was handed over; a worker goes on with it, or here: {resume}"
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import click
 
 from perdure.cli import common
-from perdure.inspect.words import clip, span
+from perdure.cli.serving import gap, stranded, unserved
+from perdure.inspect.words import clip, clock, span
 from perdure.store.api import Filter, RunRow, Status, WorkerRow
 
 
@@ -15,56 +17,65 @@ from perdure.store.api import Filter, RunRow, Status, WorkerRow
 @click.option("--status", type=click.Choice(get_args(Status)), help="Only runs with this status.")
 @click.option("--agent", metavar="NAME", help="Only runs of this agent.")
 @click.option("--tenant", metavar="NAME", help="Only runs of this tenant.")
+@click.option("--unserved", "stuck", is_flag=True, help="Only unfinished runs that no live worker can go on with.")
 @click.option("--limit", type=click.IntRange(min=1, max=1_000_000), default=50, show_default=True, metavar="N", help="At most so many.")
 @common.url_option
 @common.json_option
-def command(status: str | None, agent: str | None, tenant: str | None, limit: int, url: str | None, as_json: bool) -> None:
+def command(status: str | None, agent: str | None, tenant: str | None, stuck: bool, limit: int, url: str | None, as_json: bool) -> None:
     """Runs, newest first. `perdure why RUN` tells all about one of them."""
     settings = common.settings_with(url=url)
     now = common.now_us()
+    wanted = Filter(status, agent, tenant, limit + 1)
     with common.existing_store(url) as store:
-        rows = store.list(Filter(status, agent, tenant, limit + 1))
-        workers = {worker.worker: worker for worker in store.workers(now, round(settings.lease_s * 1e6))}
-    shown, more = rows[:limit], len(rows) > limit
+        workers = store.workers(now, round(settings.lease_s * 1e6))
+        rows = unserved(store, workers, wanted) if stuck else store.list(wanted)
+    shown = rows[:limit]
     if as_json:
         for row in shown:
-            common.out_json(_record(row))
+            common.out_json(_record(row, workers))
         return
     if not shown:
-        common.note(
-            "no runs"
-            + (" that match" if status or agent or tenant else f" yet: perdure run FILE.py:agent{common.url_words(url)} starts one")
-        )
+        how = f" yet: perdure run FILE.py:agent{common.url_words(url)} starts one"
+        common.note("no runs" + (" that match" if status or agent or tenant or stuck else how))
         return
-    common.table(("run", "status", "agent", "waiting for / error", "events", "age", "worker"), [_cells(row, workers, now) for row in shown])
-    if more:
+    headers = ("run", "status", "agent", "waiting for / error", "events", "age", "worker")
+    common.table(headers, [_cells(row, workers, now, stuck) for row in shown])
+    if len(rows) > limit:
         wider = f"perdure list --limit {limit * 10}{common.url_words(url)}"
         common.note(f"the newest {limit} are shown; more: {wider}, or narrow it with --status, --agent, --tenant")
 
 
-def _cells(row: RunRow, workers: dict[str, WorkerRow], now: int) -> tuple[str, ...]:
-    about = row.error if row.status in ("failed", "needs_attention") else row.waiting_for
+def _cells(row: RunRow, workers: Sequence[WorkerRow], now: int, stuck: bool) -> tuple[str, ...]:
     return (
         row.run_id,
         row.status,
         f"{row.agent}@{row.version}",
-        clip(about or "", 60),
+        _about(row, workers, now, stuck),
         f"{row.seq:,}",
         span(now - row.created_at),
         _worker(row, workers),
     )
 
 
-def _worker(row: RunRow, workers: dict[str, WorkerRow]) -> str:
+def _about(row: RunRow, workers: Sequence[WorkerRow], now: int, stuck: bool) -> str:
+    """What it waits for or has come to; and that nobody would go on with it, where it is ready or that was asked for."""
+    own = row.error if row.status in ("failed", "needs_attention") else row.waiting_for
+    if row.status == "queued" and row.ready_at is not None and row.ready_at > now:
+        own = f"not before {clock(row.ready_at, now)}"
+    nobody = gap(row, workers) if stuck else stranded(row, workers, now)
+    return "; ".join(words for words in (clip(own or "", 60), nobody) if words)
+
+
+def _worker(row: RunRow, workers: Sequence[WorkerRow]) -> str:
     if row.holder is None:
         return ""
-    worker = workers.get(row.holder)
+    worker = next((worker for worker in workers if worker.worker == row.holder), None)
     if worker is None:
         return f"{row.holder} (gone)"
     return worker.name if worker.alive else f"{worker.name} (dead)"
 
 
-def _record(row: RunRow) -> dict[str, Any]:
+def _record(row: RunRow, workers: Sequence[WorkerRow]) -> dict[str, Any]:
     return {
         "run_id": row.run_id,
         "agent": row.agent,
@@ -79,4 +90,9 @@ def _record(row: RunRow) -> dict[str, Any]:
         "seq": row.seq,
         "epoch": row.epoch,
         "worker": row.holder,
+        "queue": row.queue,
+        "priority": row.priority,
+        "parent": row.parent,
+        "ready_at": None if row.ready_at is None else common.iso(row.ready_at),
+        "unserved": gap(row, workers),
     }

@@ -4,33 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import TYPE_CHECKING
 
 import click
 
 from perdure.cli import common
 from perdure.cli.driving import drive, finish, log_to_stderr, os_user
-from perdure.cli.target import load_target, recorded_target
+from perdure.cli.target import load_target, recorded_target, with_children
+from perdure.core.keys import undone_by
+from perdure.errors import InvalidInput
 from perdure.settings import Settings
-from perdure.store.api import FINISHED
+from perdure.store.api import FINISHED, RunRow
+
+if TYPE_CHECKING:
+    from perdure.app import Perdure
 
 
 @click.command("resume")
 @common.run_argument
 @click.argument("target", metavar="[TARGET]", required=False)
+@click.option("--adopt", is_flag=True, help="Let this code go on with a run that was begun with another version of it; it is recorded.")
 @click.option("--no-wait", is_flag=True, help="Leave with code 3 for any wait, its own timers and retries too.")
 @common.url_option
 @common.json_option
-def command(run_id: str, target: str | None, no_wait: bool, url: str | None, as_json: bool) -> int:
+def command(run_id: str, target: str | None, adopt: bool, no_wait: bool, url: str | None, as_json: bool) -> int:
     """Drive RUN here until it finishes. A run that needs attention is sent back to work; a finished one shows its result.
 
     Without TARGET the code recorded with the run is used, if it is your own file below this folder or beside the database.
     """
     settings = common.settings_with(url=url)
     log_to_stderr(logging.WARNING)
-    return asyncio.run(_resume(settings, run_id, target, wait=not no_wait, url=url, as_json=as_json))
+    return asyncio.run(_resume(settings, run_id, target, adopt=adopt, wait=not no_wait, url=url, as_json=as_json))
 
 
-async def _resume(settings: Settings, run_id: str, target: str | None, *, wait: bool, url: str | None, as_json: bool) -> int:
+async def _resume(settings: Settings, run_id: str, target: str | None, *, adopt: bool, wait: bool, url: str | None, as_json: bool) -> int:
     from perdure.app import Perdure
     from perdure.inspect.view import require
 
@@ -40,8 +47,21 @@ async def _resume(settings: Settings, run_id: str, target: str | None, *, wait: 
         # No code is needed to read a result.
         async with Perdure(settings=settings) as app:
             return finish(app, row, as_json=as_json, url=url)
+    if (undone := undone_by(run_id)) is not None:
+        # Its code is the journal of the run that it undoes.
+        raise InvalidInput(f"run {run_id} is the undo of run {undone}, and goes on with: perdure undo {undone}")
     loaded = load_target(target or recorded_target(run_id, row.target, settings.url, options=common.url_words(url)))
-    async with Perdure(agents=[loaded.agent], settings=settings) as app:
+    async with Perdure(agents=with_children([loaded.agent]), settings=settings) as app:
+        if adopt:
+            await _adopt(app, row)
         if row.status == "needs_attention":
             await app.requeue(run_id, by=os_user(), note="perdure resume")
         return finish(app, await drive(app, run_id, wait=wait), as_json=as_json, url=url)
+
+
+async def _adopt(app: Perdure, row: RunRow) -> None:
+    """Let the code that is here go on with the run and those below it that were begun with another version of it."""
+    for one in (row, *app.store.family(row.run_id)):
+        here = [served.version for served in app.versions if served.agent == one.agent]
+        if here and one.version not in here:
+            await app.adopt(one.run_id, by=os_user(), note="perdure resume --adopt")

@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import click
 
 from perdure.cli import common
 from perdure.cli.driving import drive, finish, log_to_stderr
-from perdure.cli.target import Target, load_target, resume_command
+from perdure.cli.target import Target, load_target, resume_command, with_children
+from perdure.cli.times import parse_future
 from perdure.core import codec
+from perdure.core.budget import micros
+from perdure.core.events import Limits
 from perdure.errors import InvalidInput
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @click.command("run")
@@ -30,6 +36,10 @@ from perdure.store.api import FINISHED, RunRow
 @click.option("--id", "run_id", metavar="ID", help="The run's id. If there is a run with it and the same input, that one is resumed.")
 @click.option("--tenant", default="default", show_default=True)
 @click.option("--actor", metavar="WHO", help="On whose behalf the agent acts.")
+@click.option("--queue", metavar="Q", help='The queue that it waits in. Default: the agent\'s, else "default".')
+@click.option("--priority", type=int, default=0, metavar="N", help="Of one tenant's runs in a queue the higher goes first.")
+@click.option("--not-before", metavar="T", help="Not to begin before: 10m, 2h, 1d from now, or an ISO time (UTC unless it says otherwise).")
+@click.option("--budget-usd", metavar="X", help="Dollars that it and its children may spend together.")
 @click.option("--detach", is_flag=True, help="Only start it, for a worker to drive; prints its id.")
 @click.option("--no-wait", is_flag=True, help="Leave with code 3 for any wait, its own timers and retries too.")
 @common.url_option
@@ -41,6 +51,10 @@ def command(
     run_id: str | None,
     tenant: str,
     actor: str | None,
+    queue: str | None,
+    priority: int,
+    not_before: str | None,
+    budget_usd: str | None,
     detach: bool,
     no_wait: bool,
     url: str | None,
@@ -55,7 +69,10 @@ def command(
     log_to_stderr(logging.WARNING)
     loaded = load_target(target)
     encoded = loaded.agent.bind(args, kwargs)
-    wanted = _Wanted(loaded, encoded, run_id, tenant, actor)
+    start = {"id": run_id, "tenant": tenant, "actor": actor, "queue": queue, "priority": priority}
+    at = None if not_before is None else parse_future(not_before, common.now_us(), "--not-before")
+    budget = None if budget_usd is None else Limits(usd_micros=micros(budget_usd, "--budget-usd"))
+    wanted = _Wanted(loaded, encoded, at, {**start, "budget": budget})
     return asyncio.run(_run(settings, wanted, detach=detach, wait=not no_wait, url=url, as_json=as_json))
 
 
@@ -64,26 +81,24 @@ class _Wanted(NamedTuple):
 
     target: Target
     encoded_input: bytes
-    run_id: str | None
-    tenant: str
-    actor: str | None
+    not_before: int | None
+    options: dict[str, Any]
 
 
 async def _run(settings: Settings, wanted: _Wanted, *, detach: bool, wait: bool, url: str | None, as_json: bool) -> int:
     from perdure.app import Perdure
 
     agent, recorded = wanted.target
-    async with Perdure(agents=[agent], settings=settings) as app:
-        handle = await app.start_encoded(
-            agent, wanted.encoded_input, id=wanted.run_id, tenant=wanted.tenant, actor=wanted.actor, target=recorded
-        )
+    async with Perdure(agents=with_children([agent]), settings=settings) as app:
+        not_before = None if wanted.not_before is None else _EPOCH + timedelta(microseconds=wanted.not_before)
+        handle = await app.start_encoded(agent, wanted.encoded_input, target=recorded, not_before=not_before, **wanted.options)
         row = await handle.status()
         if detach:
             _started(row, resume_command(row, settings.url, url), as_json)
             return common.SUCCEEDED
-        # A run that needs a person is not sent back to work by a script that runs twice: that is what `resume` says.
-        if row.status != "needs_attention":
-            row = await drive(app, handle.id, wait=wait)
+        # A run that needs a person is not sent back to work by a script that runs twice: that is what `resume` and `unpause` say.
+        if row.status not in ("needs_attention", "paused"):
+            row = await drive(app, handle.id, wait=wait, not_before=wanted.not_before or 0)
         return finish(app, row, as_json=as_json, url=url)
 
 

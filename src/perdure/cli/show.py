@@ -5,9 +5,12 @@ from __future__ import annotations
 import click
 
 from perdure.cli import common
-from perdure.core.state import CallState
+from perdure.core.state import AskState, CallState
+from perdure.inspect.children import outcome
+from perdure.inspect.cost import budget_view, budget_words, cost_words
 from perdure.inspect.view import Reading, loader, read_run, run_record
-from perdure.inspect.words import called, clip, failed, places, plural, shown, span
+from perdure.inspect.words import called, clip, failed, people, place_words, places, plural, shown, span
+from perdure.store.api import Ledger
 
 
 @click.command("show")
@@ -20,14 +23,19 @@ def command(run_id: str, at: int | None, url: str | None, as_json: bool) -> None
     with common.existing_store(url) as store:
         reading = read_run(store, run_id, at)
         if as_json:
-            common.out_json(run_record(reading, loader(store)))
+            common.out_json(run_record(reading, loader(store), store.ledgers(run_id), store.family(run_id)))
             return
-    for line in _head(reading, url):
+        ledgers = [] if reading.past else store.ledgers(run_id)
+    for line in [*_head(reading, url), *_cost(reading, ledgers)]:
         common.out(common.clean(line))
     calls = reading.state.calls.values()
     if calls:
         common.out()
         common.table(("call", "asked", "effect", "phase", "tries", "outcome", "key"), [_cells(call) for call in calls])
+    for title, cells in (("approval", _asks(reading)), ("child", _children(reading))):
+        if cells:
+            common.out()
+            common.table(("call", title, "asked", "outcome"), cells)
     for line in _failed_where(reading):
         common.out(common.clean(line))
 
@@ -37,10 +45,13 @@ def _head(reading: Reading, url: str | None) -> list[str]:
     as_of = f" as of event {state.seq} of {row.seq}" if reading.past else ""
     lines = [
         f"run      {row.run_id}{as_of}",
-        f"agent    {row.agent}@{row.version}, tenant {row.tenant}" + (f", for {row.actor}" if row.actor else ""),
+        f"agent    {row.agent}@{state.version}, tenant {row.tenant}{place_words(row.queue, row.priority)}"
+        + (f", for {row.actor}" if row.actor else ""),
         f"status   {reading.status}" + _about(reading, url),
         f"input    {shown(state.created.input, 200) if state.created else ''}",
     ]
+    if row.parent is not None:
+        lines.insert(1, f"parent   {row.parent} (its call {row.parent_call})")
     if state.output is not None:
         lines.append(f"output   {shown(state.output, 400)}")
     if state.failure is not None:
@@ -50,7 +61,35 @@ def _head(reading: Reading, url: str | None) -> list[str]:
         lines.append(f"said     {clip(state.said, 200)}")
     lines.append(f"created  {common.iso(row.created_at)} ({span(now - row.created_at)} ago), last event {common.iso(state.updated_at)}")
     lines.append(f"journal  {plural(state.seq, 'event')}, {plural(len(state.calls), 'call')}, epoch {state.epoch}")
+    lines += [f"changed  {change.what}: {change.before} → {change.after}" for change in state.pin_changes]
     return lines
+
+
+def _cost(reading: Reading, ledgers: list[Ledger]) -> list[str]:
+    lines = [f"cost     {cost_words(reading.state)}"]
+    return lines + [f"budget   {budget_words(budget_view(ledger), reading.row.run_id)}" for ledger in ledgers]
+
+
+def _asks(reading: Reading) -> list[tuple[str, ...]]:
+    return [
+        (str(ask.number), ask.request.approval, called(ask.request.action, ask.request.input, 50), _answer(ask))
+        for ask in reading.state.asks.values()
+    ]
+
+
+def _answer(ask: AskState) -> str:
+    if ask.pending:
+        votes = f", {len(ask.voters)} of {ask.request.quorum} have agreed" if ask.request.quorum > 1 else ""
+        return f"pending: {people(ask.request.by)}{votes}"
+    by = f" by {ask.by}" if ask.by and ask.outcome in ("approved", "rejected") else ""
+    return f"{ask.outcome}{by}" + (", edited" if ask.edited else "") + (f": {clip(ask.note, 60)}" if ask.note else "")
+
+
+def _children(reading: Reading) -> list[tuple[str, ...]]:
+    return [
+        (str(child.number), child.run_id, called(f"{child.agent}@{child.version}", child.input, 50), outcome(child) if child.ended else "")
+        for child in reading.state.children.values()
+    ]
 
 
 def _failed_where(reading: Reading) -> list[str]:

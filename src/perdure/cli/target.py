@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import shlex
 import stat
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure.cli.common import database_file, url_words
+from perdure.core.keys import undone_by
 from perdure.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -61,6 +63,39 @@ def load_targets(target: str) -> list[Target]:
     return [Target(agent, _recorded(module, own)) for own, agent in agents.items()]
 
 
+def with_children(agents: Iterable[Agent[Any, Any]]) -> list[Agent[Any, Any]]:
+    """The agents, and those that their code names, which it may call: their children must be gone on with while they themselves rest."""
+    from perdure.agent import Agent
+
+    found = {(agent.name, agent.version): agent for agent in agents}
+    seen: set[int] = set()
+    functions: list[FunctionType] = [agent.fn for agent in found.values() if isinstance(agent.fn, FunctionType)]
+    while functions:
+        function = functions.pop()
+        if id(function) in seen:
+            continue
+        seen.add(id(function))
+        for value in _named_by(function):
+            if isinstance(value, Agent):
+                # Of two that claim one name the one that was asked for counts.
+                found.setdefault((value.name, value.version), value)
+                value = value.fn
+            if isinstance(value, FunctionType) and value.__globals__ is function.__globals__:
+                functions.append(value)
+    return list(found.values())
+
+
+def _named_by(function: FunctionType) -> list[Any]:
+    """What the function's code refers to by a name of its module, or of the functions around it."""
+    codes, names = [function.__code__], set(function.__code__.co_freevars)
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+    around = inspect.getclosurevars(function).nonlocals
+    return [around.get(name, function.__globals__.get(name)) for name in sorted(names)]
+
+
 def recorded_target(run_id: str, recorded: str | None, url: str, verb: str = "resume", options: str = "") -> str:
     """The target recorded with a run, if it may be loaded: a file of this user below the current folder or beside the database.
 
@@ -76,12 +111,14 @@ def recorded_target(run_id: str, recorded: str | None, url: str, verb: str = "re
 def words_for(row: RunRow, url: str) -> str:
     """What `resume` and `replay` have to be told, from here, about where the run's code is: "" when they find it by themselves."""
     found = _judge(row.target, url)
-    return "" if found.target is not None else found.words or f"FILE.py:{row.agent}"
+    return "" if found.target is not None else found.words or f"FILE.py:{row.agent.removesuffix('.undo')}"
 
 
 def resume_command(row: RunRow, settings_url: str, url: str | None) -> str:
     """The command that drives the run on, as it can be typed here; `url` is what the command line named."""
-    words = ["perdure", "resume", shlex.quote(row.run_id), words_for(row, settings_url)]
+    undone = undone_by(row.run_id)
+    verb, run_id = ("resume", row.run_id) if undone is None else ("undo", undone)
+    words = ["perdure", verb, shlex.quote(run_id), words_for(row, settings_url)]
     return " ".join(word for word in words if word) + url_words(url)
 
 

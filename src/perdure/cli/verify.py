@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from perdure.cli import common
+from perdure.inspect.beside import Kin
 from perdure.inspect.verify import Verdict, verify_run
 from perdure.inspect.view import all_rows, require
 from perdure.inspect.words import plural
@@ -22,8 +23,9 @@ def command(run_id: str | None, url: str | None, as_json: bool) -> int:
     """
     bad = runs = events = 0
     with common.existing_store(url) as store:
+        kin = Kin(store)
         for row in [require(store, run_id)] if run_id is not None else all_rows(store):
-            verdict = verify_run(store, row)
+            verdict = verify_run(store, row, kin)
             runs, events, bad = runs + 1, events + verdict.events, bad + (verdict.problem is not None)
             if as_json:
                 common.out_json(msgspec.to_builtins(verdict))

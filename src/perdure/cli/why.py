@@ -7,13 +7,17 @@ import msgspec
 
 from perdure.cli import common
 from perdure.cli.target import words_for
+from perdure.inspect.asks import Asked, deciders, in_short
+from perdure.inspect.cost import budget_words
 from perdure.inspect.doubts import Doubt
 from perdure.inspect.view import require
 from perdure.inspect.why import FIRST_SHOWN, Why, why
-from perdure.inspect.words import moment, plural
+from perdure.inspect.words import clip, moment, place_words, plural
 
 KEY_SHOWN = 12
 AGAIN_SHOWN = 3
+APPROVALS_SHOWN = 5
+DIGEST_SHOWN = 12
 
 
 @click.command("why")
@@ -36,19 +40,26 @@ def command(run_id: str, url: str | None, as_json: bool) -> None:
 
 def _print(page: Why, now: int, options: str) -> None:
     common.out(
-        common.style(common.clean(f"run {page.run_id}"), bold=True) + common.clean(f"  {page.agent}@{page.version}, tenant {page.tenant}")
+        common.style(common.clean(f"run {page.run_id}"), bold=True)
+        + common.clean(f"  {page.agent}@{page.version}, tenant {page.tenant}{place_words(page.queue, page.priority)}")
     )
     common.out(common.style(common.clean(page.sentence), common.STATUS_COLOURS.get(page.status), bold=True))
     for place in page.places:
         common.out(common.clean(f"      {place}"))
+    if page.parent is not None:
+        common.out(common.clean(f"child of run {page.parent} (its call {page.parent_call}): perdure why {page.parent}{options}"))
     if page.said:
         common.out(common.clean(f'the agent last reported: "{page.said}"'))
     _section(f"done: {page.done_count:,}" if page.done_count else "done: nothing yet", _done(page, now, options))
     _section("in doubt: nobody knows whether it happened", [line for doubt in page.in_doubt for line in _doubt(doubt, now)])
     _section("cut off, and given up with the run" if page.cancel else "cut off, and will be run again", _again(page))
     _section("under way", [f"{open_.call:>4}  {open_.asked}: {open_.state} (event {open_.seq})" for open_ in page.under_way])
+    _section("waiting for somebody's yes or no", [line for one in page.approvals[:APPROVALS_SHOWN] for line in _approval(one, now)])
+    _section("waiting for children", _children(page))
     _section("waiting for", [f"      {wait}" for wait in page.waiting])
     _section("never started", [f"      {what}" for what in page.never_started])
+    _section("changed under it", [f"      {what}" for what in page.changed])
+    _section("cost so far", [f"      {line}" for line in (page.cost_words, *(budget_words(view, page.run_id) for view in page.budgets))])
     common.out()
     common.out(common.style("next", bold=True))
     for step in page.next:
@@ -72,7 +83,10 @@ def _done(page: Why, now: int, options: str) -> list[str]:
             lines.append(f"   …  {hidden:,} more: perdure show {page.run_id}{options}")
         tries = f", {done.attempts} attempts" if done.attempts > 1 else ""
         settled = f", settled by {done.settled_by}" if done.settled_by else ""
-        evidence = f"event {done.seq}, {moment(done.at, now)}, key {done.key[:KEY_SHOWN]}…{tries}{settled}"
+        key = f", key {done.key[:KEY_SHOWN]}…" if done.key else ""
+        approved = f", {done.approval}" if done.approval else ""
+        cost = f", {done.cost}" if done.cost else ""
+        evidence = f"event {done.seq}, {moment(done.at, now)}{key}{tries}{settled}{approved}{cost}"
         lines.append(f"{done.call:>4}  {done.asked} {done.outcome}  ({evidence})")
         lines += [f"        {place}" for place in done.places]
     return lines
@@ -83,6 +97,38 @@ def _again(page: Why) -> list[str]:
         return []
     more = f" and {plural(len(page.again) - AGAIN_SHOWN, 'more call')}" if len(page.again) > AGAIN_SHOWN else ""
     return ["      " + ", ".join(f"{call.call} {call.asked}" for call in page.again[:AGAIN_SHOWN]) + more]
+
+
+def _approval(one: Asked, now: int) -> list[str]:
+    """What is asked stands on a line of its own, as recorded: what a model or a tool wrote cannot pass for another line."""
+    if one.status != "pending":
+        return [f"{one.call:>4}  {in_short(one)} (event {one.seq})"]
+    lines = [f"{one.call:>4}  {one.asked}"]
+    if not one.whole:
+        lines.append(f"      this is not all of it: perdure approvals --json shows the whole of {one.approval}")
+    lines.append(
+        f"      {one.approval}, asked at {moment(one.asked_at, now)} ({one.age} ago, event {one.seq}), digest {one.digest[:DIGEST_SHOWN]}"
+    )
+    if one.reason:
+        lines.append(f"      reason, in the {'tool' if one.tool else 'agent'}'s words: “{clip(one.reason, 400)}”")
+    lines.append(f"      may decide: {deciders(one)}")
+    lines.append(f"      time: {one.then}")
+    if one.editable:
+        lines.append(f"      may be edited: {', '.join(one.editable)}")
+    return lines
+
+
+def _children(page: Why) -> list[str]:
+    family = page.children
+    if family is None or not family.shown:
+        return []
+    counts = ", ".join(f"{count:,} {status.replace('_', ' ')}" for status, count in family.by_status.items())
+    lines = [f"      {plural(family.total, 'child', 'children')}: {counts}"]
+    for child in family.shown:
+        what = f"  {child.asked}" if child.asked else ""
+        about = f": {child.about}" if child.about else ""
+        lines.append(f"{child.call or '…':>4}  {child.run_id}{what}  {child.status.replace('_', ' ')}{about}")
+    return lines
 
 
 def _doubt(doubt: Doubt, now: int) -> list[str]:

@@ -202,7 +202,7 @@ def _plain(value: Any, depth: int, where: str) -> Any:
     if kind is dict:
         for key in value:
             if type(key) is not str and not isinstance(key, str):
-                raise NotEncodable(f"{_place(where)} has the key {_shown(key)} of type {type(key).__name__}; keys must be strings")
+                raise NotEncodable(f"{_place(where)} has the key {shown(key)} of type {type(key).__name__}; keys must be strings")
         plain = {str.__str__(key): _plain(item, depth + 1, key) if type(item) not in _SCALARS else item for key, item in value.items()}
         if len(plain) != len(value):
             raise NotEncodable(f"{_place(where)} has two keys that are the same text")
@@ -264,7 +264,8 @@ def _text(error: Exception) -> str:
         return "(no message)"
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """The value as part of a message, cut short; whatever it is, this does not raise."""
     try:
         return repr(value)[:80]
     except Exception:  # a hostile __repr__ must not hide the error that we are about to report

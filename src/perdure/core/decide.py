@@ -43,7 +43,7 @@ Verdict = Perform | Wait | Reconcile | Park | GiveUp
 def decide(call: CallState, *, has_reconcile: bool, key_window_s: float, max_asks: int, wanted: bool, now: int) -> Verdict:
     """The verdict on an open call that nobody is performing. `wanted` is False once the agent or a person has given it up."""
     match call.phase:
-        case "retry_wait" | "failing" | "idle" if not call.doubtful:
+        case "retry_wait" | "failing" | "idle" | "proposed" | "approved" if not call.doubtful:
             # Every attempt so far is known not to have happened, or to be harmless: class no longer matters.
             if not wanted:
                 return GiveUp()

@@ -29,7 +29,17 @@ FailureKind = Literal[
     "cancelled",  # given up by the agent or by a person
     "error",  # the tool raised anything else
     "not_encodable",  # it happened, but its result cannot be recorded
+    "rejected",  # a person said no
+    "expired",  # nobody said yes in time
+    "withdrawn",  # the approval is not wanted any more
+    "over_budget",  # there is not enough left for it
 ]
+Status = Literal[
+    "queued", "running", "waiting_approval", "waiting", "paused", "needs_attention", "cancelling", "succeeded", "failed", "cancelled"
+]
+OnExpiry = Literal["reject", "escalate", "wait"]
+OnExceed = Literal["pause", "fail"]
+Reason = Literal["in_doubt", "diverged", "poison", "stuck", "error", "budget", "circling"]
 
 
 class Failure(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -41,6 +51,26 @@ class Failure(Struct, frozen=True, gc=False, omit_defaults=True):
     lineage: tuple[str, ...] = ()  # names of the exception's other base classes, so that Retry(on=…) can match them
     retry_after_s: float | None = None
     traceback: str | None = None
+
+
+class Usage(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What an attempt has used up, in whole numbers: money in micro-dollars."""
+
+    usd_micros: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    tokens_cached: int = 0
+    model: str | None = None
+
+
+class Limits(Struct, frozen=True, gc=False, omit_defaults=True):
+    """How much a run and its children may use together; None: no limit."""
+
+    usd_micros: int | None = None
+    tokens: int | None = None  # in and out
+    calls: int | None = None
+    busy_us: int | None = None  # time that attempts took
+    on_exceed: OnExceed = "pause"
 
 
 class Body(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type"):
@@ -56,6 +86,12 @@ class RunCreated(Body, frozen=True, tag="run_created"):
     actor: str | None = None
     target: str | None = None  # where the code was, for `perdure resume` without a TARGET
     queue: str = "default"
+    priority: int = 0
+    not_before: int | None = None
+    parent: str | None = None  # run id
+    parent_call: int | None = None
+    depth: int = 0  # how many parents there are above it
+    budget: Limits | None = None
 
 
 class RunClaimed(Body, frozen=True, tag="run_claimed"):
@@ -68,10 +104,22 @@ class RunClaimed(Body, frozen=True, tag="run_claimed"):
 class RunReleased(Body, frozen=True, tag="run_released"):
     """The worker gave the run up: it waits, needs a person, or is handed over."""
 
-    status: Literal["queued", "waiting", "needs_attention"]
+    status: Literal["queued", "waiting", "waiting_approval", "paused", "needs_attention", "cancelling"]
     waiting_for: str
     wake_at: int | None = None
     abrupt: bool = False  # the worker could not wait for its attempts: those under way may still be running
+
+
+class ToolCallProposed(Body, frozen=True, tag="tool_call_proposed"):
+    """The agent wants the call, and it may not start yet. Nothing has been sent."""
+
+    tool: str
+    effect: Effect
+    key: str
+    args: Payload
+    digest: str
+    until: Literal["approval", "rate", "budget", "handover"]
+    at: int | None = None  # when the rate allows it
 
 
 class ToolCallInitiated(Body, frozen=True, tag="tool_call_initiated"):
@@ -81,22 +129,27 @@ class ToolCallInitiated(Body, frozen=True, tag="tool_call_initiated"):
     effect: Effect
     key: str
     attempt: int = 1
-    args: Payload | None = None  # attempt 1 only
+    args: Payload | None = None  # attempt 1 only; not after a proposal, unless a person has edited them
     digest: str | None = None  # of the arguments; attempt 1 only
     timeout_s: float | None = None
     reconcile: bool = False  # the tool has a hook that can be asked what became of an attempt
+    approval: str | None = None  # consumed by this commit
+    pinned: str | None = None  # digest of the tool's schema and effect class; with the run's first call of the tool
+    estimate: Usage | None = None  # reserved in the budget until the attempt has ended
 
 
 class ToolCallCompleted(Body, frozen=True, tag="tool_call_completed"):
     result: Payload | None = None  # None: it happened, but the result was not encodable
     failure: Failure | None = None
     attempt: int = 1
+    usage: Usage | None = None
 
 
 class ToolCallFailed(Body, frozen=True, tag="tool_call_failed"):
     failure: Failure
     attempt: int = 1
     final: bool = False
+    usage: Usage | None = None
 
 
 class ToolCallInDoubt(Body, frozen=True, tag="tool_call_in_doubt"):
@@ -106,6 +159,7 @@ class ToolCallInDoubt(Body, frozen=True, tag="tool_call_in_doubt"):
     why: str
     failure: Failure | None = None
     loose: bool = False  # the attempt did not stop when it was told to: it may still be running, in a worker that lives
+    usage: Usage | None = None
 
 
 class ToolCallResolved(Body, frozen=True, tag="tool_call_resolved"):
@@ -125,6 +179,95 @@ class RetryScheduled(Body, frozen=True, tag="retry_scheduled"):
     attempt: int
     at: int
     reconcile: bool = False
+    turn: bool = False  # then its place in the line of its rate limit comes up; it keeps that, whoever drives the run by then
+
+
+class ApprovalRequested(Body, frozen=True, tag="approval_requested"):
+    """The exact thing that somebody is to say yes or no to, and who may."""
+
+    approval: str  # its id
+    action: str  # the tool's name, or what the agent calls it
+    input: Payload
+    digest: str  # of the input; for a tool the same digest as its arguments have
+    reason: str | None = None
+    by: tuple[str, ...] = ()  # who may decide: "ann", "role:finance"; nobody named: anybody
+    quorum: int = 1
+    expires_at: int | None = None
+    on_expiry: OnExpiry = "reject"
+    escalate_to: tuple[str, ...] = ()
+    escalate_us: int | None = None  # how long those have
+    editable: tuple[str, ...] = ()  # fields of the input that a decision may change
+    schema: Payload | None = None  # JSON Schema of the editable fields
+    four_eyes: bool = False  # whoever the run acts for may not decide
+    tool: str | None = None  # the call itself waits; None: the agent asked with run.approve
+
+
+class ApprovalVoted(Body, frozen=True, tag="approval_voted"):
+    """One of several who must agree has agreed."""
+
+    approval: str
+    by: str
+    digest: str
+    note: str | None = None
+    source: str | None = None
+
+
+class ApprovalDecided(Body, frozen=True, tag="approval_decided"):
+    approval: str
+    granted: bool
+    by: str
+    digest: str  # of what was decided about; after an edit, of what is approved
+    note: str | None = None
+    source: str | None = None  # from where: "cli", "app", an address
+    input: Payload | None = None  # as edited
+
+
+class ApprovalEscalated(Body, frozen=True, tag="approval_escalated"):
+    """Nobody has decided in time: others are asked, or the same people once more."""
+
+    approval: str
+    to: tuple[str, ...]
+    expires_at: int | None = None
+
+
+class ApprovalExpired(Body, frozen=True, tag="approval_expired"):
+    approval: str
+    lapsed: bool = False  # it was granted, and the call could not start in time
+
+
+class ApprovalWithdrawn(Body, frozen=True, tag="approval_withdrawn"):
+    """Nobody wants the answer any more."""
+
+    approval: str
+
+
+class SignalReceived(Body, frozen=True, tag="signal_received"):
+    topic: str
+    payload: Payload
+    by: str
+    key: str | None = None  # the same key is taken once
+
+
+class ChildStarted(Body, frozen=True, tag="child_started"):
+    """The child run is created in the same commit."""
+
+    agent: str
+    version: str
+    run_id: str
+    input: Payload
+    digest: str
+    target: str | None = None
+    queue: str | None = None  # None: the parent's
+    budget: Limits | None = None
+
+
+class ChildFinished(Body, frozen=True, tag="child_finished"):
+    """Written in the commit that ends the child."""
+
+    run_id: str
+    status: Literal["succeeded", "failed", "cancelled"]
+    output: Payload | None = None
+    failure: Failure | None = None
 
 
 class TimerSet(Body, frozen=True, tag="timer_set"):
@@ -150,6 +293,52 @@ class StatusReported(Body, frozen=True, tag="status_reported"):
     text: str
 
 
+class PatchMarked(Body, frozen=True, tag="patch_marked"):
+    """This run takes the new side of a change in the code."""
+
+    name: str
+
+
+class RunPaused(Body, frozen=True, tag="run_paused"):
+    by: str
+    reason: str | None = None
+
+
+class RunUnpaused(Body, frozen=True, tag="run_unpaused"):
+    by: str
+    note: str | None = None
+
+
+class RunAdopted(Body, frozen=True, tag="run_adopted"):
+    """A person lets another version of the agent go on with the run."""
+
+    version: str
+    by: str
+    note: str | None = None
+
+
+class PinChanged(Body, frozen=True, tag="pin_changed"):
+    """Something that the run was begun with is not the same any more: said, not ignored."""
+
+    what: str  # "tool refund"
+    before: str
+    after: str
+
+
+class BudgetExceeded(Body, frozen=True, tag="budget_exceeded"):
+    budget_of: str  # run id: this run or one above it
+    what: str  # "usd", "tokens", "calls" or "seconds"
+    limit: int
+    used: int  # spent and reserved
+    wanted: int
+
+
+class BudgetRaised(Body, frozen=True, tag="budget_raised"):
+    added: Limits
+    by: str
+    note: str | None = None
+
+
 class CancelRequested(Body, frozen=True, tag="cancel_requested"):
     by: str
     reason: str | None = None
@@ -158,7 +347,7 @@ class CancelRequested(Body, frozen=True, tag="cancel_requested"):
 class AttentionNeeded(Body, frozen=True, tag="attention_needed"):
     """The run stops until a person has looked: `why` shows the detail."""
 
-    reason: Literal["in_doubt", "diverged", "poison", "stuck", "error"]
+    reason: Reason
     detail: str
 
 
@@ -179,20 +368,38 @@ class RunFailed(Body, frozen=True, tag="run_failed"):
 
 class RunCancelled(Body, frozen=True, tag="run_cancelled"):
     reason: str | None = None
+    forced_by: str | None = None  # ended by a person without its agent; what was in doubt stays so
 
 
 AnyBody = (
     RunCreated
     | RunClaimed
     | RunReleased
+    | ToolCallProposed
     | ToolCallInitiated
     | ToolCallCompleted
     | ToolCallFailed
     | ToolCallInDoubt
     | ToolCallResolved
     | RetryScheduled
+    | ApprovalRequested
+    | ApprovalVoted
+    | ApprovalDecided
+    | ApprovalEscalated
+    | ApprovalExpired
+    | ApprovalWithdrawn
+    | SignalReceived
+    | ChildStarted
+    | ChildFinished
     | TimerSet
     | TimerFired
+    | PatchMarked
+    | RunPaused
+    | RunUnpaused
+    | RunAdopted
+    | PinChanged
+    | BudgetExceeded
+    | BudgetRaised
     | ThoughtRecorded
     | DecisionMade
     | StatusReported

@@ -28,6 +28,26 @@ class CallKeys:
         return whole.hexdigest()
 
 
+def approval_id(tenant: str, run_id: str, call: int) -> str:
+    """The id of the approval that this call asks for: short enough to be typed, and nobody else's."""
+    return "ap-" + _hash("perdure-approval-1", tenant, run_id, str(call))[:20]
+
+
+def child_id(run_id: str, call: int) -> str:
+    """The run id of the child that this call starts. No id that a user gives has a slash in it."""
+    return f"{run_id}/{call}"
+
+
+def undo_id(run_id: str) -> str:
+    """The id of the run that undoes this one."""
+    return f"{run_id}/undo"
+
+
+def undone_by(run_id: str) -> str | None:
+    """The run that this one undoes; None if it is no undo."""
+    return run_id.removesuffix("/undo") if run_id.endswith("/undo") else None
+
+
 def seed(run_id: str, purpose: str) -> int:
     """A number that is the same whenever this run asks for this purpose."""
     return int(_hash("perdure-seed-1", run_id, purpose), 16)

@@ -12,16 +12,18 @@ from __future__ import annotations
 import asyncio
 import inspect
 from asyncio import events as asyncio_events
+from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
 from perdure.core import codec
-from perdure.core.events import AnyBody, Failure
+from perdure.core.approval import Approval, Decision, Outcome
+from perdure.core.events import AnyBody, Failure, PatchMarked
 from perdure.core.failures import describe
 from perdure.core.loop import AgentLoop, AgentTask
-from perdure.errors import NotEncodable, PerdureError, ResultNotEncodable, ToolFailed
+from perdure.errors import BudgetExceeded, ChildFailed, NotApproved, NotEncodable, PerdureError, ResultNotEncodable, ToolFailed
 
 
 class Facts(Struct, frozen=True, gc=False):
@@ -32,6 +34,8 @@ class Facts(Struct, frozen=True, gc=False):
     actor: str | None
     agent: str
     version: str
+    parent: str | None = None
+    depth: int = 0
 
 
 class Callee(Protocol):
@@ -50,8 +54,22 @@ class CallTool(Struct, frozen=True, gc=False):
     args: bytes
 
 
+class AskApproval(Struct, frozen=True, gc=False):
+    number: int
+    action: str
+    input: bytes
+    policy: Approval
+    reason: str | None
+
+
+class StartChild(Struct, frozen=True, gc=False):
+    number: int
+    agent: Any  # a Callee
+    args: bytes
+
+
 class Abandon(Struct, frozen=True, gc=False):
-    """The agent has stopped waiting for this call. That does not make its effect un-happen."""
+    """The agent has stopped waiting for this call, approval or child. That does not make an effect un-happen."""
 
     number: int
 
@@ -78,7 +96,8 @@ class Finish(Struct, frozen=True, gc=False):
     outcome: Succeeded | Failed | Cancelled
 
 
-Command = CallTool | Abandon | Record | Finish
+Asked = CallTool | AskApproval | StartChild
+Command = Asked | Abandon | Record | Finish
 
 
 # -- completions: what the world answered -------------------------------------------------------------------------------
@@ -93,6 +112,27 @@ class CallFailed(Struct, frozen=True, gc=False):
     attempts: int
 
 
+class ApprovalSettled(Struct, frozen=True, gc=False):
+    number: int
+    outcome: Outcome
+    by: str | None = None
+    note: str | None = None
+    input: bytes | None = None  # as edited
+    failure: Failure | None = None  # what the caller of a tool gets
+
+
+class ChildEnded(Struct, frozen=True, gc=False):
+    number: int
+    run_id: str
+    result: bytes | None
+    failure: Failure | None
+
+
+class SignalArrived(Struct, frozen=True, gc=False):
+    topic: str
+    payload: bytes
+
+
 class TimerDue(Struct, frozen=True, gc=False):
     timer: int
 
@@ -101,7 +141,7 @@ class CancelAsked(Struct, frozen=True, gc=False):
     pass
 
 
-Completion = CallCompleted | CallFailed | TimerDue | CancelAsked
+Completion = CallCompleted | CallFailed | ApprovalSettled | ChildEnded | SignalArrived | TimerDue | CancelAsked
 
 
 class LetGo(BaseException):
@@ -113,8 +153,11 @@ class UnknownCompletion(PerdureError):
 
 
 class _Open(Struct):
-    tool: Any
+    kind: Literal["tool", "approval", "child"]
+    callee: Any  # the tool or the agent
     future: asyncio.Future[Any]
+    input: bytes = b""  # of an approval
+    result: Any = None  # the coroutine that the agent was given
 
 
 class Machine:
@@ -139,6 +182,12 @@ class Machine:
         self._calls = 0
         self._commands: list[Command] = []
         self._winding_up = False
+        self._buffered: dict[str, deque[Any]] = {}  # signals that nobody has received yet, by topic
+        self._listening: dict[str, deque[asyncio.Future[Any]]] = {}
+        # What a replay knows beforehand: changes in the code that this run has taken the new side of, and whether there is more to come.
+        self.patches: frozenset[str] = frozenset()
+        self.replaying = False
+        self._patched: dict[str, bool] = {}
 
     # -- the waist ----------------------------------------------------------------------------------------------------
     def start(self, now: int) -> list[Command]:
@@ -152,21 +201,30 @@ class Machine:
 
     def deliver(self, now: int, completion: Completion) -> list[Command]:
         """One completion, followed to quiescence."""
-        if self._main is None and isinstance(completion, CancelAsked):
-            self.cancel_asked = True  # cancelled before anybody had claimed the run
+        if self._main is None:
+            self._hear_before_start(completion)
             return []
-        assert self._main is not None and not self.finished, "only a started, unfinished machine takes completions"
+        assert not self.finished, "a finished machine takes no completions"
         self._loop.advance(now / 1e6)
         match completion:
             case CallCompleted(number, result):
                 opened = self._close(number)
                 if not opened.future.done():
-                    opened.future.set_result(opened.tool.decode_result(result))
+                    opened.future.set_result(opened.callee.decode_result(result))
             case CallFailed(number, failure, attempts):
                 opened = self._close(number)
-                if not opened.future.done():
-                    opened.future.set_exception(_failed(opened.tool.name, number, failure, attempts))
-                    opened.future.exception()  # whoever does not await a call does not want to hear of its failure either
+                _fail(opened, _failed(opened.callee.name, number, failure, attempts))
+            case ApprovalSettled():
+                self._settle_approval(completion)
+            case ChildEnded(number, run_id, output, problem):
+                opened = self._close(number)
+                if output is not None and not opened.future.done():
+                    opened.future.set_result(opened.callee.decode_result(output))
+                elif problem is not None:
+                    words = {"kind": problem.kind, "type": problem.type, "message": problem.message}
+                    _fail(opened, ChildFailed(opened.callee.name, number, run_id=run_id, **words))
+            case SignalArrived(topic, payload):
+                self._hand_over(topic, codec.decode(payload))
             case TimerDue(timer):
                 if not self._loop.fire(timer):
                     raise UnknownCompletion(f"timer {timer}")
@@ -201,6 +259,9 @@ class Machine:
             asyncio_events._set_running_loop(outer)
 
     def _let_strays_go(self) -> None:
+        for opened in self._open.values():
+            if inspect.getcoroutinestate(opened.result) == inspect.CORO_CREATED:
+                opened.result.close()  # made and not awaited yet, which is no mistake of the agent's: it was let go before
         for stray in self._loop.strays:
             try:
                 stray.aclose().send(None)
@@ -238,22 +299,118 @@ class Machine:
 
     def call_tool(self, tool: Callee, args: bytes) -> Coroutine[Any, Any, Any]:
         """Make a call. It has its number, and is on its way, when this returns; awaiting it waits for the result."""
-        self._calls += 1
-        number = self._calls
-        future: asyncio.Future[Any] = asyncio.Future(loop=self._loop)
-        self._open[number] = _Open(tool, future)
+        number, result = self._begin_call("tool", tool, tool.name)
         self._commands.append(CallTool(number, tool, args))
-        result = self._result_of(number, future)
-        result.__qualname__ = tool.name  # type: ignore[attr-defined]  # or Python's "was never awaited" would name something that the user has never heard of
         return result
+
+    def ask_approval(self, action: str, encoded: bytes, policy: Approval, reason: str | None) -> Coroutine[Any, Any, Decision]:
+        """Ask people for their approval; awaiting it waits for the Decision."""
+        number, result = self._begin_call("approval", None, "run.approve", encoded)
+        self._commands.append(AskApproval(number, action, encoded, policy, reason))
+        return result
+
+    def start_child(self, agent: Callee, args: bytes) -> Coroutine[Any, Any, Any]:
+        """Start a child run; awaiting it waits for its result."""
+        number, result = self._begin_call("child", agent, agent.name)
+        self._commands.append(StartChild(number, agent, args))
+        return result
+
+    async def receive(self, topic: str) -> Any:
+        """The next signal on this topic: the oldest that nobody has received, or the next one that arrives."""
+        buffered = self._buffered.get(topic)
+        if buffered:
+            return buffered.popleft()
+        signal = self._loop.create_future()
+        listening = self._listening.setdefault(topic, deque())
+        listening.append(signal)
+        try:
+            return await signal
+        except asyncio.CancelledError:
+            if signal.done() and not signal.cancelled():
+                # It arrived in the very moment in which the wait was given up: it is the next one for whoever asks next.
+                self._buffered.setdefault(topic, deque()).appendleft(signal.result())
+            raise
+        finally:
+            if signal in listening:
+                listening.remove(signal)
+
+    def patched(self, name: str) -> bool:
+        """Whether this run takes the new side of a change: True, and recorded, unless it had come past here before the change."""
+        known = self._patched.get(name)
+        if known is None:
+            known = name in self.patches or not self.replaying
+            self._patched[name] = known
+            if known:
+                self._commands.append(Record(PatchMarked(name)))
+        return known
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics that the agent waits for a signal on."""
+        return [topic for topic, waiting in self._listening.items() if waiting]
 
     def record(self, body: AnyBody) -> None:
         """State a fact in the journal."""
         self._commands.append(Record(body))
 
     # -- inside -------------------------------------------------------------------------------------------------------
+    def _hear_before_start(self, completion: Completion) -> None:
+        """What reaches a run that nobody has claimed yet: the agent finds it when it begins."""
+        match completion:
+            case CancelAsked():
+                self.cancel_asked = True
+            case SignalArrived(topic, payload):
+                self._hand_over(topic, codec.decode(payload))
+            case _:
+                raise AssertionError(f"{completion} can only answer an agent that has begun")
+
     async def _begin(self) -> Any:
         return await self._main_factory(self)
+
+    def _begin_call(
+        self, kind: Literal["tool", "approval", "child"], callee: Any, name: str, encoded: bytes = b""
+    ) -> tuple[int, Coroutine[Any, Any, Any]]:
+        self._calls += 1
+        number = self._calls
+        future: asyncio.Future[Any] = asyncio.Future(loop=self._loop)
+        self._open[number] = _Open(kind, callee, future, encoded)
+        result = self._result_of(number, future)
+        self._open[number].result = result
+        result.__qualname__ = name  # type: ignore[attr-defined]  # or Python's "was never awaited" would name something that the user has never heard of
+        return number, result
+
+    def _settle_approval(self, settled: ApprovalSettled) -> None:
+        opened = self._open.get(settled.number)
+        if opened is None:
+            raise UnknownCompletion(f"call {settled.number}")
+        granted = settled.outcome == "approved"
+        if opened.kind == "tool":
+            if not granted:
+                self._close(settled.number)
+                assert settled.failure is not None
+                refused = NotApproved(
+                    opened.callee.name,
+                    settled.number,
+                    outcome=settled.outcome,
+                    by=settled.by,
+                    note=settled.note,
+                    message=settled.failure.message,
+                )
+                _fail(opened, refused)
+            return  # granted: the call itself goes on
+        self._close(settled.number)
+        if not opened.future.done():
+            approved = codec.decode(settled.input or opened.input) if granted else None
+            opened.future.set_result(Decision(granted, settled.outcome, settled.by, settled.note, approved))
+
+    def _hand_over(self, topic: str, payload: Any) -> None:
+        waiting = self._listening.get(topic)
+        while waiting:
+            signal = waiting.popleft()
+            if not signal.done():
+                signal.set_result(payload)
+                return
+        self._buffered.setdefault(topic, deque()).append(payload)
 
     def _close(self, number: int) -> _Open:
         opened = self._open.pop(number, None)
@@ -277,6 +434,8 @@ class Machine:
             for task in list(self._loop.tasks.values()):
                 task.cancel()
             self._loop.run_until_quiet()
+            # Nobody will ask for these answers any more, and nobody should be asked for them.
+            self._commands.extend(Abandon(number) for number, opened in self._open.items() if opened.kind == "approval")
         if self._main.done() and not self._loop.tasks and not self._open:
             self.finished = True
             self._commands.append(Finish(self._outcome(self._main)))
@@ -312,6 +471,17 @@ def _is_open(task: AgentTask) -> bool:
     return inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) != inspect.CORO_CLOSED
 
 
+def _fail(opened: _Open, error: ToolFailed) -> None:
+    if not opened.future.done():
+        opened.future.set_exception(error)
+        opened.future.exception()  # whoever does not await a call does not want to hear of its failure either
+
+
+_KINDS = {"not_encodable": ResultNotEncodable, "over_budget": BudgetExceeded}
+
+
 def _failed(tool: str, number: int, failure: Failure, attempts: int) -> ToolFailed:
-    kind = ResultNotEncodable if failure.kind == "not_encodable" else ToolFailed
+    if failure.type == "NotApproved":
+        return NotApproved(tool, number, outcome=failure.kind, by=None, note=None, message=failure.message)
+    kind = _KINDS.get(failure.kind, ToolFailed)
     return kind(tool, number, kind=failure.kind, type=failure.type, message=failure.message, attempts=attempts)

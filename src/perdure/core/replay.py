@@ -17,49 +17,68 @@ from perdure.core import codec
 from perdure.core.codec import Payload
 from perdure.core.events import (
     AnyBody,
+    ApprovalDecided,
+    ApprovalExpired,
+    ApprovalRequested,
+    ApprovalWithdrawn,
     CancelRequested,
+    ChildFinished,
+    ChildStarted,
     DecisionMade,
     Event,
+    Failure,
+    PatchMarked,
     RunCancelled,
     RunClaimed,
     RunFailed,
     RunSucceeded,
+    SignalReceived,
     StatusReported,
     ThoughtRecorded,
     TimerFired,
     ToolCallCompleted,
     ToolCallFailed,
     ToolCallInitiated,
+    ToolCallProposed,
     ToolCallResolved,
     encode_body,
     tag_of,
 )
 from perdure.core.machine import (
     Abandon,
+    ApprovalSettled,
+    AskApproval,
+    Asked,
     CallCompleted,
     CallFailed,
     CallTool,
     CancelAsked,
     Cancelled,
+    ChildEnded,
     Command,
     Completion,
     Failed,
     Finish,
     Machine,
     Record,
+    SignalArrived,
+    StartChild,
     Succeeded,
     TimerDue,
     UnknownCompletion,
 )
+from perdure.core.state import refusal
 from perdure.errors import Diverged
 
-_STATED = (ThoughtRecorded, DecisionMade, StatusReported, RunSucceeded, RunFailed, RunCancelled)
+_STATED = frozenset(
+    (ThoughtRecorded, DecisionMade, StatusReported, PatchMarked, ToolCallProposed, ChildStarted, RunSucceeded, RunFailed, RunCancelled)
+)
 
 
 class Frontier(Struct):
     """Where a replay has arrived."""
 
-    calls: dict[int, CallTool]  # every call that the machine has made
+    calls: dict[int, Asked]  # everything numbered that the machine has asked for
     abandoned: set[int]  # those that the agent has stopped waiting for
     pending: list[tuple[int, Command]]  # (cause, command): stated by the machine, not yet in the journal
     activations: int = 0
@@ -86,16 +105,42 @@ def completion_of(event: Event, load: Callable[[Payload], bytes]) -> Completion 
             return None
         case TimerFired():
             return TimerDue(body.timer)
+        case SignalReceived():
+            return SignalArrived(body.topic, load(body.payload))
+        case ApprovalDecided() | ApprovalExpired() | ApprovalWithdrawn() if event.call is not None:
+            return _settled(event.call, body, load)
+        case ChildFinished() if event.call is not None:
+            if body.output is not None:
+                return ChildEnded(event.call, body.run_id, load(body.output), None)
+            cancelled = Failure(kind="cancelled", type="RunCancelled", message=f"run {body.run_id} was cancelled")
+            return ChildEnded(event.call, body.run_id, None, body.failure or cancelled)
         case CancelRequested():
             return CancelAsked()
         case _:
             return None
 
 
+def _settled(number: int, body: ApprovalDecided | ApprovalExpired | ApprovalWithdrawn, load: Callable[[Payload], bytes]) -> ApprovalSettled:
+    match body:
+        case ApprovalDecided(granted=True):
+            return ApprovalSettled(number, "approved", body.by, body.note, None if body.input is None else load(body.input))
+        case ApprovalDecided():
+            return ApprovalSettled(number, "rejected", body.by, body.note, failure=refusal("rejected", body.by, body.note))
+        case ApprovalExpired():
+            return ApprovalSettled(number, "expired", failure=refusal("expired", "somebody" if body.lapsed else None, None))
+        case ApprovalWithdrawn():
+            return ApprovalSettled(number, "withdrawn", failure=refusal("withdrawn", None, None))
+
+
 def is_stated(event: Event) -> bool:
     """Whether the machine itself stated this event (rather than the world or the worker)."""
     body = event.body
-    return isinstance(body, _STATED) or (isinstance(body, ToolCallInitiated) and body.attempt == 1)
+    if isinstance(body, ToolCallInitiated):
+        # After a proposal the proposal is what the machine stated, and what a person has edited is theirs.
+        return body.attempt == 1 and body.args is not None and body.approval is None
+    if isinstance(body, ApprovalRequested):
+        return body.tool is None  # a tool's own policy asks in the worker, not in the agent
+    return type(body) in _STATED
 
 
 def replay(machine: Machine, events: Sequence[Event], load: Callable[[Payload], bytes]) -> Frontier:
@@ -106,27 +151,47 @@ def replay(machine: Machine, events: Sequence[Event], load: Callable[[Payload], 
             assert event.cause is not None
             stated.setdefault(event.cause, []).append(event)
     frontier = Frontier({}, set(), [])
+    machine.patches = frozenset(event.body.name for event in events if isinstance(event.body, PatchMarked))
+    # From the last activation on, if it has stated nothing yet, the agent lives: whatever it says is new.
+    last = _last_activation(events)
     started = False
     for event in events:
         if not started and isinstance(event.body, RunClaimed):
             started = True
-            machine.cause = event.seq
+            machine.cause, machine.replaying = event.seq, event.seq < last or event.seq in stated
             commands = machine.start(event.ts)
         else:
             completion = completion_of(event, load)
             if completion is None or machine.finished:
                 continue
-            machine.cause = event.seq
+            machine.cause, machine.replaying = event.seq, event.seq < last or event.seq in stated
             try:
                 commands = machine.deliver(event.ts, completion)
             except UnknownCompletion as unknown:
                 raise _nothing_asked(event, unknown) from None
         frontier.activations += 1
         _compare(frontier, commands, stated.pop(event.seq, []), event, load)
+    machine.replaying = False
     if stated:
         first = min(stated.values(), key=lambda some: some[0].seq)[0]
         raise _missing(first)
     return frontier
+
+
+_WAKES = frozenset(
+    (
+        *(ToolCallCompleted, ToolCallFailed, ToolCallResolved, TimerFired, SignalReceived, ChildFinished, CancelRequested),
+        *(ApprovalDecided, ApprovalExpired, ApprovalWithdrawn),
+    )
+)
+
+
+def _last_activation(events: Sequence[Event]) -> int:
+    """The seq of the last event that may wake the machine; a failure that is not final counts, since it comes before its retry anyway."""
+    for event in reversed(events):
+        if type(event.body) in _WAKES:
+            return event.seq
+    return 0
 
 
 def _compare(frontier: Frontier, commands: list[Command], recorded: list[Event], cause: Event, load: Callable[[Payload], bytes]) -> None:
@@ -135,7 +200,7 @@ def _compare(frontier: Frontier, commands: list[Command], recorded: list[Event],
         if isinstance(command, Abandon):
             frontier.abandoned.add(command.number)
             continue
-        if isinstance(command, CallTool):
+        if isinstance(command, Asked):
             frontier.calls[command.number] = command
         if at == len(recorded):
             if at:
@@ -152,13 +217,13 @@ def _compare(frontier: Frontier, commands: list[Command], recorded: list[Event],
             f"the code asks for {_asked(command)} after event {earlier}, where the journal has nothing; the journal goes on with "
             f"{_recorded(recorded[0].body, recorded[0].call)} at event {recorded[0].seq}",
             seq=earlier,
-            call=command.number if isinstance(command, CallTool) else None,
+            call=command.number if isinstance(command, Asked) else None,
         )
 
 
 def _compare_one(command: Command, event: Event, load: Callable[[Payload], bytes]) -> None:
     if not _same(command, event, load):
-        number = command.number if isinstance(command, CallTool) else event.call
+        number = command.number if isinstance(command, Asked) else event.call
         raise Diverged(
             f"at event {event.seq} the journal has {_recorded(event.body, event.call)}; the code asks for {_asked(command)}",
             seq=event.seq,
@@ -170,13 +235,18 @@ def _same(command: Command, event: Event, load: Callable[[Payload], bytes]) -> b
     body = event.body
     match command:
         case CallTool(number, tool, args):
-            if not isinstance(body, ToolCallInitiated) or event.call != number or body.tool != tool.name:
+            if not isinstance(body, ToolCallInitiated | ToolCallProposed) or event.call != number or body.tool != tool.name:
                 return False
             assert body.args is not None
-            inline = body.args.inline
-            if inline is not None:
-                return inline == args or _rebound(tool, inline) == args
-            return body.digest == codec.digest(args) or _rebound(tool, load(body.args)) == args
+            return _same_input(tool, args, body.args, body.digest, load)
+        case AskApproval(number, action, asked, _, _):
+            if not isinstance(body, ApprovalRequested) or event.call != number or body.action != action:
+                return False
+            return body.digest == codec.digest(asked)
+        case StartChild(number, agent, args):
+            if not isinstance(body, ChildStarted) or event.call != number or body.agent != agent.name:
+                return False
+            return _same_input(agent, args, body.input, body.digest, load)
         case Record(stated):
             return type(stated) is type(body) and encode_body(stated) == encode_body(body)
         case Finish(Succeeded(output)):
@@ -189,6 +259,13 @@ def _same(command: Command, event: Event, load: Callable[[Payload], bytes]) -> b
             return False
 
 
+def _same_input(callee: Any, args: bytes, recorded: Payload, digest: str | None, load: Callable[[Payload], bytes]) -> bool:
+    inline = recorded.inline
+    if inline is not None:
+        return inline == args or _rebound(callee, inline) == args
+    return digest == codec.digest(args) or _rebound(callee, load(recorded)) == args
+
+
 def _rebound(tool: Any, args: bytes) -> bytes | None:
     """Recorded arguments as today's signature would record them: a parameter added with a default is not a divergence."""
     rebind = getattr(tool, "rebind", None)
@@ -199,6 +276,10 @@ def _asked(command: Command) -> str:
     match command:
         case CallTool(number, tool, args):
             return f"call {number}: {tool.name}({_short(args.decode('utf-8', 'replace'))})"
+        case AskApproval(number, action, asked, _, _):
+            return f"approval {number}: {action} {_short(asked.decode('utf-8', 'replace'))}"
+        case StartChild(number, agent, args):
+            return f"child {number}: {agent.name}({_short(args.decode('utf-8', 'replace'))})"
         case Record(body):
             return f"{tag_of(body)} {_short(encode_body(body).decode())}"
         case Finish(outcome):
@@ -219,8 +300,12 @@ def _ending(outcome: Succeeded | Failed | Cancelled) -> str:
 
 def _recorded(body: AnyBody, call: int | None) -> str:
     match body:
-        case ToolCallInitiated(tool=tool, args=args):
+        case ToolCallInitiated(tool=tool, args=args) | ToolCallProposed(tool=tool, args=args):
             return f"call {call}: {tool}({_shown(args)})"
+        case ApprovalRequested(action=action, input=asked):
+            return f"approval {call}: {action} {_shown(asked)}"
+        case ChildStarted(agent=agent, input=args):
+            return f"child {call}: {agent}({_shown(args)})"
         case RunSucceeded(output=output):
             return f"the run's success with {_shown(output)}"
         case RunFailed(failure=failure):
@@ -252,7 +337,7 @@ def _beyond(command: Command, cause: Event, last: Event) -> Diverged:
     return Diverged(
         f"after event {cause.seq} the journal ends with {_recorded(last.body, last.call)} at event {last.seq}; the code also asks for {_asked(command)}",
         seq=last.seq,
-        call=command.number if isinstance(command, CallTool) else None,
+        call=command.number if isinstance(command, Asked) else None,
     )
 
 

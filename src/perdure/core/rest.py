@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
 from msgspec import Struct
 
-from perdure.core.state import CallState, RunState
+from perdure.core.state import AskState, CallState, RunState
 
 
 class Stay(Struct, frozen=True):
@@ -12,11 +15,11 @@ class Stay(Struct, frozen=True):
 
 
 class Sleep(Struct, frozen=True):
-    """It goes on at a known time; until then nobody needs to hold it."""
+    """It goes on at a known time, or when something from outside arrives; until then nobody needs to hold it."""
 
-    wake_at: int
+    status: Literal["waiting", "waiting_approval"]
     waiting_for: str
-    timer: int | None  # the agent's own timer, if that is what comes first
+    wake_at: int | None
 
 
 class Ask(Struct, frozen=True):
@@ -35,9 +38,19 @@ class Stuck(Struct, frozen=True):
 
 
 def at_rest(
-    state: RunState, *, next_timer: tuple[int, int] | None, waits: dict[int, int], now: int, park_after_us: int
+    state: RunState,
+    *,
+    next_timer: tuple[int, int] | None,
+    waits: dict[int, int],
+    topics: Sequence[str] = (),
+    now: int,
+    park_after_us: int,
 ) -> Stay | Sleep | Ask | Stuck:
-    """The answer for an unfinished run with no attempt under way. `next_timer` is (due, number); `waits` are calls and their times."""
+    """The answer for an unfinished run with no attempt under way.
+
+    `next_timer` is (due, number); `waits` are calls and approvals with the times at which they go on by themselves; `topics` are
+    those that the agent listens to.
+    """
     first_wait = min(((at, number) for number, at in waits.items()), default=None)
     wake_at = min((first[0] for first in (next_timer, first_wait) if first is not None), default=None)
     if wake_at is not None and wake_at - now <= park_after_us:
@@ -45,10 +58,34 @@ def at_rest(
     doubts = tuple(call for call in state.open.values() if call.phase == "in_doubt" and call.number not in waits)
     if doubts:
         return Ask(doubts, wake_at)
+    if state.pending:
+        return Sleep("waiting_approval", _several("approval", [_asked(ask) for ask in state.pending.values()]), wake_at)
+    outside = []
+    if state.alive:
+        outside.append(_several("child", [child.run_id for child in state.alive.values()], plural="children"))
+    if topics:
+        outside.append(_several("signal", [repr(topic) for topic in topics]))
+    if outside:
+        return Sleep("waiting", " or ".join(outside), wake_at)
     if wake_at is None:
         return Stuck()
     if next_timer is not None and next_timer[0] == wake_at:
-        return Sleep(wake_at, "timer", next_timer[1])
+        return Sleep("waiting", "timer", wake_at)
     assert first_wait is not None
-    call = state.calls[first_wait[1]]
-    return Sleep(wake_at, f"{'answer about' if call.phase == 'in_doubt' else 'retry of'} {call.tool} (call {call.number})", None)
+    return Sleep("waiting", _going_on(state.calls[first_wait[1]]), wake_at)
+
+
+def _going_on(call: CallState) -> str:
+    words = {"in_doubt": "answer about", "proposed": "its turn under the rate limit:", "approved": "its turn under the rate limit:"}
+    return f"{words.get(call.phase, 'retry of')} {call.tool} (call {call.number})"
+
+
+def _asked(ask: AskState) -> str:
+    of = f" by {', '.join(ask.request.by)}" if ask.request.by else ""
+    return f"{ask.request.approval} ({ask.request.action}{of})"
+
+
+def _several(what: str, names: Sequence[str], *, plural: str | None = None) -> str:
+    if len(names) == 1:
+        return f"{what} {names[0]}"
+    return f"{len(names):,} {plural or what + 's'}: {', '.join(names[:3])}{', …' if len(names) > 3 else ''}"

@@ -2,6 +2,8 @@
 
 The life of a call is a table: an event that the table does not allow means that the journal was not written by us.
 
+    proposed ──→ awaiting_approval → approved | failed (rejected, expired, withdrawn)
+    proposed | approved ──→ started(1)
     started(k) ──→ completed | failed | retry_wait → started(k+1) | in_doubt
     in_doubt   ──→ completed | failed (resolved)   | did not happen → idle → started(k+1) | retry_wait (ask again later)
 """
@@ -11,24 +13,43 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from perdure.core.budget import NOTHING, Amounts, amounts_of
 from perdure.core.codec import Payload
 from perdure.core.events import (
+    AnyBody,
+    ApprovalDecided,
+    ApprovalEscalated,
+    ApprovalExpired,
+    ApprovalRequested,
+    ApprovalVoted,
+    ApprovalWithdrawn,
     AttentionNeeded,
+    BudgetExceeded,
+    BudgetRaised,
     CancelRequested,
+    ChildFinished,
+    ChildStarted,
     DecisionMade,
     Effect,
     Event,
     Failure,
+    Limits,
+    PatchMarked,
+    PinChanged,
     RetryScheduled,
+    RunAdopted,
     RunCancelled,
     RunClaimed,
     RunCreated,
     RunFailed,
+    RunPaused,
     RunReleased,
     RunRequeued,
     RunSucceeded,
+    RunUnpaused,
+    SignalReceived,
     StatusReported,
     ThoughtRecorded,
     TimerFired,
@@ -37,14 +58,15 @@ from perdure.core.events import (
     ToolCallFailed,
     ToolCallInDoubt,
     ToolCallInitiated,
+    ToolCallProposed,
     ToolCallResolved,
+    Usage,
 )
+from perdure.core.events import Status as Status
+from perdure.core.landing import landing
 from perdure.errors import StoreCorrupt
 
-Status = Literal[
-    "queued", "running", "waiting_approval", "waiting", "paused", "needs_attention", "cancelling", "succeeded", "failed", "cancelled"
-]
-Phase = Literal["proposed", "started", "failing", "retry_wait", "in_doubt", "idle", "completed", "failed"]
+Phase = Literal["proposed", "awaiting_approval", "approved", "started", "failing", "retry_wait", "in_doubt", "idle", "completed", "failed"]
 NOT_STARTED = "NotStarted"  # type of the failure of an attempt whose worker gave the run up before it began
 FINISHED: frozenset[str] = frozenset(("succeeded", "failed", "cancelled"))
 ENDED: frozenset[Phase] = frozenset(("completed", "failed"))
@@ -52,6 +74,13 @@ ENDED: frozenset[Phase] = frozenset(("completed", "failed"))
 # (phase, event) → phase. What is not here cannot happen.
 TRANSITIONS: dict[tuple[Phase, str], Phase] = {
     ("proposed", "initiated"): "started",
+    ("proposed", "failed_for_good"): "failed",
+    ("proposed", "asked"): "awaiting_approval",
+    ("awaiting_approval", "granted"): "approved",
+    ("awaiting_approval", "refused"): "failed",
+    ("approved", "initiated"): "started",
+    ("approved", "refused"): "failed",  # granted, and then not started in time, or not wanted any more
+    ("approved", "failed_for_good"): "failed",
     ("started", "initiated"): "started",  # the worker died inside a read or an idempotent attempt
     ("started", "completed"): "completed",
     ("started", "failed"): "failing",
@@ -78,6 +107,10 @@ TRANSITIONS: dict[tuple[Phase, str], Phase] = {
 }
 
 
+_ABOUT_ASKS = frozenset((ApprovalRequested, ApprovalVoted, ApprovalDecided, ApprovalEscalated, ApprovalExpired, ApprovalWithdrawn))
+_ABOUT_CHILDREN = frozenset((ChildStarted, ChildFinished))
+
+
 class CallState(Struct, gc=False):
     """Where one call stands."""
 
@@ -97,6 +130,7 @@ class CallState(Struct, gc=False):
     timeout_s: float | None = None
     has_reconcile: bool = False
     retry_at: int | None = None
+    turn: int | None = None  # when its place in the line of its rate limit comes up
     asks: int = 0  # how often the reconcile hook has answered "in progress"
     result: Payload | None = None
     failure: Failure | None = None
@@ -107,10 +141,59 @@ class CallState(Struct, gc=False):
     worker_gone: bool = False  # the last attempt was cut off with its worker, and the kernel says that the worker is gone
     loose: bool = False  # some attempt may still be running: "not found" proves nothing about it
     resolved_by: str | None = None
+    approval: str | None = None  # its id, when a person has to agree
+    withdrawn: int = 0  # attempts that are known never to have begun, though their intents were recorded
+    started_at: int = 0  # of the last attempt
+    reserved: Amounts = NOTHING
+    used: Usage = Usage()  # over all attempts
+    busy_us: int = 0
 
     @property
     def ended(self) -> bool:
         return self.phase in ENDED
+
+    @property
+    def begun(self) -> bool:
+        """Whether some attempt may have begun."""
+        return self.attempt > self.withdrawn
+
+
+class AskState(Struct, gc=False):
+    """Where one approval stands, as far as the journal has it."""
+
+    number: int
+    request: ApprovalRequested  # `by` and `expires_at` as they are now
+    asked_seq: int
+    asked_at: int
+    outcome: Literal["approved", "rejected", "expired", "withdrawn"] | None = None
+    voters: tuple[str, ...] = ()
+    by: str | None = None
+    note: str | None = None
+    source: str | None = None
+    input: Payload | None = None  # what was approved
+    digest: str | None = None
+    edited: bool = False
+    escalated: bool = False
+    settled_seq: int = 0
+    settled_at: int = 0
+
+    @property
+    def pending(self) -> bool:
+        return self.outcome is None
+
+
+class ChildState(Struct, gc=False):
+    """Where one child stands, as far as the parent's journal has it."""
+
+    number: int
+    agent: str
+    version: str
+    run_id: str
+    input: Payload
+    started_seq: int
+    started_at: int
+    ended: ChildFinished | None = None
+    ended_at: int = 0
 
 
 class RunState:
@@ -126,12 +209,28 @@ class RunState:
         self.started_seq: int | None = None
         self.worker: str | None = None
         self.worker_name: str | None = None  # "host:pid" of who claimed it last; it stays when the run is given up
+        self.version = ""  # the one that goes on with it
+        self.numbers = 0  # calls, approvals and children share one line of numbers
         self.calls: dict[int, CallState] = {}
         self.open: dict[int, CallState] = {}
+        self.asks: dict[int, AskState] = {}  # of a tool's call: under that call's number
+        self.pending: dict[int, AskState] = {}
+        self.children: dict[int, ChildState] = {}
+        self.alive: dict[int, ChildState] = {}  # children that have not ended
+        self.signals = 0
+        self.pins: dict[str, str] = {}  # tool → what it was when the run first called it
+        self.pin_changes: list[PinChanged] = []
+        self.patches: set[str] = set()
+        self.budget: Limits | None = None  # raises included
+        self.over: BudgetExceeded | None = None
+        self.spent = NOTHING
+        self.reserved = NOTHING
+        self.used = Usage()
         self.timers: dict[int, int] = {}  # those that the run was parked on: number → due
         self.waiting_for: str | None = None
         self.wake_at: int | None = None
         self.cancel: CancelRequested | None = None
+        self.paused: RunPaused | None = None
         self.attention: AttentionNeeded | None = None
         self.crashes = 0
         self.said: str | None = None
@@ -158,6 +257,7 @@ class RunState:
         match body:
             case RunCreated():
                 self.created, self.created_at = body, event.ts
+                self.version, self.budget = body.version, body.budget
             case RunClaimed():
                 self._claimed(event, body)
             case RunReleased():
@@ -173,13 +273,31 @@ class RunState:
             case StatusReported():
                 self.said = body.text
             case CancelRequested():
-                self.cancel = self.cancel or body
+                self.cancel, self.paused = self.cancel or body, None
                 self.status = "cancelling"
             case AttentionNeeded():
                 self.attention = body
-            case RunRequeued():
+            case RunRequeued() | RunUnpaused():
                 self.attention, self.waiting_for, self.wake_at, self.crashes = None, None, None, 0
+                self.paused = self.over = None
                 self.status = "cancelling" if self.cancel else "queued"
+            case RunPaused():
+                self.paused = None if self.cancel else body
+                self._land(body)
+            case SignalReceived():
+                self.signals += 1
+                self._land(body)
+            case RunAdopted():
+                self.version = body.version
+            case PinChanged():
+                self.pins[body.what] = body.after
+                self.pin_changes.append(body)
+            case PatchMarked():
+                self.patches.add(body.name)
+            case BudgetExceeded():
+                self.over = body
+            case BudgetRaised():
+                self.budget = None if self.budget is None else raised(self.budget, body.added)
             case RunSucceeded():
                 self.status, self.output = "succeeded", body.output
             case RunFailed():
@@ -208,31 +326,141 @@ class RunState:
             if call.phase == "started":
                 call.loose = True
 
+    def _land(self, body: AnyBody) -> None:
+        """Something from outside has reached the run: what that does to a run that nobody holds."""
+        if self.worker is None:
+            self.status = landing(self.status, self.attention.reason if self.attention else None, body)[0]
+
     def _apply_call(self, event: Event, number: int) -> None:
+        kind = type(event.body)
+        if kind in _ABOUT_ASKS:
+            self._apply_ask(event, number)
+        elif kind in _ABOUT_CHILDREN:
+            self._apply_child(event, number)
+        else:
+            self._apply_tool(event, number)
+
+    def _new_number(self, event: Event, number: int) -> None:
+        if number != self.numbers + 1:
+            raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) is about call {number}, which was never initiated")
+        self.numbers = number
+
+    def _apply_ask(self, event: Event, number: int) -> None:
         body = event.body
+        if isinstance(body, ApprovalRequested):
+            if body.tool is None:
+                self._new_number(event, number)
+            else:
+                call = self._known(event, number)
+                self._move(call, event, "asked")
+                call.approval = body.approval
+            self.asks[number] = self.pending[number] = AskState(number, body, event.seq, event.ts)
+            return
+        ask = self.asks.get(number)
+        if ask is None or (ask.outcome is not None and not (ask.outcome == "approved" and ask.request.tool is not None)):
+            raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) is about call {number}, where no approval is open")
+        match body:
+            case ApprovalVoted():
+                ask.voters = (*ask.voters, body.by)
+            case ApprovalEscalated():
+                if ask.request.on_expiry == "escalate":
+                    ask.voters = ()  # others decide now, and afresh
+                if ask.request.on_expiry == "escalate":
+                    ask.voters = ()  # others are asked, and decide afresh
+                ask.request = structs.replace(ask.request, by=body.to, expires_at=body.expires_at)
+                ask.escalated = True
+            case ApprovalDecided():
+                ask.by, ask.note, ask.source, ask.digest = body.by, body.note, body.source, body.digest
+                ask.input, ask.edited = body.input or ask.request.input, body.input is not None
+                self._settle(ask, event, "approved" if body.granted else "rejected")
+            case ApprovalExpired():
+                self._settle(ask, event, "expired")
+            case ApprovalWithdrawn():
+                self._settle(ask, event, "withdrawn")
+        self._land(body)
+
+    def _settle(self, ask: AskState, event: Event, outcome: Literal["approved", "rejected", "expired", "withdrawn"]) -> None:
+        ask.outcome, ask.settled_seq, ask.settled_at = outcome, event.seq, event.ts
+        self.pending.pop(ask.number, None)
+        if ask.request.tool is None:
+            return
+        call = self._known(event, ask.number)
+        self._move(call, event, "granted" if outcome == "approved" else "refused")
+        call.last_seq, call.last_ts = event.seq, event.ts
+        if outcome == "approved":
+            if ask.edited:
+                call.args, call.digest = ask.input, ask.digest
+            return
+        call.failure = refusal(outcome, ask.by, ask.note)
+        self.open.pop(ask.number, None)
+
+    def _apply_child(self, event: Event, number: int) -> None:
+        body = event.body
+        if isinstance(body, ChildStarted):
+            self._new_number(event, number)
+            child = ChildState(number, body.agent, body.version, body.run_id, body.input, event.seq, event.ts)
+            self.children[number] = self.alive[number] = child
+            return
+        assert isinstance(body, ChildFinished)
+        ended = self.alive.pop(number, None)
+        if ended is None or ended.run_id != body.run_id:
+            raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) is about call {number}, which is no child at work")
+        ended.ended, ended.ended_at = body, event.ts
+        self._land(body)
+
+    def _known(self, event: Event, number: int) -> CallState:
         call = self.calls.get(number)
         if call is None:
-            if not isinstance(body, ToolCallInitiated) or number != len(self.calls) + 1:
-                raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) is about call {number}, which was never initiated")
-            call = CallState(number, body.tool, body.effect, body.key, body.args, body.digest, event.seq, event.ts)
-            self.calls[number] = self.open[number] = call
+            raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) is about call {number}, which was never initiated")
+        return call
+
+    def _first(self, event: Event, number: int) -> CallState:
+        body = event.body
+        if not isinstance(body, ToolCallInitiated | ToolCallProposed):
+            return self._known(event, number)
+        self._new_number(event, number)
+        call = CallState(number, body.tool, body.effect, body.key, body.args, body.digest, event.seq, event.ts)
+        self.calls[number] = self.open[number] = call
+        return call
+
+    def _apply_tool(self, event: Event, number: int) -> None:
+        body = event.body
+        call = self.calls.get(number) or self._first(event, number)
         call.last_seq, call.last_ts = event.seq, event.ts
         match body:
+            case ToolCallProposed():
+                call.retry_at = call.turn = body.at
             case ToolCallInitiated():
                 self._move(call, event, "initiated")
-                call.attempt, call.intent_seq, call.timeout_s, call.retry_at = body.attempt, event.seq, body.timeout_s, None
-                call.has_reconcile, call.worker_gone = body.reconcile, False
+                if call.attempt == 0:
+                    call.first_ts = event.ts  # a key ages from when it may first have been sent, not from when the call was proposed
+                call.attempt, call.intent_seq, call.timeout_s = body.attempt, event.seq, body.timeout_s
+                call.retry_at = call.turn = None
+                call.has_reconcile, call.worker_gone, call.started_at = body.reconcile, False, event.ts
+                if body.pinned is not None:
+                    self.pins.setdefault(f"tool {body.tool}", body.pinned)
+                self._charge(call, amounts_of(body.estimate), Amounts(calls=1))
             case ToolCallCompleted():
                 self._move(call, event, "completed")
                 call.result, call.failure = body.result, body.failure
+                self._use(call, body.usage, event.ts - call.started_at)
             case ToolCallFailed():
+                began = call.phase == "started" and body.failure.type != NOT_STARTED
+                call.withdrawn += body.failure.type == NOT_STARTED
                 self._move(call, event, "failed_for_good" if body.final else "failed")
                 self._count(call, body.attempt, body.failure)
+                self._use(call, body.usage, event.ts - call.started_at if began else 0)
+                if body.failure.type == NOT_STARTED:
+                    self._charge(call, NOTHING, Amounts(calls=-1))  # it counts when it begins
             case ToolCallInDoubt():
+                # An attempt that was cut off took nobody knows how long.
+                self._use(call, body.usage, event.ts - call.started_at if call.phase == "started" and body.failure else 0)
                 self._move(call, event, "in_doubt")
                 self._count(call, body.attempt, body.failure)
                 call.doubt, call.doubtful = body.why, True
                 call.loose = call.loose or body.loose
+            case RetryScheduled() if body.turn:
+                call.turn = body.at
             case RetryScheduled():
                 self._move(call, event, "retry")
                 call.retry_at = body.at
@@ -241,6 +469,7 @@ class RunState:
                 self._move(call, event, "resolved_failed" if body.outcome == "failed" else body.outcome)
                 call.result, call.failure, call.resolved_by, call.retry_at = body.result, body.failure, body.by, None
                 call.doubtful = call.loose = False
+                self._charge(call, NOTHING, NOTHING)
                 if self.status == "needs_attention":
                     # A person has settled it: whatever else was wrong shows itself again when the run goes on.
                     self.attention, self.waiting_for, self.wake_at = None, None, None
@@ -250,6 +479,21 @@ class RunState:
         if call.ended:
             self.open.pop(number, None)
             self.crashes = 0
+
+    def _charge(self, call: CallState, reserved: Amounts, spent: Amounts) -> None:
+        """The attempt before has ended or never will: what was reserved for it is free, and this is reserved instead."""
+        if reserved is not call.reserved:
+            self.reserved = self.reserved + -call.reserved + reserved
+            call.reserved = reserved
+        if spent is not NOTHING:
+            self.spent = self.spent + spent
+
+    def _use(self, call: CallState, usage: Usage | None, busy_us: int) -> None:
+        busy_us = max(busy_us, 0)  # the clock may have been set back
+        call.busy_us += busy_us
+        if usage is not None:
+            call.used, self.used = added(call.used, usage), added(self.used, usage)
+        self._charge(call, NOTHING, amounts_of(usage, busy_us=busy_us))
 
     def _count(self, call: CallState, attempt: int, failure: Failure | None) -> None:
         if failure is not None:
@@ -265,6 +509,42 @@ class RunState:
 
     def _name(self) -> str:
         return f"run {self.created.run_id}" if self.created else "journal"
+
+
+def added(one: Usage, other: Usage) -> Usage:
+    """Both together. Of what model is said only as long as there is one."""
+    return Usage(
+        one.usd_micros + other.usd_micros,
+        one.tokens_in + other.tokens_in,
+        one.tokens_out + other.tokens_out,
+        one.tokens_cached + other.tokens_cached,
+        other.model if one == Usage() or one.model == other.model else None,
+    )
+
+
+def raised(limits: Limits, more: Limits) -> Limits:
+    """The limits with what somebody has added. What had no limit still has none."""
+
+    def sum_of(limit: int | None, added: int | None) -> int | None:
+        return None if limit is None else limit + (added or 0)
+
+    return Limits(
+        sum_of(limits.usd_micros, more.usd_micros),
+        sum_of(limits.tokens, more.tokens),
+        sum_of(limits.calls, more.calls),
+        sum_of(limits.busy_us, more.busy_us),
+        limits.on_exceed,
+    )
+
+
+def refusal(outcome: Literal["rejected", "expired", "withdrawn"], by: str | None, note: str | None) -> Failure:
+    """Why a call that needed a person was not made: rejected, expired and withdrawn are different answers (T20)."""
+    words = {
+        "rejected": f"rejected by {by}{f': {note}' if note else ''}",
+        "expired": "the approval was given, and expired before the call could start" if by else "nobody decided in time",
+        "withdrawn": "the approval was withdrawn",
+    }[outcome]
+    return Failure(kind=outcome, type="NotApproved", message=words)
 
 
 def fold(events: Iterable[Event]) -> RunState:

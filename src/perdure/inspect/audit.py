@@ -18,25 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from perdure.core.events import (
-    AttentionNeeded,
-    CancelRequested,
-    Event,
-    RetryScheduled,
-    RunClaimed,
-    RunCreated,
-    RunFailed,
-    RunReleased,
-    RunRequeued,
-    Terminal,
-    ToolCallCompleted,
-    ToolCallFailed,
-    ToolCallInDoubt,
-    ToolCallInitiated,
-    ToolCallResolved,
-)
+from perdure.core.events import Event, RunAdopted, RunClaimed, RunCreated, RunReleased, Terminal
+from perdure.inspect.audit_fields import detail, error, person
+from perdure.inspect.timeline import Names
 from perdure.inspect.view import PAGE
-from perdure.inspect.words import failed, iso
+from perdure.inspect.words import iso
 from perdure.store.api import FINISHED, Store
 
 log = logging.getLogger("perdure.audit")
@@ -52,9 +38,9 @@ class Trail:
         self.run_id = run_id
         self.seq = 0
         self._event_ids: dict[int, str] = {}
-        self._tools: dict[int, str] = {}
-        self._keys: dict[int, str] = {}
+        self._names = Names()
         self._created: RunCreated | None = None
+        self._version = ""  # the one that goes on with it
 
     def line(self, event: Event) -> dict[str, Any]:
         """The event as one line."""
@@ -67,75 +53,27 @@ class Trail:
             "seq": event.seq,
             "type": event.type,
             "call": call,
-            "tool": None if call is None else self._tools.get(call),
+            "tool": None if call is None else self._names.tools.get(call),
             "caused_by": None if event.cause is None else self._event_ids.get(event.cause),
-            "idempotency_key": None if call is None else self._keys.get(call),
-            "actor": _person(event) or (created.actor if created else None),
-            "error": _error(event),
-            "context": {**self._about_run(), "epoch": event.epoch, **_detail(event)},
+            "idempotency_key": None if call is None else self._names.keys.get(call),
+            "actor": person(event) or (created.actor if created else None),
+            "error": error(event),
+            "context": {**self._about_run(), "epoch": event.epoch, **detail(event)},
         }
 
     def _about_run(self) -> dict[str, Any]:
         created = self._created
-        return {} if created is None else {"agent": created.agent, "version": created.version, "tenant": created.tenant}
+        return {} if created is None else {"agent": created.agent, "version": self._version, "tenant": created.tenant}
 
     def _learn(self, event: Event) -> None:
         self.seq = event.seq
         self._event_ids[event.seq] = event.event_id
+        self._names.learn(event)
         match event.body:
             case RunCreated():
-                self._created = event.body
-            case ToolCallInitiated() if event.call is not None:
-                self._tools[event.call] = event.body.tool
-                self._keys[event.call] = event.body.key
-
-
-def _person(event: Event) -> str | None:
-    """Who acted, when it was not the run itself."""
-    match event.body:
-        case ToolCallResolved(by=by) | CancelRequested(by=by) | RunRequeued(by=by):
-            return by
-        case _:
-            return None
-
-
-def _error(event: Event) -> str | None:
-    match event.body:
-        case ToolCallFailed(failure=failure) | RunFailed(failure=failure):
-            return failed(failure, 500)
-        case ToolCallCompleted(failure=failure) | ToolCallResolved(failure=failure) if failure is not None:
-            return failed(failure, 500)
-        case ToolCallInDoubt(why=why):
-            return why
-        case AttentionNeeded(detail=detail):
-            return detail
-        case _:
-            return None
-
-
-def _detail(event: Event) -> dict[str, Any]:
-    body = event.body
-    match body:
-        case ToolCallInitiated():
-            return {"attempt": body.attempt, "effect": body.effect, **({"args_digest": body.digest} if body.digest else {})}
-        case ToolCallCompleted() | ToolCallFailed() | ToolCallInDoubt():
-            return {"attempt": body.attempt}
-        case ToolCallResolved():
-            return {"attempt": body.attempt, "outcome": body.outcome, "by": body.by, "note": body.note}
-        case RetryScheduled():
-            return {"attempt": body.attempt, "at": iso(body.at), "reconcile": body.reconcile}
-        case RunClaimed():
-            return {"worker": body.worker, "name": body.name, "takeover": body.takeover, "proven_dead": body.proven_dead}
-        case RunReleased():
-            return {"status": body.status, "waiting_for": body.waiting_for}
-        case AttentionNeeded():
-            return {"reason": body.reason}
-        case CancelRequested():
-            return {"reason": body.reason}
-        case RunRequeued():
-            return {"note": body.note}
-        case _:
-            return {}
+                self._created, self._version = event.body, event.body.version
+            case RunAdopted(version=version):
+                self._version = version
 
 
 # -- from the journal -----------------------------------------------------------------------------------------------------

@@ -88,6 +88,8 @@ def _doubt(call: CallState, scene: Scene) -> Doubt:
 
 def _by_itself(call: CallState, scene: Scene) -> tuple[str, bool]:
     """What the next worker does about it without anybody's word, and whether that may settle it."""
+    if scene.reading.state.finished:
+        return "nothing: the run has ended without its agent, and what was in doubt stays so here", False
     if call.has_reconcile and call.asks < scene.max_asks:
         return "resume asks its reconcile hook first; a person is needed only if the hook does not know", True
     if call.has_reconcile:

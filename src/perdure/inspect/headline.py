@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from perdure.core.events import CancelRequested
+from perdure.core.events import CancelRequested, Reason, RunCancelled
+from perdure.inspect.asks import asked, in_short
+from perdure.inspect.children import children
+from perdure.inspect.children import in_short as child_in_short
 from perdure.inspect.doubts import Doubt, cut_off
 from perdure.inspect.scene import Holder, Scene
+from perdure.inspect.sentences import over_budget
+from perdure.inspect.serving import serves
 from perdure.inspect.words import at, clip, clock, failed, iso, moment, plural, shown, span
 
 
@@ -20,11 +25,11 @@ class Cancel(Struct, frozen=True):
 
 def headline(scene: Scene, doubts: list[Doubt]) -> str:
     """How the run stands, in one sentence; a request to cancel it comes first."""
-    asked = cancel_asked(scene)
-    if asked is None or scene.reading.state.finished:
+    cancel = cancel_asked(scene)
+    if cancel is None or scene.reading.state.finished:
         return _standing(scene, doubts)
-    reason = f": {clip(asked.reason, 120)}" if asked.reason else ""
-    return f"being cancelled ({asked.by} asked at {moment(asked.at, scene.now)}{reason}): {_standing(scene, doubts)}"
+    reason = f": {clip(cancel.reason, 120)}" if cancel.reason else ""
+    return f"being cancelled ({cancel.by} asked at {moment(cancel.at, scene.now)}{reason}): {_standing(scene, doubts)}"
 
 
 def cancel_asked(scene: Scene) -> Cancel | None:
@@ -44,21 +49,45 @@ def _standing(scene: Scene, doubts: list[Doubt]) -> str:
         case "failed":
             return f"failed at {clock(state.updated_at, now)}: {failed(state.failure, 300)}"
         case "cancelled":
-            by = f" by {state.cancel.by}" if state.cancel else ""
-            reason = f": {state.cancel.reason}" if state.cancel and state.cancel.reason else ""
-            return f"cancelled{by} at {clock(state.updated_at, now)}{reason}"
+            return _cancelled_sentence(scene)
         case "needs_attention":
             return _attention_sentence(scene, doubts, for_long)
         case "running" | "cancelling":
             return _running_sentence(scene, doubts)
         case "queued":
             return _queued_sentence(scene)
-        case "waiting" | "waiting_approval" | "paused":
+        case "paused":
+            return _paused_sentence(scene, for_long)
+        case "waiting_approval":
+            return _approval_sentence(scene, for_long)
+        case "waiting":
             return _waiting_sentence(scene, for_long)
 
 
+def _cancelled_sentence(scene: Scene) -> str:
+    state, end = scene.reading.state, scene.reading.events[-1].body
+    when = clock(state.updated_at, scene.now)
+    if isinstance(end, RunCancelled) and end.forced_by is not None:
+        reason = f": {clip(end.reason, 200)}" if end.reason else ""
+        left = f"; left open: {plural(len(state.open), 'call')}" if state.open else ""
+        return f"ended by force at {when} by {end.forced_by}, without its agent{reason}{left}"
+    by = f" by {state.cancel.by}" if state.cancel else ""
+    reason = f": {state.cancel.reason}" if state.cancel and state.cancel.reason else ""
+    return f"cancelled{by} at {when}{reason}"
+
+
+_MEANING: dict[Reason, str] = {
+    "diverged": "the code asks for something else than the journal has, so it was stopped before it could do harm",
+    "poison": "it seems to kill its workers",
+    "stuck": "the agent does not come to rest, or waits for nothing",
+    "error": "it cannot be driven",
+    "circling": "it is going in circles, so it was stopped before it could spend more",
+}
+
+
 def _attention_sentence(scene: Scene, doubts: list[Doubt], for_long: str) -> str:
-    attention = scene.reading.state.attention
+    state = scene.reading.state
+    attention = state.attention
     recorded = [doubt for doubt in doubts if doubt.recorded]
     if attention is None or attention.reason == "in_doubt":
         if not recorded:
@@ -66,13 +95,10 @@ def _attention_sentence(scene: Scene, doubts: list[Doubt], for_long: str) -> str
         first = recorded[0]
         more = f"; so {'is' if len(recorded) == 2 else 'are'} {plural(len(recorded) - 1, 'other call')}" if len(recorded) > 1 else ""
         return f"needs attention: call {first.call} {first.tool} is in doubt since {moment(first.since, scene.now)} ({first.age}): {first.why}{more}"
-    meaning = {
-        "diverged": "the code asks for something else than the journal has, so it was stopped before it could do harm",
-        "poison": "it seems to kill its workers",
-        "stuck": "the agent does not come to rest, or waits for nothing",
-        "error": "it cannot be driven",
-    }[attention.reason]
-    return f"needs attention {for_long} ({attention.reason}): {meaning}: {attention.detail}"
+    if attention.reason == "budget":
+        why = attention.detail if state.over is None else over_budget(state.over)
+        return f"needs attention {for_long} (budget): {why}; nothing is done before somebody adds to it"
+    return f"needs attention {for_long} ({attention.reason}): {_MEANING[attention.reason]}: {attention.detail}"
 
 
 def _running_sentence(scene: Scene, doubts: list[Doubt]) -> str:
@@ -81,7 +107,7 @@ def _running_sentence(scene: Scene, doubts: list[Doubt]) -> str:
     what, on_paper = ("", "on paper") if row.status == "cancelling" else (f"{row.status}: ", f"{row.status} on paper")
     last = f"its last event is {span(now - state.updated_at)} old"
     if holder is None:
-        return f"{what}nobody holds it, and any worker may take it; {last}"
+        return f"{what}nobody holds it, and {scene.missing or 'any worker may take it'}; {last}"
     if holder.alive:
         return f"{what}worker {holder.name} holds it and is alive, {_last_seen(holder, now)}; {last}"
     seen = f", {_last_seen(holder, now)}" if holder.last_seen else ""
@@ -100,23 +126,62 @@ def _last_seen(holder: Holder, now: int) -> str:
 def _queued_sentence(scene: Scene) -> str:
     row, state, now = scene.reading.row, scene.reading.state, scene.now
     since = row.ready_at if row.ready_at is not None else row.updated_at
-    if scene.alive:
-        served = f"{plural(scene.alive, 'worker')} {'is' if scene.alive == 1 else 'are'} alive: busy, or not serving agent {row.agent}"
-    else:
-        served = "no worker is alive"
+    if since > now:
+        begun = "begin" if state.started_seq is None else "go on"
+        return f"queued in {row.queue}: it shall not {begun} before {at(since, now)}; {_workers(scene)}"
     if state.worker is not None:
-        return f"queued for {span(now - since)}: worker {state.worker_name} died while it drove the run, and nobody has taken it over yet; {served}"
+        return f"queued for {span(now - since)}: worker {state.worker_name} died while it drove the run, and nobody has taken it over yet; {_workers(scene)}"
     begun = "has not begun yet" if state.started_seq is None else "is ready to go on"
-    return f"queued for {span(now - since)}: it {begun}, and nobody has taken it; {served}"
+    return f"queued for {span(now - since)}: it {begun}, and nobody has taken it; {_workers(scene)}"
+
+
+def _workers(scene: Scene) -> str:
+    """Who would take the run."""
+    if not scene.alive:
+        return "no worker is alive"
+    return scene.missing or f"{plural(sum(serves(worker, scene.reading.row) for worker in scene.workers), 'worker')} would, and may be busy"
+
+
+def _paused_sentence(scene: Scene, for_long: str) -> str:
+    paused = scene.reading.state.paused
+    if paused is None:
+        return f"paused {for_long}: {scene.reading.row.waiting_for or 'by somebody'}; no process holds it"
+    reason = f": {clip(paused.reason, 200)}" if paused.reason else ""
+    return f"paused by {paused.by} {for_long}{reason}; whatever reaches it meanwhile is kept"
+
+
+def _approval_sentence(scene: Scene, for_long: str) -> str:
+    asks = asked(scene)
+    if not asks:
+        return _waiting_sentence(scene, for_long)
+    first = asks[0]
+    more = f"; and {plural(len(asks) - 1, 'more approval')}" if len(asks) > 1 else ""
+    if first.status != "pending" or first.expired:
+        going = f"its time was over at {clock(scene.reading.state.pending[first.call].request.expires_at or 0, scene.now)}"
+        return f"waiting for an approval {for_long}: {in_short(first) if first.status != 'pending' else going}; {_workers(scene)}{more}"
+    return f"waiting for {in_short(first)} {for_long}: {first.then}{more}"
 
 
 def _waiting_sentence(scene: Scene, for_long: str) -> str:
     row, now = scene.reading.row, scene.now
     what = row.waiting_for or "something from outside"
+    if (news := _news_of_children(scene)) is not None:
+        return f"waiting {for_long} for a child that will not go on by itself: {news}"
     if row.ready_at is None:
         return f"{row.status.replace('_', ' ')} {for_long}: for {what}; no process holds it"
     if row.ready_at > now:
-        then = "no process holds it" if scene.alive else "no worker is alive that would go on then"
+        then = "no process holds it" if scene.served else _workers(scene) if scene.alive else "no worker is alive that would go on then"
         return f"waiting {for_long}: for {what}, until {at(row.ready_at, now)}; {then}"
-    nobody = "no worker is alive to go on" if not scene.alive else f"{plural(scene.alive, 'worker')} alive, none has taken it"
-    return f"waiting: for {what}, which was due at {clock(row.ready_at, now)} ({span(now - row.ready_at)} ago); {nobody}"
+    return f"waiting: for {what}, which was due at {clock(row.ready_at, now)} ({span(now - row.ready_at)} ago); {_nobody(scene)}"
+
+
+def _nobody(scene: Scene) -> str:
+    return _workers(scene) if scene.alive else "no worker is alive to go on"
+
+
+def _news_of_children(scene: Scene) -> str | None:
+    found = children(scene)
+    if found is None or not found.news:
+        return None
+    more = f"; and {plural(len(found.news) - 1, 'other')}" if len(found.news) > 1 else ""
+    return child_in_short(found.news[0]) + more

@@ -10,11 +10,12 @@ from msgspec import Struct
 
 from perdure.inspect.view import all_rows
 from perdure.inspect.words import plural, span
-from perdure.store.api import FINISHED, RunRow, Store, WorkerRow
+from perdure.store.api import FINISHED, ApprovalFilter, RunRow, Store, WorkerRow
 
 Verdict = Literal["ok", "warn", "FAIL"]
 IGNORED_AFTER_US = 10_000_000  # a ready run that is older than this is one that nobody takes
 CLOCK_SKEW_US = 60_000_000
+PENDING_LOOKED_AT = 10_000
 
 
 class Check(Struct, frozen=True):
@@ -27,7 +28,7 @@ class Check(Struct, frozen=True):
 
 
 def check_runs(store: Store, now: int, lease_us: int) -> list[Check]:
-    """Workers, runs by status, runs that need a person, ready runs that nobody takes, and the clock."""
+    """Workers, runs by status, runs that need a person, approvals, ready runs that nobody takes, and the clock."""
     workers = store.workers(now, lease_us)
     counts: Counter[str] = Counter()
     attention: list[str] = []
@@ -48,6 +49,7 @@ def check_runs(store: Store, now: int, lease_us: int) -> list[Check]:
         _workers(workers, now),
         Check("runs", "ok", ", ".join(f"{count:,} {status}" for status, count in sorted(counts.items())) or "none yet"),
         _attention(attention),
+        _approvals(store, now),
         _ignored(ignored, now),
         _orphaned(orphaned),
         _clock(newest, now),
@@ -69,6 +71,21 @@ def _workers(workers: list[WorkerRow], now: int) -> Check:
     each = ", ".join(f"{w.name} ({plural(w.runs, 'run')}, up {span(now - w.started_at)})" for w in alive[:10])
     gone = f"; {dead} dead, which the next worker clears away" if dead else ""
     return Check("workers", "ok", f"{len(alive)} alive" + (f": {each}" if each else "") + gone)
+
+
+def _approvals(store: Store, now: int) -> Check:
+    """What waits for somebody's yes or no. That it waits is no fault; that its time is over and no worker has noticed is."""
+    pending = store.approvals(ApprovalFilter(limit=PENDING_LOOKED_AT))
+    if not pending:
+        return Check("approvals", "ok", "nothing waits for an approval")
+    more = "at least " if len(pending) == PENDING_LOOKED_AT else ""
+    oldest = min(row.asked_at for row in pending)
+    found = f"{more}{plural(len(pending), 'approval')} pending, the oldest for {span(now - oldest)}"
+    overdue = [row for row in pending if (row.standing.request.expires_at or now) < now - IGNORED_AFTER_US]
+    if not overdue:
+        return Check("approvals", "ok", found)
+    late = f"{found}; {plural(len(overdue), 'has', 'have')} run out of time, and no worker has noticed: {_some(row.approval for row in overdue)}"
+    return Check("approvals", "warn", late, f"perdure why {overdue[0].run_id}")
 
 
 def _attention(run_ids: list[str]) -> Check:

@@ -1,14 +1,16 @@
-"""What the page about a run is made from: the run, who holds it, who else works, and what time it is."""
+"""What the page about a run is made from: the run, who holds it, who else works, its children, approvals and budgets, and the time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from perdure.inspect.view import Reading, read_run
+from perdure.core.codec import Payload
+from perdure.inspect.serving import is_served, missing
+from perdure.inspect.view import Reading, loader, read_run
 from perdure.inspect.words import iso, seconds
-from perdure.store.api import Store, WorkerRow
+from perdure.store.api import ApprovalRow, Ledger, RunRow, Store, WorkerRow
 
 
 class Holder(Struct, frozen=True):
@@ -27,6 +29,10 @@ class Scene(Struct, frozen=True):
     workers: list[WorkerRow]
     now: int
     max_asks: int  # how often a reconcile hook may say "in progress"
+    below: list[RunRow]  # its children that have not ended, theirs, and so on
+    approvals: dict[str, ApprovalRow]  # those that the journal has as pending
+    ledgers: list[Ledger]
+    load: Callable[[Payload], bytes]
 
     @property
     def held(self) -> bool:
@@ -37,12 +43,34 @@ class Scene(Struct, frozen=True):
     def alive(self) -> int:
         return sum(worker.alive for worker in self.workers)
 
+    @property
+    def served(self) -> bool:
+        """Whether a worker lives that would go on with the run."""
+        return is_served(self.reading.row, self.workers)
+
+    @property
+    def missing(self) -> str | None:
+        """What no worker has that the run needs; None also when there is no worker at all."""
+        return missing(self.reading.row, self.workers)
+
 
 def look(store: Store, run_id: str, now: int, lease_us: int, max_asks: int) -> Scene:
     """The run and its surroundings, now."""
     reading = read_run(store, run_id)
+    state = reading.state
     workers = store.workers(now, lease_us)
-    return Scene(reading, _holder(reading, workers, now), workers, now, max_asks)
+    asked = [store.approval(ask.request.approval) for ask in state.pending.values()]
+    return Scene(
+        reading=reading,
+        holder=_holder(reading, workers, now),
+        workers=workers,
+        now=now,
+        max_asks=max_asks,
+        below=store.family(run_id) if state.alive else [],
+        approvals={row.approval: row for row in asked if row is not None},
+        ledgers=store.ledgers(run_id),
+        load=loader(store),
+    )
 
 
 def _holder(reading: Reading, workers: Sequence[WorkerRow], now: int) -> Holder | None:

@@ -5,8 +5,31 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from perdure.core.events import Event, ToolCallInitiated, encode_body
-from perdure.inspect.words import iso, sentence
+from perdure.core.events import ApprovalRequested, ChildStarted, Event, ToolCallInitiated, ToolCallProposed, encode_body
+from perdure.inspect.sentences import sentence
+from perdure.inspect.words import iso
+
+
+class Names:
+    """What the calls of one run are about, learned from its events in order."""
+
+    def __init__(self) -> None:
+        self.tools: dict[int, str] = {}
+        self.keys: dict[int, str] = {}
+        self.calls: dict[int, str] = {}  # also those that are no tool's: the action of an approval, the agent of a child
+
+    def learn(self, event: Event) -> None:
+        """Take the names out of whatever begins a call; every later event of the call is told with them."""
+        if event.call is None:
+            return
+        match event.body:
+            case ToolCallInitiated(tool=tool, key=key) | ToolCallProposed(tool=tool, key=key):
+                self.tools[event.call] = self.calls[event.call] = tool
+                self.keys[event.call] = key
+            case ApprovalRequested(action=action):
+                self.calls.setdefault(event.call, action)
+            case ChildStarted(agent=agent):
+                self.calls[event.call] = agent
 
 
 class Timeline:
@@ -14,19 +37,16 @@ class Timeline:
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
-        self.tools: dict[int, str] = {}
-        self.keys: dict[int, str] = {}
+        self.names = Names()
 
     def learn(self, event: Event) -> None:
-        """Take the names out of an intent; every later event of its call is told with them."""
-        if event.call is not None and isinstance(event.body, ToolCallInitiated):
-            self.tools[event.call] = event.body.tool
-            self.keys[event.call] = event.body.key
+        """Pass over an event whose line nobody wants."""
+        self.names.learn(event)
 
     def say(self, event: Event) -> str:
         """The event as a sentence."""
         self.learn(event)
-        return sentence(event, self.tools)
+        return sentence(event, self.names.calls)
 
     def record(self, event: Event, hash_: bytes) -> dict[str, Any]:
         """The event as one JSON object; `data` is its body as it lies in the journal."""
@@ -39,9 +59,9 @@ class Timeline:
             "type": event.type,
             "ts": iso(event.ts),
             "call": call,
-            "tool": None if call is None else self.tools.get(call),
+            "tool": None if call is None else self.names.tools.get(call),
             "cause": event.cause,
-            "key": None if call is None else self.keys.get(call),
+            "key": None if call is None else self.names.keys.get(call),
             "epoch": event.epoch,
             "data": json.loads(encode_body(event.body)),
             "hash": hash_.hex(),

@@ -1,23 +1,40 @@
 """How it came to an event: the chain of causes from the beginning to it, in words.
 
 Most events carry their cause. What a worker does as such (taking and giving up a run) and what comes from outside carry none;
-there the nearest reason that the journal shows is taken, and marked as inferred.
+there the nearest reason that the journal shows is taken, and marked as inferred. Where a cause lies in another run's journal (a
+child's end, the call of a parent), that event is shown beside the link.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import UnionType
 
 from msgspec import Struct
 
 from perdure.core.events import (
+    ApprovalDecided,
+    ApprovalEscalated,
+    ApprovalExpired,
+    ApprovalVoted,
+    ApprovalWithdrawn,
     AttentionNeeded,
+    BudgetExceeded,
+    BudgetRaised,
     CancelRequested,
+    ChildFinished,
+    ChildStarted,
     Event,
+    RunAdopted,
+    RunCancelled,
     RunClaimed,
     RunCreated,
+    RunPaused,
     RunRequeued,
+    RunUnpaused,
+    SignalReceived,
     ToolCallInDoubt,
+    ToolCallInitiated,
     ToolCallResolved,
 )
 from perdure.errors import NotFound, StoreCorrupt
@@ -40,10 +57,14 @@ class Link(Struct, frozen=True):
     says: str
     because: str | None
     meanwhile: list[str]  # changes of hand between the cause and this event
+    elsewhere: str | None  # the event in another run's journal that made this one happen
 
 
-def trace(run_id: str, events: Sequence[Event], seq: int) -> list[Link]:
-    """The causal chain from the run's first event to event `seq`."""
+ReadJournal = Callable[[str], Sequence[Event]]
+
+
+def trace(run_id: str, events: Sequence[Event], seq: int, read: ReadJournal | None = None) -> list[Link]:
+    """The causal chain from the run's first event to event `seq`. `read` brings the journals of its parent and its children."""
     if not 1 <= seq <= len(events):
         raise NotFound(f"run {run_id} has the events 1 to {len(events)}; there is no event {seq}")
     chain = _chain(events, seq)
@@ -53,7 +74,7 @@ def trace(run_id: str, events: Sequence[Event], seq: int) -> list[Link]:
     links = []
     for step, event in enumerate(chain, 1):
         before = chain[step - 2] if step > 1 else None
-        links.append(_link(step, event, before, events, timeline))
+        links.append(_link(step, event, before, events, timeline, read))
     return links
 
 
@@ -78,17 +99,21 @@ def cause_of(event: Event, events: Sequence[Event]) -> int | None:
             return _last(earlier, ToolCallInDoubt, event.call)
         case RunRequeued():
             return _last(earlier, AttentionNeeded)
-        case CancelRequested():
+        case RunUnpaused():
+            return _last(earlier, RunPaused | AttentionNeeded)
+        case BudgetRaised():
+            return _last(earlier, BudgetExceeded)
+        case CancelRequested() | RunPaused() | SignalReceived() | RunAdopted():
             return 1
         case _:
             return event.seq - 1
 
 
-def _last(events: Sequence[Event], kind: type, call: int | None = None) -> int:
+def _last(events: Sequence[Event], kind: type | UnionType, call: int | None = None) -> int:
     return next((event.seq for event in reversed(events) if isinstance(event.body, kind) and call in (None, event.call)), 1)
 
 
-def _link(step: int, event: Event, before: Event | None, events: Sequence[Event], timeline: Timeline) -> Link:
+def _link(step: int, event: Event, before: Event | None, events: Sequence[Event], timeline: Timeline, read: ReadJournal | None) -> Link:
     return Link(
         step=step,
         seq=event.seq,
@@ -96,13 +121,33 @@ def _link(step: int, event: Event, before: Event | None, events: Sequence[Event]
         type=event.type,
         ts=iso(event.ts),
         call=event.call,
-        tool=None if event.call is None else timeline.tools.get(event.call),
+        tool=None if event.call is None else timeline.names.tools.get(event.call),
         cause=before.seq if before else None,
         inferred=before is not None and event.cause is None,
         says=taken_over(event, events) or timeline.say(event),
         because=_because(event, before),
         meanwhile=[] if before is None else _changes_of_hand(before, event, events),
+        elsewhere=None if read is None else _elsewhere(event, read),
     )
+
+
+def _elsewhere(event: Event, read: ReadJournal) -> str | None:
+    """The event of another run that this one goes back to: a child's last one, or the call of the parent."""
+    match event.body:
+        case ChildFinished(run_id=other):
+            journal = read(other)
+            found = journal[-1] if journal else None
+        case RunCreated(parent=str() as other, parent_call=call):
+            journal = read(other)
+            found = next((one for one in journal if one.call == call and isinstance(one.body, ChildStarted)), None)
+        case _:
+            return None
+    if found is None:
+        return f"run {other} has no such event; `perdure verify` tells more"
+    timeline = Timeline(other)
+    for one in journal[: found.seq - 1]:
+        timeline.learn(one)
+    return f"run {other}, event {found.seq}: {timeline.say(found)}"
 
 
 def taken_over(event: Event, events: Sequence[Event]) -> str | None:
@@ -125,8 +170,20 @@ def _because(event: Event, before: Event | None) -> str | None:
     if before is None:
         return None
     match event.body:
-        case CancelRequested() | RunRequeued():
-            return "somebody outside the run asked for it"
+        case CancelRequested() | RunRequeued() | RunPaused() | RunUnpaused() | RunAdopted() | BudgetRaised() | SignalReceived():
+            return f"{event.body.by}, outside the run, asked for it"
+        case RunCancelled(forced_by=str() as by):
+            return f"{by}, outside the run, ended it"
+        case ApprovalVoted() | ApprovalDecided():
+            return f"it was asked for in event {before.seq}, and somebody answered"
+        case ApprovalEscalated() | ApprovalExpired():
+            return f"it was asked for in event {before.seq}, and nobody answered in time"
+        case ApprovalWithdrawn():
+            return f"it was asked for in event {before.seq}, and nobody wants it any more"
+        case ToolCallInitiated(approval=str() as approval):
+            return f"approval {approval} was given (event {before.seq}); this uses it up"
+        case ChildFinished():
+            return f"the child that began in event {before.seq} has ended"
         case ToolCallResolved(by=by) if by != "reconcile":
             return "somebody outside the run settled the doubt"
         case RunCreated():

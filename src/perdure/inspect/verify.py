@@ -1,7 +1,8 @@
 """Can this journal be believed? Recomputed from the stored bytes; nothing that lies in the database is trusted (G11).
 
 Looked at in order of seq, and the first thing that is wrong is the answer: the hash chain, whether each event can be decoded, its
-cause, its blobs, its place in the life of its call, and at the end the run's row, which must say what the journal says.
+cause, its blobs, its place in the life of its call; then the run's row, and what else lies beside the journal and must say what it
+says: approvals, budgets, its parent and its children.
 Cutting off the last events together with a matching row can only be found against a head that was kept elsewhere.
 """
 
@@ -18,8 +19,11 @@ from perdure.core.codec import Payload
 from perdure.core.events import AnyBody, Event, RunClaimed, RunCreated, decode_body
 from perdure.core.state import RunState
 from perdure.errors import InvalidInput, StoreCorrupt
+from perdure.inspect.beside import Kin, beside_problem
 from perdure.inspect.projection import row_problem
 from perdure.store.api import RunRow, Store, Stored
+
+LOOKS = 5  # at a run that moves on all the time
 
 
 class Verdict(Struct, frozen=True):
@@ -30,7 +34,7 @@ class Verdict(Struct, frozen=True):
     head: str  # the hash that the stored events lead to: compare it with one that was kept elsewhere
     seq: int | None = None  # the first bad event
     problem: str | None = None
-    projection: bool = False  # the journal is sound, and the run's row does not say what it says
+    projection: bool = False  # the journal is sound, and what lies beside it (the run's row, approvals, budgets) does not say what it says
 
 
 class _Bad(Exception):
@@ -40,8 +44,23 @@ class _Bad(Exception):
         self.problem = problem
 
 
-def verify_run(store: Store, row: RunRow) -> Verdict:
-    """The verdict on the run's journal and row. The row was read before, so that the journal has at least what it speaks of."""
+def verify_run(store: Store, row: RunRow, kin: Kin | None = None) -> Verdict:
+    """The verdict on the run. The row was read before, so that the journal has at least what it speaks of.
+
+    Whoever verifies many runs hands in the same `kin` each time: brothers and sisters have one parent, which is then read once.
+    """
+    verdict = _verdict(store, row, kin or Kin(store))
+    for _ in range(LOOKS):
+        later = store.get(row.run_id) if verdict.problem is not None and verdict.projection else None
+        if later is None or later == row:
+            break
+        # Somebody has moved the run on between two looks of ours: what did not fit may have come from that.
+        row = later
+        verdict = _verdict(store, row, Kin(store))
+    return verdict
+
+
+def _verdict(store: Store, row: RunRow, kin: Kin) -> Verdict:
     stored = store.stored(row.run_id)
     beyond = [event for event in stored if isinstance(event.seq, int) and event.seq > row.seq]
     if beyond:
@@ -55,7 +74,12 @@ def verify_run(store: Store, row: RunRow) -> Verdict:
     except _Bad as bad:
         return Verdict(row.run_id, len(stored), checker.head.hex(), bad.seq, bad.problem)
     problem = row_problem(row, checker.state, checker.events, checker.input_digest, checker.head)
-    return Verdict(row.run_id, len(stored), checker.head.hex(), None, problem, projection=problem is not None)
+    around = None if problem is not None else beside_problem(store, row, checker.state, checker.events, kin)
+    if around is not None:
+        problem = around.problem
+    return Verdict(
+        row.run_id, len(stored), checker.head.hex(), None if around is None else around.seq, problem, projection=problem is not None
+    )
 
 
 class _Checker:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from perdure.core.codec import Payload
 from perdure.core.events import Event
-from perdure.core.state import CallState, RunState, fold
+from perdure.core.state import AskState, CallState, ChildState, RunState, fold
 from perdure.errors import NotFound
-from perdure.inspect.words import failed, iso, places, plain
-from perdure.store.api import Filter, RunRow, Store
+from perdure.inspect.cost import budget_view, cost_of
+from perdure.inspect.words import failed, iso, places, plain, seconds
+from perdure.store.api import Filter, Ledger, RunRow, Status, Store
 
 PAGE = 1000
 
@@ -62,16 +64,23 @@ def loader(store: Store) -> Callable[[Payload], bytes]:
     return load
 
 
-def run_record(reading: Reading, load: Callable[[Payload], bytes]) -> dict[str, Any]:
-    """The whole of a run as one JSON object."""
+def run_record(
+    reading: Reading, load: Callable[[Payload], bytes], ledgers: Sequence[Ledger] = (), below: Sequence[RunRow] = ()
+) -> dict[str, Any]:
+    """The whole of a run as one JSON object. `ledgers` are the budgets that apply to it now, `below` its unfinished children."""
     row, state = reading.row, reading.state
+    now_at = {} if reading.past else {child.run_id: child.status for child in below}
     error = failed(state.failure) or None if reading.past else row.error
     return {
         "run_id": row.run_id,
         "agent": row.agent,
-        "version": row.version,
+        "version": state.version if reading.past else row.version,
         "tenant": row.tenant,
         "actor": row.actor,
+        "queue": row.queue,
+        "priority": row.priority,
+        "parent": row.parent,
+        "parent_call": row.parent_call,
         "status": reading.status,
         "waiting_for": state.waiting_for if reading.past else row.waiting_for,
         "input": plain(state.created.input, load) if state.created else None,
@@ -84,7 +93,71 @@ def run_record(reading: Reading, load: Callable[[Payload], bytes]) -> dict[str, 
         "epoch": state.epoch,
         "worker": state.worker if reading.past else row.holder,
         "calls": [call_record(call, load) for call in state.calls.values()],
-        "cost": {"calls": len(state.calls)},
+        "approvals": [approval_record(ask, state, load) for ask in state.asks.values()],
+        "children": [child_record(child, load, now_at.get(child.run_id)) for child in state.children.values()],
+        "paused": None if state.paused is None else {"by": state.paused.by, "reason": state.paused.reason},
+        "attention": None if state.attention is None else {"reason": state.attention.reason, "detail": state.attention.detail},
+        "pins": dict(state.pins),
+        "pin_changes": [msgspec.structs.asdict(change) for change in state.pin_changes],
+        "cost": msgspec.structs.asdict(cost_of(state)),
+        "budget": _budget(reading, ledgers),
+    }
+
+
+def _budget(reading: Reading, ledgers: Sequence[Ledger]) -> dict[str, Any] | None:
+    """The budget that applies first, and those above it; of a moment that is past only its own limits are known."""
+    state = reading.state
+    if reading.past or not ledgers:
+        return None if state.budget is None else {"run_id": reading.row.run_id, "limits": msgspec.structs.asdict(state.budget)}
+    first, *above = (msgspec.to_builtins(budget_view(ledger)) for ledger in ledgers)
+    return {**first, "above": above}
+
+
+def approval_record(ask: AskState, state: RunState, load: Callable[[Payload], bytes]) -> dict[str, Any]:
+    """Where one approval stands, as one JSON object."""
+    request = ask.request
+    call = state.calls.get(ask.number)
+    used_up = request.tool is not None and ask.outcome == "approved" and call is not None and call.attempt > 0
+    return {
+        "approval": request.approval,
+        "call": ask.number,
+        "action": request.action,
+        "tool": request.tool,
+        "status": "consumed" if used_up else ask.outcome or "pending",
+        "input": plain(request.input, load),
+        "digest": request.digest,
+        "reason": request.reason,
+        "asked_of": list(request.by),
+        "quorum": request.quorum,
+        "voters": list(ask.voters),
+        "expires_at": None if request.expires_at is None else iso(request.expires_at),
+        "on_expiry": request.on_expiry,
+        "escalated": ask.escalated,
+        "editable": list(request.editable),
+        "four_eyes": request.four_eyes,
+        "by": ask.by,
+        "note": ask.note,
+        "source": ask.source,
+        "approved_input": plain(ask.input, load) if ask.outcome == "approved" else None,
+        "asked_at": iso(ask.asked_at),
+        "settled_at": iso(ask.settled_at) if ask.outcome is not None else None,
+    }
+
+
+def child_record(child: ChildState, load: Callable[[Payload], bytes], now_at: Status | None = None) -> dict[str, Any]:
+    """Where one child stands: as its parent's journal has it, or at `now_at` where that is known."""
+    ended = child.ended
+    return {
+        "run_id": child.run_id,
+        "call": child.number,
+        "agent": child.agent,
+        "version": child.version,
+        "input": plain(child.input, load),
+        "status": now_at if ended is None else ended.status,
+        "output": None if ended is None else plain(ended.output, load),
+        "error": None if ended is None else failed(ended.failure, 2000) or None,
+        "started_at": iso(child.started_at),
+        "ended_at": None if ended is None else iso(child.ended_at),
     }
 
 
@@ -103,6 +176,8 @@ def call_record(call: CallState, load: Callable[[Payload], bytes]) -> dict[str, 
         "doubt": call.doubt,
         "resolved_by": call.resolved_by,
         "key": call.key,
+        "approval": call.approval,
+        "cost": msgspec.structs.asdict(call.used) | {"seconds": seconds(call.busy_us)},
         "first_seq": call.first_seq,
         "last_seq": call.last_seq,
         "started_at": iso(call.first_ts),

@@ -7,29 +7,38 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from perdure.core.state import CallState
-from perdure.inspect.advice import Step, advise
-from perdure.inspect.doubts import Doubt, cut_off, doubts, hook_words
+from perdure.core.events import ChildFinished, PinChanged, RunAdopted
+from perdure.core.state import AskState, CallState, ChildState
+from perdure.inspect import advice
+from perdure.inspect.asks import Asked, asked
+from perdure.inspect.children import Children, children, outcome
+from perdure.inspect.cost import BudgetView, Cost, budget_view, cost_of, cost_words
+from perdure.inspect.doubts import Doubt, cut_off, doubts
 from perdure.inspect.headline import Cancel, cancel_asked, headline
+from perdure.inspect.orders import Step
 from perdure.inspect.scene import Holder, Scene, look
-from perdure.inspect.words import at, called, failed, iso, places, seconds, shown, span
+from perdure.inspect.sentences import over_budget
+from perdure.inspect.waits import never_started, topics, waiting
+from perdure.inspect.words import called, clip, failed, iso, places, seconds, shown, span, used
 from perdure.store.api import Store
 
 FIRST_SHOWN, LAST_SHOWN = 3, 5
 
 
 class Done(Struct, frozen=True):
-    """A call that has ended, with the evidence."""
+    """A call, an approval or a child that has ended, with the evidence."""
 
     call: int
     asked: str
     outcome: str  # "returned …" or "failed: …"
     places: list[str]  # of a failed one: where it was raised
-    key: str
+    key: str | None  # of a tool's call
     attempts: int
     at: str
     seq: int
     settled_by: str | None
+    approval: str | None
+    cost: str | None
 
 
 class Open(Struct, frozen=True):
@@ -43,6 +52,13 @@ class Open(Struct, frozen=True):
     seq: int
 
 
+class Paused(Struct, frozen=True):
+    """Who paused the run, and why."""
+
+    by: str
+    reason: str | None
+
+
 class Why(Struct, frozen=True):
     """Everything on the page, in its order."""
 
@@ -50,22 +66,36 @@ class Why(Struct, frozen=True):
     agent: str
     version: str
     tenant: str
+    queue: str
+    priority: int
+    parent: str | None
+    parent_call: int | None
     status: str
     now: str  # when the page was made
     sentence: str
     places: list[str]  # of a failed run: where it was raised
     cancel: Cancel | None
+    paused: Paused | None
     said: str | None
     holder: Holder | None
     workers_alive: int
+    unserved: str | None  # what no worker has that the run needs
     done: list[Done]
     done_count: int
     in_doubt: list[Doubt]
     again: list[Open]  # cut off and never in doubt
     under_way: list[Open]
+    approvals: list[Asked]
+    children: Children | None
+    listens: list[str]  # signal topics
     waiting: list[str]
     wakes_at: str | None
     never_started: list[str]
+    changed: list[str]  # what is not any more as it was when the run began
+    over_budget: str | None
+    cost: Cost
+    cost_words: str
+    budgets: list[BudgetView]
     next: list[Step]
 
 
@@ -76,51 +106,81 @@ def why(store: Store, run_id: str, *, now: int, lease_us: int, max_asks: int = 2
     """
     scene = look(store, run_id, now, lease_us, max_asks)
     row, state = scene.reading.row, scene.reading.state
-    open_questions = doubts(scene)
-    ended = [call for call in state.calls.values() if call.ended]
+    open_questions, approvals, family = doubts(scene), asked(scene), children(scene)
+    ended = _ended(scene)
+    what = advice.Open(
+        doubts={doubt.call: doubt.settles_itself for doubt in open_questions}, asked=approvals, news=family.news if family else []
+    )
     return Why(
         run_id=run_id,
         agent=row.agent,
         version=row.version,
         tenant=row.tenant,
+        queue=row.queue,
+        priority=row.priority,
+        parent=row.parent,
+        parent_call=row.parent_call,
         status=row.status,
         now=iso(now),
         sentence=headline(scene, open_questions),
         places=places(state.failure),
         cancel=cancel_asked(scene),
+        paused=Paused(state.paused.by, state.paused.reason) if state.paused is not None else None,
         said=state.said,
         holder=scene.holder,
         workers_alive=scene.alive,
-        done=[_done(call) for call in _ends(ended)],
+        unserved=None if state.finished or scene.held else scene.missing,
+        done=_ends(ended),
         done_count=len(ended),
         in_doubt=open_questions,
         again=[_cut_off(call, scene) for call in cut_off(scene)] if not state.finished else [],
         under_way=[_open(call, scene) for call in state.open.values() if scene.held and call.phase == "started"],
-        waiting=_waiting(scene),
+        approvals=approvals,
+        children=family,
+        listens=topics(scene),
+        waiting=waiting(scene, approvals),
         wakes_at=iso(row.ready_at) if row.ready_at is not None and row.ready_at > now else None,
-        never_started=_never_started(scene),
-        next=advise(
-            row,
-            state,
-            {doubt.call: doubt.settles_itself for doubt in open_questions},
-            held=scene.held,
-            alive=scene.alive,
-            now=now,
-            options=options,
-            code=code,
-        ),
+        never_started=never_started(scene),
+        changed=_changed(scene),
+        over_budget=None if state.over is None else over_budget(state.over),
+        cost=cost_of(state),
+        cost_words=cost_words(state),
+        budgets=[budget_view(ledger) for ledger in scene.ledgers],
+        next=advice.advise(scene, what, options=options, code=code),
     )
 
 
-def _ends(ended: list[CallState]) -> list[CallState]:
+def _ends(ended: list[Done]) -> list[Done]:
     """The first and the last of many."""
     return ended if len(ended) <= FIRST_SHOWN + LAST_SHOWN + 1 else ended[:FIRST_SHOWN] + ended[-LAST_SHOWN:]
 
 
-# -- calls --------------------------------------------------------------------------------------------------------------
+def _changed(scene: Scene) -> list[str]:
+    """Tools that are not what they were, and versions that went on with the run."""
+    told = []
+    for event in scene.reading.events:
+        match event.body:
+            case PinChanged() as pin:
+                told.append(f"{pin.what} has changed since the run first used it ({pin.before} → {pin.after}, event {event.seq})")
+            case RunAdopted() as adopted:
+                told.append(f"version {adopted.version} goes on with it: {adopted.by} says so (event {event.seq})")
+    return told
+
+
+# -- what has ended -------------------------------------------------------------------------------------------------------
+def _ended(scene: Scene) -> list[Done]:
+    """The calls, approvals and children that have ended, by their number."""
+    state = scene.reading.state
+    ended = [_done(call) for call in state.calls.values() if call.ended]
+    ended += [_decided(ask) for ask in state.asks.values() if ask.request.tool is None and not ask.pending]
+    ends = {event.call: event.seq for event in scene.reading.events if isinstance(event.body, ChildFinished)}
+    ended += [_returned(child, ends[child.number]) for child in state.children.values() if child.ended is not None]
+    return sorted(ended, key=lambda done: done.call)
+
+
 def _done(call: CallState) -> Done:
     if call.phase == "failed":
-        outcome = f"failed: {failed(call.failure, 100)}"
+        outcome = f"failed: {failed(call.failure, 100)}" if call.attempt else f"was not made: {failed(call.failure, 100)}"
     elif call.result is None:
         outcome = f"happened; its result could not be recorded: {failed(call.failure, 80)}"
     else:
@@ -135,9 +195,47 @@ def _done(call: CallState) -> Done:
         at=iso(call.last_ts),
         seq=call.last_seq,
         settled_by=call.resolved_by,
+        approval=call.approval,
+        cost=used(call.used) or None,
     )
 
 
+def _decided(ask: AskState) -> Done:
+    by = f" by {ask.by}" if ask.by else ""
+    note = f": {clip(ask.note, 80)}" if ask.note else ""
+    edited = ", with other values" if ask.edited else ""
+    return Done(
+        call=ask.number,
+        asked=called(ask.request.action, ask.request.input, 48),
+        outcome=f"{ask.outcome}{by}{edited}{note}",
+        places=[],
+        key=None,
+        attempts=0,
+        at=iso(ask.settled_at),
+        seq=ask.settled_seq,
+        settled_by=None,
+        approval=ask.request.approval,
+        cost=None,
+    )
+
+
+def _returned(child: ChildState, seq: int) -> Done:
+    return Done(
+        call=child.number,
+        asked=called(f"{child.agent}@{child.version}", child.input, 48),
+        outcome=outcome(child),
+        places=[],
+        key=None,
+        attempts=1,
+        at=iso(child.ended_at),
+        seq=seq,
+        settled_by=None,
+        approval=None,
+        cost=None,
+    )
+
+
+# -- what is open -----------------------------------------------------------------------------------------------------------
 def _open(call: CallState, scene: Scene) -> Open:
     since = scene.reading.events[call.intent_seq - 1].ts
     again = f", attempt {call.attempt}" if call.attempt > 1 else ""
@@ -150,48 +248,3 @@ def _cut_off(call: CallState, scene: Scene) -> Open:
     since = scene.reading.events[call.intent_seq - 1].ts
     then = "given up: the run is being cancelled" if scene.reading.state.cancel else "run again by the next worker"
     return Open(call.number, called(call.tool, call.args), f"cut off, {then}", iso(since), seconds(scene.now - since), call.intent_seq)
-
-
-# -- what it waits for, and what never began ------------------------------------------------------------------------------
-def _waiting(scene: Scene) -> list[str]:
-    row, state, now = scene.reading.row, scene.reading.state, scene.now
-    if state.finished:
-        return []
-    waits = [f"timer {number} at {at(due, now)}" for number, due in state.timers.items()]
-    for call in state.open.values():
-        if call.retry_at is None:
-            continue
-        if call.asks and call.phase == "in_doubt":
-            waits.append(f"call {call.number} {call.tool}: {hook_words(call, scene)}")
-        else:
-            said = failed(call.failure, 100) or call.doubt
-            waits.append(
-                f"call {call.number} {call.tool}: attempt {call.attempt + 1} at {at(call.retry_at, now)}; the last one said: {said}"
-            )
-    if not waits and row.waiting_for is not None and row.status in ("waiting", "waiting_approval", "paused"):
-        waits.append(row.waiting_for + (f" at {at(row.ready_at, now)}" if row.ready_at is not None else ""))
-    return waits
-
-
-def _never_started(scene: Scene) -> list[str]:
-    state = scene.reading.state
-    if state.finished:
-        return []
-    if state.started_seq is None:
-        return ["the agent has not begun: no line of its code has run"]
-    idle = [
-        f"call {call.number}: {called(call.tool, call.args)}: known not to have happened; it follows when a worker has the run"
-        for call in state.open.values()
-        if call.phase in ("idle", "proposed", "failing")
-    ]
-    if not state.calls:
-        return [*idle, "no call has been made yet"]
-    return [
-        *idle,
-        f"whatever the agent does after event {state.seq} (its last call so far is {_latest(state.calls)}): that code has not run",
-    ]
-
-
-def _latest(calls: dict[int, CallState]) -> str:
-    call = calls[max(calls)]
-    return f"{call.number} {call.tool}"

@@ -1,4 +1,4 @@
-"""How recorded things are said in words: times, spans, payloads, calls, and a sentence for every event.
+"""How recorded things are said in words: times, spans, payloads, calls, amounts.
 
 Text that comes out of a journal stays as it was recorded; whoever prints it makes it safe for a terminal.
 """
@@ -6,35 +6,11 @@ Text that comes out of a journal stays as it was recorded; whoever prints it mak
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, assert_never
+from typing import Any
 
 from perdure.core.codec import Payload
-from perdure.core.events import (
-    AttentionNeeded,
-    CancelRequested,
-    DecisionMade,
-    Event,
-    Failure,
-    RetryScheduled,
-    RunCancelled,
-    RunClaimed,
-    RunCreated,
-    RunFailed,
-    RunReleased,
-    RunRequeued,
-    RunSucceeded,
-    StatusReported,
-    ThoughtRecorded,
-    TimerFired,
-    TimerSet,
-    ToolCallCompleted,
-    ToolCallFailed,
-    ToolCallInDoubt,
-    ToolCallInitiated,
-    ToolCallResolved,
-)
+from perdure.core.events import Failure, Usage
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SPANS = ((86_400, "day", "days"), (3_600, "h", "h"), (60, "min", "min"), (1, "s", "s"))
@@ -147,93 +123,44 @@ def plural(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def sentence(event: Event, tools: Mapping[int, str]) -> str:
-    """What this event says happened. `tools` names the tool of each call so far."""
-    if event.call is not None:
-        return _about_call(event, f"call {event.call} {tools.get(event.call, '?')}")
-    return _about_run(event)
+def money(usd_micros: int) -> str:
+    """Micro-dollars for people: $2.00, $0.0123."""
+    whole, part = divmod(abs(usd_micros), 1_000_000)
+    decimals = f"{part:06d}".rstrip("0")
+    return f"{'-' if usd_micros < 0 else ''}${whole:,}.{decimals:0<2}"
 
 
-def _about_call(event: Event, call: str) -> str:
-    body = event.body
-    match body:
-        case ToolCallInitiated(attempt=1):
-            return f"call {event.call}: {called(body.tool, body.args)} ({body.effect}) is about to be performed"
-        case ToolCallInitiated():
-            return f"{call}: attempt {body.attempt} is about to be performed"
-        case ToolCallCompleted(result=None):
-            return f"{call} happened, but its result could not be recorded: {failed(body.failure)}"
-        case ToolCallCompleted():
-            return f"{call} returned {shown(body.result)}"
-        case ToolCallFailed(final=True):
-            return f"{call} failed for good at attempt {body.attempt}: {failed(body.failure)}"
-        case ToolCallFailed():
-            return f"{call} failed at attempt {body.attempt}: {failed(body.failure)}"
-        case ToolCallInDoubt():
-            return f"{call} is in doubt (attempt {body.attempt}): {body.why}"
-        case ToolCallResolved():
-            return f"{call}: {_resolution(body)}"
-        case RetryScheduled(reconcile=True):
-            return f"{call}: whether it happened is asked again at {iso(body.at)}"
-        case RetryScheduled():
-            return f"{call}: attempt {body.attempt} follows at {iso(body.at)}"
+def amount(what: str, number: int) -> str:
+    """So much of what a budget limits: "usd", "tokens", "calls" or "seconds"."""
+    match what:
+        case "usd":
+            return money(number)
+        case "seconds":
+            return f"{number / 1e6:,.3f}".rstrip("0").rstrip(".") + " s"
         case _:
-            return f"{call}: {event.type}"
+            return plural(number, what.removesuffix("s"))
 
 
-def _resolution(body: ToolCallResolved) -> str:
-    told = {
-        "happened": f"it happened, and returned {shown(body.result)}",
-        "did_not_happen": "it did not happen",
-        "failed": "it counts as failed",
-    }
-    note = f" ({body.note})" if body.note else ""
-    who = "its reconcile hook says" if body.by == "reconcile" else f"{body.by} says"
-    return f"{who} that {told[body.outcome]}{note}"
+def used(usage: Usage | None) -> str:
+    """What something has cost: tokens and money; empty when nothing."""
+    if usage is None:
+        return ""
+    tokens = usage.tokens_in + usage.tokens_out
+    cached = f" ({usage.tokens_cached:,} cached)" if usage.tokens_cached else ""
+    parts = [f"{usage.tokens_in:,} tokens in{cached}, {usage.tokens_out:,} out"] if tokens else []
+    if usage.usd_micros:
+        parts.append(money(usage.usd_micros))
+    return ", ".join(parts)
 
 
-def _about_run(event: Event) -> str:
-    body = event.body
-    match body:
-        case RunCreated():
-            by = f" for {body.actor}" if body.actor else ""
-            return f"run of {body.agent}@{body.version} created{by} (tenant {body.tenant}) with input {shown(body.input)}"
-        case RunClaimed(takeover=True):
-            why = "which is gone (the kernel says so)" if body.proven_dead else "which gave no sign of life"
-            return f"worker {body.name or body.worker} took the run over from the worker before, {why}"
-        case RunClaimed():
-            return f"worker {body.name or body.worker} took the run"
-        case RunReleased():
-            until = f" until {iso(body.wake_at)}" if body.wake_at is not None else ""
-            return f"the worker gave the run up as {body.status}: {body.waiting_for}{until}"
-        case TimerSet():
-            return f"timer {body.timer} set for {iso(body.due)}"
-        case TimerFired():
-            return f"timer {body.timer} fired"
-        case ThoughtRecorded():
-            return f"the agent noted: {clip(body.text, 160)}"
-        case DecisionMade():
-            among = f" among {shown(body.among)}" if body.among is not None else ""
-            reason = f", because {clip(body.reason, 120)}" if body.reason else ""
-            return f"the agent decided {shown(body.choice)}{among}{reason}"
-        case StatusReported():
-            return f"the agent reported: {clip(body.text, 160)}"
-        case CancelRequested():
-            return f"{body.by} asked to cancel the run" + (f": {clip(body.reason, 120)}" if body.reason else "")
-        case AttentionNeeded():
-            return f"the run needs attention ({body.reason}): {clip(body.detail, 240)}"
-        case RunRequeued():
-            return f"{body.by} sent the run back to work" + (f": {clip(body.note, 120)}" if body.note else "")
-        case RunSucceeded():
-            return f"the run succeeded with {shown(body.output)}"
-        case RunFailed():
-            return f"the run failed: {failed(body.failure)}"
-        case RunCancelled():
-            return "the run was cancelled" + (f": {clip(body.reason, 120)}" if body.reason else "")
-        case ToolCallInitiated() | ToolCallCompleted() | ToolCallFailed() | ToolCallInDoubt() | ToolCallResolved() | RetryScheduled():
-            return f"{event.type} without a call"
-        case _:
-            assert_never(body)
+def people(who: tuple[str, ...]) -> str:
+    """Those who may decide."""
+    return " or ".join(who) or "anybody"
+
+
+def place_words(queue: str, priority: int) -> str:
+    """Where a run stands in line, unless that is where all do."""
+    return (f", queue {queue}" if queue != "default" else "") + (f", priority {priority}" if priority else "")
 
 
 def plain(payload: Payload | None, load: Any = None) -> Any:

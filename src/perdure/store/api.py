@@ -7,15 +7,20 @@ implementation to what is written here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
+from perdure.core.approval import ApprovalStatus as ApprovalStatus
+from perdure.core.approval import Ruling, Standing
+from perdure.core.budget import Amounts
 from perdure.core.chain import Sealed
-from perdure.core.events import AnyBody, Event
+from perdure.core.events import AnyBody, Event, Limits, Reason
+from perdure.core.rate import Rate
 from perdure.core.state import FINISHED as FINISHED
 from perdure.core.state import Status as Status
+from perdure.settings import Queue
 
 
 class NewRun(Struct, frozen=True, gc=False):
@@ -51,6 +56,17 @@ class RunRow(Struct, frozen=True, gc=False):
     error: str | None
     created_at: int
     updated_at: int
+    priority: int = 0
+    attention: Reason | None = None  # why it needs attention
+    parent: str | None = None  # run id
+    parent_call: int | None = None
+
+
+class Served(Struct, frozen=True, gc=False):
+    """An agent in a version, which a worker has the code of."""
+
+    agent: str
+    version: str
 
 
 class Lease(Struct, frozen=True, gc=False):
@@ -74,12 +90,26 @@ class RowChange(Struct, frozen=True, gc=False):
     waiting_for: str | None = None
     ready_at: int | None = None
     error: str | None = None
+    attention: Reason | None = None
     release: bool = False  # give the run up: holder := NULL. With unread inbox rows it is ready at once, whatever ready_at says
     progress: bool = False  # a completion is among the events: crashes := 0
 
 
+class Charge(Struct, frozen=True, gc=False):
+    """What an append does to the budgets above the run: differences, so that settling gives back what was reserved."""
+
+    reserved: Amounts
+    spent: Amounts
+
+
 class Append(Struct, frozen=True, gc=False):
-    """Events of one run, to be committed whole or not at all."""
+    """Events of one run, to be committed whole or not at all.
+
+    What follows from the events is written with them: an `approval_requested` makes its row; a `tool_call_initiated` that names an
+    approval consumes it, and the append is Refused unless that approval is approved, unconsumed, of this very tool and digest of
+    arguments, and not expired; a `child_started` creates the child's run; a terminal event of a child hands its parent a `child_finished`; whatever
+    people should hear of gets a notice.
+    """
 
     lease: Lease
     expected_seq: int  # the run's seq before this append
@@ -88,6 +118,7 @@ class Append(Struct, frozen=True, gc=False):
     row: RowChange | None = None
     consumed: tuple[int, ...] = ()  # inbox rows that these events stand for
     left: tuple[int, ...] = ()  # inbox rows that the holder has seen and leaves where they are
+    charge: Charge | None = None  # only for runs that have a budget, their own or one above them
 
 
 class Committed(Struct, frozen=True, gc=False):
@@ -120,6 +151,60 @@ class WorkerRow(Struct, frozen=True, gc=False):
     beat_at: int
     alive: bool
     runs: int
+    serves: tuple[Served, ...] = ()
+    queues: tuple[str, ...] | None = None  # None: all
+
+
+class ApprovalRow(Struct, frozen=True, gc=False):
+    """The projection of an approval."""
+
+    approval: str
+    run_id: str
+    call: int
+    agent: str
+    tenant: str
+    actor: str | None
+    asked_at: int
+    standing: Standing  # the request as it is now, its status and the votes so far
+    settled_at: int | None = None
+
+
+class ApprovalFilter(Struct, frozen=True, gc=False):
+    status: ApprovalStatus | None = "pending"  # None: all
+    tenant: str | None = None
+    run_id: str | None = None
+    limit: int = 100
+
+
+class Ledger(Struct, frozen=True, gc=False):
+    """A budget: of the run itself or of one above it."""
+
+    run_id: str  # whose it is
+    limits: Limits  # raises included
+    spent: Amounts
+    reserved: Amounts
+
+
+class NoticeRow(Struct, frozen=True, gc=False):
+    """Something that people should hear of: an event of a run. Sent at least once; `event.event_id` tells copies apart."""
+
+    notice_id: int
+    row: RunRow
+    event: Event
+    attempts: int  # before this one
+
+
+class CostRow(Struct, frozen=True, gc=False):
+    """What a group of runs has used."""
+
+    group: str
+    runs: int
+    calls: int
+    busy_us: int
+    usd_micros: int
+    tokens_in: int
+    tokens_out: int
+    tokens_cached: int
 
 
 class Filter(Struct, frozen=True, gc=False):
@@ -154,6 +239,9 @@ class Store(Protocol):
 
     def get(self, run_id: str) -> RunRow | None: ...
 
+    def family(self, run_id: str) -> list[RunRow]:
+        """The unfinished runs below this one: its children, theirs, and so on."""
+
     # -- the journal --------------------------------------------------------------------------------------------------
     def append(self, batch: Sequence[Append]) -> list[Appended]:
         """Commit all whose guard holds, in one transaction; an answer for each, in order. Durable when it returns."""
@@ -184,8 +272,10 @@ class Store(Protocol):
         """The blob, verified against its digest; StoreCorrupt when it is missing or differs."""
 
     # -- who works ----------------------------------------------------------------------------------------------------
-    def register(self, worker: str, name: str, pid: int, now: int) -> None:
-        """Announce a worker and take its liveness lock, which the kernel frees when the process dies."""
+    def register(
+        self, worker: str, name: str, pid: int, now: int, serves: Sequence[Served] = (), queues: Sequence[str] | None = None
+    ) -> None:
+        """Announce a worker, or what it serves now, and take its liveness lock, which the kernel frees when the process dies."""
 
     def unregister(self, worker: str, now: int) -> None:
         """Forget a worker; runs that it still holds become claimable."""
@@ -193,10 +283,27 @@ class Store(Protocol):
     def renew(self, worker: str, now: int) -> None:
         """A sign of life: leases of this worker count from now."""
 
-    def claim(self, worker: str, served: Sequence[str], limit: int, now: int, *, run_id: str | None = None) -> list[Claimed]:
-        """Take up to `limit` ready runs of the served agents, each with epoch + 1 and a `run_claimed` event, in one commit.
+    def claim(
+        self,
+        worker: str,
+        served: Sequence[Served],
+        limit: int,
+        now: int,
+        *,
+        run_id: str | None = None,
+        below: str | None = None,
+        queues: Sequence[str] | None = None,
+        limits: Mapping[str, Queue] | None = None,
+    ) -> list[Claimed]:
+        """Take up to `limit` ready runs of the served agents and versions, each with epoch + 1 and a `run_claimed` event, in one commit.
 
-        With run_id: that run alone, ready or not, unless it is finished (RunEnded) or a live worker holds it (AlreadyRunning).
+        `queues` are those to take from (None: all). `limits` say how many runs of a queue, and of one tenant in it, may be held at
+        a time, by whomever. Tenants take turns: of those that have something ready in a queue, the one goes first whose last turn
+        is longest ago; inside a tenant's line the higher priority goes first, then what has been ready longest.
+
+        With run_id: that run alone, ready or not, unless it is finished (RunEnded), paused (Conflict), of another version
+        (WrongVersion) or held by a live worker (AlreadyRunning). With `below`: ready runs of that run's family alone. Neither asks
+        for turns, queues or their limits: somebody wants them by name.
         Runs with crashes >= 2 are suspects: at most one of them is claimed while this worker holds another suspect.
         """
 
@@ -207,24 +314,101 @@ class Store(Protocol):
 
     # -- from outside -------------------------------------------------------------------------------------------------
     def post(
-        self, run_id: str, call: int | None, body: AnyBody, *, event_id: str, now: int, status: Status, expect: Callable[[RunRow], None]
+        self,
+        run_id: str,
+        call: int | None,
+        body: AnyBody,
+        *,
+        event_id: str,
+        now: int,
+        status: Status | None = None,
+        expect: Callable[[RunRow], None],
     ) -> bool:
         """Hand something to a run: appended at once when nobody holds it (True), else put in its inbox for the holder (False).
 
-        Appended at once means: sealed onto the head with the run's epoch, seq + 1, status as given, ready_at = now. A holder that
-        is dead (its lock is free) does not count as one.
+        Appended at once means: sealed onto the head with the run's epoch, seq + 1; status and ready_at become what `core.landing`
+        says (`status`, where given, is the status instead). A holder that is dead (its lock is free) does not count as one.
+
+        What follows from the body is written with it: a `budget_raised` raises the run's ledger, a `run_adopted` its version. A
+        signal whose key the run has had before on that topic changes nothing (True).
 
         `expect` is called with the run's row inside the transaction and raises to refuse. NotFound, RunEnded.
         """
 
+    def end(self, run_id: str, body: AnyBody, *, event_id: str, now: int) -> None:
+        """Append a terminal event to a run that nobody holds. NotFound, RunEnded, AlreadyRunning. Its parent hears of it, and its children are asked to stop."""
+
+    def decide(
+        self,
+        approval: str,
+        judge: Callable[[Standing, ApprovalRow], Ruling],
+        *,
+        event_id: str,
+        now: int,
+        tenant: str | None = None,
+        blobs: tuple[bytes, ...] = (),
+    ) -> ApprovalRow:
+        """The only way in which an approval changes: judge it and write what follows, in one transaction.
+
+        `judge` gets its standing as it is in that transaction, and raises to refuse. The ruling's standing is stored, and its body
+        handed to the run as `post` does. Of two who decide at once, the second one judges what the first has left. NotFound, also
+        when it is another tenant's; RunEnded.
+        """
+
+    def approval(self, approval: str) -> ApprovalRow | None: ...
+
+    def approvals(self, wanted: ApprovalFilter) -> list[ApprovalRow]:
+        """Those that expire first come first, then the oldest."""
+
     def inbox(self, worker: str) -> list[InboxRow]:
         """What has arrived for the runs that this worker holds, in order of arrival."""
 
-    def next_ready(self, served: Sequence[str]) -> int | None:
+    def next_ready(self, served: Sequence[Served], queues: Sequence[str] | None = None) -> int | None:
         """When the next run of these agents becomes ready (µs); in the past if one is ready now; None if none will by itself."""
 
+    def left_behind(self, served: Sequence[Served], now: int) -> list[tuple[Served, Served, str]]:
+        """What a worker must know to go on with ready children that it does not serve, whose parents, or theirs, it serves.
+
+        (the parent's kind, the kind of child that it can name, the run id of such a parent), each pair of kinds once.
+        """
+
     def version(self) -> int:
-        """A number that changes when anything was committed, by any process. Cheap: asked many times a second."""
+        """A number that changes when anything was committed, by any process. Cheap."""
+
+    def listen(self, ring: Callable[[], None]) -> Callable[[], None]:
+        """Call `ring`, from any thread, soon after something was committed that a worker may have to act on; returns how to end that.
+
+        A hint: it may come late, more than once, or not at all. Whoever listens also looks at `version` from time to time.
+        """
+
+    # -- limits -------------------------------------------------------------------------------------------------------
+    def admit(self, rate: Rate, now: int) -> int:
+        """Take the next place in the rate's line, over all workers: the time (µs) from which the attempt may start."""
+
+    def hold_back(self, key: str, until: int) -> None:
+        """Nobody starts anything under this rate's key before then."""
+
+    def ledgers(self, run_id: str) -> list[Ledger]:
+        """The budgets that apply to the run, its own first, then those of its parents. Empty: none."""
+
+    def over_budget(self, run_id: str) -> list[str]:
+        """The unfinished runs that stand still because of this run's budget: themselves `needs_attention` for `budget`."""
+
+    def costs(
+        self, by: Literal["agent", "tenant", "model", "day", "run", "tool"], *, since: int = 0, tenant: str | None = None
+    ) -> list[CostRow]:
+        """What runs have used, by group, the most expensive first. Counted from the journals: once, whatever was replayed."""
+
+    # -- notices ------------------------------------------------------------------------------------------------------
+    def take_notices(self, now: int, limit: int, hold_us: int) -> list[NoticeRow]:
+        """Notices that are due, for this caller alone for the next hold_us: whoever takes one and dies leaves it to the next."""
+
+    def notice_done(self, notice_id: int) -> None: ...
+
+    def notice_failed(self, notice_id: int, *, next_at: int, error: str) -> None: ...
+
+    def next_notice(self) -> int | None:
+        """When the next notice is due (µs)."""
 
     # -- house --------------------------------------------------------------------------------------------------------
     def facts(self) -> dict[str, str]:

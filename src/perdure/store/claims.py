@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 import apsw
@@ -12,15 +12,16 @@ import msgspec
 
 from perdure.core.chain import seal
 from perdure.core.events import Event, RunClaimed
-from perdure.errors import AlreadyRunning, NotFound, RunEnded, UnknownAgent
-from perdure.store.api import FINISHED, Claimed, Lease, RunRow, WorkerRow
+from perdure.errors import AlreadyRunning, Conflict, NotFound, RunEnded, UnknownAgent, WrongVersion
+from perdure.settings import Queue
+from perdure.store.api import FINISHED, Claimed, Lease, RunRow, Served, WorkerRow
 from perdure.store.database import Database
 from perdure.store.journal import Journal
+from perdure.store.lines import SUSPECT_CRASHES, Choice, crashes_if_taken, which
 from perdure.store.liveness import Liveness
 from perdure.store.queries import QUERIES
-from perdure.store.rows import Row, event_row, run_row
+from perdure.store.rows import Row, event_row, key_of, lost_of, run_row
 
-SUSPECT_CRASHES = 2
 _LEASE_RAN_OUT, _PROVEN_DEAD = 1, 2  # perdure_runs.lost
 
 
@@ -32,16 +33,18 @@ class Claims:
         self._journal = journal
         self._liveness = liveness
 
-    def register(self, worker: str, name: str, pid: int, now: int) -> None:
+    def register(self, worker: str, name: str, pid: int, now: int, serves: Sequence[Served], queues: Sequence[str] | None) -> None:
+        values = {"worker": worker, "name": name, "pid": pid, "now": now, **which(serves, queues)}
         # The lock first: whoever sees the row can rely on it.
-        self._liveness.hold(worker)
+        newly = self._liveness.hold(worker)
         try:
             self._database.write(
-                lambda cursor: cursor.execute(QUERIES["insert_worker"], {"worker": worker, "name": name, "pid": pid, "now": now}),
+                lambda cursor: cursor.execute(QUERIES["insert_worker"], values),
                 lambda cursor, _: cursor.execute(QUERIES["worker_by_id"], (worker,)).fetchone() is not None,
             )
         except BaseException:
-            self._liveness.free(worker)
+            if newly:
+                self._liveness.free(worker)
             raise
 
     def unregister(self, worker: str, now: int) -> None:
@@ -66,13 +69,48 @@ class Claims:
 
         self._database.write(beat, lambda cursor, _: False)
 
-    def claim(self, worker: str, served: Sequence[str], limit: int, now: int, run_id: str | None) -> list[Claimed]:
+    def claim(
+        self,
+        worker: str,
+        served: Sequence[Served],
+        limit: int,
+        now: int,
+        queues: Sequence[str] | None,
+        limits: Mapping[str, Queue],
+    ) -> list[Claimed]:
+        """Ready runs, up to the limit, by turns."""
+        return self._take(
+            worker, now, lambda cursor: [(row, lost_of(row)) for row in Choice(cursor, worker, limits, now).take(served, queues, limit)]
+        )
+
+    def claim_this(self, worker: str, served: Sequence[Served], run_id: str, now: int) -> list[Claimed]:
+        """That run alone, ready or not: queues and their limits do not apply to what somebody asks for by name."""
+        return self._take(worker, now, lambda cursor: [self._this_one(cursor, served, run_id)])
+
+    def claim_below(self, worker: str, served: Sequence[Served], run_id: str, limit: int, now: int) -> list[Claimed]:
+        """Ready runs of that run's family, suspects one at a time."""
+
+        def choose(cursor: apsw.Cursor) -> list[tuple[Row, int]]:
+            may_take_suspect = cursor.execute(QUERIES["holds_suspect"], (worker,)).fetchone() is None
+            chosen = []
+            for row in cursor.execute(
+                QUERIES["ready_below"], {"run_id": run_id, "now": now, "limit": limit, **which(served, None)}
+            ).fetchall():
+                if crashes_if_taken(row) >= SUSPECT_CRASHES:
+                    if not may_take_suspect:
+                        continue
+                    may_take_suspect = False
+                chosen.append((row, lost_of(row)))
+            return chosen
+
+        return self._take(worker, now, choose)
+
+    def _take(self, worker: str, now: int, choose: Callable[[apsw.Cursor], list[tuple[Row, int]]]) -> list[Claimed]:
         def take(cursor: apsw.Cursor) -> list[tuple[int, Claimed]]:
             registered: Row | None = cursor.execute(QUERIES["worker_by_id"], (worker,)).fetchone()
             if registered is None:
                 raise NotFound(f"worker {worker} is not registered; register it before it claims anything")
-            found = self._ready(cursor, worker, served, limit, now) if run_id is None else [self._this_one(cursor, served, run_id)]
-            return [(row[19], _take(cursor, row, worker, registered[0], now)) for row in found]
+            return [(key_of(row), _take(cursor, row, lost, worker, registered[0], now)) for row, lost in choose(cursor)]
 
         def arrived(cursor: apsw.Cursor, taken: list[tuple[int, Claimed]]) -> bool:
             # The nonce is of this claim alone.
@@ -82,6 +120,15 @@ class Claims:
         for key, claimed in taken:
             self._journal.remember(claimed.lease.run_id, key)
         return [claimed for _, claimed in taken]
+
+    def next_ready(self, served: Sequence[Served], queues: Sequence[str] | None) -> int | None:
+        ((ready_at,),) = self._database.read("next_ready", which(served, queues))
+        assert ready_at is None or isinstance(ready_at, int), ready_at
+        return ready_at
+
+    def left_behind(self, served: Sequence[Served], now: int) -> list[tuple[Served, Served, str]]:
+        rows = self._database.read("left_behind", {"served": which(served, None)["served"], "now": now})
+        return [(Served(*row[:2]), Served(*row[2:4]), row[4]) for row in rows]
 
     def reap(self, worker: str, lease_us: int, now: int) -> int:
         # Nobody declares itself dead: a worker that asks is alive, and its renewer decides about its own leases.
@@ -112,53 +159,60 @@ class Claims:
 
     def workers(self, now: int, lease_us: int) -> list[WorkerRow]:
         return [
-            WorkerRow(worker, name, pid, started_at, beat_at, beat_at >= now - lease_us and not self._liveness.is_dead(worker), runs)
-            for worker, name, pid, started_at, beat_at, runs in self._database.read("list_workers")
+            WorkerRow(
+                worker,
+                name,
+                pid,
+                started_at,
+                beat_at,
+                beat_at >= now - lease_us and not self._liveness.is_dead(worker),
+                runs,
+                tuple(Served(agent, version) for agent, version in msgspec.json.decode(serves)),
+                None if queues is None else tuple(msgspec.json.decode(queues)),
+            )
+            for worker, name, pid, started_at, beat_at, runs, serves, queues in self._database.read("list_workers")
         ]
 
-    def holds(self, holder: str | None) -> bool:
-        """Whether somebody who lives holds it; a dead holder does not count as one."""
-        return holder is not None and not self._liveness.is_dead(holder)
-
-    def _ready(self, cursor: apsw.Cursor, worker: str, served: Sequence[str], limit: int, now: int) -> list[Row]:
-        wanted = {"worker": worker, "served": msgspec.json.encode(list(served)).decode(), "limit": limit, "now": now}
-        rows = cursor.execute(QUERIES["claimable_runs"], wanted).fetchall()
-        suspects = [row for row in rows if _crashes_if_taken(row) >= SUSPECT_CRASHES]
-        # One suspect at a time: should it kill this worker too, the others are not blamed for it.
-        return [row for row in rows if row not in suspects[1:]]
-
-    def _this_one(self, cursor: apsw.Cursor, served: Sequence[str], run_id: str) -> Row:
+    def _this_one(self, cursor: apsw.Cursor, served: Sequence[Served], run_id: str) -> tuple[Row, int]:
+        """The run and how its holder was lost, if it may be taken."""
         found: Row | None = cursor.execute(QUERIES["run_by_id"], (run_id,)).fetchone()
         if found is None:
             raise NotFound(f"there is no run {run_id}; `perdure list` shows those that there are")
         row = run_row(found)
-        if row.status in FINISHED:
-            raise RunEnded(f"run {run_id} has finished ({row.status}) and cannot be resumed; start a new one, or fork it")
-        if row.agent not in served:
-            raise UnknownAgent(
-                f"run {run_id} belongs to agent {row.agent!r}, which this worker does not serve; start one with it: perdure worker FILE.py"
-            )
+        _check_resumable(row, served)
         if row.holder is None:
-            return found
+            return found, lost_of(found)
         if not self._liveness.is_dead(row.holder):
             name, beat_at = cursor.execute(QUERIES["worker_by_id"], (row.holder,)).fetchone() or (row.holder, row.updated_at)
             seen = datetime.fromtimestamp(beat_at / 1e6, UTC).isoformat(timespec="seconds")
             raise AlreadyRunning(f"run {run_id} is held by worker {name}, last seen {seen}; wait for it, or stop that process")
-        return (*found[:20], _PROVEN_DEAD)
+        return found, _PROVEN_DEAD
 
 
-def _crashes_if_taken(row: Row) -> int:
-    crashes: int = row[15]
-    lost: int = row[20]
-    return crashes + (lost > 0)
+def _check_resumable(row: RunRow, served: Sequence[Served]) -> None:
+    """Raise unless whoever serves these may go on with the run."""
+    if row.status in FINISHED:
+        raise RunEnded(f"run {row.run_id} has finished ({row.status}) and cannot be resumed; start a new one, or fork it")
+    if row.status == "paused":
+        raise Conflict(f"run {row.run_id} is paused and stays so until somebody lets it go on: perdure unpause {row.run_id}")
+    versions = [one.version for one in served if one.agent == row.agent]
+    if not versions:
+        raise UnknownAgent(
+            f"run {row.run_id} belongs to agent {row.agent!r}, which this worker does not serve; start one with it: perdure worker FILE.py"
+        )
+    if row.version not in versions:
+        raise WrongVersion(
+            f"run {row.run_id} was begun with version {row.version} of agent {row.agent!r}, and this worker serves {' and '.join(versions)}; "
+            f"start a worker with the old code, or let the new code go on with it: perdure resume {row.run_id} FILE.py:{row.agent} --adopt"
+        )
 
 
-def _take(cursor: apsw.Cursor, found: Row, worker: str, name: str, now: int) -> Claimed:
-    row, key, lost = run_row(found), found[19], found[20]
+def _take(cursor: apsw.Cursor, found: Row, lost: int, worker: str, name: str, now: int) -> Claimed:
+    row, key = run_row(found), key_of(found)
     body = RunClaimed(worker=worker, name=name, takeover=lost > 0, proven_dead=lost == _PROVEN_DEAD)
     epoch, seq, nonce = row.epoch + 1, row.seq + 1, secrets.token_bytes(16)
     sealed = seal(row.head, Event(seq, uuid.uuid4().hex, now, epoch, None, row.seq, body))
-    crashes = _crashes_if_taken(found)
+    crashes = row.crashes + (lost > 0)
     values = {"id": key, "epoch": epoch, "nonce": nonce, "worker": worker, "seq": seq, "head": sealed.hash, "crashes": crashes, "now": now}
     cursor.execute(QUERIES["claim_run"], values)
     cursor.execute(QUERIES["insert_event"], event_row(key, sealed))
@@ -173,6 +227,7 @@ def _take(cursor: apsw.Cursor, found: Row, worker: str, name: str, now: int) -> 
         holder=worker,
         crashes=crashes,
         error=None,
+        attention=None,
         updated_at=max(row.updated_at, now),
     )
     return Claimed(Lease(row.run_id, worker, epoch, nonce), after)

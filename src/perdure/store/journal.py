@@ -11,9 +11,10 @@ import msgspec
 from perdure.core.chain import genesis
 from perdure.core.events import Event
 from perdure.errors import NotFound, StoreCorrupt, StoreError
-from perdure.store import blobs
+from perdure.store import blobs, budgets
 from perdure.store.api import FINISHED, Append, Appended, Committed, Refused, RowChange, Stored
 from perdure.store.confined import confined
+from perdure.store.consequences import Consequences, consequential, may_be_refused
 from perdure.store.database import Database
 from perdure.store.queries import QUERIES
 from perdure.store.rows import Row, event_from, event_row
@@ -28,8 +29,9 @@ _COMMITTED = Committed()
 class Journal:
     """Appends and reads. Knows the integer key of every run that is being worked on, so that an append need not look it up."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, consequences: Consequences) -> None:
         self._database = database
+        self._consequences = consequences
         self._keys: dict[str, int] = {}
 
     def append(self, batch: Sequence[Append]) -> list[Appended]:
@@ -93,7 +95,7 @@ class Journal:
         for append in batch:
             run_id = append.lease.run_id
             key = self._keys.get(run_id) or self._look_up_key(cursor, run_id)
-            answer = Refused(f"there is no run {run_id}") if key is None else _advance(cursor, append, key)
+            answer = Refused(f"there is no run {run_id}") if key is None else self._append_one(cursor, append, key)
             answers.append(answer)
             if key is not None and answer is _COMMITTED:
                 _collect(append, key, rows)
@@ -103,6 +105,23 @@ class Journal:
                     self._keys.pop(run_id, None)  # or the keys of a worker's whole life would pile up
         cursor.executemany(_INSERT_EVENT, rows)
         return answers
+
+    def _append_one(self, cursor: apsw.Cursor, append: Append, key: int) -> Appended:
+        """The guard, and what follows from the events. Anything but Committed means that nothing was written."""
+        events = consequential(append)
+        undoable = may_be_refused(events)
+        if undoable:
+            cursor.execute(QUERIES["begin_append"])
+        answer = _advance(cursor, append, key)
+        if append.charge is not None and answer is _COMMITTED:
+            budgets.charge(cursor, key, append.charge)
+        if events and answer is _COMMITTED:
+            answer = self._consequences.follow(cursor, key, events) or _COMMITTED
+        if undoable:
+            if answer is not _COMMITTED:
+                cursor.execute(QUERIES["undo_append"])
+            cursor.execute(QUERIES["keep_append"])
+        return answer
 
     def _append_or_stop(self, cursor: apsw.Cursor, append: Append) -> None:
         (answer,) = self._append_all(cursor, [append])
@@ -143,7 +162,7 @@ def _advance(cursor: apsw.Cursor, append: Append, key: int) -> Appended:
     if row is None:
         cursor.execute(_ADVANCE, guarded)
     elif not _gives_up(row):
-        cursor.execute(_ADVANCE_AND_PROJECT, (*guarded, row.status, row.waiting_for, row.error, row.progress))
+        cursor.execute(_ADVANCE_AND_PROJECT, (*guarded, row.status, row.waiting_for, row.error, row.progress, row.attention))
     else:
         unread = (
             cursor.execute(QUERIES["unread_inbox_of_run"], (key, msgspec.json.encode(append.consumed + append.left).decode())).fetchone()
@@ -152,7 +171,7 @@ def _advance(cursor: apsw.Cursor, append: Append, key: int) -> Appended:
         # What arrives while the holder gives the run up must wake somebody: with unread rows the run is ready at once. What reaches
         # a run that has just finished changes nothing any more, as if it had come a moment later.
         ready_at = None if row.status in FINISHED else ts if unread else row.ready_at
-        cursor.execute(_ADVANCE_AND_RELEASE, (*guarded, row.status, row.waiting_for, row.error, row.progress, ready_at))
+        cursor.execute(_ADVANCE_AND_RELEASE, (*guarded, row.status, row.waiting_for, row.error, row.progress, row.attention, ready_at))
     if cursor.connection.changes() != 1:
         refusal = _refusal(cursor, append, key)
         assert refusal is not None, append.lease

@@ -16,8 +16,8 @@ from perdure.errors import Conflict, StoreUnavailable
 
 
 class Liveness(Protocol):
-    def hold(self, worker: str) -> None:
-        """Be alive from now on, until `free` or death."""
+    def hold(self, worker: str) -> bool:
+        """Be alive from now on, until `free` or death; False when it was alive here already."""
 
     def refresh(self, worker: str) -> None:
         """Take the lock again if somebody has removed what it was held on."""
@@ -41,8 +41,10 @@ class InProcess:
     def __init__(self) -> None:
         self._alive: set[str] = set()
 
-    def hold(self, worker: str) -> None:
+    def hold(self, worker: str) -> bool:
+        known = worker in self._alive
         self._alive.add(worker)
+        return not known
 
     def refresh(self, worker: str) -> None:
         """Nothing to remove."""
@@ -67,7 +69,14 @@ class FileLocks:
         self._folder = folder
         self._held: dict[str, int] = {}
 
-    def hold(self, worker: str) -> None:
+    def hold(self, worker: str) -> bool:
+        if self._held.get(worker) in closed_in_children:
+            self.refresh(worker)
+            return False
+        self._lock(worker)
+        return True
+
+    def _lock(self, worker: str) -> None:
         path = self._path(worker)
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -82,25 +91,25 @@ class FileLocks:
             os.close(descriptor)
             raise Conflict(f"worker {worker} is already registered by a live process; every worker needs an id of its own") from None
         self._held[worker] = descriptor
-        _close_in_children.add(descriptor)
+        closed_in_children.add(descriptor)
 
     def refresh(self, worker: str) -> None:
         held = self._held.get(worker)
-        if held is not None and held in _close_in_children and not _is_file(held, self._path(worker)):
+        if held is not None and held in closed_in_children and not _is_file(held, self._path(worker)):
             self._release(worker)
-            self.hold(worker)
+            self._lock(worker)
 
     def free(self, worker: str) -> None:
-        if self._held.get(worker) in _close_in_children:
+        if self._held.get(worker) in closed_in_children:
             self.forget(worker)
         self._release(worker)
 
     def _release(self, worker: str) -> None:
         descriptor = self._held.pop(worker, None)
         # In a forked child the set is empty and the number may belong to another file by now: hands off.
-        if descriptor in _close_in_children:
+        if descriptor in closed_in_children:
             assert descriptor is not None
-            _close_in_children.discard(descriptor)
+            closed_in_children.discard(descriptor)
             os.close(descriptor)
 
     def is_dead(self, worker: str) -> bool:
@@ -136,14 +145,14 @@ def _is_file(descriptor: int, path: Path) -> bool:
         return False
 
 
-# A child that a tool forks inherits the descriptor, and with it the lock: it would keep a dead worker alive for as long as it runs.
-_close_in_children: set[int] = set()
+# A child that a tool forks inherits our descriptors: it would keep a dead worker's lock and doorbell alive for as long as it runs.
+closed_in_children: set[int] = set()
 
 
 def _close_in_child() -> None:
-    for descriptor in _close_in_children:
+    for descriptor in closed_in_children:
         os.close(descriptor)
-    _close_in_children.clear()
+    closed_in_children.clear()
 
 
 os.register_at_fork(after_in_child=_close_in_child)

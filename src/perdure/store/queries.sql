@@ -21,13 +21,13 @@ WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8
 -- name: advance_and_project
 -- The guard, and what the events did to the projection. `holder` and `ready_at` stay as they are, and so do their indexes.
 UPDATE perdure_runs SET seq = ?1, head = coalesce(?2, head), updated_at = max(updated_at, ?3),
-    status = ?9, waiting_for = ?10, error = ?11, crashes = iif(?12, 0, crashes)
+    status = ?9, waiting_for = ?10, error = ?11, crashes = iif(?12, 0, crashes), attention = ?13
 WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8
 
 -- name: advance_and_release
 -- The guard, and the holder gives the run up: to whoever claims it from ready_at on, or for good.
 UPDATE perdure_runs SET seq = ?1, head = coalesce(?2, head), updated_at = max(updated_at, ?3),
-    status = ?9, waiting_for = ?10, error = ?11, crashes = iif(?12, 0, crashes), ready_at = ?13, holder = NULL, nonce = NULL
+    status = ?9, waiting_for = ?10, error = ?11, crashes = iif(?12, 0, crashes), attention = ?13, ready_at = ?14, holder = NULL, nonce = NULL
 WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8
 
 -- name: insert_event
@@ -63,13 +63,20 @@ SELECT event_id FROM perdure_events WHERE id = (? << 32 | ?)
 
 -- name: run_by_id
 SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, id, lost
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
 FROM perdure_runs WHERE run_id = ?
+
+-- name: family_of_run
+-- Those below it: a child's id is its parent's, a slash and a number, and '0' comes right after '/'.
+SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+FROM perdure_runs
+WHERE run_id > ?1 || '/' AND run_id < ?1 || '0' AND status NOT IN ('succeeded', 'failed', 'cancelled')
 
 -- name: list_runs
 -- Newest first. created_at pages, and id settles ties.
 SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, id, lost
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
 FROM perdure_runs
 WHERE (:before IS NULL OR created_at < :before)
     AND (:status IS NULL OR status = :status)
@@ -92,7 +99,7 @@ SELECT hash FROM perdure_events WHERE id = (SELECT id << 32 FROM perdure_runs WH
 -- name: growing_runs
 -- What may have changed since somebody knew all runs up to :newest: those that are new, and those that had not finished.
 SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, id, lost
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
 FROM perdure_runs
 WHERE id > :after AND (id > :newest OR status NOT IN ('succeeded', 'failed', 'cancelled'))
 ORDER BY id LIMIT :limit
@@ -122,15 +129,24 @@ PRAGMA data_version
 -- == Creating and posting =============================================================================================
 
 -- name: insert_run
+-- A child stands under the budget that its parent stands under, unless it gets one of its own.
 INSERT INTO perdure_runs (run_id, agent, version, tenant, actor, queue, target, input_digest, status, ready_at, seq, head, epoch,
-    created_at, updated_at)
-VALUES (:run_id, :agent, :version, :tenant, :actor, :queue, :target, :input_digest, 'queued', :ts, 1, :head, 0, :ts, :ts)
-RETURNING id
+    created_at, updated_at, priority, parent, parent_call, parent_seq, depth, line, ledger)
+VALUES (:run_id, :agent, :version, :tenant, :actor, :queue, :target, :input_digest, 'queued', :ready_at, 1, :head, 0, :ts, :ts,
+    :priority, :parent, :parent_call, :parent_seq, :depth, :line, (SELECT ledger FROM perdure_runs WHERE run_id = :parent))
+RETURNING id, ledger
 
 -- name: post_to_unheld
--- Nobody holds the run (or a dead worker does): what was posted is in its journal, and anybody may claim it.
+-- Nobody holds the run, or a dead worker does: what was posted is in its journal.
+UPDATE perdure_runs SET seq = :seq, head = :head, updated_at = max(updated_at, :now), status = :status, waiting_for = :waiting_for,
+    attention = iif(:status = 'needs_attention', attention, NULL), ready_at = :ready_at, holder = NULL, nonce = NULL,
+    lost = iif(holder IS NULL, lost, 2)
+WHERE id = :id
+
+-- name: end_unheld
+-- As post_to_unheld, and it is the last that the run takes.
 UPDATE perdure_runs SET seq = :seq, head = :head, updated_at = max(updated_at, :now), status = :status, waiting_for = NULL,
-    ready_at = :now, holder = NULL, nonce = NULL, lost = iif(holder IS NULL, lost, 2)
+    attention = NULL, error = :error, crashes = 0, ready_at = NULL, holder = NULL, nonce = NULL
 WHERE id = :id
 
 -- name: insert_inbox
@@ -148,31 +164,276 @@ SELECT 1 FROM perdure_inbox WHERE run = (SELECT id FROM perdure_runs WHERE run_i
 SELECT i.id, r.run_id, i.call, CAST(i.data AS BLOB)
 FROM perdure_inbox AS i JOIN perdure_runs AS r ON r.id = i.run WHERE r.holder = ? ORDER BY i.id
 
+-- name: unread_of_run
+SELECT id, call, event_id, CAST(data AS BLOB) FROM perdure_inbox WHERE run = ? ORDER BY id
+
+-- name: remember_signal
+-- Changes nothing when the run has had a signal with this key on this topic.
+INSERT OR IGNORE INTO perdure_signals (run, topic, key) VALUES (?, ?, ?)
+
+-- == What follows from events =========================================================================================
+
+-- name: begin_append
+-- One append of several: when what follows from its events is refused, it alone is undone.
+SAVEPOINT perdure_append
+
+-- name: keep_append
+RELEASE perdure_append
+
+-- name: undo_append
+ROLLBACK TO perdure_append
+
+-- name: relations_of_run
+SELECT run_id, tenant, actor, queue, priority, depth, parent, parent_call, parent_seq, ledger IS NOT NULL,
+    EXISTS (SELECT 1 FROM perdure_approvals AS a WHERE a.run = r.id AND a.status = 'pending')
+FROM perdure_runs AS r WHERE id = ?
+
+-- name: insert_approval
+-- Changes nothing when the id is taken.
+INSERT OR IGNORE INTO perdure_approvals (approval, run, seq, call, action, asked_at, deciders, expires_at)
+VALUES (:approval, :run, :seq, :call, :action, :asked_at, :deciders, :expires_at)
+
+-- name: consume_approval
+-- G9: this very call with these very arguments, approved, not used before and not expired; or nothing changes.
+UPDATE perdure_approvals SET status = 'consumed'
+WHERE approval = :approval AND run = :run AND call = :call AND action = :tool AND digest = :digest AND status = 'approved'
+    AND (expires_at IS NULL OR expires_at > :ts)
+
+-- name: withdraw_approvals
+-- The run has ended: nobody wants the answer any more.
+UPDATE perdure_approvals SET status = 'withdrawn', settled_at = :ts WHERE run = :run AND status = 'pending'
+
+-- name: change_approval
+UPDATE perdure_approvals SET status = :status, deciders = :deciders, expires_at = :expires_at, escalated = :escalated, voters = :voters,
+    digest = :digest, settled_by = :settled_by, note = :note, settled_at = :settled_at
+WHERE id = :id
+
+-- name: approval_by_id
+SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
+    a.voters, a.digest, a.settled_by, a.note, a.id, a.seq, CAST(e.data AS BLOB)
+FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_events AS e ON e.id = (a.run << 32 | a.seq)
+WHERE a.approval = ?
+
+-- name: list_approvals
+SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
+    a.voters, a.digest, a.settled_by, a.note, a.id, a.seq, CAST(e.data AS BLOB)
+FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_events AS e ON e.id = (a.run << 32 | a.seq)
+WHERE a.status IN (SELECT value FROM json_each(:statuses))
+    AND (:tenant IS NULL OR r.tenant = :tenant)
+    AND (:run_id IS NULL OR r.run_id = :run_id)
+ORDER BY a.expires_at IS NULL, a.expires_at, a.asked_at, a.id LIMIT :limit
+
+-- == Budgets and costs ================================================================================================
+
+-- name: insert_budget
+INSERT INTO perdure_budgets (run, above, limit_usd_micros, limit_tokens, limit_calls, limit_busy_us, on_exceed)
+VALUES (:run, :above, :usd_micros, :tokens, :calls, :busy_us, :on_exceed)
+
+-- name: own_ledger
+UPDATE perdure_runs SET ledger = id WHERE id = ?
+
+-- name: charge_budgets
+-- The run's budget and all above it, or the sum of the parts would exceed the whole.
+WITH RECURSIVE applies (run) AS (
+    SELECT ledger FROM perdure_runs WHERE id = :run
+    UNION
+    SELECT b.above FROM perdure_budgets AS b JOIN applies ON b.run = applies.run
+)
+UPDATE perdure_budgets SET
+    spent_usd_micros = spent_usd_micros + :spent_usd_micros, spent_tokens = spent_tokens + :spent_tokens,
+    spent_calls = spent_calls + :spent_calls, spent_busy_us = spent_busy_us + :spent_busy_us,
+    reserved_usd_micros = reserved_usd_micros + :reserved_usd_micros, reserved_tokens = reserved_tokens + :reserved_tokens,
+    reserved_calls = reserved_calls + :reserved_calls, reserved_busy_us = reserved_busy_us + :reserved_busy_us
+WHERE run IN (SELECT run FROM applies)
+
+-- name: reserve
+INSERT INTO perdure_reserved (run, usd_micros, tokens, calls, busy_us) VALUES (?1, ?2, ?3, ?4, ?5)
+ON CONFLICT (run) DO UPDATE SET usd_micros = usd_micros + ?2, tokens = tokens + ?3, calls = calls + ?4, busy_us = busy_us + ?5
+
+-- name: give_back
+DELETE FROM perdure_reserved WHERE run = ? RETURNING usd_micros, tokens, calls, busy_us
+
+-- name: raise_budget
+-- What has no limit keeps none.
+UPDATE perdure_budgets SET limit_usd_micros = limit_usd_micros + :usd_micros, limit_tokens = limit_tokens + :tokens,
+    limit_calls = limit_calls + :calls, limit_busy_us = limit_busy_us + :busy_us
+WHERE run = :run
+
+-- name: ledgers_of_run
+WITH RECURSIVE applies (run, distance) AS (
+    SELECT ledger, 0 FROM perdure_runs WHERE run_id = ?
+    UNION
+    SELECT b.above, applies.distance + 1 FROM perdure_budgets AS b JOIN applies ON b.run = applies.run
+)
+SELECT r.run_id, b.limit_usd_micros, b.limit_tokens, b.limit_calls, b.limit_busy_us, b.on_exceed,
+    b.spent_usd_micros, b.spent_tokens, b.spent_calls, b.spent_busy_us,
+    b.reserved_usd_micros, b.reserved_tokens, b.reserved_calls, b.reserved_busy_us
+FROM applies JOIN perdure_budgets AS b ON b.run = applies.run JOIN perdure_runs AS r ON r.id = b.run ORDER BY applies.distance
+
+-- name: over_budget
+-- Of the runs under this budget, those that stand still and whose last word about it names this one. CROSS JOIN: from budgets to runs.
+WITH RECURSIVE below (run) AS (
+    SELECT id FROM perdure_runs WHERE run_id = ?1
+    UNION
+    SELECT b.run FROM perdure_budgets AS b JOIN below ON b.above = below.run
+)
+SELECT r.run_id FROM below CROSS JOIN perdure_runs AS r ON r.ledger = below.run
+WHERE r.status = 'needs_attention' AND r.attention = 'budget' AND ?1 = (
+    SELECT e.data ->> '$.budget_of' FROM perdure_events AS e
+    WHERE e.id > r.id << 32 AND e.id <= (r.id << 32 | 4294967295) AND e.type = 'budget_exceeded' ORDER BY e.id DESC LIMIT 1)
+ORDER BY r.id
+
+-- name: costs
+-- An attempt counts once, on the day on which it began, however often its end was told; how long it took only when somebody saw its end.
+WITH told AS (
+    SELECT r.id AS run, r.run_id, r.agent, r.tenant, e.call, e.ts, e.type, e.data, coalesce(e.data ->> '$.attempt', 1) AS attempt
+    FROM perdure_runs AS r JOIN perdure_events AS e ON e.id > r.id << 32 AND e.id <= (r.id << 32 | 4294967295)
+    WHERE r.updated_at >= :since AND (:tenant IS NULL OR r.tenant = :tenant) AND e.call IS NOT NULL
+        AND e.type IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt')
+), attempts AS (
+    SELECT run, call, max(run_id) AS run_id, max(agent) AS agent, max(tenant) AS tenant,
+        max(iif(type = 'tool_call_initiated', data ->> '$.tool', NULL)) AS tool,
+        min(iif(type = 'tool_call_initiated', ts, NULL)) AS began,
+        min(iif(type IN ('tool_call_completed', 'tool_call_failed') OR type = 'tool_call_in_doubt' AND data -> '$.failure' IS NOT NULL, ts, NULL)) AS ended,
+        max(data ->> '$.usage.model') AS model,
+        max(coalesce(data ->> '$.usage.usd_micros', 0)) AS usd_micros,
+        max(coalesce(data ->> '$.usage.tokens_in', 0)) AS tokens_in,
+        max(coalesce(data ->> '$.usage.tokens_out', 0)) AS tokens_out,
+        max(coalesce(data ->> '$.usage.tokens_cached', 0)) AS tokens_cached
+    FROM told GROUP BY run, call, attempt
+)
+SELECT CASE :by WHEN 'agent' THEN agent WHEN 'tenant' THEN tenant WHEN 'run' THEN run_id WHEN 'tool' THEN tool
+        WHEN 'model' THEN coalesce(model, 'no model') ELSE date(began / 1000000, 'unixepoch') END AS what,
+    count(DISTINCT run), count(DISTINCT run << 32 | call), sum(max(coalesce(ended, began) - began, 0)),
+    sum(usd_micros), sum(tokens_in), sum(tokens_out), sum(tokens_cached)
+FROM attempts WHERE began >= :since
+GROUP BY what ORDER BY sum(usd_micros) DESC, sum(tokens_in + tokens_out) DESC, count(DISTINCT run << 32 | call) DESC, what
+
+-- == Notices ==========================================================================================================
+
+-- name: insert_notice
+INSERT INTO perdure_notices (run, seq, next_at) VALUES (?, ?, ?)
+
+-- name: due_notices
+SELECT id, run, seq, attempts FROM perdure_notices WHERE next_at <= ? ORDER BY next_at, id LIMIT ?
+
+-- name: take_notice
+-- Until next_at it belongs to whoever has taken it.
+UPDATE perdure_notices SET next_at = ?, attempts = attempts + 1 WHERE id = ?
+
+-- name: notice
+SELECT next_at, attempts FROM perdure_notices WHERE id = ?
+
+-- name: event_of_notice
+SELECT r.run_id, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, CAST(e.data AS BLOB)
+FROM perdure_runs AS r JOIN perdure_events AS e ON e.id = (r.id << 32 | ?2) WHERE r.id = ?1
+
+-- name: delete_notice
+DELETE FROM perdure_notices WHERE id = ?
+
+-- name: put_notice_off
+UPDATE perdure_notices SET next_at = ?, error = ? WHERE id = ?
+
+-- name: failing_notices
+-- How many have been tried in vain, and what was said about the youngest of them.
+SELECT count(*), (SELECT error FROM perdure_notices WHERE error IS NOT NULL ORDER BY id DESC LIMIT 1)
+FROM perdure_notices WHERE error IS NOT NULL
+
+-- name: next_notice
+SELECT min(next_at) FROM perdure_notices
+
 -- == Who works ========================================================================================================
 
--- name: claimable_runs
--- The ready runs of the served agents that have waited longest. Suspects only when the worker holds none.
+-- name: line
+SELECT id FROM perdure_lines WHERE agent = ? AND version = ? AND queue = ? AND tenant = ? AND priority = ?
+
+-- name: insert_line
+INSERT INTO perdure_lines (agent, version, queue, tenant, priority) VALUES (?, ?, ?, ?, ?) RETURNING id
+
+-- name: kind_of_run
+SELECT agent, queue, tenant, priority FROM perdure_runs WHERE id = ?
+
+-- name: move_run
+UPDATE perdure_runs SET version = ?, line = ? WHERE id = ?
+
+-- name: lines_with_ready_runs
+-- The served lines whose first run is ready, each with that and its tenant's last turn. CROSS JOIN: from what is served to its lines.
+SELECT l.id, l.queue, l.tenant, l.priority,
+    (SELECT ready_at FROM perdure_runs WHERE line = l.id AND ready_at <= :now ORDER BY ready_at LIMIT 1) AS ready_at,
+    ifnull((SELECT turn FROM perdure_turns AS t WHERE t.queue = l.queue AND t.tenant = l.tenant), 0)
+FROM json_each(:served) AS s CROSS JOIN perdure_lines AS l ON l.agent = s.value ->> 0 AND l.version = s.value ->> 1
+WHERE (:queues IS NULL OR l.queue IN (SELECT value FROM json_each(:queues)))
+    AND EXISTS (SELECT 1 FROM perdure_runs WHERE line = l.id AND ready_at <= :now)
+
+-- name: ready_below
+-- The ready runs of a family; see family_of_run.
 SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, id, lost
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
 FROM perdure_runs
-WHERE ready_at <= :now AND agent IN (SELECT value FROM json_each(:served))
-    AND (crashes + (lost > 0) < 2 OR NOT EXISTS (SELECT 1 FROM perdure_runs AS held WHERE held.holder = :worker AND held.crashes >= 2))
+WHERE run_id > :run_id || '/' AND run_id < :run_id || '0' AND ready_at <= :now AND :queues IS NULL
+    AND EXISTS (SELECT 1 FROM json_each(:served) AS s WHERE s.value ->> 0 = agent AND s.value ->> 1 = version)
 ORDER BY ready_at, id LIMIT :limit
+
+-- name: ready_of_line
+-- The ready runs of a line from a place on, those that have waited longest first. Suspects only if they are wanted.
+SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+FROM perdure_runs
+WHERE line = :line AND ready_at <= :now AND (ready_at, id) > (:after_ready, :after_id)
+    AND (:suspects OR crashes + (lost > 0) < 2)
+ORDER BY ready_at, id LIMIT :limit
+
+-- name: holds_suspect
+SELECT 1 FROM perdure_runs WHERE holder = ? AND crashes >= 2 LIMIT 1
+
+-- name: held_by_party
+-- How many runs of each tenant in each queue are held. Counted in the index of held runs alone.
+SELECT l.queue, l.tenant, sum(h.held)
+FROM (SELECT line, count(*) AS held FROM perdure_runs WHERE holder IS NOT NULL GROUP BY line) AS h
+    CROSS JOIN perdure_lines AS l ON l.id = h.line
+GROUP BY l.queue, l.tenant
+
+-- name: newest_turn
+SELECT ifnull(max(turn), 0) FROM perdure_turns
+
+-- name: had_turn
+INSERT INTO perdure_turns (queue, tenant, turn) VALUES (?, ?, ?) ON CONFLICT (queue, tenant) DO UPDATE SET turn = excluded.turn
 
 -- name: claim_run
 -- A new epoch over the old one: whoever held the run before is refused from here on.
 UPDATE perdure_runs SET epoch = :epoch, nonce = :nonce, holder = :worker, seq = :seq, head = :head, crashes = :crashes,
-    lost = 0, ready_at = NULL, waiting_for = NULL, error = NULL, updated_at = max(updated_at, :now),
+    lost = 0, ready_at = NULL, waiting_for = NULL, error = NULL, attention = NULL, updated_at = max(updated_at, :now),
     status = iif(status = 'cancelling', status, 'running')
 WHERE id = :id
 
 -- name: next_ready
-SELECT ready_at FROM perdure_runs
-WHERE ready_at IS NOT NULL AND agent IN (SELECT value FROM json_each(?)) ORDER BY ready_at LIMIT 1
+-- The head of each served line, whether it is ready or sleeps.
+SELECT min((SELECT ready_at FROM perdure_runs WHERE line = l.id AND ready_at IS NOT NULL ORDER BY ready_at LIMIT 1))
+FROM json_each(:served) AS s CROSS JOIN perdure_lines AS l ON l.agent = s.value ->> 0 AND l.version = s.value ->> 1
+WHERE :queues IS NULL OR l.queue IN (SELECT value FROM json_each(:queues))
+
+-- name: left_behind
+-- From ready children in lines that are not served upwards, until a parent is of a kind that is: that one can name the kind below it.
+WITH RECURSIVE served (agent, version) AS (SELECT value ->> 0, value ->> 1 FROM json_each(:served)),
+below (agent, version, parent) AS (
+    SELECT l.agent, l.version, c.parent
+    FROM perdure_lines AS l CROSS JOIN perdure_runs AS c ON c.line = l.id AND c.ready_at <= :now AND c.parent IS NOT NULL
+    WHERE (l.agent, l.version) NOT IN served
+    UNION
+    SELECT p.agent, p.version, p.parent FROM below CROSS JOIN perdure_runs AS p ON p.run_id = below.parent
+    WHERE p.parent IS NOT NULL AND (p.agent, p.version) NOT IN served
+)
+SELECT p.agent, p.version, below.agent, below.version, min(p.run_id)
+FROM below CROSS JOIN perdure_runs AS p ON p.run_id = below.parent
+WHERE (p.agent, p.version) IN served
+GROUP BY 1, 2, 3, 4
 
 -- name: insert_worker
-INSERT INTO perdure_workers (worker, name, pid, started_at, beat_at) VALUES (:worker, :name, :pid, :now, :now)
-ON CONFLICT (worker) DO UPDATE SET name = excluded.name, pid = excluded.pid, started_at = excluded.started_at, beat_at = excluded.beat_at
+-- Again for the same worker: what it serves now.
+INSERT INTO perdure_workers (worker, name, pid, started_at, beat_at, serves, queues)
+VALUES (:worker, :name, :pid, :now, :now, :served, :queues)
+ON CONFLICT (worker) DO UPDATE SET name = excluded.name, pid = excluded.pid, beat_at = excluded.beat_at, serves = excluded.serves,
+    queues = excluded.queues, started_at = iif(pid = excluded.pid, started_at, excluded.started_at)
 
 -- name: delete_worker
 DELETE FROM perdure_workers WHERE worker = ?
@@ -184,7 +445,7 @@ UPDATE perdure_workers SET beat_at = max(beat_at, ?) WHERE worker = ?
 SELECT name, beat_at FROM perdure_workers WHERE worker = ?
 
 -- name: list_workers
-SELECT worker, name, pid, started_at, beat_at, (SELECT count(*) FROM perdure_runs WHERE holder = worker)
+SELECT worker, name, pid, started_at, beat_at, (SELECT count(*) FROM perdure_runs WHERE holder = worker), serves, queues
 FROM perdure_workers ORDER BY started_at, worker
 
 -- name: holders_without_worker
@@ -202,6 +463,19 @@ WHERE holder = :worker
 UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = 1, ready_at = :now, updated_at = max(updated_at, :now),
     status = iif(status = 'cancelling', status, 'queued')
 WHERE holder = :worker AND EXISTS (SELECT 1 FROM perdure_workers AS w WHERE w.worker = :worker AND w.beat_at < :before)
+
+-- == Rates ============================================================================================================
+
+-- name: rate
+SELECT due, paused_until, seen_at FROM perdure_rates WHERE key = ?
+
+-- name: book_rate
+INSERT INTO perdure_rates (key, due, paused_until, seen_at) VALUES (:key, :due, :paused_until, :seen_at)
+ON CONFLICT (key) DO UPDATE SET due = excluded.due, paused_until = excluded.paused_until, seen_at = excluded.seen_at
+
+-- name: hold_rate_back
+INSERT INTO perdure_rates (key, due, paused_until, seen_at) VALUES (:key, 0, :until, 0)
+ON CONFLICT (key) DO UPDATE SET paused_until = max(paused_until, excluded.paused_until)
 
 -- == Opening ==========================================================================================================
 

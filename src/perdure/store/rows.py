@@ -4,19 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
+import apsw
 import msgspec
 
 from perdure.core.chain import Sealed
 from perdure.core.events import AnyBody, Event, decode_body
 from perdure.errors import StoreCorrupt
 from perdure.store.api import RunRow
+from perdure.store.queries import QUERIES
 
 Row = tuple[Any, ...]
 
 
 def run_row(row: Row) -> RunRow:
     """A run from the columns that run_by_id, list_runs, growing_runs and claimable_runs share."""
-    return RunRow(*row[:19])
+    return RunRow(*row[:23])
+
+
+def key_of(row: Row) -> int:
+    """The run's number in the database, from the same columns."""
+    key: int = row[23]
+    return key
+
+
+def lost_of(row: Row) -> int:
+    """How its last holder was lost, from the same columns; 0: it was not."""
+    lost: int = row[24]
+    return lost
 
 
 def event_row(key: int, sealed: Sealed) -> Row:
@@ -46,3 +60,16 @@ def body_from(data: bytes, what: str) -> AnyBody:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StoreCorrupt(f"{what} cannot be decoded ({error}); see what else is damaged: perdure verify") from None
     return body
+
+
+def body_or_none(data: bytes, what: str) -> AnyBody | None:
+    try:
+        return body_from(data, what)
+    except StoreCorrupt:
+        return None  # that run's trouble alone: whoever drives it stops it for a person
+
+
+def has_arrived(cursor: apsw.Cursor, run_id: str, event_id: str) -> bool:
+    """Whether what somebody handed to the run is there, in its journal or its inbox; asked after a COMMIT with an unknown outcome."""
+    wanted = (run_id, bytes.fromhex(event_id))
+    return any(cursor.execute(QUERIES[query], wanted).fetchone() is not None for query in ("event_of_run", "inbox_event_of_run"))

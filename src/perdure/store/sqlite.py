@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import apsw
 import msgspec
 
-from perdure.core.events import AnyBody, Event
-from perdure.store import blobs, soundness
+from perdure.core.approval import Ruling, Standing
+from perdure.core.events import AnyBody, Event, Terminal
+from perdure.core.rate import Rate
+from perdure.settings import Queue
+from perdure.store import blobs, budgets, soundness
 from perdure.store.api import (
     Append,
     Appended,
+    ApprovalFilter,
+    ApprovalRow,
     Claimed,
+    CostRow,
     Filter,
     InboxRow,
+    Ledger,
     NewRun,
+    NoticeRow,
     RunRow,
+    Served,
     Status,
     Stored,
     WorkerRow,
 )
+from perdure.store.approvals import Approvals
+from perdure.store.bell import Listeners, PipeBell, concerns_others
 from perdure.store.claims import Claims
+from perdure.store.consequences import Consequences
+from perdure.store.costs import costs
 from perdure.store.database import Database
+from perdure.store.delivery import Delivery
 from perdure.store.journal import Journal
 from perdure.store.liveness import FileLocks, InProcess
 from perdure.store.mailbox import Mailbox
 from perdure.store.migrate import MIGRATIONS
-from perdure.store.rows import run_row
+from perdure.store.notices import Notices
+from perdure.store.rates import Rates
+from perdure.store.rows import key_of, run_row
 
 
 class SqliteStore:
@@ -38,20 +54,36 @@ class SqliteStore:
     def __init__(self, url: str, path: Path | None, *, synchronous: str = "full", busy_s: float = 10.0) -> None:
         self.url = url
         self._database = Database(path, synchronous, busy_s)
-        self._liveness = InProcess() if path is None else FileLocks(path.with_name(f"{path.name}-workers"))
-        self._journal = Journal(self._database)
+        folder = None if path is None else path.with_name(f"{path.name}-workers")
+        self._liveness = InProcess() if folder is None else FileLocks(folder)
+        self._bell = Listeners() if folder is None else PipeBell(folder)
+        delivery = Delivery(self._liveness)
+        consequences = Consequences(delivery)
+        self._journal = Journal(self._database, consequences)
         self._claims = Claims(self._database, self._journal, self._liveness)
-        self._mailbox = Mailbox(self._database, self._claims)
+        self._mailbox = Mailbox(self._database, delivery, consequences)
+        self._approvals = Approvals(self._database, delivery)
+        self._notices = Notices(self._database)
+        self._rates = Rates(self._database)
 
     def create_run(self, new: NewRun) -> tuple[RunRow, bool]:
-        return self._mailbox.create_run(new)
+        row, created = self._mailbox.create_run(new)
+        if created:
+            self._bell.ring()
+        return row, created
 
     def get(self, run_id: str) -> RunRow | None:
         rows = self._database.read("run_by_id", (run_id,))
         return run_row(rows[0]) if rows else None
 
+    def family(self, run_id: str) -> list[RunRow]:
+        return [run_row(row) for row in self._database.read("family_of_run", (run_id,))]
+
     def append(self, batch: Sequence[Append]) -> list[Appended]:
-        return self._journal.append(batch)
+        answers = self._journal.append(batch)
+        if concerns_others(batch, answers):
+            self._bell.ring()
+        return answers
 
     def transact(self, head: Append, work: Callable[[Any], tuple[Append, Any]]) -> tuple[Appended, Any]:
         return self._journal.transact(head, work)
@@ -67,43 +99,133 @@ class SqliteStore:
 
     def growing(self, after: int = 0, newest: int = 0, limit: int = 1000) -> list[tuple[int, RunRow]]:
         rows = self._database.read("growing_runs", {"after": after, "newest": newest, "limit": limit})
-        return [(row[19], run_row(row)) for row in rows]
+        return [(key_of(row), run_row(row)) for row in rows]
 
     def blob(self, digest: str) -> bytes:
         return blobs.get(self._database, digest)
 
-    def register(self, worker: str, name: str, pid: int, now: int) -> None:
-        self._claims.register(worker, name, pid, now)
+    def register(
+        self, worker: str, name: str, pid: int, now: int, serves: Sequence[Served] = (), queues: Sequence[str] | None = None
+    ) -> None:
+        self._claims.register(worker, name, pid, now, serves, queues)
 
     def unregister(self, worker: str, now: int) -> None:
         self._claims.unregister(worker, now)
+        self._bell.ring()
 
     def renew(self, worker: str, now: int) -> None:
         self._claims.renew(worker, now)
 
-    def claim(self, worker: str, served: Sequence[str], limit: int, now: int, *, run_id: str | None = None) -> list[Claimed]:
-        return self._claims.claim(worker, served, limit, now, run_id)
+    def claim(
+        self,
+        worker: str,
+        served: Sequence[Served],
+        limit: int,
+        now: int,
+        *,
+        run_id: str | None = None,
+        below: str | None = None,
+        queues: Sequence[str] | None = None,
+        limits: Mapping[str, Queue] | None = None,
+    ) -> list[Claimed]:
+        if run_id is not None:
+            return self._claims.claim_this(worker, served, run_id, now)
+        if below is not None:
+            return self._claims.claim_below(worker, served, below, limit, now)
+        return self._claims.claim(worker, served, limit, now, queues, limits or {})
 
     def reap(self, worker: str, lease_us: int, now: int) -> int:
-        return self._claims.reap(worker, lease_us, now)
+        lost = self._claims.reap(worker, lease_us, now)
+        if lost:
+            self._bell.ring()
+        return lost
 
     def workers(self, now: int, lease_us: int) -> list[WorkerRow]:
         return self._claims.workers(now, lease_us)
 
     def post(
-        self, run_id: str, call: int | None, body: AnyBody, *, event_id: str, now: int, status: Status, expect: Callable[[RunRow], None]
+        self,
+        run_id: str,
+        call: int | None,
+        body: AnyBody,
+        *,
+        event_id: str,
+        now: int,
+        status: Status | None = None,
+        expect: Callable[[RunRow], None],
     ) -> bool:
-        return self._mailbox.post(run_id, call, body, event_id=event_id, now=now, status=status, expect=expect)
+        appended = self._mailbox.post(run_id, call, body, event_id=event_id, now=now, status=status, expect=expect)
+        self._bell.ring()
+        return appended
+
+    def end(self, run_id: str, body: AnyBody, *, event_id: str, now: int) -> None:
+        assert isinstance(body, Terminal), body
+        self._mailbox.end(run_id, body, event_id=event_id, now=now)
+        self._bell.ring()
+
+    def decide(
+        self,
+        approval: str,
+        judge: Callable[[Standing, ApprovalRow], Ruling],
+        *,
+        event_id: str,
+        now: int,
+        tenant: str | None = None,
+        blobs: tuple[bytes, ...] = (),
+    ) -> ApprovalRow:
+        decided = self._approvals.decide(approval, judge, event_id=event_id, now=now, tenant=tenant, blobs=blobs)
+        self._bell.ring()
+        return decided
+
+    def approval(self, approval: str) -> ApprovalRow | None:
+        return self._approvals.get(approval)
+
+    def approvals(self, wanted: ApprovalFilter) -> list[ApprovalRow]:
+        return self._approvals.list(wanted)
 
     def inbox(self, worker: str) -> list[InboxRow]:
         return self._mailbox.inbox(worker)
 
-    def next_ready(self, served: Sequence[str]) -> int | None:
-        rows = self._database.read("next_ready", (msgspec.json.encode(list(served)).decode(),))
-        return rows[0][0] if rows else None
+    def next_ready(self, served: Sequence[Served], queues: Sequence[str] | None = None) -> int | None:
+        return self._claims.next_ready(served, queues)
+
+    def left_behind(self, served: Sequence[Served], now: int) -> list[tuple[Served, Served, str]]:
+        return self._claims.left_behind(served, now)
 
     def version(self) -> int:
         return self._database.version()
+
+    def listen(self, ring: Callable[[], None]) -> Callable[[], None]:
+        return self._bell.listen(ring)
+
+    def admit(self, rate: Rate, now: int) -> int:
+        return self._rates.admit(rate, now)
+
+    def hold_back(self, key: str, until: int) -> None:
+        self._rates.hold_back(key, until)
+
+    def ledgers(self, run_id: str) -> list[Ledger]:
+        return budgets.ledgers(self._database, run_id)
+
+    def over_budget(self, run_id: str) -> list[str]:
+        return budgets.over_budget(self._database, run_id)
+
+    def costs(
+        self, by: Literal["agent", "tenant", "model", "day", "run", "tool"], *, since: int = 0, tenant: str | None = None
+    ) -> list[CostRow]:
+        return costs(self._database, by, since, tenant)
+
+    def take_notices(self, now: int, limit: int, hold_us: int) -> list[NoticeRow]:
+        return self._notices.take(now, limit, hold_us)
+
+    def notice_done(self, notice_id: int) -> None:
+        self._notices.done(notice_id)
+
+    def notice_failed(self, notice_id: int, *, next_at: int, error: str) -> None:
+        self._notices.failed(notice_id, next_at, error)
+
+    def next_notice(self) -> int | None:
+        return self._notices.next_at()
 
     def facts(self) -> dict[str, str]:
         path = self._database.path
@@ -111,10 +233,13 @@ class SqliteStore:
         pragmas = {
             name: str(self._database.pragma(name)) for name in ("journal_mode", "synchronous", "page_size", "page_count", "freelist_count")
         }
+        failing, last_error = self._database.read("failing_notices")[0]
         return {
             "file": self._database.where,
             **sizes,
             **pragmas,
+            "notices_failing": str(failing),
+            "notice_error": last_error or "",
             "schema_version": str(len(MIGRATIONS)),
             "sqlite": apsw.sqlite_lib_version(),
             "apsw": apsw.apsw_version(),
@@ -124,6 +249,7 @@ class SqliteStore:
         return soundness.problems(self._database)
 
     def close(self) -> None:
+        self._bell.close()
         self._database.close()
         self._liveness.close()
 

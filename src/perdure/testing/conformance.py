@@ -32,7 +32,9 @@ from perdure.core.events import (
     ToolCallCompleted,
 )
 from perdure.errors import AlreadyRunning, Conflict, NotFound, RunEnded, StoreCorrupt, UnknownAgent
-from perdure.store.api import Append, Claimed, Committed, Filter, InboxRow, Lease, NewRun, Refused, RowChange, RunRow, Store
+from perdure.store.api import Append, Claimed, Committed, Filter, InboxRow, Lease, NewRun, Refused, RowChange, RunRow, Served, Store
+from perdure.testing.conformance_queues import QueueConformance
+from perdure.testing.conformance_waiting import WaitingConformance
 
 T0 = 1_700_000_000_000_000  # where every test's clock begins, in microseconds
 SECOND = 1_000_000
@@ -42,7 +44,7 @@ RELEASED = RunReleased("waiting", "a signal")
 ROWS = [None, RowChange("running"), RowChange("waiting", release=True)]
 
 
-class StoreConformance:
+class StoreConformance(QueueConformance, WaitingConformance):
     """Subclass it with a `make_store` fixture: a function that opens a new, empty store."""
 
     @pytest.fixture
@@ -208,8 +210,8 @@ class StoreConformance:
         with pytest.raises(RunEnded, match="succeeded"):
             post(store, "r")
         with pytest.raises(RunEnded, match="succeeded"):
-            store.claim("w", ["a"], 1, T0, run_id="r")
-        assert store.claim("w", ["a"], 9, T0 + LEASE_US) == []
+            store.claim("w", serving("a"), 1, T0, run_id="r")
+        assert store.claim("w", serving("a"), 9, T0 + LEASE_US) == []
 
     def test_a_released_run_is_claimable_from_ready_at_on(self, store: Store) -> None:
         held = hold_one(store, "r")
@@ -217,9 +219,9 @@ class StoreConformance:
         assert store.append([release]) == [Committed()]
         row = found(store, "r")
         assert (row.status, row.holder, row.ready_at, row.waiting_for) == ("waiting", None, T0 + 9, "a timer")
-        assert store.next_ready(["a"]) == T0 + 9
-        assert store.claim("w", ["a"], 1, T0 + 8) == []
-        (claimed,) = store.claim("w", ["a"], 1, T0 + 9)
+        assert store.next_ready(serving("a")) == T0 + 9
+        assert store.claim("w", serving("a"), 1, T0 + 8) == []
+        (claimed,) = store.claim("w", serving("a"), 1, T0 + 9)
         assert (claimed.row.status, claimed.row.waiting_for, claimed.lease.epoch) == ("running", None, 2)
         assert claim_event(store, "r").takeover is False
 
@@ -234,7 +236,7 @@ class StoreConformance:
         assert post(store, "r") is False
         asleep = RowChange("waiting", ready_at=T0 + 1_000_000_000, release=True)
         assert store.append([held.append(RELEASED, row=asleep)]) == [Committed()]
-        assert [claimed.lease.run_id for claimed in store.claim("w", ["a"], 1, T0 + 1_000_000)] == ["r"]
+        assert [claimed.lease.run_id for claimed in store.claim("w", serving("a"), 1, T0 + 1_000_000)] == ["r"]
         assert len(store.inbox("w")) == 1
 
     def test_a_run_that_is_given_up_when_all_post_was_read_sleeps(self, store: Store) -> None:
@@ -243,7 +245,7 @@ class StoreConformance:
         (letter,) = store.inbox("w")
         asleep = RowChange("waiting", ready_at=T0 + 1_000_000_000, release=True)
         assert store.append([held.append(read(letter), RELEASED, row=asleep, consumed=(letter.inbox_id,))]) == [Committed()]
-        assert store.claim("w", ["a"], 1, T0 + 1_000_000) == []
+        assert store.claim("w", serving("a"), 1, T0 + 1_000_000) == []
 
     def test_post_that_a_finished_run_never_read_is_gone(self, store: Store) -> None:
         held = hold_one(store, "r")
@@ -285,7 +287,7 @@ class StoreConformance:
         event = store.read("r")[-1]
         assert (event.seq, event.call, event.body, event.epoch) == (4, 7, CancelRequested("ann"), 1)
         assert row.head == link(head, 4, event.event_id, T0 + 50, 1, 7, event.cause, store.stored("r")[-1].data)
-        (claimed,) = store.claim("w", ["a"], 1, T0 + 50)
+        (claimed,) = store.claim("w", serving("a"), 1, T0 + 50)
         assert claimed.row.status == "cancelling"
 
     def test_post_is_refused_when_the_expectation_does_not_hold(self, store: Store) -> None:
@@ -306,14 +308,14 @@ class StoreConformance:
         register(store, "w")
         for run_id, ready_at in (("late", 3), ("early", 1), ("middle", 2), ("future", 1000)):
             store.create_run(new_run(run_id, ts=T0 + ready_at))
-        assert [claimed.row.run_id for claimed in store.claim("w", ["a"], 2, T0 + 10)] == ["early", "middle"]
-        assert [claimed.row.run_id for claimed in store.claim("w", ["a"], 2, T0 + 10)] == ["late"]
-        assert store.next_ready(["a"]) == T0 + 1000
+        assert [claimed.row.run_id for claimed in store.claim("w", serving("a"), 2, T0 + 10)] == ["early", "middle"]
+        assert [claimed.row.run_id for claimed in store.claim("w", serving("a"), 2, T0 + 10)] == ["late"]
+        assert store.next_ready(serving("a")) == T0 + 1000
 
     def test_a_claim_is_a_new_epoch_and_an_event(self, store: Store) -> None:
         register(store, "w")
         store.create_run(new_run("r"))
-        (claimed,) = store.claim("w", ["a"], 1, T0 + 5)
+        (claimed,) = store.claim("w", serving("a"), 1, T0 + 5)
         assert (claimed.lease.run_id, claimed.lease.worker, claimed.lease.epoch) == ("r", "w", 1)
         assert claimed.row == found(store, "r")
         assert (claimed.row.seq, claimed.row.status, claimed.row.holder, claimed.row.ready_at) == (2, "running", "w", None)
@@ -324,35 +326,35 @@ class StoreConformance:
         register(store, "w")
         store.create_run(new_run("r1", agent="a"))
         store.create_run(new_run("r2", agent="b"))
-        assert store.next_ready(["c"]) is None
-        assert store.claim("w", ["c"], 9, T0) == []
+        assert store.next_ready(serving("c")) is None
+        assert store.claim("w", serving("c"), 9, T0) == []
         assert store.claim("w", [], 9, T0) == []
-        assert [claimed.row.run_id for claimed in store.claim("w", ["b", "c"], 9, T0)] == ["r2"]
+        assert [claimed.row.run_id for claimed in store.claim("w", serving("b", "c"), 9, T0)] == ["r2"]
 
     def test_a_held_run_is_not_claimed_by_anybody_else(self, store: Store) -> None:
         hold_one(store, "r")
         store.register("w2", "host:22", 22, T0)
-        assert store.claim("w2", ["a"], 9, T0 + 10 * LEASE_US) == []
+        assert store.claim("w2", serving("a"), 9, T0 + 10 * LEASE_US) == []
         with pytest.raises(AlreadyRunning, match=r"run r is held by worker host:1, last seen 2023-11-14T22:13:20"):
-            store.claim("w2", ["a"], 1, T0, run_id="r")
+            store.claim("w2", serving("a"), 1, T0, run_id="r")
 
     def test_a_run_is_claimed_by_its_id_whether_it_is_ready_or_not(self, store: Store) -> None:
         park(store, hold_one(store, "r"))
-        (claimed,) = store.claim("w", ["a"], 1, T0, run_id="r")
+        (claimed,) = store.claim("w", serving("a"), 1, T0, run_id="r")
         assert claimed.lease.epoch == 2
         with pytest.raises(NotFound, match="nobody"):
-            store.claim("w", ["a"], 1, T0, run_id="nobody")
+            store.claim("w", serving("a"), 1, T0, run_id="nobody")
 
     def test_a_run_of_an_agent_that_is_not_served_is_not_claimed_by_its_id(self, store: Store) -> None:
         register(store, "w")
         store.create_run(new_run("r", agent="b"))
         with pytest.raises(UnknownAgent, match="agent 'b'"):
-            store.claim("w", ["a"], 1, T0, run_id="r")
+            store.claim("w", serving("a"), 1, T0, run_id="r")
 
     def test_a_worker_must_be_registered_to_claim_and_to_renew(self, store: Store) -> None:
         store.create_run(new_run("r"))
         with pytest.raises(NotFound, match="not registered"):
-            store.claim("w", ["a"], 1, T0)
+            store.claim("w", serving("a"), 1, T0)
         with pytest.raises(NotFound, match="not registered"):
             store.renew("w", T0)
         assert found(store, "r").holder is None
@@ -367,7 +369,7 @@ class StoreConformance:
         store.renew("w2", now)
         assert store.reap("w2", LEASE_US, now) == 1
         assert_refused(store, zombie.append(ThoughtRecorded("I was only asleep")), "r")
-        (claimed,) = store.claim("w2", ["a"], 1, now)
+        (claimed,) = store.claim("w2", serving("a"), 1, now)
         assert (claimed.lease.epoch, claimed.row.crashes) == (2, 1)
         assert claim_event(store, "r") == RunClaimed("w2", name="host:2", takeover=True, proven_dead=False)
         assert_refused(store, zombie.append(ThoughtRecorded("I was only asleep")), "r")
@@ -395,7 +397,7 @@ class StoreConformance:
         assert [row.alive for row in store.workers(T0 + LEASE_US + 1, LEASE_US)] == [False, False]
         store.renew("w", T0 + LEASE_US + 2)
         assert [(row.worker, row.alive) for row in store.workers(T0 + LEASE_US + 2, LEASE_US)] == [("w", True), ("w2", False)]
-        assert [claimed.row.run_id for claimed in store.claim("w", ["a"], 1, T0 + LEASE_US + 2)] == ["r"]
+        assert [claimed.row.run_id for claimed in store.claim("w", serving("a"), 1, T0 + LEASE_US + 2)] == ["r"]
 
     def test_a_worker_does_not_reap_itself(self, store: Store) -> None:
         hold_one(store, "r")
@@ -409,7 +411,7 @@ class StoreConformance:
         assert (row.status, row.ready_at, row.holder) == ("queued", T0 + 5, None)
         assert_refused(store, held.append(ThoughtRecorded("x")), "r")
         store.register("w2", "host:2", 2, T0)
-        store.claim("w2", ["a"], 1, T0 + 5)
+        store.claim("w2", serving("a"), 1, T0 + 5)
         assert claim_event(store, "r").takeover is True
 
     def test_workers_are_shown_with_what_they_hold(self, store: Store) -> None:
@@ -423,7 +425,7 @@ class StoreConformance:
         counted = [lose(store, "r", f"w{n}") for n in range(3)]
         assert counted == [0, 1, 2]
         register(store, "w")
-        (claimed,) = store.claim("w", ["a"], 1, T0)
+        (claimed,) = store.claim("w", serving("a"), 1, T0)
         assert claimed.row.crashes == 3
         held = Held.of(claimed)
         first = held.append(ThoughtRecorded("no completion"), row=RowChange("running"))
@@ -445,12 +447,12 @@ class StoreConformance:
             lose(store, run_id, f"y-{run_id}", agent="bad")
         store.create_run(new_run("good", ts=T0 + 1))
         register(store, "w")
-        first = store.claim("w", ["a", "bad"], 9, T0 + 1)
+        first = store.claim("w", serving("a", "bad"), 9, T0 + 1)
         assert sorted(claimed.row.run_id for claimed in first) == ["bad1", "good"]
         store.create_run(new_run("good2", ts=T0 + 2))
-        assert [claimed.row.run_id for claimed in store.claim("w", ["a", "bad"], 9, T0 + 2)] == ["good2"]
+        assert [claimed.row.run_id for claimed in store.claim("w", serving("a", "bad"), 9, T0 + 2)] == ["good2"]
         register(store, "w2")
-        assert [claimed.row.run_id for claimed in store.claim("w2", ["a", "bad"], 9, T0 + 2)] == ["bad2"]
+        assert [claimed.row.run_id for claimed in store.claim("w2", serving("a", "bad"), 9, T0 + 2)] == ["bad2"]
 
     # -- blobs and transactions ---------------------------------------------------------------------------------------
 
@@ -514,7 +516,7 @@ class StoreConformance:
         seen.append(store.version())
         register(store, "w")
         seen.append(store.version())
-        held = Held.of(store.claim("w", ["a"], 1, T0)[0])
+        held = Held.of(store.claim("w", serving("a"), 1, T0)[0])
         seen.append(store.version())
         store.append([held.append(ThoughtRecorded("x"))])
         seen.append(store.version())
@@ -575,9 +577,15 @@ def register(store: Store, worker: str) -> None:
         store.register(worker, "host:1", 1, T0)
 
 
+def serving(*agents: str) -> list[Served]:
+    """These agents, in the version that the runs of the tests have."""
+    return [Served(agent, "1") for agent in agents]
+
+
 def claim_one(store: Store, run_id: str, worker: str = "w", now: int = T0) -> Held:
     register(store, worker)
-    (claimed,) = store.claim(worker, [found(store, run_id).agent], 1, now, run_id=run_id)
+    row = found(store, run_id)
+    (claimed,) = store.claim(worker, [Served(row.agent, row.version)], 1, now, run_id=run_id)
     return Held.of(claimed)
 
 
@@ -595,7 +603,7 @@ def park(store: Store, held: Held) -> None:
 def lose(store: Store, run_id: str, worker: str, agent: str = "a") -> int:
     """Have a worker claim the run and vanish; how many crashes its claim counted."""
     store.register(worker, "host:9", os.getpid(), T0)
-    (claimed,) = store.claim(worker, [agent], 1, T0, run_id=run_id)
+    (claimed,) = store.claim(worker, serving(agent), 1, T0, run_id=run_id)
     store.unregister(worker, T0)
     return claimed.row.crashes
 

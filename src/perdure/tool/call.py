@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Callable
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Literal
 
 from msgspec import Struct
 
+from perdure.core.budget import micros
 from perdure.core.codec import decode, encode
+from perdure.core.events import Usage
 from perdure.errors import InvalidInput
+from perdure.tool.spend import added, capped, checked
+
+# One for all calls: it is held for an addition, and there is a Call for everything in flight.
+_ADDING = threading.Lock()
 
 
 class Call:
@@ -28,6 +36,7 @@ class Call:
         actor: str | None,
         connection: Any = None,
         on_heartbeat: Callable[[Any], None] | None = None,
+        on_spend: Callable[[Usage], None] | None = None,
     ) -> None:
         self.key = key  # the same for every attempt, different for every call: send it as the idempotency key
         self.run_id = run_id
@@ -39,6 +48,8 @@ class Call:
         self.progress: Any = None
         self._connection = connection
         self._on_heartbeat = on_heartbeat
+        self._on_spend = on_spend
+        self._usage: Usage | None = None
         self._cancelled = False
 
     @classmethod
@@ -63,6 +74,38 @@ class Call:
         self.progress = decode(encode(progress))
         if self._on_heartbeat is not None:
             self._on_heartbeat(self.progress)
+
+    def spend(
+        self,
+        *,
+        usd: float | str | Decimal = 0,
+        tokens_in: int = 0,
+        tokens_out: int = 0,
+        tokens_cached: int = 0,
+        model: str | None = None,
+    ) -> None:
+        """Add to what this attempt has used. From any thread, as often as there is something to add, and before a failure too.
+
+        What is no amount is InvalidInput, raised before anything is added. Left to fly it fails the attempt, though its effect may
+        have happened: catch it where the figures are somebody else's.
+        """
+        more = checked(Usage(micros(usd, "call.spend(usd=)"), tokens_in, tokens_out, tokens_cached, model), "call.spend()")
+        if more == Usage():
+            return
+        with _ADDING:
+            self._usage = checked(added(self._usage, more), "call.spend(), with what was spent before")
+        if self._on_spend is not None:
+            self._on_spend(more)
+
+    @property
+    def usage(self) -> Usage | None:
+        """What this attempt has used so far; None if nothing."""
+        return self._usage
+
+    def add_usage(self, more: Usage) -> None:
+        """Count what the tool's own process has spent. Never refuses: the money is gone, and so would be the tool's answer."""
+        with _ADDING:
+            self._usage = capped(added(self._usage, more))
 
     def ask_to_stop(self) -> None:
         """Make `cancelled` True. Nothing is interrupted by it."""

@@ -13,34 +13,33 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, get_args, overload
 
+from msgspec import structs
+
 from perdure.core import codec
+from perdure.core.approval import Approval
 from perdure.core.events import Effect
 from perdure.core.machine import current
+from perdure.core.rate import Rate
 from perdure.core.retry import Retry
 from perdure.errors import InvalidInput
+from perdure.tool import hooks
 from perdure.tool.call import Call
-from perdure.tool.signature import EMPTY, Signature
+from perdure.tool.describe import argument_schema, documented, properties_of
+from perdure.tool.hooks import Compensator, Hook
+from perdure.tool.pins import pin_of
+from perdure.tool.policy import Predicate, policy_of
+from perdure.tool.signature import Signature
+from perdure.tool.spend import Cost, estimated
 
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}\Z")
+# 64 characters are what models take; the tool that undoes another one is called by nobody but us.
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}(\.undo)?\Z")
+_OPTIONS = ("effect", "name", "timeout", "retry", "key_window", "isolate", "approval", "rate", "cost")
 _LONGEST_S = 366 * 86_400.0
 _KEY_WINDOW = timedelta(hours=24)
-
-
-class Hook:
-    """A function beside a tool that takes the same arguments: its reconcile or its compensate."""
-
-    def __init__(self, fn: Callable[..., Any], call_parameter: str | None) -> None:
-        self.fn = fn
-        self.is_async = inspect.iscoroutinefunction(fn)
-        self._call_parameter = call_parameter
-
-    def with_call(self, arguments: dict[str, Any], call: Call) -> dict[str, Any]:
-        """The arguments with the Call under the name that the function gives it, if it takes it."""
-        return arguments if self._call_parameter is None else {**arguments, self._call_parameter: call}
 
 
 class Tool(Generic[P, R]):
@@ -56,6 +55,9 @@ class Tool(Generic[P, R]):
         retry: Retry | None = None,
         key_window: float | timedelta = _KEY_WINDOW,
         isolate: bool = False,
+        approval: bool | Predicate | Approval | None = None,
+        rate: Rate | None = None,
+        cost: Cost | None = None,
         names: Mapping[str, Any] | None = None,
     ) -> None:
         self.fn = fn
@@ -66,11 +68,15 @@ class Tool(Generic[P, R]):
         self.key_window_s = _seconds(key_window, f"tool {self.name}: key_window")
         self.isolate = isolate
         self.is_async = inspect.iscoroutinefunction(fn)
+        self.rate = _rate(rate, self.name)
+        self.estimate = estimated(cost, f"tool {self.name}: cost")
         self.reconciler: Hook | None = None
-        self.compensator: Hook | None = None
+        self.compensator: Compensator | None = None
         self._check_options()
         self._signature = Signature(f"tool {self.name}", fn, names or {})
         self._function = Hook(fn, self._signature.call_parameter)
+        self._policy = policy_of(self.name, approval, self._signature.names)
+        self._pin: str | None = None
         self.__name__, self.__qualname__, self.__module__, self.__doc__ = fn.__name__, fn.__qualname__, fn.__module__, fn.__doc__
         self.__wrapped__ = fn
 
@@ -110,6 +116,47 @@ class Tool(Generic[P, R]):
         return cast(R, codec.decode(encoded) if converter is None else converter.decode(encoded))
 
     @property
+    def approval(self) -> Approval | None:
+        """Who approves its calls; None: nobody has to."""
+        return None if self._policy is None else self._policy.approval
+
+    def asks(self, args: bytes) -> str | bool:
+        """Whether a call with these arguments needs an approval: False, True, or the reason. A policy that fails asks."""
+        return False if self._policy is None else self._policy.asks(lambda: self.arguments(args))
+
+    def editable_schema(self) -> dict[str, Any]:
+        """The JSON Schema of the arguments that whoever approves a call may change."""
+        parameters = [parameter for parameter in self._signature.parameters if parameter.name in self._editable]
+        return properties_of(parameters, self._documented[1]) if parameters else {"properties": {}}
+
+    def edited(self, args: bytes, edited: bytes) -> bytes:
+        """The arguments as they were approved, to the byte; InvalidInput unless they fit, and differ in editable ones only."""
+        before, after = codec.decode(args), codec.decode(edited)
+        if not isinstance(after, dict):
+            raise InvalidInput(f"tool {self.name}: the edited arguments are not an object")
+        self._signature.bind((), after)
+        fixed = [name for name in {**before, **after} if name not in self._editable]
+        for name in fixed:
+            if name not in before or name not in after or codec.encode(after[name]) != codec.encode(before[name]):
+                raise InvalidInput(f"tool {self.name}: {name} may not be edited; {', '.join(self._editable) or 'nothing'} may")
+        # Not what binding made of them: only the approved bytes may run (G9), and their digest is what the journal checks.
+        return edited
+
+    def pin(self) -> str:
+        """16 hex digits that change with the tool's name, effect class, arguments, key window, and whether it reconciles or asks."""
+        if self._pin is None:
+            self._pin = pin_of(
+                self.name,
+                self.effect,
+                self.key_window_s,
+                reconciles=self.reconciler is not None,
+                asks=self._policy is not None,
+                parameters=self._signature.parameters,
+                module=self.fn.__module__,
+            )
+        return self._pin
+
+    @property
     def description(self) -> str:
         """What the docstring says the tool does, without its sections."""
         return self._documented[0]
@@ -124,15 +171,50 @@ class Tool(Generic[P, R]):
             raise InvalidInput(f"tool {self.name} has a reconcile hook already: {self.reconciler.fn.__qualname__}")
         if self.effect == "transaction":
             raise InvalidInput(f"tool {self.name}: a transaction cannot be in doubt, so that its reconcile hook would never be asked")
-        self.reconciler = self._hook(hook, "reconcile", sys._getframe(1).f_locals)
+        label = f"tool {self.name}.reconcile"
+        signature = _hook_signature(label, hook, sys._getframe(1).f_locals)
+        self.reconciler = hooks.reconciler(label, hook, signature, self._signature.names)
+        self._pin = None
         return hook
 
-    def compensate(self, hook: F) -> F:
-        """Declare the function that undoes a completed call; `perdure undo` calls it with the same arguments."""
-        if self.compensator is not None:
-            raise InvalidInput(f"tool {self.name} has a compensate hook already: {self.compensator.fn.__qualname__}")
-        self.compensator = self._hook(hook, "compensate", sys._getframe(1).f_locals)
-        return hook
+    @overload
+    def compensate(self, hook: F) -> F: ...
+    @overload
+    def compensate(self, *, effect: Effect = "once") -> Callable[[F], F]: ...
+    def compensate(self, hook: Any = None, *, effect: Effect = "once") -> Any:
+        """Declare the function that undoes a completed call; `perdure undo` calls it. Undoing is an effect with its own class.
+
+        It takes any of the tool's arguments by name, `result` if it wants to know what the call returned, and its own Call.
+        """
+        if hook is not None:
+            return self._compensate(hook, effect, sys._getframe(1).f_locals)
+        return lambda fn: self._compensate(fn, effect, sys._getframe(1).f_locals)
+
+    def compensation(self) -> Tool[..., Any] | None:
+        """The tool that undoes a call of this one: it takes the call's `arguments` and `result`. None: nothing can undo it."""
+        hook = self.compensator
+        if hook is None:
+            return None
+
+        def given(arguments: dict[str, Any], result: Any, call: Call) -> dict[str, Any]:
+            taken = hook.given(self.arguments(codec.encode(arguments)), call)
+            return {**taken, hooks.RESULT: self.decode_result(codec.encode(result))} if hook.takes_result else taken
+
+        def undo(arguments: dict[str, Any], result: Any, call: Call) -> Any:
+            return hook.fn(**given(arguments, result, call))
+
+        async def undo_async(arguments: dict[str, Any], result: Any, call: Call) -> Any:
+            return await hook.fn(**given(arguments, result, call))
+
+        return Tool(
+            undo_async if hook.is_async else undo,
+            effect=hook.effect,
+            name=f"{self.name}.undo",
+            timeout=self.timeout_s,
+            retry=self.retry,
+            key_window=self.key_window_s,
+            rate=self.rate,
+        )
 
     def __repr__(self) -> str:
         return f"<tool {self.name} effect={self.effect}>"
@@ -159,46 +241,25 @@ class Tool(Generic[P, R]):
         if "__file__" not in inspect.unwrap(self.fn).__globals__:
             raise InvalidInput(f"tool {self.name}: isolate=True starts a process that loads the function from its file, but it has none")
 
-    def _hook(self, fn: Any, what: str, names: Mapping[str, Any]) -> Hook:
-        label = f"{self.name}.{what}"
-        _check_function(fn, label)
-        signature = Signature(f"tool {label}", fn, names)
-        if set(signature.names) != set(self._signature.names):
-            raise InvalidInput(
-                f"tool {label}: the hook takes ({', '.join(signature.names)}), but it is called with the tool's arguments ({', '.join(self._signature.names)})"
-            )
-        return Hook(fn, signature.call_parameter)
+    def _compensate(self, hook: F, effect: Effect, names: Mapping[str, Any]) -> F:
+        if self.compensator is not None:
+            raise InvalidInput(f"tool {self.name} has a compensate hook already: {self.compensator.fn.__qualname__}")
+        label = f"tool {self.name}.compensate"
+        self.compensator = hooks.compensator(label, hook, _hook_signature(label, hook, names), self._signature.names, effect)
+        return hook
+
+    @property
+    def _editable(self) -> tuple[str, ...]:
+        return () if self._policy is None else self._policy.approval.editable
 
     @cached_property
     def _documented(self) -> tuple[str, dict[str, str]]:
         """The description, and one for each parameter."""
-        from docstring_parser import ParseError, parse
-
-        text = inspect.getdoc(self.fn) or ""
-        try:
-            parsed = parse(text)
-        except ParseError:
-            return text, {}
-        words = "\n\n".join(part for part in (parsed.short_description, parsed.long_description) if part)
-        return words, {found.arg_name: found.description for found in parsed.params if found.description}
+        return documented(self.fn)
 
     @cached_property
     def _schema(self) -> dict[str, Any]:
-        from perdure.tool.convert import json_schemas
-
-        parameters = self._signature.parameters
-        wanted = {parameter.name: Any if parameter.annotation is EMPTY else parameter.annotation for parameter in parameters}
-        properties, shared = json_schemas(wanted)
-        for parameter in parameters:
-            described = self._documented[1].get(parameter.name)
-            if described is not None:
-                properties[parameter.name].setdefault("description", described)
-            if parameter.default is not EMPTY:
-                exact = parameter.exact is None or type(parameter.default) in parameter.exact
-                properties[parameter.name].setdefault("default", parameter.default if exact else parameter.coerce(parameter.default))
-        schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
-        required = [parameter.name for parameter in parameters if parameter.default is EMPTY]
-        return schema | ({"required": required} if required else {}) | ({"$defs": shared} if shared else {})
+        return argument_schema(self._signature.parameters, self._documented[1])
 
 
 # A function that takes its Call last. What remains for the caller to give cannot be said in types, so that its arguments are
@@ -243,14 +304,23 @@ def tool(
     retry: Retry | None = None,
     key_window: float | timedelta = _KEY_WINDOW,
     isolate: bool = False,
+    approval: bool | Predicate | Approval | None = None,
+    rate: Rate | None = None,
+    cost: Cost | None = None,
 ) -> Declare: ...
 def tool(fn: Any = None, /, **options: Any) -> Any:
-    """Declare a tool: `@tool`, or `@tool(effect=, name=, timeout=, retry=, key_window=, isolate=)`, on a sync or async function."""
+    """Declare a tool: `@tool`, or `@tool(effect=, …)`, on a sync or async function.
+
+    `effect` says what is right when nobody knows whether an attempt happened. `timeout`, in seconds or as a timedelta, and `retry` are
+    for each attempt. `approval` has people asked before a call: True, a function of the tool's arguments that answers True, False
+    or with a reason, or an `Approval`. `rate` is how often it may start, over all workers. `cost` is what one attempt is expected
+    to use, dollars or a `Usage`, and is kept free in the budget until the attempt has ended; `call.spend` says what it was.
+    """
     if fn is not None:
         return Tool(fn, **options, names=sys._getframe(1).f_locals)
-    unknown = options.keys() - {"effect", "name", "timeout", "retry", "key_window", "isolate"}
+    unknown = options.keys() - set(_OPTIONS)
     if unknown:
-        raise InvalidInput(f"@tool has no option {min(unknown)}; effect, name, timeout, retry, key_window, isolate")
+        raise InvalidInput(f"@tool has no option {min(unknown)}; {', '.join(_OPTIONS)}")
 
     def declare(fn: Any) -> Tool[..., Any]:
         return Tool(fn, **options, names=sys._getframe(1).f_locals)
@@ -281,6 +351,19 @@ def _check_function(fn: Any, shown: str) -> None:
     first = next(iter(inspect.signature(fn).parameters), None)
     if first in ("self", "cls") and "." in fn.__qualname__.rpartition("<locals>.")[2]:
         raise InvalidInput(f"tool {shown}: a method cannot be a tool, since its object is not recorded; write a function")
+
+
+def _hook_signature(label: str, fn: Any, names: Mapping[str, Any]) -> Signature:
+    _check_function(fn, label.removeprefix("tool "))
+    return Signature(label, fn, names)
+
+
+def _rate(rate: object, name: str) -> Rate | None:
+    if rate is None:
+        return None
+    if not isinstance(rate, Rate):
+        raise InvalidInput(f"tool {name}: rate={rate!r:.60} is not a Rate(limit, per=…)")
+    return structs.replace(rate, key=name) if rate.key is None else rate
 
 
 def _seconds(value: object, what: str) -> float:

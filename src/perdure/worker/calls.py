@@ -27,6 +27,7 @@ from perdure.core.events import (
     ToolCallFailed,
     ToolCallInDoubt,
     ToolCallResolved,
+    Usage,
 )
 from perdure.core.failures import clean, describe
 from perdure.core.machine import CallTool
@@ -50,6 +51,7 @@ class Ended(Struct, frozen=True, gc=False):
     number: int
     attempt: int
     result: Performed | Outcome
+    usage: Usage | None = None
 
 
 class Calls:
@@ -84,11 +86,11 @@ class Calls:
         told = self._told(call, asked.tool.timeout_s)
         running = attempt(asked.tool, asked.args, told, threads=self._threads, grace_s=self._settings.cancel_grace_s)
         self._attempts[call.number] = running
-        running.start(partial(self._ended, call.number, call.attempt))
+        running.start(partial(self._ended, told))
 
-    def _ended(self, number: int, attempt: int, performed: Performed) -> None:
-        if self._attempts.pop(number, None) is not None:
-            self._arrive(Ended(number, attempt, performed))
+    def _ended(self, told: Call, performed: Performed) -> None:
+        if self._attempts.pop(told.number, None) is not None:
+            self._arrive(Ended(told.number, told.attempt, performed, told.usage))
 
     def _told(self, call: CallState, timeout_s: float | None, connection: Any = None) -> Call:
         created = self._state.created
@@ -226,21 +228,23 @@ class Calls:
         """The events that an end makes, in order. When the run is being given up nothing is planned any more."""
         match ended.result:
             case Returned(result):
-                return [ToolCallCompleted(result=self._pack(result), attempt=ended.attempt)]
+                return [ToolCallCompleted(result=self._pack(result), attempt=ended.attempt, usage=ended.usage)]
             case Unrecordable(failure):
-                return [ToolCallCompleted(failure=failure, attempt=ended.attempt)]
+                return [ToolCallCompleted(failure=failure, attempt=ended.attempt, usage=ended.usage)]
             case Raised(failure):
-                return self._failed(call, failure, asked, wanted, closing, loose=False)
+                return self._failed(call, failure, ended.usage, asked, wanted, closing, loose=False)
             case Abandoned(failure):
-                return self._failed(call, failure, asked, wanted, closing, loose=True)
+                return self._failed(call, failure, ended.usage, asked, wanted, closing, loose=True)
             case Outcome():
                 return self._reconciled(call, ended.result, asked, wanted)
 
-    def _failed(self, call: CallState, failure: Failure, asked: CallTool, wanted: bool, closing: bool, *, loose: bool) -> list[AnyBody]:
+    def _failed(
+        self, call: CallState, failure: Failure, usage: Usage | None, asked: CallTool, wanted: bool, closing: bool, *, loose: bool
+    ) -> list[AnyBody]:
         tool = asked.tool
         if closing and wanted and failure.kind == "cancelled":
             # A drain ended it, not the agent: the next worker goes on by effect class. What may have happened is said so.
-            doubt = ToolCallInDoubt(call.attempt, "its worker was stopped inside it", failure, loose)
+            doubt = ToolCallInDoubt(call.attempt, "its worker was stopped inside it", failure, loose, usage)
             return [doubt] if call.effect in ("once", "keyed") else []
         verdict = after_failure(
             failure,
@@ -252,18 +256,18 @@ class Calls:
             wanted=wanted,
             doubtful=call.doubtful,
         )
-        doubt = ToolCallInDoubt(call.attempt, f"{failure.type}: {failure.message}"[:500], failure, loose)
+        doubt = ToolCallInDoubt(call.attempt, f"{failure.type}: {failure.message}"[:500], failure, loose, usage)
         match verdict:
             case Again(delay_s, in_doubt):
                 at = self._clock.now() + round(delay_s * 1e6)
                 return [
-                    doubt if in_doubt else ToolCallFailed(failure, attempt=call.attempt),
+                    doubt if in_doubt else ToolCallFailed(failure, attempt=call.attempt, usage=usage),
                     RetryScheduled(attempt=call.attempt + 1, at=at),
                 ]
             case Doubt():
                 return [doubt]
             case GiveUpRetrying():
-                return [ToolCallFailed(failure, attempt=call.attempt, final=True)]
+                return [ToolCallFailed(failure, attempt=call.attempt, final=True, usage=usage)]
 
     def _reconciled(self, call: CallState, outcome: Outcome, asked: CallTool, wanted: bool) -> list[AnyBody]:
         tool = asked.tool
@@ -314,20 +318,21 @@ class Calls:
         """The work to do inside the store's transaction: the effect, and its result event right behind `head`."""
 
         def work(connection: Any) -> tuple[Append, Sealed]:
-            result = self._perform_in_time(call, asked, connection)
+            told = self._told(call, asked.tool.timeout_s, connection)
+            result = self._perform_in_time(call, asked, told)
             payload, blob = codec.pack(result, self._settings.inline_bytes)
-            body = ToolCallCompleted(result=payload, attempt=call.attempt)
+            body = ToolCallCompleted(result=payload, attempt=call.attempt, usage=told.usage)
             after = pen.following(head, body, call=call.number, cause=call.intent_seq, blobs=() if blob is None else (blob,))
             return after, after.events[0]
 
         return work
 
-    def _perform_in_time(self, call: CallState, asked: CallTool, connection: Any) -> bytes:
+    def _perform_in_time(self, call: CallState, asked: CallTool, told: Call) -> bytes:
         """What the tool returns. Whatever it raises, and a result that comes too late, rolls everything back."""
         timeout_s = asked.tool.timeout_s
         begun_s = time.monotonic()
         try:
-            result = perform_in_transaction(asked.tool, asked.args, self._told(call, timeout_s, connection))
+            result = perform_in_transaction(asked.tool, asked.args, told)
             if timeout_s is not None and time.monotonic() - begun_s > timeout_s:
                 raise TimeoutError(f"tool {call.tool} took longer than {timeout_s:g} s; its transaction was rolled back")
         except BaseException as error:

@@ -15,63 +15,53 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
-from msgspec import Struct
-
 from perdure.agent import Agent
-from perdure.core import codec
+from perdure.core.circles import CircleWatch
 from perdure.core.codec import Payload
-from perdure.core.decide import GiveUp, Park, Perform
 from perdure.core.events import (
     AttentionNeeded,
-    CancelRequested,
     Event,
     Failure,
-    RunCancelled,
-    RunFailed,
+    Reason,
     RunReleased,
-    RunSucceeded,
     TimerFired,
     TimerSet,
     ToolCallFailed,
     ToolCallInDoubt,
-    ToolCallInitiated,
-    ToolCallResolved,
 )
 from perdure.core.failures import describe
-from perdure.core.keys import CallKeys
 from perdure.core.loop import DoesNotRest
 from perdure.core.machine import (
     Abandon,
-    CallTool,
-    Cancelled,
-    Command,
     Completion,
     Facts,
-    Failed,
-    Finish,
     Machine,
-    Record,
-    Succeeded,
+    StartChild,
     TimerDue,
 )
+from perdure.core.rate import Rate
 from perdure.core.replay import completion_of, replay
 from perdure.core.rest import Ask, Sleep, Stay, Stuck, at_rest
-from perdure.core.state import NOT_STARTED, CallState, RunState
-from perdure.errors import Diverged, Fenced, PerdureError
+from perdure.core.state import RunState
+from perdure.errors import Conflict, Diverged, Fenced, PerdureError, StoreError
 from perdure.settings import Settings
 from perdure.store.api import Claimed, InboxRow, RowChange, Status, Store
 from perdure.tool import Outcome
+from perdure.worker.asks import Asks
 from perdure.worker.calls import Calls, Ended
 from perdure.worker.clock import Clock
+from perdure.worker.closing import Closing
 from perdure.worker.commits import Commits, Writes
+from perdure.worker.gate import Gate
+from perdure.worker.inbox import Inbox
+from perdure.worker.orders import Helps, Orders
 from perdure.worker.pen import Pen
 from perdure.worker.threads import Threads
 
 log = logging.getLogger("perdure.worker")
-Reason = Literal["in_doubt", "diverged", "poison", "stuck", "error"]
 
 
-class Host(Writes, Protocol):
+class Host(Writes, Helps, Protocol):
     """What a drive needs of its worker."""
 
     store: Store
@@ -86,12 +76,7 @@ class Host(Writes, Protocol):
 
     def broke(self, drive: Drive, error: Exception) -> None: ...
 
-
-class Closing(Struct, frozen=True):
-    """Why the run is to be given up at the next step boundary."""
-
-    status: Literal["queued", "needs_attention"]
-    waiting_for: str
+    def is_short_of_room(self, queue: str) -> bool: ...
 
 
 class Drive:
@@ -106,34 +91,46 @@ class Drive:
         self._agent = agent
         self._host = host
         self._machine: Machine | None = None
-        self._keys = CallKeys(claimed.row.tenant, self.run_id)
         self._pen = Pen(claimed.lease, self.state, claimed.row.head, host.clock, host.settings.inline_bytes)
         self._calls = Calls(self.state, host.settings, host.clock, host.loop, host.threads, self.arrive, self.pack)
         self._arrived: deque[Ended | InboxRow] = deque()
         self._read: set[int] = set()  # inbox rows that have been taken and may not be gone from the database yet
-        self._asked: dict[int, CallTool] = {}  # every call that the machine has made: its tool and arguments
-        self._unwanted: set[int] = set()  # calls that the agent has stopped waiting for
-        self._due: list[int] = []  # calls whose intent is recorded and that start after the next commit
+        self._gate = Gate(self.run_id, host.store, self._pen, host.clock)
+        self._asks = Asks(self.state, host, host.clock)
+        self.last_child_s = 0.0  # when a child last ended, by the loop's clock
+        self._orders = Orders(self, host, claimed, self.state, self._pen, self._calls, self._gate, self._asks)
+        self._inbox = Inbox(self, host.loop, self.state, self._pen, self._calls, self._asks, self._orders)
         self._commits = Commits(self.run_id, self._pen, host, self._saved, self._lost, lambda error: host.broke(self, error))
         self._shown: Status = "running"  # the status in the run's row
         self._suspect = claimed.row.crashes > 0  # the row still counts crashes that this drive has to answer
         self._precious = False  # what came of an effect is recorded and not durable yet; results of reads may wait, these may not
-        self._closing: Closing | None = None
+        self.closing: Closing | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._flush: asyncio.TimerHandle | None = None
+        self._linger: asyncio.TimerHandle | None = None
 
     # -- from outside: plain calls on the worker's loop ---------------------------------------------------------------
     def begin(self, events: Sequence[Event]) -> None:
         """Rebuild the machine from the journal and go on at the frontier."""
+        watch = None if self._agent.circles is None else CircleWatch(self._agent.circles)
         for event in events:
             self.state.apply(event)
+            if watch is not None:
+                watch.observe(event, None if event.call is None else self.state.calls.get(event.call))
         self._pen.rebase()
+        self._gate.open()
+        self._watch_circles(watch)
+        if self.state.paused is not None:
+            # It was given up as paused while something was on its way to it: that is read now, and the run stands still again.
+            self.closing = Closing("paused", f"somebody who unpauses it; {self.state.paused.by} paused it")
         limit = self._host.settings.poison_limit
-        if self.state.crashes >= limit:
-            self._attend("poison", f"{self.state.crashes} workers in a row died while they drove this run, without any progress in between")
+        if watch is not None and watch.circling is not None:
+            self.attend("circling", watch.circling)  # its worker died before the run stood still: nothing of it is begun again
+        elif self.state.crashes >= limit:
+            self.attend("poison", f"{self.state.crashes} workers in a row died while they drove this run, without any progress in between")
         else:
-            self._guarded(self._rebuild, events)
-        self._pump()
+            self.guarded(self._rebuild, events)
+        self.pump()
 
     def receive(self, row: InboxRow) -> None:
         """Something from outside has arrived for this run."""
@@ -144,8 +141,8 @@ class Drive:
 
     def drain(self) -> None:
         """Hand the run over at the next step boundary: attempts in flight may end, no new one starts."""
-        if self._closing is None and not self.over:
-            self._closing = Closing("queued", "another worker: the one before was drained")
+        if self.closing is None and not self.over:
+            self.closing = Closing("queued", "another worker: the one before was drained")
             self._soon()
 
     def stop_attempts(self) -> None:
@@ -155,7 +152,7 @@ class Drive:
 
     def _soon(self) -> None:
         # Whoever calls from outside may be inside a task, where an agent's own tasks cannot be entered (CPython 3.14).
-        self._host.loop.call_soon(self._pump)
+        self._host.loop.call_soon(self.pump)
 
     def abort(self) -> None:
         """Stop at once and write nothing more, as a crash would: somebody else has the run, or we must not go on."""
@@ -168,23 +165,48 @@ class Drive:
                 self._machine.close()
             self._host.rested(self)
 
+    @property
+    def giving_up(self) -> bool:
+        return self.closing is not None
+
+    def _watch_circles(self, watch: CircleWatch | None) -> None:
+        if watch is None:
+            return
+
+        def observe(event: Event) -> None:
+            circling = watch.observe(event, None if event.call is None else self.state.calls.get(event.call))
+            if circling is not None:
+                self.attend("circling", circling)
+
+        self._pen.observe = observe
+
     # -- replay -------------------------------------------------------------------------------------------------------
     def _rebuild(self, events: Sequence[Event]) -> None:
         created = self.state.created
         assert created is not None
-        facts = Facts(self.run_id, created.tenant, created.actor, created.agent, created.version)
-        self._machine = self._agent.machine(facts, self._load(created.input), self._host.settings.max_steps)
-        frontier = replay(self._machine, events, self._load)
-        self._asked, self._unwanted = frontier.calls, frontier.abandoned
+        facts = Facts(self.run_id, created.tenant, created.actor, created.agent, self.state.version, created.parent, created.depth)
+        self._machine = self._agent.machine(facts, self.load(created.input), self._host.settings.max_steps)
+        frontier = replay(self._machine, events, self.load)
+        self._orders.asked, self._orders.unwanted = frontier.calls, frontier.abandoned
+        self._orders.check_pins()
         open_before = list(self.state.open.values())
-        for cause, command in frontier.pending:
-            self._obey(command, cause)
+        known = self.state.numbers
+        self._orders.obey_all(frontier.pending)
         for call in open_before:
-            self._consider(call)
-        for number in sorted(frontier.abandoned.intersection(self.state.open).difference(call.number for call in open_before)):
-            self._obey(Abandon(number), self.state.seq)  # asked for and given up in the same breath
+            self._orders.consider(call)
+        for ask in list(self.state.pending.values()):
+            self._asks.watch(ask)
+        for number, child in self.state.alive.items():
+            asked = self._orders.asked[number]
+            assert isinstance(asked, StartChild), child
+            self._host.serve_too(asked.agent)
+        for number in sorted(self._orders.unwanted):
+            if number > known or number not in self.state.calls:
+                self._orders.obey_all(
+                    [(self.state.seq, Abandon(number))]
+                )  # asked for and given up in the same breath, or a child, or an approval
 
-    def _load(self, payload: Payload) -> bytes:
+    def load(self, payload: Payload) -> bytes:
         inline = payload.inline
         if inline is not None:
             return inline
@@ -192,7 +214,7 @@ class Drive:
         return self._pen.blob(payload.blob) or self._host.store.blob(payload.blob)
 
     # -- the pump -----------------------------------------------------------------------------------------------------
-    def _pump(self) -> None:
+    def pump(self) -> None:
         """Take what has arrived, then commit, wait or rest."""
         if self._commits.under_way or self.over or self.state.created is None:
             return  # the answer, or `begin` when the journal has been read, comes back here
@@ -202,171 +224,88 @@ class Drive:
             self._host.broke(self, error)
 
     def _turn(self) -> None:
+        if self._orders.orphans and not self._pen.dirty:
+            self._orders.let_orphans_go()
         while self._arrived:
             arrived = self._arrived.popleft()
             if isinstance(arrived, InboxRow):
-                self._read_inbox(arrived)
+                self._inbox.read(arrived)
             else:
-                self._guarded(self._take, arrived)
-        if self._closing is None and self._machine is not None and (self._machine.has_timers or self._calls.waits):
-            self._guarded(self._wake_due)
-        if self._closing is None and not self.state.finished and self._must_commit():
+                self.guarded(self._take, arrived)
+        if self.closing is None and self._machine is not None and (self._machine.has_timers or self._calls.waits or self._asks.waits):
+            self.guarded(self._wake_due)
+        if self._may_begin and not self.state.finished and self._must_commit():
             self._commit(None)
-        elif self._calls.idle() and (self._closing is not None or not self._due):
+        elif self._calls.idle() and (self.closing is not None or not self._orders.due):
             self._rest()
         else:
             self._arm()
 
-    def _must_commit(self) -> bool:
-        return bool(self._due) or self._precious
+    @property
+    def _may_begin(self) -> bool:
+        """Whether calls begin whose intents are recorded: not when the run is given up, unless only those after them lack the money."""
+        return self.closing is None or self.closing.attention == "budget"
 
-    def _guarded(self, work: Callable[..., None], *args: Any) -> None:
+    def _must_commit(self) -> bool:
+        return bool(self._orders.due) or self._precious or bool(self._orders.orphans)
+
+    def guarded(self, work: Callable[..., None], *args: Any) -> None:
         """Run a piece of work; whatever the agent's code does wrong there parks this run and touches no other."""
         self._host.entered = self.run_id
         try:
             work(*args)
         except Diverged as diverged:
-            self._attend("diverged", str(diverged))
+            self.attend("diverged", str(diverged))
         except DoesNotRest as endless:
-            self._attend("stuck", str(endless))
+            self.attend("stuck", str(endless))
         except PerdureError as error:
-            self._attend("error", f"{type(error).__name__}: {error}")
+            self.attend("error", f"{type(error).__name__}: {error}")
         except Exception as error:
             log.exception("run %s: unexpected error; the run is parked", self.run_id)
-            self._attend("error", f"unexpected {type(error).__name__}: {describe(error).message}")  # its own __str__ may raise
+            self.attend("error", f"unexpected {type(error).__name__}: {describe(error).message}")  # its own __str__ may raise
         finally:
             self._host.entered = None
 
-    def _attend(self, reason: Reason, detail: str) -> None:
+    def attend(self, reason: Reason, detail: str) -> None:
         """Stop the run until a person has looked. Attempts in flight may still end and are recorded."""
-        if self._closing is None or self._closing.status == "queued":
+        if self.closing is None or self.closing.status == "queued":
+            self.closing = Closing("needs_attention", f"a person: {reason.replace('_', ' ')}", reason)
             self._pen.record(AttentionNeeded(reason, detail), cause=self._claimed.row.seq)
-            self._closing = Closing("needs_attention", f"a person: {reason.replace('_', ' ')}")
 
     # -- what the machine wants ---------------------------------------------------------------------------------------
-    def _deliver(self, event: Event, completion: Completion | None = None) -> None:
+    def deliver(self, event: Event, completion: Completion | None = None) -> None:
         """Tell the machine what the event says, and do what it wants. When the run is being given up, the next one does that."""
-        if self._closing is not None:
+        if self.closing is not None:
             return
         assert self._machine is not None
-        completion = completion or completion_of(event, self._load)
+        completion = completion or completion_of(event, self.load)
         if completion is not None and not self._machine.finished:
             self._machine.cause = event.seq
             commands = self._machine.deliver(event.ts, completion)
             # What was given up comes last: telling the machine so may end the run, and nothing can be recorded after its end.
-            for command in sorted(commands, key=lambda command: isinstance(command, Abandon)):
-                self._obey(command, event.seq)
-
-    def _obey(self, command: Command, cause: int) -> None:
-        match command:
-            case CallTool():
-                self._initiate(command, cause)
-            case Record(body):
-                self._pen.record(body, cause=cause)
-            case Abandon(number):
-                self._unwanted.add(number)
-                self._calls.unwanted(self.state.calls[number], cancel_effects=self.state.cancel is not None)
-                self._give_up_if_idle(number)
-            case Finish(Succeeded(output)):
-                self._pen.record(RunSucceeded(self._pen.pack(output)), cause=cause)
-            case Finish(Failed(failure)):
-                self._pen.record(RunFailed(failure), cause=cause)
-            case Finish(Cancelled()):
-                self._pen.record(RunCancelled(self.state.cancel.reason if self.state.cancel else None), cause=cause)
-
-    def _initiate(self, command: CallTool, cause: int) -> None:
-        tool, number = command.tool, command.number
-        self._asked[number] = command
-        self._pen.record(
-            ToolCallInitiated(
-                tool=tool.name,
-                effect=tool.effect,
-                key=self._keys.key(number),
-                args=self._pen.pack(command.args),
-                digest=codec.digest(command.args),
-                timeout_s=tool.timeout_s,
-                reconcile=tool.reconciler is not None,
-            ),
-            call=number,
-            cause=cause,
-        )
-        self._ready(self.state.calls[number])
-
-    def _attempt_again(self, call: CallState, attempt: int, cause: int) -> None:
-        tool = self._asked[call.number].tool
-        again = ToolCallInitiated(
-            tool=call.tool,
-            effect=call.effect,
-            key=call.key,
-            attempt=attempt,
-            timeout_s=tool.timeout_s,
-            reconcile=tool.reconciler is not None,
-        )
-        self._pen.record(again, call=call.number, cause=cause)
-        self._ready(call)
-
-    def _ready(self, call: CallState) -> None:
-        if call.effect == "read":
-            # Reading changes nothing: a crash from here on costs at most the same reading again, so nothing waits for a commit.
-            self._calls.start(call, self._asked[call.number])
-        else:
-            self._due.append(call.number)
-
-    # -- calls that nobody is performing ------------------------------------------------------------------------------
-    def _consider(self, call: CallState) -> None:
-        """Decide about an open call that nobody is performing."""
-        self._follow(call, self._calls.consider(call, self._asked[call.number], wanted=call.number not in self._unwanted))
-
-    def _follow(self, call: CallState, verdict: Perform | GiveUp | Park | None) -> None:
-        match verdict:
-            case Perform(attempt):
-                self._attempt_again(call, attempt, self._why_again(call))
-            case GiveUp():
-                self._give_up(call)
-            case Park(why):
-                if call.phase != "in_doubt" or why not in (call.doubt or ""):
-                    self._doubt(call, f"{why}; {call.doubt}"[:500] if call.doubt else why)
-            case None:
-                if self._calls.busy(call.number) and call.phase != "in_doubt":
-                    self._doubt(call, "its worker died inside it; its reconcile hook is being asked")
-
-    def _why_again(self, call: CallState) -> int:
-        """The event that made another attempt necessary: a failure, a resolved doubt, or the claim after a crash."""
-        return call.last_seq if call.last_seq > call.intent_seq else self._claimed.row.seq
-
-    def _doubt(self, call: CallState, why: str) -> None:
-        self._pen.record(ToolCallInDoubt(call.attempt, why), call=call.number, cause=self._claimed.row.seq)
-
-    def _give_up(self, call: CallState) -> None:
-        failure = Failure(kind="cancelled", type="Cancelled", message="nobody waits for this call any more")
-        event = self._pen.record(ToolCallFailed(failure, attempt=call.attempt, final=True), call=call.number, cause=call.last_seq)
-        self._deliver(event)
-
-    def _give_up_if_idle(self, number: int) -> None:
-        call = self.state.calls[number]
-        if call.doubtful:
-            return  # an earlier attempt may have happened: nobody's losing interest settles that
-        if number in self._due:
-            # Its intent is recorded but its effect has provably not begun: this process starts it and has not.
-            self._due.remove(number)
-            self._give_up(call)
-        elif call.phase in ("retry_wait", "idle", "failing"):
-            self._calls.forget(number)
-            self._give_up(call)
+            self._orders.obey_all([(event.seq, command) for command in sorted(commands, key=lambda command: isinstance(command, Abandon))])
 
     # -- what came of an attempt --------------------------------------------------------------------------------------
     def _take(self, ended: Ended) -> None:
-        call, asked = self.state.calls[ended.number], self._asked[ended.number]
+        call = self.state.calls[ended.number]
+        asked = self._orders.tool_call(call)
         if call.ended or ended.attempt != call.attempt or (isinstance(ended.result, Outcome) and call.phase != "in_doubt"):
             return  # somebody has settled that attempt meanwhile
-        wanted = call.number not in self._unwanted
-        for body in self._calls.outcome(call, ended, asked, wanted=wanted, closing=self._closing is not None):
+        wanted = call.number not in self._orders.unwanted
+        for body in self._calls.outcome(call, ended, asked, wanted=wanted, closing=self.closing is not None):
             event = self._pen.record(body, call=call.number, cause=call.intent_seq if call.phase == "started" else call.last_seq)
             self._precious = self._precious or call.effect != "read"
-            self._deliver(event)
-        if not call.ended and not self._calls.busy(call.number) and self._closing is None:
+            if isinstance(body, ToolCallFailed | ToolCallInDoubt) and asked.tool.rate is not None:
+                self._hear_of_limit(asked.tool.rate, body.failure)
+            self.deliver(event)
+        if not call.ended and not self._calls.busy(call.number) and self.closing is None:
             verdict = self._calls.after_unknown(call, ended, asked, wanted=wanted)
-            self._follow(call, verdict) if verdict is not None else self._consider(call)
+            self._orders.follow(call, verdict) if verdict is not None else self._orders.consider(call)
+
+    def _hear_of_limit(self, rate: Rate, failure: Failure | None) -> None:
+        if failure is not None and failure.kind == "rate_limited":
+            wait_s = 1.0 if failure.retry_after_s is None else failure.retry_after_s
+            self._gate.hold_back(rate, self._host.clock.now() + round(wait_s * 1e6))
 
     def pack(self, encoded: bytes) -> Payload:
         return self._pen.pack(encoded)
@@ -374,74 +313,53 @@ class Drive:
     def arrive(self, ended: Ended) -> None:
         """An attempt or a reconcile hook has come to an end."""
         self._arrived.append(ended)
-        self._pump()
-
-    def _read_inbox(self, row: InboxRow) -> None:
-        body = row.body
-        if body is None:
-            self._pen.leave(row.inbox_id)
-            self._attend("error", f"something from outside (inbox row {row.inbox_id}) was written by a newer perdure; upgrade this worker")
-            return
-        self._pen.consume(row.inbox_id)
-        match body:
-            case CancelRequested() if self.state.cancel is None and not self.state.finished:
-                event = self._pen.record(body)
-                self._guarded(self._deliver, event)
-            case ToolCallResolved() if row.call in self.state.open and self._is_about(body, self.state.open[row.call]):
-                call = self.state.open[row.call]
-                self._calls.forget(row.call)
-                event = self._pen.record(body, call=row.call, cause=call.last_seq)
-                self._guarded(self._deliver, event)
-                if not call.ended and self._closing is None:
-                    self._guarded(self._consider, call)
-            case _:
-                log.warning("run %s: %s came too late and changes nothing", self.run_id, body.__struct_config__.tag)
-
-    @staticmethod
-    def _is_about(answer: ToolCallResolved, call: CallState) -> bool:
-        """Whether the answer is about the attempt that is in doubt now, and not about one before it."""
-        return call.phase == "in_doubt" and answer.attempt == call.attempt
+        self.pump()
 
     # -- time ---------------------------------------------------------------------------------------------------------
     def _wake_due(self) -> None:
         """Fire the timers and go on with the calls that are due at this moment; timers set by that wait for the next turn."""
         assert self._machine is not None
         now = self._host.clock.now()
+        self._asks.settle_due(now)
         for number in self._calls.due(now):
-            self._consider(self.state.calls[number])
+            self._orders.consider(self.state.calls[number])
         last = self._machine.timers_set
-        while (timer := self._machine.next_timer()) is not None and timer[0] <= now and timer[1] <= last and self._closing is None:
+        while (timer := self._machine.next_timer()) is not None and timer[0] <= now and timer[1] <= last and self.closing is None:
             if self.state.finished:
                 return  # a timer that nobody awaits is left over
             event = self._pen.record(TimerFired(timer[1]), cause=self._machine.timer_cause(timer[1]))
-            self._deliver(event, TimerDue(timer[1]))
+            self.deliver(event, TimerDue(timer[1]))
 
     def _next_wake(self) -> int | None:
         assert self._machine is not None
         timer = self._machine.next_timer()
-        waits = [at for at in (timer[0] if timer else None, self._calls.next_due()) if at is not None]
+        waits = [at for at in (timer[0] if timer else None, self._calls.next_due(), self._asks.next_due()) if at is not None]
         return min(waits, default=None)
 
     def _arm(self) -> None:
         """Wait: for attempts, for the next timer, and for the moment when what is buffered must go out."""
+        if self._orders.urgent and self.closing is None:
+            self._commit(None)
+            return
         if (
             self._alarm is None
             and not self._pen.dirty
             and not self._calls.waits
+            and not self._asks.waits
             and (self._machine is None or not self._machine.has_timers)
         ):
             return  # the common case: nothing but attempts to wait for
         loop, settings = self._host.loop, self._host.settings
         if self._pen.dirty and self._flush is None:
             self._flush = loop.call_later(settings.flush_s, self._flush_now)
-        wake = None if self._closing is not None or self._machine is None else self._next_wake()
+        wake = None if self.closing is not None or self._machine is None else self._next_wake()
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
         if wake is not None:
             # Never longer than a minute at a time, so that a wall clock that jumps is noticed.
             delay_s = min(max((wake - self._host.clock.now()) / 1e6, 0.0), 60.0)
-            self._alarm = loop.call_later(delay_s, self._pump)
+            self._alarm = loop.call_later(delay_s, self.pump)
 
     def _flush_now(self) -> None:
         self._flush = None
@@ -449,65 +367,95 @@ class Drive:
             self._commit(None)
 
     def _disarm(self) -> None:
-        for handle in (self._alarm, self._flush):
+        for handle in (self._alarm, self._flush, self._linger):
             if handle is not None:
                 handle.cancel()
-        self._alarm = self._flush = None
+        self._alarm = self._flush = self._linger = None
 
     # -- rest ---------------------------------------------------------------------------------------------------------
     def _rest(self) -> None:
         """Nothing is under way: finish the run, give it up, or wait."""
         if self.state.finished:
             self._commit(RowChange(self.state.status, error=_error(self.state.failure), release=True, progress=True))
-        elif self._closing is not None:
-            self._withdraw_due()
+        elif self.closing is not None:
+            self._orders.withdraw_due()
             now = self._host.clock.now()
-            self._release(self._closing.status, self._closing.waiting_for, now if self._closing.status == "queued" else None)
+            self._release(
+                self.closing.status, self.closing.waiting_for, now if self.closing.status == "queued" else None, self.closing.attention
+            )
         else:
             self._wait()
 
     def _wait(self) -> None:
         assert self._machine is not None
-        settings = self._host.settings
+        # A parent that looks after its children every now and then must not keep the room that they need to go on.
+        makes_room = bool(self.state.alive) and self._host.is_short_of_room(self._claimed.row.queue)
+        park_after_s = 0.0 if makes_room else self._host.settings.park_after_s
+        timer = self._machine.next_timer()
         answer = at_rest(
             self.state,
-            next_timer=self._machine.next_timer(),
-            waits=self._calls.waits,
+            next_timer=timer,
+            waits={**self._calls.waits, **self._asks.waits},
+            topics=self._machine.topics,
             now=self._host.clock.now(),
-            park_after_us=round(settings.park_after_s * 1e6),
+            park_after_us=round(park_after_s * 1e6),
         )
         match answer:
             case Stay():
                 self._arm()
-            case Sleep(wake_at, waiting_for, timer):
-                if timer is not None and timer not in self.state.timers:
-                    self._pen.record(TimerSet(timer=timer, due=wake_at), cause=self._machine.timer_cause(timer))
-                self._release("waiting", waiting_for, wake_at)
+            case Sleep(status, waiting_for, wake_at):
+                if self._lingers():
+                    return
+                if timer is not None and timer[0] == wake_at and timer[1] not in self.state.timers:
+                    self._pen.record(TimerSet(timer=timer[1], due=timer[0]), cause=self._machine.timer_cause(timer[1]))
+                self._release(status, waiting_for, wake_at)
             case Ask(calls, wake_at):
                 self._pen.record(AttentionNeeded("in_doubt", f"{answer.names}: {calls[0].doubt}"), cause=calls[0].last_seq)
-                self._release("needs_attention", f"a person: {answer.names} in doubt", wake_at)
+                self._release("needs_attention", f"a person: {answer.names} in doubt", wake_at, "in_doubt")
             case Stuck():
-                self._attend("stuck", "the agent waits for something that nothing can bring about: no call is open and no timer is set")
+                self.attend(
+                    "stuck",
+                    "the agent waits for something that nothing can bring about: no call, approval or child is open, "
+                    "it listens for no signal, and no timer is set",
+                )
                 self._rest()
 
-    def _withdraw_due(self) -> None:
-        """Say of calls whose intent is recorded that they have not begun, so that the next worker need not doubt them."""
-        due, self._due = self._due, []
-        for number in due:
-            call = self.state.calls[number]
-            failure = Failure(kind="not_sent", type=NOT_STARTED, message="its worker gave the run up before the call began")
-            self._pen.record(ToolCallFailed(failure, attempt=call.attempt), call=number, cause=call.intent_seq)
+    def _lingers(self) -> bool:
+        """Keep a run whose children end one after the other: giving it up and replaying it for each would cost the square of them."""
+        if len(self.state.alive) == len(self.state.children) or not self.state.alive:
+            return False
+        left_s = self.last_child_s + self._host.settings.linger_s - self._host.loop.time()
+        if left_s <= 0:
+            return False
+        self._arm()
+        if self._linger is None:
+            self._linger = self._host.loop.call_later(left_s, self._end_linger)
+        return True
 
-    def _release(self, status: Literal["queued", "waiting", "needs_attention"], waiting_for: str, wake: int | None) -> None:
-        self._pen.record(RunReleased(status, waiting_for, wake))
-        attention = self.state.attention.detail[:500] if self.state.attention else None
-        self._commit(RowChange(status, waiting_for=waiting_for, ready_at=wake, error=attention, release=True, progress=True))
+    def _end_linger(self) -> None:
+        self._linger = None
+        self.pump()
+
+    def _release(
+        self,
+        status: Literal["queued", "waiting", "waiting_approval", "paused", "needs_attention"],
+        waiting_for: str,
+        wake: int | None,
+        attention: Reason | None = None,
+    ) -> None:
+        # Whatever a run waits for that is to be cancelled: until that is confirmed, it is being cancelled (T29).
+        standing = "cancelling" if self.state.cancel is not None and status not in ("paused", "needs_attention") else status
+        self._pen.record(RunReleased(standing, waiting_for, wake))
+        detail = self.state.attention.detail[:500] if self.state.attention else None
+        self._commit(
+            RowChange(standing, waiting_for=waiting_for, ready_at=wake, error=detail, attention=attention, release=True, progress=True)
+        )
 
     # -- the commit ---------------------------------------------------------------------------------------------------
     def _commit(self, row: RowChange | None) -> None:
         """Make everything recorded so far durable; what waits for that starts afterwards."""
         self._disarm()
-        precious, self._precious = self._precious, False
+        precious, self._precious, self._orders.urgent = self._precious, False, False
         number = self._next_transaction()
         # What came of an effect does not wait for the transaction's tool: a crash inside it would make a doubt of a known result.
         if number is not None and not precious:
@@ -531,34 +479,43 @@ class Drive:
             if row.release:
                 self.abort()
                 return
-        durable = set(self._due)
+        durable = set(self._orders.due)
         if result is not None:
-            self._guarded(self._deliver, result)
-        due, self._due = self._due, []
+            self.guarded(self.deliver, result)
+        due, self._orders.due = self._orders.due, []
         for number in due:
             call = self.state.calls[number]
             # What a transaction's result has just made the agent ask for was not in this commit: it waits for the next one (G2).
-            if number not in durable or call.effect == "transaction" or self._closing is not None:
-                self._due.append(number)
+            if number not in durable or call.effect == "transaction" or not self._may_begin:
+                self._orders.due.append(number)
             else:
                 # The intent is durable. From here on a crash leaves an intent without a result: decide() settles it by effect class.
-                self._calls.start(call, self._asked[number])
-        self._pump()
+                self._calls.start(call, self._orders.tool_call(call))
+        self.pump()
 
     def _lost(self, why: str) -> None:
-        # Refused although nobody else has the run: our own commit, of unknown outcome, has arrived after all. Then it is given up.
-        self._host.broke(self, Fenced(why))
+        self._host.broke(self, Conflict(why) if self._is_still_ours() else Fenced(why))
+
+    def _is_still_ours(self) -> bool:
+        """Whether the lease holds and nothing was written meanwhile: then it is what we wanted to write that was refused, such as the
+        start of a call whose approval is not what the journal says, and it would be again; a person has to look."""
+        try:
+            row = self._host.store.get(self.run_id)
+        except StoreError:
+            return False
+        return row is not None and (row.holder, row.epoch, row.seq) == (self.lease.worker, self.lease.epoch, self._pen.durable_seq)
 
     # -- effect="transaction" -----------------------------------------------------------------------------------------
     def _next_transaction(self) -> int | None:
-        if self._closing is not None or self.state.finished:
+        if not self._may_begin or self.state.finished:
             return None
-        return next((number for number in self._due if self.state.calls[number].effect == "transaction"), None)
+        return next((number for number in self._orders.due if self.state.calls[number].effect == "transaction"), None)
 
     def _transact(self, number: int) -> None:
         """The effect and its result event in one commit, together with everything recorded before it."""
-        self._due.remove(number)
-        call, asked = self.state.calls[number], self._asked[number]
+        self._orders.due.remove(number)
+        call = self.state.calls[number]
+        asked = self._orders.tool_call(call)
         self._commits.transact(
             lambda head: self._calls.transaction(call, asked, head, self._pen), lambda error: self._rolled_back(number, error)
         )
@@ -566,10 +523,10 @@ class Drive:
     def _rolled_back(self, number: int, error: BaseException | None) -> None:
         """The effect has not happened. Its intent is still in the buffer and goes out with the failure, or with the next try."""
         if error is None:
-            self._due.insert(0, number)
+            self._orders.due.insert(0, number)
         else:
             self._arrived.appendleft(self._calls.rolled_back(self.state.calls[number], error))
-        self._pump()
+        self.pump()
 
 
 def _error(failure: Failure | None) -> str | None:

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from perdure.core.codec import decode
-from perdure.core.events import Failure
+from perdure.core.events import Failure, Usage
 from perdure.tool import Call, Tool
 from perdure.worker import isolated
 
@@ -95,6 +95,8 @@ class Isolated:
                         begun = True
                     case b"H", progress:
                         self._call.progress = decode(progress)
+                    case b"U", usage:
+                        self._call.add_usage(msgspec.json.decode(usage, type=Usage))
                     case b"R", result:
                         answer = result
                     case b"F", failure:

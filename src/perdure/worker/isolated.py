@@ -1,9 +1,10 @@
 """The program that runs one isolated tool. Started by isolate.py, as a file; only the standard library until it has forked.
 
 The first process stays outside as the supervisor: it loads no code of the user, so that nothing a tool does can keep it from
-killing all that the tool has started. Lines to the worker: B begun, H heartbeat, R result, F failure, E how the tool's process
-ended (written by the supervisor, when nothing that the tool has started is left). A line carries its length: a process that dies while
-it writes leaves the beginning of one, and the beginning of a number is a number.
+killing all that the tool has started. Lines to the worker: B begun, H heartbeat, U used (each time something was, since what is spent
+is spent, also by a process that is killed), R result, F failure, E how the tool's process ended (written by the supervisor, when nothing
+that the tool has started is left). A line carries its length: a process that dies while it writes leaves the beginning of one, and
+the beginning of a number is a number.
 """
 
 from __future__ import annotations
@@ -147,6 +148,7 @@ def _become_tool(request: dict[str, Any]) -> None:
 
 def _run(request: dict[str, Any], answers: int) -> None:
     import asyncio
+    import threading
 
     import msgspec
 
@@ -154,8 +156,12 @@ def _run(request: dict[str, Any], answers: int) -> None:
     from perdure.core.failures import describe
     from perdure.worker.answers import Returned, recordable
 
+    one_at_a_time = threading.Lock()
+
     def tell(letter: bytes, line: bytes = b"") -> None:
-        _write(answers, framed(letter, line))
+        # A thread that the tool has left behind may still speak while the result, in several pieces, is on its way.
+        with one_at_a_time:
+            _write(answers, framed(letter, line))
 
     try:
         tool = _load_tool(request)
@@ -181,12 +187,18 @@ def _run(request: dict[str, Any], answers: int) -> None:
 def _call(request: dict[str, Any], tell: Any) -> Any:
     from datetime import datetime
 
+    import msgspec
+
     from perdure.core.codec import encode
     from perdure.tool import Call
 
     fields = request["call"]
     deadline = None if fields["deadline"] is None else datetime.fromisoformat(fields["deadline"])
-    return Call(**{**fields, "deadline": deadline}, on_heartbeat=lambda progress: tell(b"H", encode(progress)))
+    return Call(
+        **{**fields, "deadline": deadline},
+        on_heartbeat=lambda progress: tell(b"H", encode(progress)),
+        on_spend=lambda usage: tell(b"U", msgspec.json.encode(usage)),
+    )
 
 
 def _load_tool(request: dict[str, Any]) -> Tool[..., Any]:

@@ -6,14 +6,15 @@ have succeeded. What is not yet durable has never left the process: the driver s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from perdure.core import chain, codec
+from perdure.core.budget import NOTHING, Amounts, amounts_of
 from perdure.core.chain import Sealed
 from perdure.core.codec import Payload
-from perdure.core.events import AnyBody, Event
+from perdure.core.events import AnyBody, Event, ToolCallCompleted
 from perdure.core.state import RunState
-from perdure.store.api import Append, Lease, RowChange
+from perdure.store.api import Append, Charge, Lease, RowChange
 from perdure.worker.clock import Clock
 
 
@@ -31,11 +32,21 @@ class Pen:
         self._blobs: dict[str, bytes] = {}  # by digest
         self._consumed: list[int] = []
         self._left: list[int] = []
+        self.metered = False  # the run has a budget, its own or one above it: what it uses is charged in the commits that say so
+        self._sent: tuple[Amounts, Amounts] = (NOTHING, NOTHING)
+        self._charged = (NOTHING, NOTHING)  # what of the state's reserved and spent is in the ledger
+        self.observe: Callable[[Event], None] | None = None  # told of every event right after it is in the state
 
     def rebase(self) -> None:
         """The state has been folded up to the durable end of the journal: go on from there."""
         assert not self._events
         self._durable_seq = self.state.seq
+        self._charged = (self.state.reserved, self.state.spent)
+
+    @property
+    def durable_seq(self) -> int:
+        """The seq of the last event that is known to be durable."""
+        return self._durable_seq
 
     @property
     def dirty(self) -> bool:
@@ -46,7 +57,15 @@ class Pen:
         event = Event(self.state.seq + 1, self._clock.new_id(), self._clock.now(), self.lease.epoch, call, cause, body)
         self.state.apply(event)
         self._events.append(event)
+        if self.observe is not None:
+            self.observe(event)
         return event
+
+    @property
+    def uncharged(self) -> Charge:
+        """What the events that are not durable yet do to the budget."""
+        reserved, spent = self._charged
+        return Charge(self.state.reserved + -reserved, self.state.spent + -spent)
 
     def pack(self, encoded: bytes) -> Payload:
         """A payload for an event; what is too large to lie in place goes along as a blob in the same commit."""
@@ -71,7 +90,11 @@ class Pen:
     def append(self, row: RowChange | None = None) -> Append:
         """Everything recorded so far as one append. Nothing leaves the buffer before `saved`."""
         sealed = tuple(chain.seal_all(self._head, self._events))
-        return Append(self.lease, self._durable_seq, sealed, tuple(self._blobs.values()), row, tuple(self._consumed), tuple(self._left))
+        charge = self.uncharged if self.metered else None
+        self._sent = (self.state.reserved, self.state.spent)
+        return Append(
+            self.lease, self._durable_seq, sealed, tuple(self._blobs.values()), row, tuple(self._consumed), tuple(self._left), charge
+        )
 
     def saved(self, append: Append) -> Sequence[Event]:
         """That append is durable: forget what it held. Returns its events."""
@@ -81,19 +104,28 @@ class Pen:
         del self._events[:count], self._consumed[: len(append.consumed)]
         for digest in list(self._blobs)[: len(append.blobs)]:
             del self._blobs[digest]
+        self._charged = self._sent  # one append at a time: nothing else can have been charged meanwhile
         if append.events:
             self._head, self._durable_seq = append.events[-1].hash, append.events[-1].event.seq
         return saved
 
-    def following(self, append: Append, body: AnyBody, *, call: int, cause: int, blobs: tuple[bytes, ...] = ()) -> Append:
+    def following(self, append: Append, body: ToolCallCompleted, *, call: int, cause: int, blobs: tuple[bytes, ...] = ()) -> Append:
         """One more event right behind an append that is being written in the same transaction. Not recorded yet: see `adopt`."""
         head, seq = (append.events[-1].hash, append.events[-1].event.seq) if append.events else (self._head, self._durable_seq)
         event = Event(seq + 1, self._clock.new_id(), self._clock.now(), self.lease.epoch, call, cause, body)
-        return Append(self.lease, seq, (chain.seal(head, event),), blobs)
+        return Append(self.lease, seq, (chain.seal(head, event),), blobs, charge=self._charge_of(event, body) if self.metered else None)
+
+    def _charge_of(self, event: Event, done: ToolCallCompleted) -> Charge:
+        assert event.call is not None
+        call = self.state.calls[event.call]
+        return Charge(-call.reserved, amounts_of(done.usage, busy_us=max(event.ts - call.started_at, 0)))
 
     def adopt(self, sealed: Sealed) -> Event:
         """An event that `following` made has become durable."""
         assert not self._events, "everything before it must be durable"
         self.state.apply(sealed.event)
+        self._charged = (self.state.reserved, self.state.spent)
+        if self.observe is not None:
+            self.observe(sealed.event)
         self._head, self._durable_seq = sealed.hash, sealed.event.seq
         return sealed.event

@@ -32,5 +32,6 @@ def surrender(lease: Lease, row: RunRow, error: Exception, clock: Clock) -> Appe
         detail = f"it cannot be driven: {type(error).__name__}: {describe(error).message}"[:_DETAIL_CHARS]
         bodies = [AttentionNeeded("error", detail), RunReleased(status, waiting_for, abrupt=True)]
     events = [Event(row.seq + place, clock.new_id(), now, lease.epoch, None, row.seq, body) for place, body in enumerate(bodies, 1)]
-    change = RowChange(status, waiting_for=waiting_for, ready_at=wake, error=detail, release=True)
+    attention: Literal["error"] | None = "error" if status == "needs_attention" else None
+    change = RowChange(status, waiting_for=waiting_for, ready_at=wake, error=detail, attention=attention, release=True)
     return Append(lease, row.seq, tuple(chain.seal_all(row.head, events)), row=change)

@@ -1,7 +1,7 @@
 """A worker: claims ready runs, drives many at a time on one loop, and hands them over when it is drained.
 
-It wakes up when something was committed (by any process), when the next run becomes ready, and when a run of its own has come to
-rest; never by asking every run. One run's failure touches no other: each drive guards its own agent, and an error of ours in one
+It wakes up when somebody rings (a commit by any process that leaves something to do), when the next run becomes ready, and when a run
+of its own has come to rest; never by asking every run. One run's failure touches no other: each drive guards its own agent, and an error of ours in one
 drive ends that drive.
 """
 
@@ -15,14 +15,27 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from perdure.agent import Agent
-from perdure.core.events import Event
-from perdure.errors import Fenced, NotFound, PerdureError, RunEnded, StoreError, UnknownAgent
+from perdure.core.approval import Ruling, Standing
+from perdure.core.events import CancelRequested, Event
+from perdure.errors import (
+    AlreadyRunning,
+    Conflict,
+    Fenced,
+    NotFound,
+    PerdureError,
+    RunEnded,
+    StoreError,
+    UnknownAgent,
+    WrongVersion,
+)
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, Append, Appended, Claimed, RunRow, Store
+from perdure.store.api import FINISHED, Append, Appended, ApprovalFilter, ApprovalRow, Claimed, RunRow, Served, Store
 from perdure.store.writer import GroupCommit
 from perdure.worker import forked, outside
 from perdure.worker.clock import Clock
+from perdure.worker.courier import Courier
 from perdure.worker.drive import Drive
+from perdure.worker.kin import Kin
 from perdure.worker.lease import Renewer, Watchdog
 from perdure.worker.surrender import AGAIN_AFTER_S, surrender
 from perdure.worker.threads import Threads
@@ -31,20 +44,29 @@ log = logging.getLogger("perdure.worker")
 Observer = Callable[[str, Sequence[Event]], None]
 _READ_HERE = 500  # a journal longer than this is read on a thread, so that the loop goes on meanwhile
 _REAP_EVERY_S = 1.0
+_FIND_KIN_EVERY_S = 2.0
+_FLUSH_NOTICES_S = 5.0
 
 
 class Worker:
     """Drives the runs of some agents over one store. Use it as an async context manager on the loop that it is to work on."""
 
     def __init__(
-        self, store: Store, agents: Iterable[Agent[Any, Any]], settings: Settings, clock: Clock, observers: Sequence[Observer] = ()
+        self,
+        store: Store,
+        agents: Iterable[Agent[Any, Any]],
+        settings: Settings,
+        clock: Clock,
+        observers: Sequence[Observer] = (),
+        queues: Sequence[str] | None = None,
     ) -> None:
         self.store = store
         self.settings = settings
         self.clock = clock
         self.threads = Threads(settings.threads)
         self.id = clock.new_id()
-        self.agents = {agent.name: agent for agent in agents}
+        self.agents = {Served(agent.name, agent.version): agent for agent in agents}
+        self.queues = queues
         self.loop: asyncio.AbstractEventLoop
         self._observers = tuple(observers)
         self._drives: dict[str, Drive] = {}
@@ -55,6 +77,8 @@ class Worker:
         self._draining = False
         self._transactions = 0  # under way
         self._last_reap_s = float("-inf")
+        self._kin = Kin(store, self.agents, settings.max_steps)
+        self._last_kin_s = float("-inf")
 
     async def __aenter__(self) -> Worker:
         self.loop = asyncio.get_running_loop()
@@ -64,8 +88,22 @@ class Worker:
         self._sign_on()
         self._renewer = Renewer(self.store, self.id, self.clock, self.settings.lease_s, Watchdog(self.loop, self._inside))
         self._renewer.start()
-        self._watching = self.loop.create_task(self._watch(), name="perdure post")
+        self._courier = Courier(self.store, self.settings, self.clock, busy=lambda: self.transacting)
+        self._stop_listening = self.store.listen(self._ring)
+        self._tasks = [
+            self.loop.create_task(self._watch(), name="perdure post"),
+            self.loop.create_task(self._courier.run(), name="perdure notices"),
+        ]
         return self
+
+    def _ring(self) -> None:
+        """Somebody has committed something, in whatever thread or process."""
+        self.loop.call_soon_threadsafe(self._rung)
+
+    def _rung(self) -> None:
+        self._look_for_post()
+        self._courier.poke()
+        self._notice()
 
     def _inside(self) -> str:
         return "something that is not an agent: a tool, most likely" if self.entered is None else f"the agent of run {self.entered}"
@@ -78,7 +116,10 @@ class Worker:
 
     async def __aexit__(self, *_: object) -> None:
         self.abort()
-        self._watching.cancel()
+        self._stop_listening()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._renewer.stop()
         self._group.close()
         try:
@@ -87,7 +128,24 @@ class Worker:
             log.info("could not sign off: %s; other workers notice it by themselves", error)
 
     def _sign_on(self) -> None:
-        self.store.register(self.id, f"{socket.gethostname()}:{os.getpid()}", os.getpid(), self.clock.now())
+        self.store.register(self.id, f"{socket.gethostname()}:{os.getpid()}", os.getpid(), self.clock.now(), list(self.agents), self.queues)
+
+    def serve_too(self, agent: Agent[Any, Any]) -> None:
+        """A child's agent, which came along with its parent's code."""
+        served = Served(agent.name, agent.version)
+        if served not in self.agents:
+            self.agents[served] = agent
+            self.loop.call_soon(self._sign_on_again)
+
+    def is_short_of_room(self, queue: str) -> bool:
+        """Whether a run that is held may be what keeps others from being claimed."""
+        return len(self._drives) >= self.settings.concurrency or queue in self.settings.queues
+
+    def _sign_on_again(self) -> None:
+        try:
+            self._sign_on()
+        except StoreError as error:
+            log.info("others do not know yet what else is served here: %s", error)
 
     # -- serving ------------------------------------------------------------------------------------------------------
     async def serve(self, stop: asyncio.Event) -> None:
@@ -110,54 +168,111 @@ class Worker:
         await self.drain()
 
     async def drive_one(self, run_id: str, *, wait: bool, stop: asyncio.Event | None = None) -> RunRow:
-        """Drive one run here until it ends, needs a person, or waits for something from outside (or, without wait, for anything)."""
+        """Drive one run, and its children, here until it ends, needs a person, or waits for something from outside.
+
+        Without `wait` it is enough that it waits for anything but its children.
+        """
         stop = stop or asyncio.Event()
-        while True:
-            while self.transacting:
-                # A claim needs the write lock, which a transaction's tool may hold for long: the loop must not wait for it.
-                await self._nap(self.settings.poll_s)
-            row = self._row(run_id)
-            if row.status in FINISHED:
-                return row
-            if row.agent not in self.agents:
-                raise UnknownAgent(
-                    f"run {run_id} belongs to agent {row.agent!r}, which is not served here (only {', '.join(self.agents) or 'none'})"
-                )
-            if run_id not in self._drives:  # else somebody here drives it already, or has stopped waiting for it: wait along
-                self._last_reap_s = float("-inf")
-                self._reap()
-                try:
-                    self._begin(self.store.claim(self.id, list(self.agents), 1, self.clock.now(), run_id=run_id))
-                except RunEnded:
-                    continue  # somebody else has finished it since we looked
-            await self._until_rest(run_id, stop)
-            row = self._row(run_id)
-            if stop.is_set() or row.status in FINISHED or row.ready_at is None or not wait or row.holder is not None:
-                return row
-            while (left_us := row.ready_at - self.clock.now()) > 0 and not stop.is_set():
-                await self._doze(min(left_us / 1e6, 60.0), stop)
-                row = self._row(run_id)
-                if row.ready_at is None or row.holder is not None:
+        stopping = asyncio.ensure_future(stop.wait())
+        stopping.add_done_callback(lambda _: self._notice())
+        try:
+            row = await self._drive_family(run_id, wait, stop)
+        finally:
+            stopping.cancel()
+        if stop.is_set():
+            await self.drain()
+            return self._row(run_id)
+        await self._courier.flush(_FLUSH_NOTICES_S)  # whoever is asked for something must hear of it before this process leaves
+        return row
+
+    async def _drive_family(self, run_id: str, wait: bool, stop: asyncio.Event) -> RunRow:
+        row = await self._take_up(run_id)
+        while row.status not in FINISHED and not stop.is_set() and not self._draining:
+            drive = self._drives.get(run_id)
+            if drive is not None and not drive.state.alive:
+                await self._nap(_REAP_EVERY_S)  # it ends when any run of this worker comes to rest
+                row = row if run_id in self._drives else self._row(run_id)
+                continue
+            self._reap()
+            family = self.store.family(run_id)
+            ready = [one for one in (row, *family) if self._is_ready(one)]
+            if self._is_ready(row):
+                await self._take_up_if_free(run_id)
+            elif ready:
+                self._claim_below(run_id)
+            if ready or self._is_driven(row, family) or self._find_kin():
+                await self._doze(_REAP_EVERY_S, stop)
+            else:
+                wakes = [at for one in (row, *family) if (at := self._goes_on_at(one)) is not None]
+                if row.holder is not None or not wakes or not wait:
                     return row
-            if stop.is_set():
-                return row
+                await self._doze(min(max((min(wakes) - self.clock.now()) / 1e6, 0.0), 60.0), stop)
+            row = self._row(run_id)
+        return row
+
+    def _claim_below(self, run_id: str) -> None:
+        free = min(self.settings.concurrency - len(self._drives), 100)
+        if free > 0 and not self.transacting:
+            self._begin(self.store.claim(self.id, list(self.agents), free, self.clock.now(), below=run_id))
+
+    def _goes_on_at(self, row: RunRow) -> int | None:
+        """When it goes on by itself. That an approval expires is not that: it waits for a person, who may take that long."""
+        if row.ready_at is None or row.holder is not None:
+            return None
+        if row.status == "waiting_approval":
+            asked = self.store.approvals(ApprovalFilter(run_id=row.run_id, limit=1))  # the one that expires first
+            if asked and asked[0].standing.request.expires_at == row.ready_at:
+                return None
+        return row.ready_at
+
+    def _is_ready(self, row: RunRow) -> bool:
+        ready = row.holder is None and row.ready_at is not None and row.ready_at <= self.clock.now()
+        return ready and row.run_id not in self._drives and Served(row.agent, row.version) in self.agents
+
+    def _is_driven(self, row: RunRow, family: Sequence[RunRow]) -> bool:
+        """Whether something is being done about it: here, or, for its children, anywhere."""
+        return row.run_id in self._drives or any(one.run_id in self._drives or one.holder is not None for one in family)
+
+    async def _take_up(self, run_id: str) -> RunRow:
+        """Claim the run by its name, whether it is ready or not."""
+        while self.transacting:
+            # A claim needs the write lock, which a transaction's tool may hold for long: the loop must not wait for it.
+            await self._nap(self.settings.poll_s)
+        row = self._row(run_id)
+        self._check_served(row)
+        if row.status not in FINISHED and run_id not in self._drives:  # else somebody here drives it already: wait along
+            self._last_reap_s = float("-inf")
+            self._reap()
+            try:
+                self._begin(self.store.claim(self.id, list(self.agents), 1, self.clock.now(), run_id=run_id))
+            except RunEnded:
+                pass  # somebody else has finished it since we looked
+        return self._row(run_id)
+
+    async def _take_up_if_free(self, run_id: str) -> None:
+        if len(self._drives) >= self.settings.concurrency:
+            return
+        try:
+            await self._take_up(run_id)
+        except (AlreadyRunning, Conflict):
+            pass  # another worker was faster, or somebody has paused it
+
+    def _check_served(self, row: RunRow) -> None:
+        versions = [served.version for served in self.agents if served.agent == row.agent]
+        if not versions:
+            known = ", ".join(sorted({served.agent for served in self.agents})) or "none"
+            raise UnknownAgent(f"run {row.run_id} belongs to agent {row.agent!r}, which is not served here (only {known})")
+        if row.version not in versions and row.status not in FINISHED:
+            raise WrongVersion(
+                f"run {row.run_id} was begun with version {row.version} of agent {row.agent}, and here is {' and '.join(versions)}; "
+                f"use the old code, or let this code go on with it: perdure resume {row.run_id} FILE.py:{row.agent} --adopt"
+            )
 
     def _row(self, run_id: str) -> RunRow:
         row = self.store.get(run_id)
         if row is None:
             raise NotFound(f"there is no run {run_id} in {self.store.url}; `perdure list` shows those that there are")
         return row
-
-    async def _until_rest(self, run_id: str, stop: asyncio.Event) -> None:
-        stopping = asyncio.ensure_future(stop.wait())
-        stopping.add_done_callback(lambda _: self._notice())
-        try:
-            while run_id in self._drives and not stop.is_set():
-                await self._nap(_REAP_EVERY_S)
-        finally:
-            stopping.cancel()
-        if stop.is_set():
-            await self.drain()
 
     async def drain(self) -> None:
         """Give every run up at a step boundary; what does not get there in time is ended and recorded as what it is."""
@@ -181,16 +296,33 @@ class Worker:
     # -- claiming -----------------------------------------------------------------------------------------------------
     def _claim(self) -> None:
         self._reap()
+        if self.loop.time() - self._last_kin_s >= _FIND_KIN_EVERY_S:
+            self._find_kin()
         served = list(self.agents)
         while (free := self.settings.concurrency - len(self._drives)) > 0 and not self._draining and not self.transacting:
-            ready = self.store.next_ready(served)
+            ready = self.store.next_ready(served, self.queues)
             if ready is None or ready > self.clock.now():
                 return  # found out by reading: a claim takes the write lock, which others may need
             wanted = min(free, 100)
-            claimed = self.store.claim(self.id, served, wanted, self.clock.now())
+            limits = self.settings.queues
+            claimed = self.store.claim(self.id, served, wanted, self.clock.now(), queues=self.queues, limits=limits)
             self._begin(claimed)
             if len(claimed) < wanted:
                 return
+
+    def _find_kin(self) -> bool:
+        """Whether there are children that only their parents can name; those are asked next, and then it looks again."""
+        self._last_kin_s = self.loop.time()
+        parents = self._kin.parents_to_ask(self.clock.now())
+        for run_id in parents:
+            self.loop.call_soon(self._meet_kin, run_id)  # a plain callback: an agent is entered there
+        return bool(parents)
+
+    def _meet_kin(self, run_id: str) -> None:
+        for agent in self._kin.agents_of(run_id):
+            self.serve_too(agent)
+        self._last_kin_s = float("-inf")  # their own children may be next
+        self._notice()
 
     def _reap(self) -> None:
         if self.loop.time() - self._last_reap_s >= _REAP_EVERY_S:
@@ -211,7 +343,7 @@ class Worker:
         before = self._drives.get(run_id)
         if before is not None:
             before.abort()  # it lost the run while we slept, and has not noticed yet
-        drive = Drive(claimed, self.agents[claimed.row.agent], self)
+        drive = Drive(claimed, self.agents[Served(claimed.row.agent, claimed.row.version)], self)
         self._drives[run_id] = drive
         self._wake()
         if claimed.row.seq <= _READ_HERE:
@@ -254,10 +386,11 @@ class Worker:
     async def _wait_for_change(self, stop: asyncio.Event) -> None:
         """Until a run of ours has come to rest, something was committed by another process, or the next run is ready."""
         full = len(self._drives) >= self.settings.concurrency
-        next_ready = None if full else self.store.next_ready(list(self.agents))
+        next_ready = None if full else self.store.next_ready(list(self.agents), self.queues)
         left_s = _REAP_EVERY_S if next_ready is None else (next_ready - self.clock.now()) / 1e6
         if left_s <= 0:
-            # A run is ready that this worker may not take yet, a second suspect: without a real wait here nothing else would ever run.
+            # A run is ready that this worker may not take yet: a second suspect, or its queue is full. Without a real wait here
+            # nothing else would ever run.
             left_s = self.settings.poll_s
         await self._doze(min(left_s, _REAP_EVERY_S), stop)
 
@@ -265,9 +398,11 @@ class Worker:
         """Until `seconds` have passed, a run of ours has come to rest, or the database has changed (asked every poll_s)."""
         until = self.loop.time() + seconds
         version = self.store.version()
-        while not self._changed and not stop.is_set() and (left_s := until - self.loop.time()) > 0:
-            await self._nap(min(left_s, self.settings.poll_s))
-            if self.store.version() != version:
+        left_s = seconds
+        while not self._changed and not stop.is_set():
+            await self._nap(min(max(left_s, 0.0), self.settings.poll_s))  # at least once, or the loop would not get to anything else
+            left_s = until - self.loop.time()
+            if self.store.version() != version or left_s <= 0:
                 break
         self._changed = False
 
@@ -291,7 +426,7 @@ class Worker:
         self._wake()
 
     async def _watch(self) -> None:
-        """Hand what arrives from outside to the drives, as long as there are any, whoever waits for them."""
+        """Hand what arrives from outside to the drives, as long as there are any, should nobody have rung."""
         version = -1
         while True:
             await self._nap(self.settings.poll_s if self._drives else _REAP_EVERY_S)
@@ -299,6 +434,13 @@ class Worker:
                 if self._drives and (now := self.store.version()) != version:
                     self._deliver_inbox()
                     version = now  # not before: post that could not be read is looked for again
+            except StoreError as error:
+                log.error("cannot look for post: %s; trying again", error)
+
+    def _look_for_post(self) -> None:
+        if self._drives:
+            try:
+                self._deliver_inbox()
             except StoreError as error:
                 log.error("cannot look for post: %s; trying again", error)
 
@@ -336,6 +478,47 @@ class Worker:
         self._readers.add(future)
         future.add_done_callback(self._readers.discard)
         future.add_done_callback(finish)
+
+    def decide(self, approval: str, judge: Callable[[Standing, ApprovalRow], Ruling], done: Callable[[Exception | None], None]) -> None:
+        """Settle an approval, then done(error or None). What follows reaches the drive through its inbox."""
+        event_id, now = self.clock.new_id(), self.clock.now()
+        self._write(lambda: self.store.decide(approval, judge, event_id=event_id, now=now), done)
+
+    def cancel_run(self, run_id: str, by: str, reason: str, done: Callable[[Exception | None], None]) -> None:
+        """Ask another run to stop, then done(error or None). One that has ended, or was asked before, is fine."""
+        event_id, now, body = self.clock.new_id(), self.clock.now(), CancelRequested(by=by, reason=reason)
+
+        def expect(row: RunRow) -> None:
+            if row.status == "cancelling":
+                raise RunEnded("asked before")
+
+        def cancel() -> None:
+            try:
+                self.store.post(run_id, None, body, event_id=event_id, now=now, expect=expect)
+            except RunEnded:
+                pass
+
+        self._write(cancel, done)
+
+    def _write(self, work: Callable[[], Any], done: Callable[[Exception | None], None]) -> None:
+        """A short write, right here; on a thread while a transaction's tool has the write lock."""
+
+        def finish(error: BaseException | None) -> None:
+            self._look_for_post()
+            done(error if error is None or isinstance(error, Exception) else PerdureError(repr(error)))
+
+        if self.transacting:
+            writing = asyncio.ensure_future(asyncio.to_thread(work))
+            self._readers.add(writing)
+            writing.add_done_callback(self._readers.discard)
+            writing.add_done_callback(lambda ended: finish(ended.exception()))
+            return
+        try:
+            work()
+        except Exception as error:
+            finish(error)
+        else:
+            finish(None)
 
     @property
     def transacting(self) -> bool:

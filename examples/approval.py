@@ -1,0 +1,59 @@
+"""Refund an order; above $20 somebody has to agree, and no process waits for them.
+
+    perdure run examples/approval.py:support order=o-81 --id refund-o-81 --no-wait    code 3: it waits
+    perdure approvals                                         who is asked for what
+    perdure approve ID --by bob --edit '{"cents": 2500}'      from any shell, a minute or two days later
+    perdure resume refund-o-81                                or leave that to `perdure worker examples/approval.py`
+
+`perdure reject ID --by bob --reason "…"` is the other answer, and order=o-82 is small enough to need none. The payment service is a
+stand-in: a file that drops duplicates of a key.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from perdure import Approval, Call, NotApproved, Run, agent, tool
+
+PAYMENTS = Path(os.environ.get("APPROVAL_PAYMENTS", "refunds.log"))
+ORDERS: dict[str, dict[str, Any]] = {"o-81": {"cents": 4_900, "customer": "ann"}, "o-82": {"cents": 120, "customer": "bob"}}
+
+
+@tool(effect="read")
+async def look_up(order: str) -> dict[str, Any]:
+    """The order as the shop has it."""
+    return ORDERS[order]
+
+
+def is_large(cents: int) -> bool | str:
+    """The policy: a plain function of the call's arguments. It answers no, yes, or yes with the reason to show."""
+    return cents > 2_000 and f"${cents / 100:.2f} is over $20"
+
+
+@tool(
+    effect="keyed",
+    timeout=30,
+    approval=Approval(when=is_large, by=["bob", "role:finance"], expires=timedelta(days=2), editable="cents"),
+)
+async def pay_back(order: str, cents: int, call: Call) -> str:
+    """Send the money. It runs with the approved arguments and no others, once."""
+    known = PAYMENTS.read_text() if PAYMENTS.exists() else ""
+    if call.key not in known:
+        with PAYMENTS.open("a") as ledger:
+            ledger.write(f"{call.key} {order} {cents}\n")
+    return f"${cents / 100:.2f}"
+
+
+@agent(version="1")
+async def support(run: Run, order: str) -> str:
+    """Give the money back, if it may."""
+    details = await look_up(order)
+    run.status(f"refunding {order}")
+    try:
+        paid = await pay_back(order, details["cents"])
+    except NotApproved as refused:  # a no, silence and a withdrawal are three different answers
+        return f"not refunded, {refused.outcome}: {refused.note or 'nobody answered in time'}"
+    return f"{details['customer']} got {paid} back"

@@ -1,0 +1,53 @@
+"""`perdure costs`: what runs have used."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import click
+import msgspec
+
+from perdure.cli import common
+from perdure.cli.times import parse_past
+from perdure.inspect.words import money, span
+from perdure.store.api import CostRow
+
+GROUPS = ("agent", "tenant", "model", "day", "run", "tool")
+_ONE_GROUP_EACH = ("agent", "tenant", "run")  # elsewhere a run counts in several groups, so that their numbers of runs do not add up
+
+
+@click.command("costs")
+@click.option("--by", type=click.Choice(GROUPS), default="agent", show_default=True, help="What to add up by.")
+@click.option("--since", metavar="T", help="From then on: an ISO time (UTC unless it says otherwise), or 15m, 2h, 1d ago.")
+@click.option("--tenant", metavar="NAME", help="Only runs of this tenant.")
+@common.url_option
+@common.json_option
+def command(by: str, since: str | None, tenant: str | None, url: str | None, as_json: bool) -> None:
+    """Calls, time, tokens and money, the most expensive first. Counted from the journals: once, whatever was replayed."""
+    after = 0 if since is None else parse_past(since, common.now_us(), "--since")
+    with common.existing_store(url) as store:
+        rows = store.costs(cast(Any, by), since=after, tenant=tenant)
+    if as_json:
+        for row in rows:
+            common.out_json({"by": by, **msgspec.to_builtins(row)})
+        return
+    if not rows:
+        common.note("no calls" + (" that match" if since or tenant else " yet"))
+        return
+    headers = (by, "runs", "calls", "time", "tokens in", "out", "cached", "cost")
+    common.table(headers, [*map(_cells, rows), _total(rows, by)])
+
+
+def _cells(row: CostRow) -> tuple[str, ...]:
+    return (row.group or "–", f"{row.runs:,}", *_sums(row))
+
+
+def _total(rows: list[CostRow], by: str) -> tuple[str, ...]:
+    summed = {name: sum(getattr(row, name) for row in rows) for name in CostRow.__struct_fields__ if name != "group"}
+    whole = CostRow(group="total", **summed)
+    return ("total", f"{whole.runs:,}" if by in _ONE_GROUP_EACH else "", *_sums(whole))
+
+
+def _sums(row: CostRow) -> tuple[str, ...]:
+    tokens = (f"{count:,}" for count in (row.tokens_in, row.tokens_out, row.tokens_cached))
+    return (f"{row.calls:,}", span(row.busy_us), *tokens, money(row.usd_micros))

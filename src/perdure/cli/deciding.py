@@ -1,0 +1,106 @@
+"""Saying yes or no to an approval: what `approve` and `reject` share."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from perdure.cli import common
+from perdure.cli.inbox import DIGEST_SHOWN, settled, which_approval
+from perdure.cli.steering import by_option, source, speak, speaker, who_goes_on
+from perdure.errors import Conflict
+from perdure.inspect.words import called, clip
+from perdure.settings import Settings
+from perdure.store.api import ApprovalRow
+
+if TYPE_CHECKING:
+    from perdure.app import Perdure
+
+F = TypeVar("F", bound=Callable[..., object])
+Decide = Callable[["Perdure", str, dict[str, Any]], Awaitable[ApprovalRow]]
+
+
+def decider_options(function: F) -> F:
+    """`--by --role --digest --tenant`; the parameters `by roles digest tenant` go to `decide`."""
+    options = (
+        by_option("Who decides."),
+        click.option(
+            "--role", "roles", multiple=True, metavar="R", help="A role that they have, beside those in the settings; may be repeated."
+        ),
+        click.option(
+            "--digest", metavar="D", help="What you have seen, as `perdure approvals` shows it: refused if it is about something else."
+        ),
+        click.option("--tenant", metavar="NAME", help="Whose approval it must be; another tenant's is not found."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def decide(
+    approval: str,
+    say: Decide,
+    *,
+    by: str | None,
+    roles: tuple[str, ...],
+    digest: str | None,
+    tenant: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Find the approval, say it, and tell what follows."""
+    settings = common.settings_with(url=url)
+    who = {"by": speaker(by), "roles": roles, "source": source(), "tenant": tenant}
+    speak(settings, lambda app: _decide(app, approval, say, {**who, "digest": digest}, settings, url, as_json))
+
+
+async def _decide(app: Perdure, given: str, say: Decide, who: dict[str, Any], settings: Settings, url: str | None, as_json: bool) -> None:
+    asked = which_approval(app.store, given, who["tenant"])
+    try:
+        after = await say(app, asked.approval, {**who, "digest": _whole(who["digest"], asked)})
+    except Conflict:
+        found = app.store.approval(asked.approval)
+        if found is None or found.standing.status == "pending":
+            raise
+        raise Conflict(f"approval {asked.approval} was {settled(found, common.now_us())}; one decision counts") from None
+    run = await app.handle(after.run_id).status()
+    standing = after.standing
+    if as_json:
+        common.out_json(
+            {
+                "approval": after.approval,
+                "status": standing.status,
+                "by": who["by"],
+                "voters": list(standing.voters),
+                "quorum": standing.request.quorum,
+                "digest": standing.digest or standing.request.digest,
+                "run_id": after.run_id,
+                "run_status": run.status,
+            }
+        )
+        return
+    common.out(common.clean(f"{_said(after)}; {_then(after, who_goes_on(app.store, run, settings, url))}"))
+
+
+def _whole(digest: str | None, asked: ApprovalRow) -> str | None:
+    """The digest that its first characters mean; anything else stays as given, and is refused as what it is."""
+    whole = asked.standing.request.digest
+    return whole if digest is not None and len(digest) >= DIGEST_SHOWN and whole.startswith(digest) else digest
+
+
+def _said(after: ApprovalRow) -> str:
+    standing, request = after.standing, after.standing.request
+    about = f"{after.approval} ({called(request.action, request.input, 60)} of run {after.run_id})"
+    if standing.status == "pending":
+        return f"{about}: {len(standing.voters)} of {request.quorum} have approved ({', '.join(standing.voters)})"
+    edited = ", with other values" if standing.status == "approved" and standing.digest != request.digest else ""
+    note = f": {clip(standing.note, 200)}" if standing.note else ""
+    return f"{about} is {standing.status} by {standing.settled_by}{edited}{note}"
+
+
+def _then(after: ApprovalRow, goes_on: str) -> str:
+    if after.standing.status == "pending":
+        return f"{after.standing.request.quorum - len(after.standing.voters)} more must agree"
+    return goes_on

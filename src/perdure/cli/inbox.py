@@ -1,0 +1,158 @@
+"""Approvals for the eye and for programs: what exactly is proposed, who may decide, and by when.
+
+What a tool or a model has written is shown as data on lines of its own, under a label of ours: it cannot pass for another field.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from perdure.cli import common
+from perdure.errors import InvalidInput, NotFound
+from perdure.inspect.view import loader
+from perdure.inspect.words import clock, plain, plural, span
+from perdure.store.api import ApprovalFilter, ApprovalRow, Store
+
+DIGEST_SHOWN = 12
+LINES_SHOWN = 60
+LINE_CHARS_SHOWN = 2000
+CHARS_SHOWN = 400
+SHORTEST_PREFIX = 6
+_PREFIX = "ap-"
+_ALL = 1_000_000
+
+
+def which_approval(store: Store, given: str, tenant: str | None) -> ApprovalRow:
+    """The approval that has this id, or the only one whose id begins so. NotFound, also for another tenant's (G16)."""
+    found = store.approval(given)
+    if found is not None and tenant in (None, found.tenant):
+        return found
+    begins = given.removeprefix(_PREFIX)
+    nothing = f"there is no approval {given}; `perdure approvals` shows those that there are"
+    if given == begins or len(begins) < SHORTEST_PREFIX:
+        raise NotFound(f"{nothing}, and an id may be cut to {_PREFIX} and its first {SHORTEST_PREFIX} characters, not shorter")
+    # Among the settled ones too: who copies the beginning of an old one must not decide a new one with it.
+    alike = [row for row in store.approvals(ApprovalFilter(status=None, tenant=tenant, limit=_ALL)) if row.approval.startswith(given)]
+    if not alike:
+        raise NotFound(nothing)
+    if len(alike) > 1:
+        raise InvalidInput(
+            f"{given} is the beginning of {len(alike)} approvals ({', '.join(row.approval for row in alike[:3])}); write more of it"
+        )
+    return alike[0]
+
+
+def record(store: Store, row: ApprovalRow) -> dict[str, Any]:
+    """The approval as one JSON object, with the whole of what is proposed."""
+    standing, request = row.standing, row.standing.request
+    return {
+        "approval": row.approval,
+        "status": standing.status,
+        "run_id": row.run_id,
+        "call": row.call,
+        "agent": row.agent,
+        "tenant": row.tenant,
+        "actor": row.actor,
+        "action": request.action,
+        "tool": request.tool,
+        "input": plain(request.input, loader(store)),
+        "digest": request.digest,
+        "reason": request.reason,
+        "by": list(request.by),
+        "quorum": request.quorum,
+        "voters": list(standing.voters),
+        "four_eyes": request.four_eyes,
+        "editable": list(request.editable),
+        "asked_at": common.iso(row.asked_at),
+        "expires_at": None if request.expires_at is None else common.iso(request.expires_at),
+        "on_expiry": request.on_expiry,
+        "escalate_to": list(request.escalate_to),
+        "escalated": standing.escalated,
+        "settled_at": None if row.settled_at is None else common.iso(row.settled_at),
+        "settled_by": standing.settled_by,
+        "note": standing.note,
+    }
+
+
+def show(store: Store, row: ApprovalRow, now: int, url: str | None) -> None:
+    """The approval on stdout, for whoever decides it."""
+    request = row.standing.request
+    common.out(f"{common.style(row.approval, bold=True)}  {common.clean(request.action)}  ({_state(row, now)})")
+    acts_for = f", for {row.actor}" if row.actor else ""
+    _field("asked by", f"run {row.run_id}, call {row.call}, of {row.agent}, tenant {row.tenant}{acts_for}, {span(now - row.asked_at)} ago")
+    common.out(f"    proposed   {_proposed(row)}")
+    for line in _input(store, row, url):
+        common.out(f"      {line}")
+    if request.reason:
+        words = "as the tool's policy has it" if request.tool else "in the agent's words"
+        common.out(f"    reason, {words}: {common.clean(_cut(request.reason))}")
+    _field("decides", _deciders(row))
+    if request.editable:
+        _field("may edit", ", ".join(request.editable))
+    _field("digest", request.digest[:DIGEST_SHOWN])
+    if row.standing.note:
+        _field("note", _cut(row.standing.note))
+    if row.standing.status == "pending":
+        for command in commands(row, url):
+            common.out(f"    {common.style(command, 'cyan')}")
+
+
+def commands(row: ApprovalRow, url: str | None) -> list[str]:
+    """What to type to say yes, and to say no."""
+    words = common.url_words(url)
+    return [f"perdure approve {row.approval}{words}", f"perdure reject {row.approval} --reason TEXT{words}"]
+
+
+def settled(row: ApprovalRow, now: int) -> str:
+    """Who has decided what, and when; for an approval that is not pending any more."""
+    standing = row.standing
+    by = f" by {standing.settled_by}" if standing.settled_by else ""
+    what = {"consumed": "approved", "approved": "approved"}.get(standing.status, standing.status)
+    then = ", and its call has been started" if standing.status == "consumed" else ""
+    at = f" at {clock(row.settled_at, now)}" if row.settled_at is not None else ""
+    note = f" ({_cut(standing.note)})" if standing.note else ""
+    return f"{what}{by}{at}{note}{then}"
+
+
+def _field(label: str, text: str) -> None:
+    common.out(f"    {label:<9}  {common.clean(text)}")
+
+
+def _state(row: ApprovalRow, now: int) -> str:
+    request = row.standing.request
+    if row.standing.status != "pending":
+        return common.clean(settled(row, now))
+    if request.expires_at is None:
+        return "does not expire" + (", escalated" if row.standing.escalated else "")
+    if request.expires_at <= now:
+        return f"expired {span(now - request.expires_at)} ago; a worker records it"
+    escalates = not row.standing.escalated and request.on_expiry != "reject"
+    then = {"escalate": f"then {', '.join(request.escalate_to)} are asked", "wait": "then they are reminded"}
+    after = common.clean(then[request.on_expiry]) if escalates else "then it counts as no"
+    return f"expires in {span(request.expires_at - now)}, {after}"
+
+
+def _proposed(row: ApprovalRow) -> str:
+    request = row.standing.request
+    return "this call of the tool, with exactly these arguments:" if request.tool else "this, exactly:"
+
+
+def _input(store: Store, row: ApprovalRow, url: str | None) -> list[str]:
+    lines = common.json_lines(plain(row.standing.request.input, loader(store)))
+    if len(lines) <= LINES_SHOWN and max(map(len, lines)) <= LINE_CHARS_SHOWN:
+        return lines
+    more = f"… not all of it is shown; the whole: perdure approvals --run {shlex.quote(row.run_id)} --json{common.url_words(url)}"
+    return [*(line[:LINE_CHARS_SHOWN] for line in lines[:LINES_SHOWN]), common.style(common.clean(more), bold=True)]
+
+
+def _deciders(row: ApprovalRow) -> str:
+    standing, request = row.standing, row.standing.request
+    who = ", ".join(request.by) or "anybody"
+    votes = f"; {len(standing.voters)} of {request.quorum} have agreed" + (f" ({', '.join(standing.voters)})" if standing.voters else "")
+    eyes = "; not whoever the run acts for" if request.four_eyes else ""
+    return who + (votes if request.quorum > 1 else "") + eyes
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= CHARS_SHOWN else f"{text[:CHARS_SHOWN]}… ({plural(len(text) - CHARS_SHOWN, 'more character')})"

@@ -1,0 +1,40 @@
+"""`perdure pause`: have a run stand still."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import click
+
+from perdure.cli import common
+from perdure.cli.steering import by_option, speak, speaker
+
+if TYPE_CHECKING:
+    from perdure.app import Perdure
+    from perdure.store.api import RunRow
+
+
+@click.command("pause")
+@common.run_argument
+@click.option("--reason", metavar="TEXT", help="Why, for whoever reads the journal later.")
+@by_option("Who asks.")
+@common.url_option
+@common.json_option
+def command(run_id: str, reason: str | None, by: str | None, url: str | None, as_json: bool) -> None:
+    """Have RUN stand still at its next step. What is under way ends first, and whatever reaches it meanwhile is kept."""
+    settings = common.settings_with(url=url)
+
+    async def pause(app: Perdure) -> RunRow:
+        await app.pause(run_id, by=speaker(by), reason=reason)
+        return await app.handle(run_id).status()
+
+    row = speak(settings, pause)
+    if as_json:
+        common.out_json({"run_id": run_id, "status": row.status})
+        return
+    on = f"perdure unpause {shlex.quote(run_id)}{common.url_words(url)}"
+    if row.status == "paused":
+        common.out(common.clean(f"run {run_id} is paused; let it go on: {on}"))
+    else:
+        common.out(common.clean(f"run {run_id}: the worker that holds it has been asked to pause it; let it go on: {on}"))

@@ -1,0 +1,38 @@
+"""Times that a person types: 15m, 2h, 1d, or an ISO time; µs since 1970."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+from perdure.errors import InvalidInput
+
+_LENGTH = re.compile(r"(\d{1,9})([smhd])\Z")
+_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def parse_past(text: str, now: int, option: str) -> int:
+    """The moment that the option means: so long ago, or an ISO time."""
+    length = _length_us(text)
+    return _moment(text, option) if length is None else max(0, now - length)
+
+
+def parse_future(text: str, now: int, option: str) -> int:
+    """The moment that the option means: so long from now, or an ISO time."""
+    length = _length_us(text.removeprefix("+"))
+    return _moment(text, option) if length is None else now + length
+
+
+def _length_us(text: str) -> int | None:
+    found = _LENGTH.match(text)
+    return int(found[1]) * _UNIT_S[found[2]] * 1_000_000 if found else None
+
+
+def _moment(text: str, option: str) -> int:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidInput(f"{option} {text!r:.60} is not a time; write 15m, 2h, 1d, or an ISO time such as 2026-01-31T14:00Z") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return int(moment.timestamp() * 1e6)

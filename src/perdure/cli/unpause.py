@@ -1,0 +1,76 @@
+"""`perdure unpause`: let a run go on, with more to spend where that is what it lacks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from perdure.cli import common
+from perdure.cli.steering import by_option, speak, speaker, who_goes_on
+from perdure.core.budget import micros
+from perdure.core.events import Limits
+from perdure.errors import InvalidInput
+from perdure.inspect.words import plural
+
+if TYPE_CHECKING:
+    from perdure.app import Perdure
+    from perdure.store.api import RunRow
+
+MOST = 10**15
+
+
+@click.command("unpause")
+@common.run_argument
+@click.option("--note", metavar="TEXT", help="For whoever reads the journal later.")
+@click.option("--add-usd", metavar="X", help="Dollars to add to the budget that it has used up.")
+@click.option("--add-tokens", type=click.IntRange(1, MOST), metavar="N", help="Tokens to add to it.")
+@click.option("--add-calls", type=click.IntRange(1, MOST), metavar="N", help="Calls to add to it.")
+@click.option("--add-seconds", metavar="S", help="Seconds to add to it.")
+@by_option("Who says so.")
+@common.url_option
+@common.json_option
+def command(
+    run_id: str,
+    note: str | None,
+    add_usd: str | None,
+    add_tokens: int | None,
+    add_calls: int | None,
+    add_seconds: str | None,
+    by: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Let RUN go on, which is paused or needs attention.
+
+    What is added goes to the budget that RUN has used up, its own or a parent's, and every run that stood still for want of it goes on.
+    """
+    settings = common.settings_with(url=url)
+    limits = Limits(_millionths(add_usd, "--add-usd"), add_tokens, add_calls, _millionths(add_seconds, "--add-seconds"))
+    add = None if limits == Limits() else limits
+
+    async def let_go_on(app: Perdure) -> tuple[list[str], RunRow, str]:
+        going_on = await app.unpause(run_id, by=speaker(by), note=note, add=add)
+        row = await app.handle(run_id).status()
+        return going_on, row, who_goes_on(app.store, row, settings, url)
+
+    going_on, row, then = speak(settings, let_go_on)
+    if as_json:
+        common.out_json({"run_id": run_id, "status": row.status, "going_on": going_on})
+        return
+    others = len([one for one in going_on if one != run_id])
+    added = "has more to spend, and " if add is not None else ""
+    more = f", and {plural(others, 'other run')} with it" if others else ""
+    if run_id in going_on:
+        common.out(common.clean(f"run {run_id} {added}may go on{more}; {then}"))
+    else:
+        common.out(common.clean(f"run {run_id} has more to spend{more}; {then}"))
+
+
+def _millionths(text: str | None, option: str) -> int | None:
+    if text is None:
+        return None
+    amount = micros(text, option)
+    if amount == 0:
+        raise InvalidInput(f"{option} {text!r:.60} adds nothing; an amount above 0")
+    return amount

@@ -1,0 +1,229 @@
+"""A detector for going in circles: the same call with the same answer again and again, or money spent with nothing to show for it.
+
+A fold beside the run's own: it sees every event once, in order, keeps digests and no payloads, and says the same on every replay.
+
+An observation is a call's tool, its arguments and what came of it. Two clocks run, and different things set them back:
+
+    repeats      an observation that is new in this run · a timer that fired · whatever comes from outside
+    usd, tokens  a new observation of a call that completed and is no mere `read` · a new status or choice · whatever comes from outside
+
+From outside come signals, decisions about approvals, ends of children, and people who send the run on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from msgspec import Struct
+
+from perdure.core import codec
+from perdure.core.budget import NOTHING, amounts_of, micros
+from perdure.core.codec import Payload
+from perdure.core.events import (
+    ApprovalDecided,
+    CancelRequested,
+    ChildFinished,
+    DecisionMade,
+    Event,
+    Failure,
+    RunRequeued,
+    RunUnpaused,
+    SignalReceived,
+    StatusReported,
+    TimerFired,
+    ToolCallCompleted,
+    ToolCallFailed,
+    ToolCallInDoubt,
+    ToolCallResolved,
+    Usage,
+)
+from perdure.core.state import CallState
+from perdure.errors import InvalidInput
+
+RECONCILED = "reconcile"  # ToolCallResolved.by of a hook; anybody else is a person
+_SHOWN_CHARS = 80
+
+
+class Circles(Struct, frozen=True):
+    """When a run counts as going in circles and is paused for a person.
+
+    `repeats`: the same call has had the same answer so often, and nothing else has changed. `usd`, `tokens`: so much may be spent
+    without an effect that is new. Leave out what you do not want to be watched.
+    """
+
+    repeats: int | None = None
+    usd: float | int | str | None = None
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, low in (("repeats", 2), ("tokens", 1)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not low <= value <= 10**15):
+                raise InvalidInput(f"Circles({name}={codec.shown(value)}): a whole number of at least {low}")
+        if self.usd is not None and self.usd_micros == 0:
+            raise InvalidInput("Circles(usd=0): an amount of at least a millionth; whatever costs anything would count as a circle")
+        if self.repeats is None and self.usd is None and self.tokens is None:
+            raise InvalidInput("Circles(): say what counts as a circle: repeats=, usd= or tokens=")
+
+    @property
+    def usd_micros(self) -> int | None:
+        return None if self.usd is None else micros(self.usd, "Circles(usd=)")
+
+
+class _Streak(Struct):
+    """How often one observation has come since something changed."""
+
+    times: int
+    first_call: int
+
+
+class CircleWatch:
+    """Watches one run. `circling` is what it has to say, from the event that shows it until a person sends the run on.
+
+    It outlasts the process: whoever replays the journal of a worker that died before it could stop the run finds it there again.
+    """
+
+    def __init__(self, circles: Circles) -> None:
+        self._repeats = circles.repeats
+        self._usd_micros = circles.usd_micros
+        self._tokens = circles.tokens
+        self._seen: set[bytes] = set()  # observations, statuses and choices since the run began
+        self._streaks: dict[bytes, _Streak] = {}
+        self._changed_seq = 1  # what was last new; at first, that the run was created
+        self._effect_seq = 1
+        self._spent = NOTHING
+        self.circling: str | None = None
+
+    def observe(self, event: Event, call: CallState | None) -> str | None:
+        """Why the run is going in circles, said once, at the event that shows it; None otherwise. `call` is the event's, if it has one."""
+        body = event.body
+        said = self.circling
+        match body:
+            case RunRequeued() | RunUnpaused() | CancelRequested():
+                self._sent_on(event)
+            case SignalReceived() | ApprovalDecided() | ChildFinished():
+                self._changed(event)
+                self._took_effect(event)
+            case TimerFired():
+                self._changed(event)
+            case StatusReported():
+                self._said(event, "status", body.text)
+            case DecisionMade():
+                self._said(event, "choice", _digest(body.choice))
+            case ToolCallCompleted():
+                self._spend(body.usage)
+                self._ended(event, call, body.result, body.failure, happened=True)
+            case ToolCallFailed():
+                self._spend(body.usage)
+                if body.final:
+                    self._ended(event, call, None, body.failure, happened=False)
+            case ToolCallInDoubt():
+                self._spend(body.usage)
+            case ToolCallResolved():
+                if body.by != RECONCILED:
+                    self._sent_on(event)
+                if body.outcome != "did_not_happen":
+                    self._ended(event, call, body.result, body.failure, happened=body.outcome == "happened")
+        self._check_spending()
+        return self.circling if said is None else None
+
+    # -- what sets the clocks back ----------------------------------------------------------------------------------------
+    def _sent_on(self, event: Event) -> None:
+        self.circling = None
+        self._changed(event)
+        self._took_effect(event)
+
+    def _changed(self, event: Event) -> None:
+        self._streaks.clear()
+        self._changed_seq = event.seq
+
+    def _took_effect(self, event: Event) -> None:
+        self._spent = NOTHING
+        self._effect_seq = event.seq
+
+    def _said(self, event: Event, kind: str, text: str) -> None:
+        if self._is_new(_mark(kind, text)):
+            self._took_effect(event)
+
+    def _is_new(self, mark: bytes) -> bool:
+        before = len(self._seen)
+        self._seen.add(mark)
+        return len(self._seen) > before
+
+    # -- what moves them on -----------------------------------------------------------------------------------------------
+    def _spend(self, usage: Usage | None) -> None:
+        if usage is not None:
+            self._spent = self._spent + amounts_of(usage)
+
+    def _ended(self, event: Event, call: CallState | None, result: Payload | None, failure: Failure | None, *, happened: bool) -> None:
+        assert call is not None, event
+        came = ("failed", failure.type, failure.message) if failure is not None else ("returned", _digest(result))
+        mark = _mark("call", call.tool, call.digest or "", *came)
+        if self._is_new(mark):
+            self._changed(event)
+            if happened and call.effect != "read":
+                self._took_effect(event)
+        streak = self._streaks.setdefault(mark, _Streak(0, call.number))
+        streak.times += 1
+        if self._repeats is not None and streak.times >= self._repeats and self.circling is None:
+            self.circling = self._about(call, streak, result, failure)
+
+    def _about(self, call: CallState, streak: _Streak, result: Payload | None, failure: Failure | None) -> str:
+        came = f"failed in the same way {streak.times} times" if failure else f"returned the same result {streak.times} times"
+        what = f"{failure.type}: {_cut(failure.message)}" if failure else _shown(result)
+        in_a_row = " in a row" if len(self._streaks) == 1 else ""
+        return (
+            f"{call.tool}({_arguments(call.args)}) has {came}{in_a_row}, calls {streak.first_call} to {call.number}, "
+            f"and nothing else has changed since event {self._changed_seq}: {what}"
+        )
+
+    def _check_spending(self) -> None:
+        if self.circling is not None:
+            return
+        spent, limit = self._spent.usd_micros, self._usd_micros
+        if limit is not None and spent > limit:
+            self.circling = self._idle(f"{_dollars(spent)} spent", _dollars(limit))
+        elif self._tokens is not None and self._spent.tokens > self._tokens:
+            self.circling = self._idle(f"{self._spent.tokens:,} tokens used", f"{self._tokens:,}")
+
+    def _idle(self, spent: str, limit: str) -> str:
+        return f"{spent} since event {self._effect_seq} without progress (at most {limit}): no new effect, answer from outside, status or choice"
+
+
+def _digest(payload: Payload | None) -> str:
+    """The digest of what is in it, the same in place and in the blob store."""
+    if payload is None:
+        return ""
+    inline = payload.inline
+    return codec.digest(inline) if inline is not None else str(payload.blob)
+
+
+def _mark(*parts: str) -> bytes:
+    # Each part carries its length: ("a", "bc") and ("ab", "c") must not meet (T5).
+    whole = "".join(f"{len(part)}:{part}" for part in parts)
+    return hashlib.blake2b(whole.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _arguments(args: Payload | None) -> str:
+    inline = None if args is None else args.inline
+    value = codec.decode(inline) if inline is not None and len(inline) <= codec.INLINE_BYTES else None
+    if not isinstance(value, dict):
+        return "…"
+    return _cut(", ".join(f"{name}={codec.encode(item)[: 4 * _SHOWN_CHARS].decode('utf-8', 'ignore')}" for name, item in value.items()))
+
+
+def _shown(payload: Payload | None) -> str:
+    if payload is None:
+        return "nothing that could be recorded"
+    inline = payload.inline
+    return _cut(inline[: 4 * _SHOWN_CHARS].decode("utf-8", "ignore") if inline is not None else str(payload.preview))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
+
+
+def _dollars(usd_micros: int) -> str:
+    whole, part = divmod(usd_micros, 1_000_000)
+    decimals = f"{part:06d}".rstrip("0")
+    return f"${whole:,}.{decimals:0<2}"

@@ -1,0 +1,245 @@
+"""What people and programs say to runs: decisions, signals, cancel, pause, answers about a doubt, money. Blocking, one write each.
+
+A run that somebody holds reads it from its inbox; in a run that nobody holds it is in the journal when this returns. Either way it
+is durable then, and counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from perdure.core import codec, keys
+from perdure.core.approval import Ruling, Standing, Vote, judge_vote
+from perdure.core.codec import Payload
+from perdure.core.events import (
+    AnyBody,
+    BudgetRaised,
+    CancelRequested,
+    Failure,
+    Limits,
+    RunAdopted,
+    RunCancelled,
+    RunPaused,
+    RunRequeued,
+    RunUnpaused,
+    SignalReceived,
+    ToolCallResolved,
+)
+from perdure.core.failures import clean
+from perdure.core.state import RunState, fold
+from perdure.errors import Conflict, InvalidInput, NotFound
+from perdure.store.api import ApprovalRow, RunRow, Status, Store
+
+MAX_SIGNAL_BYTES = 1024 * 1024
+NOTHING: Any = object()
+
+
+class Clock(Protocol):
+    def now(self) -> int: ...
+
+    def new_id(self) -> str: ...
+
+
+class Desk:
+    """Where runs are spoken to. `tenant`, where given, must be the run's: another tenant's runs do not exist (G16)."""
+
+    def __init__(self, store: Store, clock: Clock, roles: Mapping[str, Iterable[str]], lease_us: int) -> None:
+        self._store = store
+        self._clock = clock
+        self._roles = roles
+        self._lease_us = lease_us
+
+    # -- approvals ----------------------------------------------------------------------------------------------------
+    def vote(self, approval: str, vote: Vote, *, tenant: str | None = None) -> ApprovalRow:
+        """Approve or reject: counted once, against the approval as it stands in that very transaction."""
+        roles = (*vote.roles, *(role for role, members in self._roles.items() if vote.by in members))
+        known = Vote(_who(vote.by), vote.granted, roles, _words(vote.note), _words(vote.source), vote.digest, vote.edit)
+        now = self._clock.now()
+
+        def judge(standing: Standing, row: ApprovalRow) -> Ruling:
+            return judge_vote(standing, known, requester=row.actor, load=self._load, now=now)
+
+        return self._store.decide(approval, judge, event_id=self._clock.new_id(), now=now, tenant=tenant)
+
+    # -- steering -----------------------------------------------------------------------------------------------------
+    def signal(self, run_id: str, topic: str, payload: Any, *, by: str, key: str | None, tenant: str | None) -> None:
+        keys.check_id(topic, "the topic")
+        if key is not None:
+            keys.check_id(key, "the signal's key")
+        encoded = codec.encode(payload)
+        if len(encoded) > MAX_SIGNAL_BYTES:
+            raise InvalidInput(f"a signal of {len(encoded):,} bytes; the limit is {MAX_SIGNAL_BYTES:,}: send a reference to it instead")
+        body = SignalReceived(topic, codec.pack(encoded, MAX_SIGNAL_BYTES)[0], _who(by), key)
+        self._post(run_id, body, tenant=tenant)
+
+    def cancel(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
+        def expect(row: RunRow) -> None:
+            if row.status == "cancelling":
+                raise _AskedBefore
+
+        try:
+            self._post(run_id, CancelRequested(by=_who(by), reason=_words(reason)), expect=expect, tenant=tenant)
+        except _AskedBefore:
+            pass  # asking twice is asking once
+
+    def end(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
+        """End a run for good, without its agent: for one whose code is gone, or that no longer replays."""
+        self._row(run_id, tenant)
+        body = RunCancelled(reason=_words(reason), forced_by=_who(by))
+        self._store.end(run_id, body, event_id=self._clock.new_id(), now=self._clock.now())
+
+    def pause(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
+        def expect(row: RunRow) -> None:
+            if row.status == "paused":
+                raise _AskedBefore
+            if row.status in ("cancelling", "needs_attention"):
+                raise Conflict(f"run {run_id} is {row.status.replace('_', ' ')}, and stands still or ends without a pause")
+
+        try:
+            self._post(run_id, RunPaused(by=_who(by), reason=_words(reason)), expect=expect, tenant=tenant)
+        except _AskedBefore:
+            pass
+
+    def unpause(self, run_id: str, *, by: str, note: str | None, add: Limits | None, tenant: str | None) -> list[str]:
+        """Let a paused run, or one that needs attention, go on, after adding to its budget where said; which runs do."""
+        row = self._row(run_id, tenant)
+        who, note = _who(by), _words(note)
+        if add is not None:
+            return self._raise(row, add, who, note)
+        self._let_go_on(row, who, note)
+        return [run_id]
+
+    def requeue(self, run_id: str, *, by: str, note: str | None) -> None:
+        def expect(row: RunRow) -> None:
+            if row.status != "needs_attention":
+                raise Conflict(f"run {run_id} is {row.status}; only a run that needs attention can be sent back to work")
+
+        self._post(run_id, RunRequeued(by=_who(by), note=_words(note)), status=self._after(run_id), expect=expect)
+
+    def adopt(self, run_id: str, version: str, *, by: str, note: str | None) -> None:
+        """Let another version of the agent go on with the run."""
+        keys.check_id(version, "the version")
+
+        def expect(row: RunRow) -> None:
+            if row.holder is not None and row.holder in self._alive():
+                raise Conflict(f"run {run_id} is being driven in version {row.version}; wait until it rests, or stop that worker")
+
+        self._post(run_id, RunAdopted(version=version, by=_who(by), note=_words(note)), expect=expect)
+
+    def resolve(self, run_id: str, call: int, *, happened: Any, did_not_happen: bool, fail: str | None, by: str, note: str | None) -> None:
+        """Settle a call that is in doubt."""
+        if (happened is not NOTHING) + did_not_happen + (fail is not None) != 1:
+            raise InvalidInput("say exactly one of: happened=RESULT, did_not_happen=True, fail=TEXT")
+        state = self._state(run_id)
+        found = state.calls.get(call)
+        if found is None:
+            raise NotFound(f"run {run_id} has no call {call}; its calls are {_numbers(state)}")
+        if found.phase != "in_doubt" and not (found.phase == "started" and found.effect in ("once", "keyed")):
+            raise Conflict(
+                f"call {call} ({found.tool}) of run {run_id} is {found.phase.replace('_', ' ')}; only a call in doubt can be resolved"
+            )
+        if found.phase == "started" and self._row(run_id, None).holder in self._alive():
+            raise Conflict(f"call {call} ({found.tool}) of run {run_id} is being performed by a live worker; wait for what it says")
+        who, note = _who(by), _words(note)
+        if happened is not NOTHING:
+            payload = codec.pack(codec.encode(happened), codec.MAX_BYTES)[0]
+            body = ToolCallResolved("happened", by=who, attempt=found.attempt, result=payload, note=note)
+        elif did_not_happen:
+            body = ToolCallResolved("did_not_happen", by=who, attempt=found.attempt, note=note)
+        else:
+            failure = Failure(kind="fatal", type="Resolved", message=clean(fail or "", 2000))
+            body = ToolCallResolved("failed", by=who, attempt=found.attempt, failure=failure, note=note)
+
+        def expect(row: RunRow) -> None:
+            if row.holder is None and row.seq != state.seq:
+                raise Conflict(f"run {run_id} has moved on meanwhile (event {row.seq}, not {state.seq}); look again: perdure why {run_id}")
+
+        self._post(run_id, body, call=call, status="cancelling" if state.cancel else None, expect=expect)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+    def _raise(self, row: RunRow, add: Limits, by: str, note: str | None) -> list[str]:
+        ledgers = self._store.ledgers(row.run_id)
+        if not ledgers:
+            raise Conflict(f"run {row.run_id} has no budget, so that nothing can be added to it")
+        over = self._state(row.run_id).over
+        owner = over.budget_of if over is not None else ledgers[0].run_id
+        self._post(owner, BudgetRaised(add, by, note))
+        stopped = self._store.over_budget(owner)
+        for run_id in stopped:
+            self._let_go_on(self._row(run_id, None), by, note)
+        if row.status == "paused":
+            self._let_go_on(row, by, note)
+            return [*stopped, row.run_id]
+        return stopped
+
+    def _let_go_on(self, row: RunRow, by: str, note: str | None) -> None:
+        run_id = row.run_id
+
+        def expect(row: RunRow) -> None:
+            if row.status not in ("paused", "needs_attention"):
+                raise Conflict(f"run {run_id} is {row.status}; only a paused run, or one that needs attention, can be let go on")
+
+        self._post(run_id, RunUnpaused(by=by, note=note), status=self._after(run_id), expect=expect)
+
+    def _after(self, run_id: str) -> Status | None:
+        return "cancelling" if self._state(run_id).cancel else None
+
+    def _post(
+        self,
+        run_id: str,
+        body: AnyBody,
+        *,
+        call: int | None = None,
+        status: Status | None = None,
+        expect: Callable[[RunRow], None] | None = None,
+        tenant: str | None = None,
+    ) -> None:
+        def check(row: RunRow) -> None:
+            if tenant is not None and row.tenant != tenant:
+                raise _no_such(run_id)
+            if expect is not None:
+                expect(row)
+
+        if tenant is not None:
+            self._row(run_id, tenant)  # or an ended run of another tenant would be told apart from one that does not exist
+        self._store.post(run_id, call, body, event_id=self._clock.new_id(), now=self._clock.now(), status=status, expect=check)
+
+    def _row(self, run_id: str, tenant: str | None) -> RunRow:
+        row = self._store.get(run_id)
+        if row is None or (tenant is not None and row.tenant != tenant):
+            raise _no_such(run_id)
+        return row
+
+    def _state(self, run_id: str) -> RunState:
+        self._row(run_id, None)
+        return fold(self._store.read(run_id))
+
+    def _alive(self) -> set[str | None]:
+        return {worker.worker for worker in self._store.workers(self._clock.now(), self._lease_us) if worker.alive}
+
+    def _load(self, payload: Payload) -> bytes:
+        inline = payload.inline
+        return self._store.blob(str(payload.blob)) if inline is None else inline
+
+
+class _AskedBefore(Exception):
+    """The same has been asked for already."""
+
+
+def _no_such(run_id: str) -> NotFound:
+    return NotFound(f"there is no run {run_id}; `perdure list` shows those that there are")
+
+
+def _numbers(state: RunState) -> str:
+    return f"1 to {state.numbers}" if state.numbers else "none so far"
+
+
+def _who(by: str) -> str:
+    if not isinstance(by, str) or not by.strip():
+        raise InvalidInput(f"by={by!r:.60}: say who, such as by='ann'")
+    return clean(by, 200)
+
+
+def _words(text: str | None) -> str | None:
+    return None if text is None else clean(text, 2000)

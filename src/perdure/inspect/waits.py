@@ -1,0 +1,98 @@
+"""What an unfinished run waits for, and what of it never began."""
+
+from __future__ import annotations
+
+import re
+
+from perdure.core.events import ToolCallProposed
+from perdure.core.state import CallState
+from perdure.inspect.asks import Asked
+from perdure.inspect.doubts import hook_words
+from perdure.inspect.scene import Scene
+from perdure.inspect.words import at, called, failed
+
+# How `core.rest` says which topics a parked run listens to. No topic has a blank, a comma or a quotation mark in it.
+_SIGNALS = re.compile(r"(?:\A| or )(?:signal |[0-9,]+ signals: )('[^']+'(?:, '[^']+')*)(?:, …)?\Z")
+
+
+def topics(scene: Scene) -> list[str]:
+    """The signal topics that the parked run listens to."""
+    row = scene.reading.row
+    found = _SIGNALS.search(row.waiting_for) if row.status == "waiting" and row.waiting_for else None
+    return [] if found is None else [topic.strip("'") for topic in found[1].split(", ")]
+
+
+def waiting(scene: Scene, approvals: list[Asked]) -> list[str]:
+    """What has to come or to happen before the run goes on, besides people: timers, turns, retries, signals."""
+    row, state, now = scene.reading.row, scene.reading.state, scene.now
+    if state.finished:
+        return []
+    waits = [f"timer {number} at {at(due, now)}" for number, due in state.timers.items()]
+    waits += [_call_waits(call, scene) for call in state.open.values() if call.retry_at is not None]
+    waits += [f"a signal on {topic!r}" for topic in topics(scene)]
+    told = waits or approvals or state.alive
+    if not told and row.waiting_for is not None and row.status in ("waiting", "waiting_approval", "paused"):
+        waits.append(row.waiting_for + (f" at {at(row.ready_at, now)}" if row.ready_at is not None else ""))
+    elif row.waiting_for is not None and "rate limit" in row.waiting_for and not any("rate limit" in wait for wait in waits):
+        waits.append(row.waiting_for)
+    return waits
+
+
+def _call_waits(call: CallState, scene: Scene) -> str:
+    assert call.retry_at is not None
+    when = at(call.retry_at, scene.now)
+    if call.phase in ("proposed", "approved"):
+        return f"call {call.number} {call.tool}: its turn under the rate limit, at {when}"
+    if call.asks and call.phase == "in_doubt":
+        return f"call {call.number} {call.tool}: {hook_words(call, scene)}"
+    said = failed(call.failure, 100) or call.doubt
+    return f"call {call.number} {call.tool}: attempt {call.attempt + 1} at {when}; the last one said: {said}"
+
+
+def never_started(scene: Scene) -> list[str]:
+    """The calls that the agent wanted and nobody made, and the code that has not run."""
+    state = scene.reading.state
+    if state.started_seq is None:
+        return ["the agent has not begun: no line of its code has run"] if not state.finished else ["the agent never began"]
+    idle = [
+        f"call {call.number}: {called(call.tool, call.args)}: {_why_not(call, scene)}"
+        for call in state.open.values()
+        if call.phase in ("idle", "proposed", "failing", "awaiting_approval", "approved")
+    ]
+    if state.finished:
+        return idle
+    if not state.numbers:
+        return [*idle, "no call has been made yet"]
+    return [*idle, f"whatever the agent does after event {state.seq} (its last call so far is {_latest(scene)}): that code has not run"]
+
+
+def _why_not(call: CallState, scene: Scene) -> str:
+    state = scene.reading.state
+    if call.phase in ("idle", "failing"):
+        after = "it follows when a worker has the run" if not state.finished else "the run ended first"
+        return f"known not to have happened; {after}"
+    if state.finished:
+        return "never sent: the run ended first"
+    if call.phase == "awaiting_approval":
+        return f"not sent: approval {call.approval} is needed"
+    if call.phase == "approved":
+        ask = state.asks[call.number]
+        return f"not sent yet: approved by {ask.by}, and it starts when a worker has the run"
+    proposed = scene.reading.events[call.first_seq - 1].body
+    until = proposed.until if isinstance(proposed, ToolCallProposed) else "handover"
+    return {
+        "approval": "not sent: it needs an approval, which the next worker asks for",
+        "rate": "not sent: it waits for its turn under the rate limit",
+        "budget": "not sent: there is not enough left in the budget",
+        "handover": "not sent: its worker gave the run up first; it follows when another has the run",
+    }[until]
+
+
+def _latest(scene: Scene) -> str:
+    state = scene.reading.state
+    number = state.numbers
+    if number in state.calls:
+        return f"{number} {state.calls[number].tool}"
+    if number in state.children:
+        return f"{number}, child {state.children[number].run_id}"
+    return f"{number}, approval {state.asks[number].request.approval}"

@@ -1,0 +1,154 @@
+"""Approvals: asked for in the run's commit, changed only by a judge inside one transaction, used up by the commit that starts the call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import get_args
+
+import apsw
+import msgspec
+
+from perdure.core.approval import Ruling, Standing
+from perdure.core.events import ApprovalRequested, Event, ToolCallInitiated
+from perdure.errors import NotFound, RunEnded, StoreCorrupt
+from perdure.store import blobs as blob_store
+from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow, ApprovalStatus, Refused
+from perdure.store.database import Database
+from perdure.store.delivery import Delivery, Letter
+from perdure.store.queries import QUERIES
+from perdure.store.rows import Row, body_from, has_arrived, run_row
+
+_names = msgspec.json.Decoder(tuple[str, ...]).decode
+
+
+def insert(cursor: apsw.Cursor, key: int, run_id: str, event: Event, request: ApprovalRequested) -> Refused | None:
+    """Somebody is asked from now on; Refused when something else has been asked under this id."""
+    values = {
+        "approval": request.approval,
+        "run": key,
+        "seq": event.seq,
+        "call": event.call,
+        "action": request.action,
+        "asked_at": event.ts,
+        "deciders": msgspec.json.encode(request.by).decode(),
+        "expires_at": request.expires_at,
+    }
+    cursor.execute(QUERIES["insert_approval"], values)
+    if cursor.connection.changes() == 1:
+        return None
+    return Refused(f"run {run_id}: call {event.call} would ask for approval {request.approval}, and there is another one with that id")
+
+
+def consume(cursor: apsw.Cursor, key: int, run_id: str, event: Event, start: ToolCallInitiated) -> Refused | None:
+    """Use the approval up; Refused unless it is approved, unused, for this very call and its arguments, and has not expired (G9)."""
+    values = {"approval": start.approval, "run": key, "call": event.call, "tool": start.tool, "digest": start.digest, "ts": event.ts}
+    cursor.execute(QUERIES["consume_approval"], values)
+    if cursor.connection.changes() == 1:
+        return None
+    why = _why_not(cursor.execute(QUERIES["approval_by_id"], (start.approval,)).fetchone(), event, start)
+    return Refused(f"run {run_id}: call {event.call} ({start.tool}) may not start: approval {start.approval} {why}")
+
+
+def _why_not(found: Row | None, event: Event, start: ToolCallInitiated) -> str:
+    if found is None:
+        return "does not exist"
+    row = approval_row(found)
+    status, expires_at = row.standing.status, row.standing.request.expires_at
+    if status != "approved":
+        return f"is {status}, not approved"
+    if expires_at is not None and expires_at <= event.ts:
+        return "has expired"
+    if row.standing.digest != start.digest:
+        return f"is for the arguments {row.standing.digest[:12]}, not for {str(start.digest)[:12]}"
+    return f"is for {row.standing.request.action} (call {row.call} of run {row.run_id})"
+
+
+def withdraw_rest(cursor: apsw.Cursor, key: int, ts: int) -> None:
+    """The run has ended: what is still pending is asked of nobody any more."""
+    cursor.execute(QUERIES["withdraw_approvals"], {"run": key, "ts": ts})
+
+
+class Approvals:
+    """The inbox of people, and what they say."""
+
+    def __init__(self, database: Database, delivery: Delivery) -> None:
+        self._database = database
+        self._delivery = delivery
+
+    def decide(
+        self,
+        approval: str,
+        judge: Callable[[Standing, ApprovalRow], Ruling],
+        *,
+        event_id: str,
+        now: int,
+        tenant: str | None,
+        blobs: tuple[bytes, ...],
+    ) -> ApprovalRow:
+        def rule(cursor: apsw.Cursor) -> ApprovalRow:
+            found: Row | None = cursor.execute(QUERIES["approval_by_id"], (approval,)).fetchone()
+            # Another tenant's is not there: whoever asks must not learn even that it exists (G16).
+            if found is None or tenant not in (None, found[4]):
+                raise NotFound(f"there is no approval {approval}; `perdure approvals` shows those that there are")
+            row, seq = approval_row(found), found[17]
+            run = cursor.execute(QUERIES["run_by_id"], (row.run_id,)).fetchall()[0]
+            status = run_row(run).status
+            if status in FINISHED:
+                raise RunEnded(f"approval {approval}: its run {row.run_id} has finished ({status}) and takes nothing more")
+            ruling = judge(row.standing, row)
+            settled = ruling.standing.status != row.standing.status
+            after = msgspec.structs.replace(row, standing=ruling.standing, settled_at=now if settled else row.settled_at)
+            _change(cursor, found[16], after)
+            if blobs:
+                blob_store.put(cursor, blobs)
+            self._delivery.deliver(cursor, run, Letter(row.call, ruling.body, event_id, now, cause=seq))
+            return after
+
+        return self._database.write(rule, lambda cursor, after: has_arrived(cursor, after.run_id, event_id))
+
+    def get(self, approval: str) -> ApprovalRow | None:
+        rows = self._database.read("approval_by_id", (approval,))
+        return approval_row(rows[0]) if rows else None
+
+    def list(self, wanted: ApprovalFilter) -> list[ApprovalRow]:
+        # Named one by one in any case, so that the index over them is used: the settled ones grow for ever.
+        statuses = get_args(ApprovalStatus) if wanted.status is None else (wanted.status,)
+        values = {**msgspec.structs.asdict(wanted), "statuses": msgspec.json.encode(statuses).decode()}
+        return [approval_row(row) for row in self._database.read("list_approvals", values)]
+
+
+def approval_row(row: Row) -> ApprovalRow:
+    """An approval from the columns that approval_by_id and list_approvals share: what was asked, as it is now."""
+    approval, run_id, call, agent, tenant, actor, asked_at, settled_at = row[:8]
+    status, deciders, expires_at, escalated, voters, digest, settled_by, note, _, seq, data = row[8:]
+    what = f"event {seq} of run {run_id}"
+    request = body_from(data, what)
+    if not isinstance(request, ApprovalRequested) or request.approval != approval:
+        raise StoreCorrupt(f"{what} is not the request of approval {approval}; see what else is damaged: perdure verify {run_id}")
+    standing = Standing(
+        request=msgspec.structs.replace(request, by=_names(deciders), expires_at=expires_at),
+        status=status,
+        digest=digest,
+        voters=_names(voters),
+        settled_by=settled_by,
+        note=note,
+        escalated=bool(escalated),
+    )
+    return ApprovalRow(approval, run_id, call, agent, tenant, actor, asked_at, standing, settled_at)
+
+
+def _change(cursor: apsw.Cursor, key: int, after: ApprovalRow) -> None:
+    standing = after.standing
+    values = {
+        "id": key,
+        "status": standing.status,
+        "deciders": msgspec.json.encode(standing.request.by).decode(),
+        "expires_at": standing.request.expires_at,
+        "escalated": int(standing.escalated),
+        "voters": msgspec.json.encode(standing.voters).decode(),
+        "digest": standing.digest,
+        "settled_by": standing.settled_by,
+        "note": standing.note,
+        "settled_at": after.settled_at,
+    }
+    cursor.execute(QUERIES["change_approval"], values)

@@ -1,0 +1,106 @@
+"""How something from outside reaches a run: into its journal while nobody holds it, else into the inbox of whoever does."""
+
+from __future__ import annotations
+
+import apsw
+from msgspec import Struct
+
+from perdure.core.chain import seal
+from perdure.core.events import (
+    AnyBody,
+    ApprovalDecided,
+    ApprovalEscalated,
+    ApprovalExpired,
+    ApprovalVoted,
+    ApprovalWithdrawn,
+    Event,
+    SignalReceived,
+    encode_body,
+)
+from perdure.core.landing import landing
+from perdure.store import notices
+from perdure.store.api import RunRow, Status
+from perdure.store.liveness import Liveness
+from perdure.store.queries import QUERIES
+from perdure.store.rows import Row, body_or_none, event_row, key_of, run_row
+
+# What must be journaled in the order in which it came: signals of a topic, and the life of an approval.
+_IN_ORDER = (SignalReceived, ApprovalVoted, ApprovalEscalated, ApprovalDecided, ApprovalExpired, ApprovalWithdrawn)
+
+
+class Letter(Struct, frozen=True, gc=False):
+    """What a run is told."""
+
+    call: int | None
+    body: AnyBody
+    event_id: str
+    ts: int
+    cause: int | None = None  # None: whatever happened last
+
+
+class Delivery:
+    """The one way in which anybody but its holder writes to an unfinished run."""
+
+    def __init__(self, liveness: Liveness) -> None:
+        self._liveness = liveness
+
+    def holds(self, holder: str | None) -> bool:
+        """Whether somebody who lives holds it; a dead holder does not count as one."""
+        return holder is not None and not self._liveness.is_dead(holder)
+
+    def deliver(self, cursor: apsw.Cursor, found: Row, letter: Letter, status: Status | None = None) -> bool:
+        """True: it is in the journal. False: in the inbox, and the holder journals it."""
+        if self.holds(run_row(found).holder):
+            values = {
+                "id": key_of(found),
+                "call": letter.call,
+                "event_id": bytes.fromhex(letter.event_id),
+                "now": letter.ts,
+                "data": encode_body(letter.body).decode(),
+            }
+            cursor.execute(QUERIES["insert_inbox"], values)
+            return False
+        if isinstance(letter.body, _IN_ORDER):
+            found = _journal_unread(cursor, found, letter.ts)
+        _journal(cursor, found, letter, status)
+        return True
+
+
+def _journal_unread(cursor: apsw.Cursor, found: Row, now: int) -> Row:
+    """Put what the last holder has left unread into the journal first, or it would come after this; the run as it is then."""
+    unread: list[Row] = cursor.execute(QUERIES["unread_of_run"], (key_of(found),)).fetchall()
+    for inbox_id, call, event_id, data in unread:
+        body = body_or_none(data, f"inbox row {inbox_id} of run {run_row(found).run_id}")
+        if isinstance(body, _IN_ORDER):
+            _journal(cursor, found, Letter(call, body, event_id.hex(), now))
+            cursor.execute(QUERIES["consume_inbox"], (inbox_id, key_of(found)))
+            found = cursor.execute(QUERIES["run_by_id"], (run_row(found).run_id,)).fetchall()[0]
+    return found
+
+
+def _journal(cursor: apsw.Cursor, found: Row, letter: Letter, status: Status | None = None) -> None:
+    row, key = run_row(found), key_of(found)
+    cause = row.seq if letter.cause is None else letter.cause
+    event = Event(row.seq + 1, letter.event_id, letter.ts, row.epoch, letter.call, cause, letter.body)
+    sealed = seal(row.head, event)
+    after, ready_at, waiting_for = _landed(row, letter)
+    moved = {"id": key, "seq": event.seq, "head": sealed.hash, "now": letter.ts, "status": status or after}
+    cursor.execute(QUERIES["post_to_unheld"], {**moved, "ready_at": ready_at, "waiting_for": waiting_for})
+    cursor.execute(QUERIES["insert_event"], event_row(key, sealed))
+    if isinstance(letter.body, notices.TOLD):
+        notices.tell(cursor, key, event)
+
+
+def _landed(row: RunRow, letter: Letter) -> tuple[Status, int | None, str | None]:
+    """The status, ready_at and waiting_for of a run that nobody holds, after the letter."""
+    status, ready_at = row.status, row.ready_at
+    if row.holder is not None:
+        # Its worker is dead and nobody has noticed yet: from here on nobody would, so that it is found ready now.
+        status, ready_at = "cancelling" if row.status == "cancelling" else "queued", letter.ts
+    after, wake = landing(status, row.attention, letter.body)
+    if wake == "keep":
+        return after, ready_at, row.waiting_for
+    if wake == "never":
+        return after, None, None
+    # What is queued keeps its place in the line, and does not begin before its time because somebody has written to it.
+    return after, ready_at if after == status == "queued" and ready_at is not None else letter.ts, None

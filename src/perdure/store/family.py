@@ -1,0 +1,109 @@
+"""Parents and children: a child begins in its parent's commit, and its own last commit tells the parent."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Literal
+
+import apsw
+from msgspec import Struct
+
+from perdure.core.codec import Payload
+from perdure.core.events import (
+    CancelRequested,
+    ChildFinished,
+    ChildStarted,
+    Event,
+    Failure,
+    RunCancelled,
+    RunCreated,
+    RunFailed,
+    RunSucceeded,
+    Terminal,
+)
+from perdure.store.api import FINISHED, NewRun, Refused
+from perdure.store.creation import insert_run
+from perdure.store.delivery import Delivery, Letter
+from perdure.store.queries import QUERIES
+from perdure.store.rows import Row, run_row
+
+
+class Relations(Struct, frozen=True, gc=False):
+    """What its parent and its children need to know of a run."""
+
+    run_id: str
+    tenant: str
+    actor: str | None
+    queue: str
+    priority: int
+    depth: int
+    parent: str | None
+    parent_call: int | None
+    parent_seq: int | None
+    metered: int  # there is a budget above it, or it has one
+    asking: int  # some approval of it is pending
+
+
+def relations(cursor: apsw.Cursor, key: int) -> Relations:
+    found: Row = cursor.execute(QUERIES["relations_of_run"], (key,)).fetchall()[0]
+    return Relations(*found)
+
+
+def start_child(cursor: apsw.Cursor, parent: Relations, event: Event, started: ChildStarted) -> Refused | None:
+    """Create the run; nothing to do when this very child exists, Refused when something else has its id."""
+    found: Row | None = cursor.execute(QUERIES["run_by_id"], (started.run_id,)).fetchone()
+    if found is not None:
+        row = run_row(found)
+        if (row.parent, row.parent_call, row.input_digest) == (parent.run_id, event.call, started.digest):
+            return None
+        return Refused(f"run {parent.run_id}: its call {event.call} would be run {started.run_id}, and there is another run with that id")
+    created = RunCreated(
+        started.run_id,
+        started.agent,
+        started.version,
+        parent.tenant,
+        started.input,
+        actor=parent.actor,
+        target=started.target,
+        queue=started.queue or parent.queue,
+        priority=parent.priority,
+        parent=parent.run_id,
+        parent_call=event.call,
+        depth=parent.depth + 1,
+        budget=started.budget,
+    )
+    insert_run(cursor, NewRun(started.run_id, created, uuid.uuid4().hex, event.ts, started.digest), parent_seq=event.seq)
+    return None
+
+
+def tell_parent(cursor: apsw.Cursor, delivery: Delivery, child: Relations, event: Event, end: Terminal) -> None:
+    """Hand the parent what became of its call; a parent that has finished does not hear of it."""
+    found: Row | None = cursor.execute(QUERIES["run_by_id"], (child.parent,)).fetchone()
+    if found is None or run_row(found).status in FINISHED:
+        return
+    delivery.deliver(cursor, found, Letter(child.parent_call, _finished(child.run_id, end), uuid.uuid4().hex, event.ts, child.parent_seq))
+
+
+def cancel_children(cursor: apsw.Cursor, delivery: Delivery, run_id: str, now: int) -> None:
+    """Ask the children of a run that was ended without its agent to stop: nobody is left who waits for them. They ask theirs."""
+    below: list[Row] = cursor.execute(QUERIES["family_of_run"], (run_id,)).fetchall()
+    for found in below:
+        child = run_row(found)
+        if child.parent == run_id and child.status != "cancelling":
+            asked = CancelRequested(by=f"run {run_id}", reason="its parent was ended")
+            delivery.deliver(cursor, found, Letter(None, asked, uuid.uuid4().hex, now))
+
+
+def _finished(run_id: str, end: Terminal) -> ChildFinished:
+    status: Literal["succeeded", "failed", "cancelled"]
+    output: Payload | None = None
+    failure: Failure | None = None
+    match end:
+        case RunSucceeded():
+            status, output = "succeeded", end.output
+        case RunFailed():
+            status, failure = "failed", end.failure
+        case RunCancelled():
+            why = f": {end.reason}" if end.reason else ""
+            status, failure = "cancelled", Failure("cancelled", "RunCancelled", f"run {run_id} was cancelled{why}")
+    return ChildFinished(run_id, status, output=output, failure=failure)

@@ -1,0 +1,150 @@
+"""Lines: where ready runs wait, and whose turn it is.
+
+A line is all runs of one agent, version, queue, tenant and priority. Whoever looks for work goes from line to line and sees the head of
+each: how many runs wait behind it, sleep in it, or stand in lines that nobody serves costs nothing. Tenants take turns in a queue, run
+by run, so that a long line delays nobody else's.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import apsw
+import msgspec
+
+from perdure.settings import Queue
+from perdure.store.api import Served
+from perdure.store.queries import QUERIES
+from perdure.store.rows import Row, key_of, lost_of
+
+SUSPECT_CRASHES = 2
+_READY_AT, _CRASHES = 10, 15  # where they are in the columns that run_by_id and ready_of_line share
+Party = tuple[str, str]  # queue, tenant
+_FIRST_OF_ALL = (-(2**63), 0)  # before every ready_at and id
+
+
+def line_of(cursor: apsw.Cursor, *, agent: str, version: str, queue: str, tenant: str, priority: int) -> int:
+    """The line that a run of this kind stands in; made if there is none yet."""
+    kind = (agent, version, queue, tenant, priority)
+    found: Row | None = cursor.execute(QUERIES["line"], kind).fetchone()
+    if found is None:
+        found = cursor.execute(QUERIES["insert_line"], kind).fetchall()[0]
+    line: int = found[0]
+    return line
+
+
+def move(cursor: apsw.Cursor, run_key: int, version: str) -> None:
+    """Another version goes on with the run: from now on it stands in that version's line."""
+    kind: Row = cursor.execute(QUERIES["kind_of_run"], (run_key,)).fetchall()[0]
+    agent, queue, tenant, priority = kind
+    line = line_of(cursor, agent=agent, version=version, queue=queue, tenant=tenant, priority=priority)
+    cursor.execute(QUERIES["move_run"], (version, line, run_key))
+
+
+def which(served: Iterable[Served], queues: Sequence[str] | None) -> dict[str, str | None]:
+    """The parameters that say which lines are meant."""
+    return {
+        # Each once: what is named twice must not be taken twice.
+        "served": msgspec.json.encode(list(dict.fromkeys((one.agent, one.version) for one in served))).decode(),
+        "queues": None if queues is None else msgspec.json.encode(list(queues)).decode(),
+    }
+
+
+class Choice:
+    """Which ready runs a worker gets, made inside the transaction that claims them: no limit is exceeded by two who choose at once."""
+
+    def __init__(self, cursor: apsw.Cursor, worker: str, limits: Mapping[str, Queue], now: int) -> None:
+        self._cursor = cursor
+        self._limits = limits
+        self._now = now
+        self._may_take_suspect = cursor.execute(QUERIES["holds_suspect"], (worker,)).fetchone() is None
+        self._of_tenant: Counter[Party] = Counter()  # held, by whomever
+        self._of_queue: Counter[str] = Counter()
+
+    def take(self, served: Sequence[Served], queues: Sequence[str] | None, limit: int) -> list[Row]:
+        """Up to `limit` runs, in the order in which their tenants had their turns, which are remembered."""
+        heads: list[Row] = self._cursor.execute(QUERIES["lines_with_ready_runs"], {**which(served, queues), "now": self._now}).fetchall()
+        if not heads:
+            return []
+        if any(queue in self._limits for _, queue, *_ in heads):
+            counted: list[Row] = self._cursor.execute(QUERIES["held_by_party"]).fetchall()
+            for queue, tenant, held in counted:
+                self._count(queue, tenant, held)
+        page = -(-limit // len(heads))
+        waiting: dict[Party, list[tuple[int, int]]] = {}
+        last: dict[Party, tuple[int, int]] = {}
+        for line, queue, tenant, priority, ready_at, turn in heads:
+            party = (queue, tenant)
+            waiting.setdefault(party, []).append((priority, line))
+            # Of several that had no turn yet, whoever has waited longest goes first.
+            last[party] = min(last.get(party, (turn, ready_at)), (turn, ready_at))
+        order = [(turn, ready_at, party, self._of_party(waiting[party], page)) for party, (turn, ready_at) in last.items()]
+        return self._round_robin(order, limit)
+
+    def _round_robin(self, order: list[tuple[int, int, Party, Iterator[Row]]], limit: int) -> list[Row]:
+        """One run of each in turn; whoever had one goes to the end."""
+        taken: list[Row] = []
+        turns: dict[Party, int] = {}
+        newest: int = self._cursor.execute(QUERIES["newest_turn"]).get
+        heapq.heapify(order)
+        while order and len(taken) < limit:
+            _, ready_at, party, runs = order[0]
+            run = next(runs, None) if self._has_room(*party) else None
+            if run is None:
+                heapq.heappop(order)
+                continue
+            taken.append(run)
+            self._count(*party, 1)
+            newest += 1
+            turns[party] = newest
+            heapq.heapreplace(order, (newest, ready_at, party, runs))
+        self._cursor.executemany(QUERIES["had_turn"], [(*party, turn) for party, turn in turns.items()])
+        return taken
+
+    def _count(self, queue: str, tenant: str, held: int) -> None:
+        self._of_tenant[queue, tenant] += held
+        self._of_queue[queue] += held
+
+    def _has_room(self, queue: str, tenant: str) -> bool:
+        limit = self._limits.get(queue)
+        if limit is None:
+            return True
+        if limit.per_tenant is not None and self._of_tenant[queue, tenant] >= limit.per_tenant:
+            return False
+        return limit.concurrency is None or self._of_queue[queue] < limit.concurrency
+
+    def _of_party(self, waiting: list[tuple[int, int]], page: int) -> Iterator[Row]:
+        """A tenant's ready runs in a queue: the higher priority first, then whatever has been ready longest."""
+        for priority in sorted({priority for priority, _ in waiting}, reverse=True):
+            lines = [self._of_line(line, page) for one, line in waiting if one == priority]
+            yield from filter(self._may_take, heapq.merge(*lines, key=_place))
+
+    def _of_line(self, line: int, page: int) -> Iterator[Row]:
+        # By pages and not with an open cursor each: many open at a time could not share their prepared statement.
+        after = _FIRST_OF_ALL
+        while True:
+            wanted = {"line": line, "now": self._now, "after_ready": after[0], "after_id": after[1], "limit": page}
+            rows = self._cursor.execute(QUERIES["ready_of_line"], {**wanted, "suspects": self._may_take_suspect}).fetchall()
+            yield from rows
+            if len(rows) < page:
+                return
+            after = _place(rows[-1])
+
+    def _may_take(self, row: Row) -> bool:
+        # One suspect at a time: should it kill this worker too, the others are not blamed for it.
+        if crashes_if_taken(row) < SUSPECT_CRASHES:
+            return True
+        allowed, self._may_take_suspect = self._may_take_suspect, False
+        return allowed
+
+
+def _place(row: Row) -> tuple[int, int]:
+    return row[_READY_AT], key_of(row)
+
+
+def crashes_if_taken(row: Row) -> int:
+    """How many claims in a row will have been takeovers, this one included."""
+    crashes: int = row[_CRASHES] + (lost_of(row) > 0)
+    return crashes

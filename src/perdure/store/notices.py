@@ -1,0 +1,65 @@
+"""The outbox: what people should hear of, written in the commit of the event itself (T25) and sent at least once."""
+
+from __future__ import annotations
+
+import apsw
+
+from perdure.core.events import ApprovalEscalated, ApprovalRequested, AttentionNeeded, BudgetExceeded, Event
+from perdure.errors import StoreCorrupt
+from perdure.store.api import NoticeRow
+from perdure.store.database import Database
+from perdure.store.queries import QUERIES
+from perdure.store.rows import Row, event_from, run_row
+
+TOLD = (ApprovalRequested, ApprovalEscalated, AttentionNeeded, BudgetExceeded)  # and the failure of a run that has no parent
+
+
+def tell(cursor: apsw.Cursor, key: int, event: Event) -> None:
+    """Somebody should hear of this event, from now on."""
+    cursor.execute(QUERIES["insert_notice"], (key, event.seq, event.ts))
+
+
+class Notices:
+    """Notices that are due, each for one taker at a time."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def take(self, now: int, limit: int, hold_us: int) -> list[NoticeRow]:
+        # Looked at without the write lock first: most of the time there is nothing to take.
+        if not self._database.read("due_notices", (now, 1)):
+            return []
+
+        def take(cursor: apsw.Cursor) -> list[Row]:
+            due: list[Row] = cursor.execute(QUERIES["due_notices"], (now, limit)).fetchall()
+            cursor.executemany(QUERIES["take_notice"], [(now + hold_us, row[0]) for row in due])
+            return due
+
+        def arrived(cursor: apsw.Cursor, due: list[Row]) -> bool:
+            return any(cursor.execute(QUERIES["notice"], (row[0],)).fetchone() == (now + hold_us, row[3] + 1) for row in due)
+
+        taken = [self._notice(*row) for row in self._database.write(take, arrived)]
+        return [notice for notice in taken if notice is not None]
+
+    def done(self, notice_id: int) -> None:
+        self._database.write(
+            lambda cursor: cursor.execute(QUERIES["delete_notice"], (notice_id,)),
+            lambda cursor, _: cursor.execute(QUERIES["notice"], (notice_id,)).fetchone() is None,
+        )
+
+    def failed(self, notice_id: int, next_at: int, error: str) -> None:
+        self._database.write(
+            lambda cursor: cursor.execute(QUERIES["put_notice_off"], (next_at, error, notice_id)),
+            lambda cursor, _: (cursor.execute(QUERIES["notice"], (notice_id,)).fetchone() or (next_at,))[0] == next_at,
+        )
+
+    def next_at(self) -> int | None:
+        at: int | None = self._database.read("next_notice")[0][0]
+        return at
+
+    def _notice(self, notice_id: int, key: int, seq: int, attempts: int) -> NoticeRow | None:
+        run_id, *event = self._database.read("event_of_notice", (key, seq))[0]
+        try:
+            return NoticeRow(notice_id, run_row(self._database.read("run_by_id", (run_id,))[0]), event_from(run_id, tuple(event)), attempts)
+        except StoreCorrupt:
+            return None  # that notice's trouble alone: it stays in the outbox, and `verify` says what is wrong with its event

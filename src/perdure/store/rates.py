@@ -1,0 +1,57 @@
+"""Rates: one line of starts per key, over all workers, and a pause that holds for everybody."""
+
+from __future__ import annotations
+
+import apsw
+
+from perdure.core.rate import Rate, next_start
+from perdure.store.database import Database
+from perdure.store.queries import QUERIES
+from perdure.store.rows import Row
+
+# Whoever has waited for the write lock is seconds behind the others. A clock that is further behind than this was set back.
+_SET_BACK_US = 60_000_000
+
+
+class Rates:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def admit(self, rate: Rate, now: int) -> int:
+        """Take the next place; the time (µs) from which the attempt may start. A place that was taken is not given back."""
+        assert rate.key is not None, "a tool gives its rate a key before anybody asks for a place"
+        if rate.limit is None:
+            # Nothing is taken, so that nothing has to be written.
+            rows = self._database.read("rate", (rate.key,))
+            return max(now, rows[0][1]) if rows else now
+        key = rate.key
+
+        def book(cursor: apsw.Cursor) -> tuple[int, int]:
+            found: Row | None = cursor.execute(QUERIES["rate"], (key,)).fetchone()
+            due, paused_until, seen_at = found or (0, 0, 0)
+            lag = seen_at - now
+            if lag > _SET_BACK_US:
+                # The line goes back with the clock, or everybody would wait for the time that it has lost.
+                due, paused_until = due - lag, paused_until - lag
+            at, due = next_start(rate, due=due, paused_until=paused_until, now=now)
+            seen_at = now if lag > _SET_BACK_US else max(now, seen_at)
+            cursor.execute(QUERIES["book_rate"], {"key": key, "due": due, "paused_until": paused_until, "seen_at": seen_at})
+            return at, due
+
+        def arrived(cursor: apsw.Cursor, booked: tuple[int, int]) -> bool:
+            found: Row | None = cursor.execute(QUERIES["rate"], (key,)).fetchone()
+            return found is not None and found[0] >= booked[1]
+
+        return self._database.write(book, arrived)[0]
+
+    def hold_back(self, key: str, until: int) -> None:
+        """Nobody starts anything under the key before then; a longer pause stays."""
+
+        def pause(cursor: apsw.Cursor) -> None:
+            cursor.execute(QUERIES["hold_rate_back"], {"key": key, "until": until})
+
+        def arrived(cursor: apsw.Cursor, _: None) -> bool:
+            found: Row | None = cursor.execute(QUERIES["rate"], (key,)).fetchone()
+            return found is not None and found[1] >= until
+
+        self._database.write(pause, arrived)

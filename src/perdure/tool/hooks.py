@@ -1,0 +1,66 @@
+"""The functions beside a tool: reconcile, which finds out what became of a call, and compensate, which undoes one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from typing import Any, get_args
+
+from perdure.core.events import Effect
+from perdure.errors import InvalidInput
+from perdure.tool.call import Call
+from perdure.tool.signature import Signature
+
+RESULT = "result"  # the parameter of a compensate hook that receives what the call returned
+
+
+class Hook:
+    """A function, and how it gets its Call."""
+
+    def __init__(self, fn: Callable[..., Any], call_parameter: str | None) -> None:
+        self.fn = fn
+        self.is_async = inspect.iscoroutinefunction(fn)
+        self._call_parameter = call_parameter
+
+    def with_call(self, arguments: dict[str, Any], call: Call) -> dict[str, Any]:
+        """The arguments with the Call under the name that the function gives it, if it takes it."""
+        return arguments if self._call_parameter is None else {**arguments, self._call_parameter: call}
+
+
+class Compensator(Hook):
+    """A hook that undoes a completed call: an effect of its own, with a class of its own."""
+
+    def __init__(self, fn: Callable[..., Any], signature: Signature, effect: Effect) -> None:
+        super().__init__(fn, signature.call_parameter)
+        self.effect = effect
+        self.takes_result = RESULT in signature.names
+        self._names = [name for name in signature.names if name != RESULT]
+
+    def given(self, arguments: dict[str, Any], call: Call) -> dict[str, Any]:
+        """Those of the tool's arguments that the hook takes, and its Call."""
+        return self.with_call({name: arguments[name] for name in self._names}, call)
+
+
+def reconciler(label: str, fn: Callable[..., Any], signature: Signature, tool_takes: Collection[str]) -> Hook:
+    """The hook; InvalidInput unless it takes all that the tool takes: half of the arguments would find somebody else's call."""
+    if set(signature.names) != set(tool_takes):
+        raise InvalidInput(
+            f"{label}: the hook takes ({', '.join(signature.names)}), but it is called with the tool's arguments ({', '.join(tool_takes)})"
+        )
+    return Hook(fn, signature.call_parameter)
+
+
+def compensator(label: str, fn: Callable[..., Any], signature: Signature, tool_takes: Collection[str], effect: Effect) -> Compensator:
+    """The hook; InvalidInput when it takes what the call cannot give it."""
+    if effect not in get_args(Effect):
+        raise InvalidInput(f"{label}: effect={effect!r} is unknown; one of {', '.join(get_args(Effect))}")
+    if RESULT in signature.names and RESULT in tool_takes:
+        raise InvalidInput(
+            f"{label}: the tool has a parameter named {RESULT}, so that nobody can tell whether the hook wants that or what the call returned; rename the tool's"
+        )
+    foreign = [name for name in signature.names if name not in tool_takes and name != RESULT]
+    if foreign:
+        raise InvalidInput(
+            f"{label}: the hook takes {', '.join(foreign)}; it can have the tool's arguments ({', '.join(tool_takes)}), {RESULT}, and a Call"
+        )
+    return Compensator(fn, signature, effect)

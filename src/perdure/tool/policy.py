@@ -1,0 +1,84 @@
+"""When a call of a tool needs a person: the policy of `@tool(approval=…)`, checked where it is declared and asked before the call.
+
+It fails closed: whatever goes wrong with a policy, somebody is asked, and is told what went wrong.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from typing import Any
+
+from perdure.core.approval import Approval
+from perdure.core.failures import clean, describe
+from perdure.errors import InvalidInput
+
+Predicate = Callable[..., bool | str]
+MAX_REASON_CHARS = 1_000
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+class Policy:
+    """An Approval, and the arguments that its predicate looks at."""
+
+    def __init__(self, tool: str, approval: Approval, takes: Collection[str]) -> None:
+        self.approval = approval
+        self._tool = tool
+        unknown = [name for name in approval.editable if name not in takes]
+        if unknown:
+            raise InvalidInput(
+                f"tool {tool}: Approval(editable=…) names {unknown[0]!a}; the tool takes {', '.join(takes) or 'no arguments'}"
+            )
+        self._looks_at = [] if approval.when is None else _looks_at(tool, approval.when, takes)
+
+    def asks(self, arguments: Callable[[], dict[str, Any]]) -> str | bool:
+        """False: the call needs nobody. True, or the reason to show: somebody must approve it."""
+        when = self.approval.when
+        if when is None:
+            return True
+        try:
+            typed = arguments()
+            answer = when(**{name: typed[name] for name in self._looks_at})
+        except BaseException as error:  # also a SystemExit: a policy that cannot answer must not end the worker, nor let the call through
+            failure = describe(error)
+            return clean(f"the approval policy of {self._tool} raised {failure.type}: {failure.message}", MAX_REASON_CHARS)
+        if isinstance(answer, bool):
+            return answer
+        if isinstance(answer, str) and answer:
+            return clean(str.__str__(answer), MAX_REASON_CHARS)
+        if inspect.iscoroutine(answer):
+            answer.close()
+        found = "empty text" if isinstance(answer, str) else "None" if answer is None else f"a {type(answer).__name__}"
+        return clean(f"the approval policy of {self._tool} answered with {found}; it must be True, False or a reason", MAX_REASON_CHARS)
+
+
+def policy_of(tool: str, given: bool | Predicate | Approval | None, takes: Collection[str]) -> Policy | None:
+    """The policy that `approval=` stands for; InvalidInput when it could never be asked."""
+    if given is None or given is False:
+        return None
+    if given is True:
+        return Policy(tool, Approval(), takes)
+    if isinstance(given, Approval):
+        return Policy(tool, given, takes)
+    if not callable(given):
+        raise InvalidInput(
+            f"tool {tool}: approval={given!r:.60} is neither True, nor an Approval(…), nor a function of the tool's arguments"
+        )
+    return Policy(tool, Approval(when=given), takes)
+
+
+def _looks_at(tool: str, when: Predicate, takes: Collection[str]) -> list[str]:
+    try:
+        parameters = inspect.signature(when).parameters.values()
+    except (TypeError, ValueError):
+        raise InvalidInput(f"tool {tool}: nobody can tell what its approval policy {when!r:.60} takes; write a function") from None
+    if inspect.iscoroutinefunction(when) or inspect.isgeneratorfunction(when) or inspect.isasyncgenfunction(when):
+        raise InvalidInput(
+            f"tool {tool}: its approval policy must answer at once: a plain function of the tool's arguments, not an async one"
+        )
+    for parameter in parameters:
+        if parameter.name not in takes or parameter.kind not in _BY_NAME:
+            raise InvalidInput(
+                f"tool {tool}: its approval policy takes {parameter}; it can have the tool's arguments by name ({', '.join(takes)}), any of them"
+            )
+    return [parameter.name for parameter in parameters]

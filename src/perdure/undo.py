@@ -1,0 +1,380 @@
+"""Undo: the compensate hooks of a finished run's completed calls, in reverse order, each a journaled call of the run RUN/undo.
+
+Nothing is appended to a run that has ended (G10), so that undoing it is a run of its own: it survives a crash, and the same command goes
+on where it stopped. What it will do is its input, and fixed before the first hook is called. Which tool a call used is found by
+replaying the journal against the code: there is no registry, and code that has changed too much is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+
+from perdure.agent import Agent
+from perdure.core import codec
+from perdure.core.approval import Vote
+from perdure.core.codec import Payload
+from perdure.core.events import ChildFinished, Effect, Event, RunCancelled, RunCreated
+from perdure.core.failures import IN_DOUBT_KINDS
+from perdure.core.keys import undo_id, undone_by
+from perdure.core.machine import Asked, CallTool, Facts, StartChild
+from perdure.core.replay import replay
+from perdure.core.state import CallState, RunState, fold
+from perdure.desk import Desk
+from perdure.errors import Conflict, Diverged, InvalidInput, NotFound, PerdureError, ResultNotEncodable, ToolFailed, UnknownAgent
+from perdure.run import Run
+from perdure.settings import Settings
+from perdure.store.api import FINISHED, ApprovalFilter, NewRun, RunRow, Store
+from perdure.tool import Tool
+from perdure.worker import outside
+from perdure.worker.clock import Clock
+from perdure.worker.worker import Observer, Worker
+
+_VERSION = "undo-1"  # of the loop in undo_agent; what is undone, and in which order, is the run's input
+_NEVER = 1 << 62  # a child that its parent has not seen end comes after everything that it has
+
+
+class Deed(Struct, frozen=True):
+    """A call that has changed the world, or may have."""
+
+    run_id: str  # the run itself, or a child of it
+    call: int
+    tool: str
+    effect: Effect
+    arguments: Any
+    result: Any
+    at: int  # when it ended, µs
+    why: str | None = None  # it is not undone
+
+    @property
+    def name(self) -> str:
+        return f"call {self.call} ({self.tool}) of run {self.run_id}"
+
+
+class UndoPlan(Struct, frozen=True):
+    """What undoing a run would do, and what it cannot."""
+
+    run_id: str
+    irreversible: tuple[Deed, ...]  # completed, and nothing undoes them
+    doubtful: tuple[Deed, ...]  # may have happened
+    steps: tuple[Deed, ...]  # in the order in which they are undone
+
+    @property
+    def left(self) -> tuple[Deed, ...]:
+        return (*self.irreversible, *self.doubtful)
+
+
+class Progress(Struct, frozen=True):
+    """How far an undo has come."""
+
+    steps: list[dict[str, Any]]  # as planned: run, call, tool
+    done: int  # steps that are behind it, those that somebody has given up included
+    given_up: list[dict[str, Any]]
+    left: list[dict[str, Any]]  # was not to be undone from the beginning
+
+
+class _Found(NamedTuple):
+    deed: Deed
+    happened: bool  # else it may have
+    hook: Tool[..., Any] | None
+
+
+class Survey:
+    """What a run has done, as its journal and this code have it."""
+
+    def __init__(self, row: RunRow, found: Sequence[_Found]) -> None:
+        self.row = row
+        self.hooks = {(one.deed.run_id, one.deed.call): one for one in found if one.hook is not None}
+        left = [one for one in found if one.hook is None]
+        self.plan = UndoPlan(
+            row.run_id,
+            irreversible=tuple(one.deed for one in left if one.happened),
+            doubtful=tuple(one.deed for one in left if not one.happened),
+            steps=tuple(one.deed for one in found if one.hook is not None),
+        )
+
+
+# -- what there is to undo --------------------------------------------------------------------------------------------
+def undoable(store: Store, run_id: str) -> RunRow:
+    """The row of a run that may be undone; the error says why another may not, and what to do."""
+    row = store.get(run_id)
+    if row is None:
+        raise NotFound(f"there is no run {run_id} in {store.url}; `perdure list` shows those that there are")
+    undone = undone_by(run_id)
+    if undone is not None:
+        raise InvalidInput(f"run {run_id} is the undo of run {undone}, and an undo is not undone; start the agent again instead")
+    if row.parent is not None:
+        raise InvalidInput(
+            f"run {run_id} is a child, and is undone with the run that it belongs to: perdure undo {run_id.partition('/')[0]}"
+        )
+    if row.status == "needs_attention":
+        raise Conflict(
+            f"run {run_id} has not ended, it needs attention ({row.error or row.waiting_for}); settle that, perdure why {run_id} says how, "
+            f"or have it end: perdure cancel {run_id}"
+        )
+    if row.status not in FINISHED:
+        raise Conflict(
+            f"run {run_id} has not ended, it is {row.status.replace('_', ' ')}; only what has ended is undone: perdure cancel {run_id}"
+        )
+    return row
+
+
+def survey(store: Store, row: RunRow, agent: Agent[Any, Any], max_steps: int) -> Survey:
+    """Everything that the run and its children have changed, in reverse order of completion. Blocking; replays their journals."""
+    if agent.name != row.agent:
+        raise UnknownAgent(f"run {row.run_id} belongs to agent {row.agent!r}, and here is {agent.name!r}; name the code that it belongs to")
+    outside.guard()  # a replayed agent must not touch the world either
+    return Survey(row, _Surveyor(store, max_steps).deeds(row.run_id, agent))
+
+
+class _Surveyor:
+    def __init__(self, store: Store, max_steps: int) -> None:
+        self._store = store
+        self._max_steps = max_steps
+
+    def deeds(self, run_id: str, agent: Agent[Any, Any]) -> list[_Found]:
+        """A child stands where its parent saw it end: whatever the parent did after that is undone first."""
+        events = self._store.read(run_id)
+        state = fold(events)
+        asked = self._asked(agent, state, events)
+        found: list[tuple[int, list[_Found]]] = []
+        for call in state.calls.values():
+            made = asked[call.number]
+            assert isinstance(made, CallTool), made
+            one = self._judge(run_id, call, made.tool)
+            if one is not None:
+                found.append((call.last_seq, [one]))
+        ended = {event.call: event.seq for event in events if isinstance(event.body, ChildFinished)}
+        for child in state.children.values():
+            self._require_end(run_id, child.run_id)
+            started = asked[child.number]
+            assert isinstance(started, StartChild), started
+            found.append((ended.get(child.number, _NEVER), self.deeds(child.run_id, started.agent)))
+        # Order comes from seq alone: clocks may have been set back (T11).
+        return [one for _, some in sorted(found, key=lambda item: item[0], reverse=True) for one in some]
+
+    def _require_end(self, parent: str, run_id: str) -> None:
+        row = self._store.get(run_id)
+        assert row is not None, run_id  # created in the commit that names it
+        if row.status not in FINISHED:
+            # Its parent was ended by force.
+            raise Conflict(
+                f"run {parent} has ended, but its child {run_id} has not, it is {row.status.replace('_', ' ')}: perdure cancel {run_id}"
+            )
+
+    def _asked(self, agent: Agent[Any, Any], state: RunState, events: Sequence[Event]) -> dict[int, Asked]:
+        created = state.created
+        assert created is not None
+        facts = Facts(created.run_id, created.tenant, created.actor, created.agent, state.version, created.parent, created.depth)
+        last = events[-1].body
+        # A run that was ended by force did not come to its end by itself: its agent never said so.
+        told = events[:-1] if isinstance(last, RunCancelled) and last.forced_by is not None else events
+        try:
+            machine = agent.machine(facts, self._load(created.input), self._max_steps)
+            try:
+                return replay(machine, told, self._load).calls
+            finally:
+                machine.close()
+        except PerdureError as error:
+            seq, call = (error.seq, error.call) if isinstance(error, Diverged) else (1, None)
+            raise Diverged(
+                f"run {created.run_id} cannot be undone with this code, which is not what it ran with (version {state.version}): {error}",
+                seq=seq,
+                call=call,
+            ) from error
+
+    def _judge(self, run_id: str, call: CallState, tool: Tool[..., Any]) -> _Found | None:
+        """The call, with what undoes it; None if there is nothing to undo."""
+        if call.effect == "read":
+            return None
+        happened, why, hook = call.phase == "completed", _doubt(call), None
+        if not happened and why is None:
+            return None
+        arguments, result = self._value(call.args), self._value(call.result)
+        if happened:
+            hook, why = _hook(call, tool, arguments, result)
+        return _Found(Deed(run_id, call.number, call.tool, call.effect, arguments, result, at=call.last_ts, why=why), happened, hook)
+
+    def _value(self, payload: Payload | None) -> Any:
+        return None if payload is None else codec.decode(self._load(payload))
+
+    def _load(self, payload: Payload) -> bytes:
+        inline = payload.inline
+        return self._store.blob(str(payload.blob)) if inline is None else inline
+
+
+def _hook(call: CallState, tool: Tool[..., Any], arguments: Any, result: Any) -> tuple[Tool[..., Any] | None, str | None]:
+    """What undoes a completed call, or why nothing does."""
+    hook = tool.compensation()
+    if hook is None or tool.compensator is None:
+        return None, "its tool has no compensate hook"
+    if call.result is None and tool.compensator.takes_result:
+        return None, "its result could not be recorded, and its compensate hook needs it"
+    try:
+        hook.bind((), {"arguments": arguments, "result": result})
+    except InvalidInput as error:
+        # Together they are larger than each: better known now than in the middle of the undo (G14).
+        return None, f"its compensate hook cannot be given its arguments and result: {error}"
+    return hook, None
+
+
+def _doubt(call: CallState) -> str | None:
+    """Why a call that has not completed may have happened all the same; None if it has not."""
+    if call.effect == "transaction" or call.attempt == 0:
+        return None
+    if not call.ended:
+        unsettled = call.doubtful or call.phase in ("started", "in_doubt")
+        return f"it may have happened: {call.doubt or 'the run was ended while it was under way'}" if unsettled else None
+    failure = call.failure
+    if call.phase == "failed" and failure is not None and call.resolved_by is None:
+        # Repeating it would have been harmless, so that nobody has found out.
+        cut_off = failure.kind in IN_DOUBT_KINDS or failure.kind == "cancelled"
+        if call.doubtful or (cut_off and call.effect == "idempotent"):
+            return f"it failed, and may have happened all the same: {failure.type}: {failure.message}"
+    return None
+
+
+# -- the run that undoes ----------------------------------------------------------------------------------------------
+def undo_agent(surveyed: Survey) -> Agent[Any, Any]:
+    """The agent of RUN/undo: calls the hooks of the planned steps, one after the other.
+
+    A hook that fails stops it there: what it has undone stays undone, and it waits, as an approval, for somebody to say that it
+    is to be called again (approved) or given up (rejected).
+    """
+    hooks = surveyed.hooks
+
+    async def undo(run: Run, of: str, by: str, steps: list[dict[str, Any]], left: list[dict[str, Any]]) -> dict[str, Any]:
+        undone: list[dict[str, Any]] = []
+        given_up: list[dict[str, Any]] = []
+        for number, step in enumerate(steps, 1):
+            run.status(f"undoing {_name(step)}: {number} of {len(steps)}")
+            found = hooks[step["run"], step["call"]]
+            assert found.hook is not None
+            (undone if await _undo_one(run, step, found.deed, found.hook) else given_up).append(step)
+        return {"of": of, "undone": undone, "given_up": given_up, "left": left}
+
+    return Agent(undo, name=f"{surveyed.row.agent}.undo", version=_VERSION)
+
+
+async def _undo_one(run: Run, step: dict[str, Any], deed: Deed, hook: Tool[..., Any]) -> bool:
+    while True:
+        try:
+            await hook(arguments=deed.arguments, result=deed.result)
+            return True
+        except ResultNotEncodable:
+            return True  # it has happened; what it returned is nobody's concern
+        except ToolFailed as failed:
+            decision = await run.approve(
+                f"retry {hook.name}",
+                {**step, "error": f"{failed.type}: {failed.message}"},
+                reason=f"{_name(step)} could not be undone; approved, its hook is called again; rejected, it stays as it is and the undo goes on",
+            )
+            if not decision.granted:
+                return False
+
+
+def _name(step: dict[str, Any]) -> str:
+    return f"call {step['call']} ({step['tool']}) of run {step['run']}"
+
+
+def progress(store: Store, run_id: str) -> Progress:
+    """How far the undo of this run has come."""
+    state = fold(store.read(undo_id(run_id)))
+    assert state.created is not None
+    payload = state.created.input
+    planned = codec.decode(payload.inline if payload.inline is not None else store.blob(str(payload.blob)))
+    given_up = [ask.number for ask in state.asks.values() if ask.outcome not in (None, "approved")]
+    undone = [call.number for call in state.calls.values() if call.phase == "completed"]
+    # One step after the other: the numbers of what has settled one follow the order of the steps.
+    settled = sorted((*given_up, *undone))
+    steps = planned["steps"]
+    return Progress(steps, len(settled), [steps[at] for at, number in enumerate(settled) if number in given_up], planned["left"])
+
+
+def begin(store: Store, clock: Clock, surveyed: Survey, *, by: str, inline_bytes: int) -> RunRow:
+    """Create the run that undoes; the one that there is, if somebody was faster."""
+    plan, row = surveyed.plan, surveyed.row
+    planned = {
+        "of": plan.run_id,
+        "by": by,
+        "steps": [{"run": deed.run_id, "call": deed.call, "tool": deed.tool} for deed in plan.steps],
+        "left": [{"run": deed.run_id, "call": deed.call, "tool": deed.tool, "why": deed.why} for deed in plan.left],
+    }
+    agent = undo_agent(surveyed)
+    encoded = agent.bind((), planned)
+    payload, blob = codec.pack(encoded, inline_bytes)
+    run_id = undo_id(plan.run_id)
+    created = RunCreated(
+        *(run_id, agent.name, agent.version, row.tenant, payload),
+        actor=row.actor,
+        target=row.target,
+        queue=row.queue,
+        priority=row.priority,
+    )
+    new = NewRun(run_id, created, clock.new_id(), clock.now(), codec.digest(encoded), () if blob is None else (blob,))
+    return store.create_run(new)[0]
+
+
+class Undoer:
+    """Undoes runs in this process, each with a worker of its own: the code of an undo is the run that it undoes."""
+
+    def __init__(self, store: Store, settings: Settings, clock: Clock, desk: Desk, observers: Sequence[Observer]) -> None:
+        self._store = store
+        self._settings = settings
+        self._clock = clock
+        self._desk = desk
+        self._observers = observers
+
+    async def survey(self, row: RunRow, agent: Agent[Any, Any]) -> Survey:
+        # On a thread: agents are replayed, and from CPython 3.14 on their tasks cannot be entered inside a task of ours.
+        return await asyncio.to_thread(survey, self._store, row, agent, self._settings.max_steps)
+
+    async def undo(self, row: RunRow, agent: Agent[Any, Any], *, by: str, accept: bool, wait: bool, stop: asyncio.Event | None) -> RunRow:
+        """Begin the undo, or go on with it, until it ends or rests."""
+        run_id = undo_id(row.run_id)
+        begun = self._store.get(run_id)
+        if begun is not None and begun.status in FINISHED:
+            return begun
+        surveyed = await self.survey(row, agent)
+        if begun is None:
+            _check_accepted(surveyed.plan, accept)
+            begun = begin(self._store, self._clock, surveyed, by=by, inline_bytes=self._settings.inline_bytes)
+        self._check_hooks(surveyed)
+        async with Worker(self._store, [undo_agent(surveyed)], self._settings, self._clock, self._observers) as worker:
+            self._send_back(begun, by)
+            return await worker.drive_one(run_id, wait=wait, stop=stop)
+
+    def _check_hooks(self, surveyed: Survey) -> None:
+        """Conflict unless this code has the hooks that the undo was begun with."""
+        found = progress(self._store, surveyed.row.run_id)
+        for step in found.steps[found.done :]:
+            if (step["run"], step["call"]) not in surveyed.hooks:
+                raise Conflict(
+                    f"{_name(step)} is to be undone, and its tool has no compensate hook in this code; use the code that the undo was begun with"
+                )
+
+    def _send_back(self, row: RunRow, by: str) -> None:
+        """Asking again for an undo that has stopped means: try again."""
+        try:
+            if row.status == "needs_attention":
+                self._desk.requeue(row.run_id, by=by, note="undo")
+            for asked in self._store.approvals(ApprovalFilter(run_id=row.run_id)):
+                self._desk.vote(asked.approval, Vote(by, True, note="undo", source="undo"))
+        except Conflict:
+            pass  # somebody else has said something meanwhile, or works on it: driving it shows which
+
+
+def _check_accepted(plan: UndoPlan, accept: bool) -> None:
+    if not plan.steps:
+        raise Conflict(
+            f"run {plan.run_id} has done nothing that could be undone" + (f", and {_listed(plan.left)} stays" if plan.left else "")
+        )
+    if plan.left and not accept:
+        raise Conflict(f"run {plan.run_id} cannot be undone whole: {_listed(plan.left)} stays; say accept=True to undo the rest")
+
+
+def _listed(deeds: Sequence[Deed]) -> str:
+    return ", ".join(f"{deed.name} [{deed.why}]" for deed in deeds[:5]) + (f" and {len(deeds) - 5} more" if len(deeds) > 5 else "")

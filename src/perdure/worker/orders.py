@@ -1,0 +1,485 @@
+"""What the machine wants, recorded: calls that start or wait, approvals that are asked for, children, and what is given up.
+
+Also the open calls that nobody is performing: after a crash, a wait or a doubt, what is to be done about each. Nothing is performed
+here; a call whose intent is recorded is `due`, and starts when the commit that holds it is durable (G2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+from perdure.agent import Agent
+from perdure.core import codec
+from perdure.core.codec import Payload
+from perdure.core.decide import GiveUp, Park, Perform
+from perdure.core.events import (
+    BudgetExceeded,
+    ChildStarted,
+    Event,
+    Failure,
+    PinChanged,
+    Reason,
+    RetryScheduled,
+    RunCancelled,
+    RunFailed,
+    RunSucceeded,
+    ToolCallFailed,
+    ToolCallInDoubt,
+    ToolCallInitiated,
+    ToolCallProposed,
+)
+from perdure.core.keys import CallKeys, approval_id, child_id
+from perdure.core.machine import (
+    Abandon,
+    AskApproval,
+    Asked,
+    CallTool,
+    Cancelled,
+    Command,
+    Failed,
+    Finish,
+    Record,
+    StartChild,
+    Succeeded,
+)
+from perdure.core.state import NOT_STARTED, AskState, CallState, RunState, refusal
+from perdure.errors import InvalidInput
+from perdure.store.api import Claimed
+from perdure.tool import Tool
+from perdure.worker.asks import Asks, Decides
+from perdure.worker.calls import Calls
+from perdure.worker.clock import Clock
+from perdure.worker.gate import Gate, Later, Over
+from perdure.worker.pen import Pen
+
+log = logging.getLogger("perdure.worker")
+_START_MARGIN_US = 50_000  # an approval is not used in the last moment of its time: the clock goes on until the intent is recorded
+
+
+class Helps(Decides, Protocol):
+    """What is needed of the worker."""
+
+    loop: asyncio.AbstractEventLoop
+    clock: Clock
+
+    def serve_too(self, agent: Agent[Any, Any]) -> None: ...
+
+    def cancel_run(self, run_id: str, by: str, reason: str, done: Callable[[Exception | None], None]) -> None: ...
+
+
+class Driving(Protocol):
+    """What is needed of the drive."""
+
+    run_id: str
+
+    @property
+    def giving_up(self) -> bool: ...
+
+    def deliver(self, event: Event) -> None: ...
+
+    def attend(self, reason: Reason, detail: str) -> None: ...
+
+    def load(self, payload: Payload) -> bytes: ...
+
+    def pump(self) -> None: ...
+
+
+class Orders:
+    """The machine's wishes for one run, and its open calls."""
+
+    def __init__(
+        self, drive: Driving, host: Helps, claimed: Claimed, state: RunState, pen: Pen, calls: Calls, gate: Gate, asks: Asks
+    ) -> None:
+        self.state = state
+        self.asked: dict[int, Asked] = {}  # everything that the machine has asked for, by number
+        self.unwanted: set[int] = set()  # what the agent has stopped waiting for
+        self.orphans: set[int] = set()  # children and approvals among those: told so once they are durable
+        self.due: list[int] = []  # calls whose intent is recorded and that start after the next commit
+        self.urgent = False  # something is recorded that others wait for; it shares the commit that is due anyway, or has one of its own
+        self._drive = drive
+        self._host = host
+        self._claimed = claimed
+        self._pen = pen
+        self._calls = calls
+        self._gate = gate
+        self._asks = asks
+        self._keys = CallKeys(claimed.row.tenant, claimed.lease.run_id)
+        self._obeying = False
+        self._refused: deque[Event] = deque()  # recorded while the machine's wishes were, and told to it after the last of them
+
+    def check_pins(self) -> None:
+        """Say so when a tool is not what it was when this run first called it (T30)."""
+        tools = {asked.tool.name: asked.tool for asked in self.asked.values() if isinstance(asked, CallTool)}
+        for tool in tools.values():
+            self._pinned(tool)
+
+    def _pinned(self, tool: Tool[..., Any]) -> str | None:
+        """The tool's pin if this is the run's first call of it."""
+        pin, what = tool.pin(), f"tool {tool.name}"
+        before = self.state.pins.get(what)
+        if before is not None and before != pin:
+            log.warning("run %s: %s has changed since the run first called it (%s, now %s)", self._drive.run_id, what, before, pin)
+            self._pen.record(PinChanged(what, before, pin), cause=self._claimed.row.seq)
+        return pin if before is None else None
+
+    def obey_all(self, commands: Sequence[tuple[int, Command]]) -> None:
+        """Do what the machine wants. What is refused at once it hears when all of it is recorded, or its answer would get ahead of the rest."""
+        outermost, self._obeying = not self._obeying, True
+        try:
+            for cause, command in commands:
+                self._obey(command, cause)
+            while outermost and self._refused:
+                self._drive.deliver(self._refused.popleft())
+        finally:
+            if outermost:
+                self._obeying = False
+                self._refused.clear()
+
+    def _obey(self, command: Command, cause: int) -> None:
+        match command:
+            case CallTool():
+                self._call(command, cause)
+            case AskApproval():
+                self._ask(command, cause)
+            case StartChild():
+                self._start_child(command, cause)
+            case Record(body):
+                self._pen.record(body, cause=cause)
+            case Abandon(number):
+                self.unwanted.add(number)
+                self._abandon(number)
+            case Finish(Succeeded(output)):
+                self._pen.record(RunSucceeded(self._pen.pack(output)), cause=cause)
+            case Finish(Failed(failure)):
+                self._pen.record(RunFailed(failure), cause=cause)
+            case Finish(Cancelled()):
+                self._pen.record(RunCancelled(self.state.cancel.reason if self.state.cancel else None), cause=cause)
+
+    def _abandon(self, number: int) -> None:
+        if number in self.state.alive or number in self.state.pending:
+            self.orphans.add(number)
+        elif number in self.state.open:
+            call = self.state.open[number]
+            self._calls.unwanted(call, cancel_effects=self.state.cancel is not None)
+            self._give_up_if_idle(number)
+
+    def _call(self, command: CallTool, cause: int) -> None:
+        """A call that the agent makes: it starts, or it is proposed and waits for a person, for its turn or for money."""
+        tool, number = command.tool, command.number
+        self.asked[number] = command
+        if self._drive.giving_up:
+            self._propose(command, cause, "handover")
+            return
+        if tool.approval is not None and (asks := tool.asks(command.args)) is not False:
+            self._propose(command, cause, "approval")
+            self._ask_for(command, asks)
+            return
+        barrier = self._barrier(number, tool)
+        match barrier:
+            case None:
+                self._initiate(command, cause)
+            case Later(at):
+                self._propose(command, cause, "rate", at)
+                self._calls.waits[number] = at
+            case Over():
+                self._propose(command, cause, "budget")
+                self._over_budget(self.state.calls[number], barrier)
+
+    def _barrier(self, number: int, tool: Tool[..., Any]) -> Later | Over | None:
+        """What keeps the call from starting now."""
+        if tool.rate is None and not self._pen.metered:
+            return None
+        return self._gate.check(number, tool.rate, tool.estimate)
+
+    def _propose(
+        self, command: CallTool, cause: int, until: Literal["approval", "rate", "budget", "handover"], at: int | None = None
+    ) -> None:
+        tool, number = command.tool, command.number
+        args, digest = self._pen.pack(command.args), codec.digest(command.args)
+        self._pen.record(
+            ToolCallProposed(tool.name, tool.effect, self._keys.key(number), args, digest, until, at), call=number, cause=cause
+        )
+
+    def _over_budget(self, call: CallState, over: Over) -> None:
+        unstarted = call.phase in ("proposed", "approved", "retry_wait", "idle", "failing") and not call.doubtful
+        if over.limits.on_exceed == "fail" and unstarted:  # what may have happened is not told as a failure
+            failure = Failure(kind="over_budget", type="BudgetExceeded", message=_over_words(over.what))
+            event = self._pen.record(ToolCallFailed(failure, attempt=call.attempt, final=True), call=call.number, cause=call.last_seq)
+            self._refused.append(event)
+            if not self._obeying:
+                self.obey_all(())
+            return
+        self._pen.record(over.what, cause=call.last_seq)
+        self._drive.attend("budget", f"call {call.number} ({call.tool}): {_over_words(over.what)}")
+
+    def _initiate(self, command: CallTool, cause: int) -> None:
+        tool, number = command.tool, command.number
+        self._pen.record(
+            ToolCallInitiated(
+                tool=tool.name,
+                effect=tool.effect,
+                key=self._keys.key(number),
+                args=self._pen.pack(command.args),
+                digest=codec.digest(command.args),
+                timeout_s=tool.timeout_s,
+                reconcile=tool.reconciler is not None,
+                pinned=self._pinned(tool),
+                estimate=tool.estimate,
+            ),
+            call=number,
+            cause=cause,
+        )
+        self._ready(self.state.calls[number])
+
+    # -- approvals and children -----------------------------------------------------------------------------------------
+    def _ask(self, command: AskApproval, cause: int) -> None:
+        number, policy = command.number, command.policy
+        self.asked[number] = command
+        now, ident = self._host.clock.now(), approval_id(self._claimed.row.tenant, self._drive.run_id, number)
+        payload = self._pen.pack(command.input)
+        body = policy.request(ident, command.action, payload, command.input, now=now, reason=command.reason)
+        self._pen.record(body, call=number, cause=cause)
+        self._asks.watch(self.state.asks[number])
+
+    def _ask_for(self, command: CallTool, asks: str | bool) -> None:
+        """Ask whether the call may be made: the exact call, and what of it a decision may change."""
+        tool, number = command.tool, command.number
+        policy = tool.approval
+        assert policy is not None
+        editable = self._pen.pack(codec.encode(tool.editable_schema())) if policy.editable else None
+        body = policy.request(
+            approval_id(self._claimed.row.tenant, self._drive.run_id, number),
+            tool.name,
+            self._pen.pack(command.args),
+            command.args,
+            now=self._host.clock.now(),
+            reason=asks if isinstance(asks, str) else None,
+            tool=tool.name,
+            editable_schema=editable,
+        )
+        self._pen.record(body, call=number, cause=self.state.seq)
+        self._asks.watch(self.state.asks[number])
+
+    def _start_approved(self, call: CallState) -> None:
+        """The call that somebody has approved, exactly as they have: the commit that starts it consumes the approval (G9)."""
+        ask, asked = self.state.asks[call.number], self.asked[call.number]
+        assert isinstance(asked, CallTool) and ask.outcome == "approved"
+        expires_at, now = ask.request.expires_at, self._host.clock.now()
+        if expires_at is not None and expires_at - _START_MARGIN_US <= now:
+            if expires_at <= now:
+                self._asks.expire(ask)
+            else:
+                self._asks.waits[call.number] = expires_at
+            return
+        try:
+            asked = self._as_approved(ask, asked)
+        except InvalidInput as refused:
+            failure = Failure(kind="refused", type="InvalidInput", message=f"as edited by {ask.by}: {refused}")
+            self._drive.deliver(self._pen.record(ToolCallFailed(failure, attempt=0, final=True), call=call.number, cause=call.last_seq))
+            return
+        barrier = self._barrier(call.number, asked.tool)
+        if isinstance(barrier, Later):
+            self._wait_for_turn(call, barrier.at)
+        elif isinstance(barrier, Over):
+            self._over_budget(call, barrier)
+        else:
+            self._consume(call, ask, asked)
+
+    def _as_approved(self, ask: AskState, asked: CallTool) -> CallTool:
+        if not ask.edited:
+            return asked
+        assert ask.input is not None
+        edited = CallTool(asked.number, asked.tool, asked.tool.edited(asked.args, self._drive.load(ask.input)))
+        self.asked[asked.number] = edited
+        return edited
+
+    def _consume(self, call: CallState, ask: AskState, asked: CallTool) -> None:
+        tool, digest = asked.tool, codec.digest(asked.args)
+        # Checked here and again by the store in the very commit: what starts is what was approved, to the byte.
+        if digest != ask.digest:
+            self._drive.attend(
+                "error", f"call {call.number} ({call.tool}): its arguments are not those that were approved; it was not made"
+            )
+            return
+        initiated = ToolCallInitiated(
+            tool=tool.name,
+            effect=tool.effect,
+            key=call.key,
+            args=self._pen.pack(asked.args) if ask.edited else None,
+            digest=digest,
+            timeout_s=tool.timeout_s,
+            reconcile=tool.reconciler is not None,
+            approval=ask.request.approval,
+            pinned=self._pinned(tool),
+            estimate=tool.estimate,
+        )
+        self._pen.record(initiated, call=call.number, cause=call.last_seq)
+        self.due.append(call.number)  # also a read: the approval is used up before anything is done with it
+
+    def _start_child(self, command: StartChild, cause: int) -> None:
+        agent, number = command.agent, command.number
+        self.asked[number] = command
+        body = ChildStarted(
+            agent=agent.name,
+            version=agent.version,
+            run_id=child_id(self._drive.run_id, number),
+            input=self._pen.pack(command.args),
+            digest=codec.digest(command.args),
+            target=agent.target,
+            queue=agent.queue,
+            budget=agent.budget,
+        )
+        self._pen.record(body, call=number, cause=cause)
+        self.urgent = True  # the commit creates the child
+        self._host.serve_too(agent)
+
+    def let_orphans_go(self) -> None:
+        """Withdraw the approvals and cancel the children that nobody waits for. They exist: all that is recorded here is durable."""
+        orphans, self.orphans = self.orphans, set()
+        for number in sorted(orphans.intersection(self.state.asks)):
+            ask = self.state.asks[number]
+            if ask.pending or (number in self.state.open and self.state.open[number].phase == "approved"):
+                self._asks.withdraw(ask)
+        reason = self.state.cancel.reason if self.state.cancel else None
+        for number in sorted(orphans.intersection(self.state.alive)):
+            child = self.state.alive[number]
+
+            def done(error: Exception | None, number: int = number) -> None:
+                if error is not None:
+                    log.error("run %s: its child cannot be cancelled yet: %s; trying again", self._drive.run_id, error)
+                    self._host.loop.call_later(1.0, self._cancel_later, number)
+
+            self._host.cancel_run(child.run_id, f"run {self._drive.run_id}", reason or "its parent does not wait for it any more", done)
+
+    def _cancel_later(self, number: int) -> None:
+        self.orphans.add(number)
+        self._drive.pump()
+
+    def _attempt_again(self, call: CallState, attempt: int, cause: int) -> None:
+        tool = self.tool_call(call).tool
+        ask = self.state.asks.get(call.number)
+        if ask is not None and not call.begun and ask.request.expires_at is not None and ask.request.expires_at <= self._host.clock.now():
+            # Its intent used the approval up, and its worker gave the run up before it began: nothing begins after the time (G9).
+            failure = refusal("expired", ask.by, None)
+            self._drive.deliver(self._pen.record(ToolCallFailed(failure, attempt=call.attempt, final=True), call=call.number, cause=cause))
+            return
+        barrier = self._barrier(call.number, tool)
+        if isinstance(barrier, Later):
+            self._wait_for_turn(call, barrier.at)
+            return
+        if isinstance(barrier, Over):
+            self._over_budget(call, barrier)
+            return
+        self._gate.forget(call.number)
+        again = ToolCallInitiated(
+            tool=call.tool,
+            effect=call.effect,
+            key=call.key,
+            attempt=attempt,
+            timeout_s=tool.timeout_s,
+            reconcile=tool.reconciler is not None,
+            pinned=self._pinned(tool) if attempt == 1 else None,
+            estimate=tool.estimate,
+        )
+        self._pen.record(again, call=call.number, cause=cause)
+        self._ready(call)
+
+    def _wait_for_turn(self, call: CallState, at: int) -> None:
+        if call.turn != at:
+            self._pen.record(RetryScheduled(attempt=call.attempt + 1, at=at, turn=True), call=call.number, cause=call.last_seq)
+        self._calls.waits[call.number] = at
+
+    def _ready(self, call: CallState) -> None:
+        if call.effect == "read" and not self._pen.metered:
+            # Reading changes nothing: a crash from here on costs at most the same reading again, so nothing waits for a commit. What
+            # is charged to a budget does wait: until the commit no other run that shares it would know of it (G14).
+            self._calls.start(call, self.tool_call(call))
+        else:
+            self.due.append(call.number)
+
+    def tool_call(self, call: CallState) -> CallTool:
+        asked = self.asked[call.number]
+        assert isinstance(asked, CallTool), call
+        return asked
+
+    # -- calls that nobody is performing ------------------------------------------------------------------------------
+    def consider(self, call: CallState) -> None:
+        """Decide about an open call that nobody is performing."""
+        wanted = call.number not in self.unwanted
+        ask = self.state.asks.get(call.number)
+        asked = self.tool_call(call)
+        if ask is not None and ask.edited and ask.input is not None and call.attempt:
+            # It has begun: whatever today's code would make of them, these are its arguments.
+            asked = self.asked[call.number] = CallTool(call.number, asked.tool, self._drive.load(ask.input))
+        match call.phase:
+            case "awaiting_approval":
+                if not wanted:
+                    self.orphans.add(call.number)  # else the approval is watched on its own
+            case "proposed" if wanted and asked.tool.approval is not None and (asks := asked.tool.asks(asked.args)) is not False:
+                self._ask_for(asked, asks)  # the run was given up before anybody could be asked
+            case "approved":
+                self._start_approved(call) if wanted else self.orphans.add(call.number)
+            case _:
+                self.follow(call, self._calls.consider(call, asked, wanted=wanted))
+
+    def follow(self, call: CallState, verdict: Perform | GiveUp | Park | None) -> None:
+        match verdict:
+            case Perform(attempt):
+                self._attempt_again(call, attempt, self._why_again(call))
+            case GiveUp():
+                self._give_up(call)
+            case Park(why):
+                if call.phase != "in_doubt" or why not in (call.doubt or ""):
+                    self._doubt(call, f"{why}; {call.doubt}"[:500] if call.doubt else why)
+            case None:
+                if self._calls.busy(call.number) and call.phase != "in_doubt":
+                    self._doubt(call, "its worker died inside it; its reconcile hook is being asked")
+
+    def _why_again(self, call: CallState) -> int:
+        """The event that made another attempt necessary: a failure, a resolved doubt, or the claim after a crash."""
+        return call.last_seq if call.last_seq > call.intent_seq else self._claimed.row.seq
+
+    def _doubt(self, call: CallState, why: str) -> None:
+        self._pen.record(ToolCallInDoubt(call.attempt, why), call=call.number, cause=self._claimed.row.seq)
+
+    def _give_up(self, call: CallState) -> None:
+        failure = Failure(kind="cancelled", type="Cancelled", message="nobody waits for this call any more")
+        event = self._pen.record(ToolCallFailed(failure, attempt=call.attempt, final=True), call=call.number, cause=call.last_seq)
+        self._drive.deliver(event)
+
+    def _give_up_if_idle(self, number: int) -> None:
+        call = self.state.calls[number]
+        if call.phase == "approved":
+            self._calls.forget(number)  # it may be waiting for its turn
+            self.orphans.add(number)
+            return
+        if call.doubtful:
+            return  # an earlier attempt may have happened: nobody's losing interest settles that
+        if number in self.due:
+            # Its intent is recorded but its effect has provably not begun: this process starts it and has not.
+            self.due.remove(number)
+            self._give_up(call)
+        elif call.phase in ("retry_wait", "idle", "failing", "proposed"):
+            self._calls.forget(number)
+            self._give_up(call)
+
+    def withdraw_due(self) -> None:
+        """Say of calls whose intent is recorded that they have not begun, so that the next worker need not doubt them."""
+        due, self.due = self.due, []
+        for number in due:
+            call = self.state.calls[number]
+            failure = Failure(kind="not_sent", type=NOT_STARTED, message="its worker gave the run up before the call began")
+            self._pen.record(ToolCallFailed(failure, attempt=call.attempt), call=number, cause=call.intent_seq)
+
+
+_UNITS = {"usd": ("$", 1e6, ""), "seconds": ("", 1e6, " s"), "tokens": ("", 1, " tokens"), "calls": ("", 1, " calls")}
+
+
+def _over_words(over: BudgetExceeded) -> str:
+    before, unit, after = _UNITS[over.what]
+    used, limit = f"{before}{over.used / unit:,g}{after}", f"{before}{over.limit / unit:,g}{after}"
+    return f"the budget of run {over.budget_of} is used up: {used} of {limit}"

@@ -1,0 +1,168 @@
+"""What a notice says: one line for people, and one JSON object for programs.
+
+The line has what a tired person needs: what is asked, of whom, until when, and the command to type. Neither of the two holds a
+link: one that decided something would be followed by mail scanners and chat previews (T19).
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import unicodedata
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from perdure.core import codec
+from perdure.core.codec import Payload
+from perdure.core.events import (
+    AnyBody,
+    ApprovalEscalated,
+    ApprovalRequested,
+    AttentionNeeded,
+    BudgetExceeded,
+    Event,
+    Failure,
+    RunFailed,
+)
+from perdure.store.api import NoticeRow, RunRow
+
+MAX_INPUT_BYTES = 16 * 1024
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")  # nothing to the eye, though Unicode counts them as printable
+
+
+def line(notice: NoticeRow) -> str:
+    """The notice for a log: one line, whatever tools and models have written."""
+    return safe(f"{_words(notice.event, notice.row)}: {_command(notice)}")
+
+
+def document(notice: NoticeRow) -> bytes:
+    """The notice as the JSON that a webhook gets."""
+    row, event = notice.row, notice.event
+    whole = {
+        "id": event.event_id,
+        "type": event.type,
+        "run_id": row.run_id,
+        "agent": row.agent,
+        "tenant": row.tenant,
+        "ts": _iso(event.ts),
+        "seq": event.seq,
+        "data": _public(event.body),
+    }
+    return json.dumps(whole, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
+def safe(text: str) -> str:
+    """The text with every character that a terminal would act on, or not show, as its escape."""
+    return "".join(char if _harmless(char) else _escape(char) for char in text)
+
+
+# -- words --------------------------------------------------------------------------------------------------------------------
+def _words(event: Event, row: RunRow) -> str:
+    of_run = f"run {row.run_id} ({row.agent}, tenant {row.tenant})"
+    match event.body:
+        case ApprovalRequested() as asked:
+            because = f", because {_quoted(asked.reason)}" if asked.reason else ""
+            number = f", {asked.quorum} of them must agree" if asked.quorum > 1 else ""
+            who = f"{_people(asked.by)}{number}, {_until(asked.expires_at)}"
+            return f"approval wanted by {of_run}: {_clip(asked.action, 100)} {_shown(asked.input)}{because}; asked of {who}"
+        case ApprovalEscalated(to=to, expires_at=expires_at):
+            return f"approval still wanted by {of_run}, nobody has decided in time; asked of {_people(to)}, {_until(expires_at)}"
+        case AttentionNeeded(reason=reason, detail=detail):
+            return f"{of_run} needs attention ({reason}): {_clip(detail, 400)}"
+        case BudgetExceeded(budget_of=owner, what=what) as over:
+            of_whom = "its budget" if owner == row.run_id else f"the budget of run {owner}"
+            used, wanted, limit = (_amount(what, number) for number in (over.used, over.wanted, over.limit))
+            return f"{of_run} has come to the end of {of_whom}: {used} used and {wanted} wanted of {limit}"
+        case RunFailed(failure=failure):
+            return f"{of_run} failed: {failure.type}: {_clip(failure.message, 400)}"
+        case _:
+            return f"{of_run}: {event.type}"
+
+
+def _command(notice: NoticeRow) -> str:
+    match notice.event.body:
+        case ApprovalRequested(approval=approval) | ApprovalEscalated(approval=approval):
+            return f"perdure approve {shlex.quote(approval)}"
+        case _:
+            return f"perdure why {shlex.quote(notice.row.run_id)}"
+
+
+def _people(who: tuple[str, ...]) -> str:
+    return _clip(", ".join(who), 300) or "anybody"
+
+
+def _until(expires_at: int | None) -> str:
+    return "without a time limit" if expires_at is None else f"until {_clock(expires_at)}"
+
+
+def _amount(what: str, number: int) -> str:
+    match what:
+        case "usd":
+            return f"${number / 1e6:.2f}"
+        case "seconds":
+            return f"{number / 1e6:.1f} s"
+        case _:
+            return f"{number:,} {what}"
+
+
+def _shown(payload: Payload) -> str:
+    inline = payload.inline
+    return _clip(inline.decode("utf-8"), 300) if inline is not None else f"{_clip(str(payload.preview), 300)} ({payload.size:,} bytes)"
+
+
+def _quoted(text: str) -> str:
+    # In quotes: the words are the agent's, or its author's, and not perdure's.
+    return json.dumps(_clip(text, 200), ensure_ascii=False)
+
+
+def _clip(text: str, width: int) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= width else flat[: width - 1] + "…"
+
+
+def _clock(ts: int) -> str:
+    return _iso(ts)[:19].replace("T", " ") + " UTC"
+
+
+def _iso(ts: int) -> str:
+    try:
+        return (_EPOCH + timedelta(microseconds=ts)).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    except OverflowError:
+        return f"{ts} µs"  # beyond the year 9999
+
+
+def _harmless(char: str) -> bool:
+    return char not in _BLANK and (char.isprintable() or unicodedata.category(char) == "Zs")
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii") if not char.isprintable() else f"\\u{ord(char):04x}"
+
+
+# -- JSON ---------------------------------------------------------------------------------------------------------------------
+def _public(body: AnyBody) -> dict[str, Any]:
+    """The event's fields. Payloads as their JSON, or as what there is of them under a name that says so."""
+    fields: dict[str, Any] = {}
+    for name in body.__struct_fields__:
+        value = getattr(body, name)
+        if isinstance(value, Payload):
+            fields |= _payload(name, value)
+        elif isinstance(value, Failure):
+            # Not the traceback: it tells of machines and folders, and it is in the journal.
+            fields[name] = {"kind": value.kind, "type": value.type, "message": value.message}
+        elif name.endswith("_at") and value is not None:
+            fields[name] = _iso(value)
+        else:
+            fields[name] = msgspec.to_builtins(value)
+    return fields
+
+
+def _payload(name: str, payload: Payload) -> dict[str, Any]:
+    inline = payload.inline
+    if inline is not None and len(inline) <= MAX_INPUT_BYTES:
+        return {name: codec.decode(inline)}
+    preview = payload.preview if inline is None else inline.decode("utf-8")[: codec.PREVIEW_CHARS]
+    return {f"{name}_preview": preview, f"{name}_bytes": payload.size if inline is None else len(inline)}

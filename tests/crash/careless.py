@@ -1,0 +1,67 @@
+"""Workers without their own look at what they are about to start: what keeps an approval safe then is the store alone.
+
+Two layers check an approval before its call begins, and each must hold without the other. A test that takes the worker's layer away
+with one of these, and the store's with a mutation, sees the effect that neither alone would let through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import structs
+
+from perdure.core import codec
+from perdure.core.events import ApprovalDecided, Event, ToolCallInitiated
+from perdure.core.machine import CallTool
+from perdure.store.sqlite import SqliteStore
+from perdure.worker import orders
+
+
+def expiry() -> None:
+    """An approved call starts, however late it is."""
+    real = orders.Orders._start_approved
+
+    def start(self: Any, call: Any) -> None:
+        ask = self.state.asks[call.number]
+        known, ask.request = ask.request, structs.replace(ask.request, expires_at=None)
+        real(self, call)
+        ask.request = known
+
+    orders.Orders._start_approved = start  # type: ignore[method-assign]
+
+
+def arguments() -> None:
+    """An approved call starts with other arguments than those that were approved."""
+
+    def consume(self: Any, call: Any, ask: Any, asked: Any) -> None:
+        other = CallTool(asked.number, asked.tool, codec.encode({"what": "something else"}))
+        self.asked[asked.number] = other
+        body = ToolCallInitiated(
+            tool=asked.tool.name,
+            effect=asked.tool.effect,
+            key=call.key,
+            args=self._pen.pack(other.args),
+            digest=codec.digest(other.args),
+            approval=ask.request.approval,
+        )
+        self._pen.record(body, call=call.number, cause=call.last_seq)
+        self.due.append(call.number)
+
+    orders.Orders._consume = consume  # type: ignore[method-assign]
+
+
+def verdict() -> None:
+    """A call starts although it was rejected: the worker takes any answer for a yes."""
+    real = SqliteStore.read
+
+    def read(self: SqliteStore, run_id: str, after: int = 0) -> list[Event]:
+        return [
+            structs.replace(event, body=structs.replace(event.body, granted=True)) if isinstance(event.body, ApprovalDecided) else event
+            for event in real(self, run_id, after)
+        ]
+
+    SqliteStore.read = read  # type: ignore[method-assign]
+
+
+CARELESS: dict[str, Callable[[], None]] = {found.__name__: found for found in (expiry, arguments, verdict)}

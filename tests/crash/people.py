@@ -1,0 +1,165 @@
+"""Processes of people and programs who talk to runs: they decide, send and cancel, each in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.crash import fate
+from tests.crash.victims import prepare, tell
+
+from perdure import Budget, Perdure
+from perdure.errors import Conflict, PerdureError, RunEnded, StoreError
+from perdure.store.api import ApprovalFilter
+from perdure.store.open import open_store
+
+
+def decide(folder: str, report: str, approval: str, granted: bool = True, by: str = "ann", die: Sequence[Any] = ()) -> None:
+    """Say yes or no, once; what came of it."""
+    url, chosen = prepare(folder)
+    if die:
+        fate.seal(die)
+
+    async def main() -> None:
+        async with Perdure(url, settings=chosen) as app:
+            tell(report, answer=await _decide(app, approval, granted, by))
+
+    asyncio.run(main())
+
+
+async def _decide(app: Perdure, approval: str, granted: bool, by: str) -> str:
+    try:
+        await (app.approve(approval, by=by) if granted else app.reject(approval, by=by, reason="no"))
+    except (Conflict, RunEnded, StoreError) as refused:
+        return type(refused).__name__
+    return "counted"
+
+
+class Barrier:
+    """Two processes that come to the same place at the same instant: each spins until the other is there."""
+
+    def __init__(self, path: str, mine: int) -> None:
+        self._file = open(path, "r+b")  # noqa: SIM115  # open for as long as the process lives
+        self._places = mmap.mmap(self._file.fileno(), 2)
+        self._mine = mine
+
+    def meet(self, turn: int) -> None:
+        self._places[self._mine] = turn % 251 + 1
+        deadline = time.monotonic() + 20
+        while self._places[1 - self._mine] not in (turn % 251 + 1, (turn + 1) % 251 + 1):
+            assert time.monotonic() < deadline, f"the other one did not come to turn {turn}"
+
+
+def rival(folder: str, report: str, barrier: str, mine: int, approvals: Sequence[str]) -> None:
+    """One of two who decide the same things at the same instant: the first says yes, the second no."""
+    url, chosen = prepare(folder)
+    together = Barrier(barrier, mine)
+
+    async def main() -> None:
+        answers = []
+        async with Perdure(url, settings=chosen) as app:
+            for turn, approval in enumerate(approvals):
+                together.meet(turn)
+                answers.append(await _decide(app, approval, mine == 0, f"decider {mine}"))
+        tell(report, answers=answers)
+
+    asyncio.run(main())
+
+
+def latecomer(folder: str, report: str, run_id: str, seed: int) -> None:
+    """Approves everything at the very moment at which its time is over: a little before, or a little after."""
+    url, chosen = prepare(folder)
+    chance = random.Random(seed)
+
+    async def main() -> None:
+        answers = {}
+        async with Perdure(url, settings=chosen) as app:
+            rows = app.store.approvals(ApprovalFilter(run_id=run_id, limit=1000))
+            for row in sorted(rows, key=lambda row: row.standing.request.expires_at or 0):
+                expires_at = row.standing.request.expires_at
+                assert expires_at is not None
+                at = expires_at + round(chance.uniform(-2500, 1000))
+                while (left_us := at - app.clock.now()) > 0:
+                    time.sleep(left_us / 2e6)
+                answers[row.approval] = await _decide(app, row.approval, True, "late")
+        tell(report, **answers)
+
+    asyncio.run(main())
+
+
+def hasty_decider(folder: str, by: str, until: str) -> None:
+    """Approves whatever is asked as soon as it can be seen, until a file appears."""
+    url, chosen = prepare(folder)
+
+    async def main() -> None:
+        async with Perdure(url, settings=chosen) as app:
+            while not os.path.exists(until):
+                for row in await app.approvals():
+                    await _decide(app, row.approval, True, by)
+                await asyncio.sleep(0.001)
+
+    asyncio.run(main())
+
+
+def send(folder: str, run_id: str, sender: str, count: int, pace_s: float = 0.0, die: Sequence[Any] = ()) -> None:
+    """Send numbered signals, each with its key; killed, it begins again at the first that it does not know to have arrived."""
+    url, chosen = prepare(folder)
+    if die:
+        fate.seal(die)
+    progress = Path(folder) / f"sent-{sender}"
+
+    async def main() -> None:
+        async with Perdure(url, settings=chosen) as app:
+            for number in range(int(progress.read_text() or 0) if progress.exists() else 0, count):
+                name = f"{sender}:{number}"
+                await app.signal(run_id, "post", name, key=name, by=sender)
+                _note(progress, number + 1)
+                await asyncio.sleep(pace_s)
+
+    asyncio.run(main())
+
+
+def _note(path: Path, number: int) -> None:
+    path.with_suffix(".new").write_text(str(number))
+    os.replace(path.with_suffix(".new"), path)
+
+
+def top_up(folder: str, run_id: str, calls: int) -> None:
+    """Add to the run's budget, and let everybody go on who stood still for want of it."""
+    url, chosen = prepare(folder)
+
+    async def main() -> None:
+        async with Perdure(url, settings=chosen) as app:
+            await app.unpause(run_id, by="ann", add=Budget(calls=calls))
+
+    asyncio.run(main())
+
+
+def refused(folder: str, report: str, run_id: str) -> None:
+    """Try to signal a run that has ended."""
+    url, chosen = prepare(folder)
+
+    async def main() -> None:
+        async with Perdure(url, settings=chosen) as app:
+            try:
+                await app.signal(run_id, "post", "late", key="late")
+            except PerdureError as error:
+                tell(report, error=type(error).__name__)
+
+    asyncio.run(main())
+
+
+def approvals_of(folder: Path, run_id: str | None = None) -> list[str]:
+    """The ids of all approvals there ever were, in the order in which they were asked for."""
+    store = open_store(f"sqlite:///{folder}/disk/journal.db")
+    try:
+        rows = store.approvals(ApprovalFilter(status=None, run_id=run_id, limit=100_000))
+    finally:
+        store.close()
+    return [row.approval for row in sorted(rows, key=lambda row: (row.run_id, row.call))]

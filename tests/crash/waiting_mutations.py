@@ -1,0 +1,134 @@
+"""Perdure without one of the guards of waiting runs, in a victim's own process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec import structs
+
+from perdure.core import approval as approving
+from perdure.store import approvals, budgets, consequences, family, journal, mailbox
+from perdure.store.api import Append, Appended, Charge
+from perdure.store.queries import QUERIES
+from perdure.store.sqlite import SqliteStore
+from perdure.worker import orders
+
+
+def _without(*guards: str) -> None:
+    """Take conditions out of the statement that uses an approval up."""
+    weaker = QUERIES["consume_approval"]
+    for guard in guards:
+        assert guard in weaker, guard
+        weaker = weaker.replace(guard, "1")
+    approvals.QUERIES = {**QUERIES, "consume_approval": weaker}  # type: ignore[attr-defined]
+
+
+def _without_trigger() -> None:
+    """The database itself refuses to change what is settled: a guard below the guards, which would hide that they are gone."""
+    real = SqliteStore.__init__
+
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        real(self, *args, **options)
+        self._database.write(lambda cursor: cursor.execute("DROP TRIGGER IF EXISTS perdure_approvals_settled"), lambda *_: True)
+
+    SqliteStore.__init__ = init  # type: ignore[method-assign]
+
+
+def any_answer_is_a_yes() -> None:
+    _without_trigger()
+    _without("status = 'approved'", "digest = :digest")  # what was rejected has no digest of what was approved
+
+
+def a_start_does_not_look_at_the_expiry() -> None:
+    _without("(expires_at IS NULL OR expires_at > :ts)")
+
+
+def a_start_does_not_compare_arguments() -> None:
+    _without("digest = :digest")
+
+
+def workers_do_not_look_at_the_expiry() -> None:
+    real = orders.Orders._start_approved
+
+    def start(self: Any, call: Any) -> None:
+        ask = self.state.asks[call.number]
+        known, ask.request = ask.request, structs.replace(ask.request, expires_at=None)
+        real(self, call)
+        ask.request = known
+
+    orders.Orders._start_approved = start  # type: ignore[method-assign]
+
+
+def what_is_settled_is_decided_again() -> None:
+    _without_trigger()
+    approving._check_pending = lambda *_: None
+
+
+def decisions_are_judged_before_their_transaction() -> None:
+    _without_trigger()
+    real = approvals.Approvals.decide
+
+    def decide(self: Any, approval: str, judge: Any, **told: Any) -> Any:
+        before = self.get(approval)
+        return real(self, approval, lambda *_: judge(before.standing, before), **told)
+
+    approvals.Approvals.decide = decide  # type: ignore[method-assign]
+
+
+def a_park_ignores_the_inbox() -> None:
+    blind = QUERIES["unread_inbox_of_run"].replace("WHERE", "WHERE 0 AND")
+    assert blind != QUERIES["unread_inbox_of_run"]
+    journal.QUERIES = {**QUERIES, "unread_inbox_of_run": blind}  # type: ignore[attr-defined]
+
+
+def _afterwards(work: list[Callable[[Any], None]]) -> None:
+    """Do in a commit of its own what belongs into the commit of the append."""
+    real = SqliteStore.append
+
+    def append(self: SqliteStore, batch: Sequence[Append]) -> list[Appended]:
+        answers = real(self, batch)
+        while work:
+            self._database.write(work.pop(0), lambda *_: True)
+        return answers
+
+    SqliteStore.append = append  # type: ignore[method-assign]
+
+
+def parents_are_told_afterwards() -> None:
+    real = family.tell_parent
+    later: list[Callable[[Any], None]] = []
+    consequences.family.tell_parent = lambda cursor, *told: later.append(lambda cursor: real(cursor, *told))  # type: ignore[attr-defined]
+    _afterwards(later)
+
+
+def charges_are_made_afterwards() -> None:
+    real = budgets.charge
+    later: list[Callable[[Any], None]] = []
+
+    def charge(cursor: Any, key: int, differences: Charge) -> None:
+        later.append(lambda cursor: real(cursor, key, differences))
+
+    budgets.charge = charge
+    _afterwards(later)
+
+
+def every_signal_is_news() -> None:
+    mailbox._is_news = lambda *_: True
+
+
+WAITING_MUTATIONS: dict[str, Callable[[], None]] = {
+    found.__name__: found
+    for found in (
+        any_answer_is_a_yes,
+        a_start_does_not_look_at_the_expiry,
+        a_start_does_not_compare_arguments,
+        workers_do_not_look_at_the_expiry,
+        what_is_settled_is_decided_again,
+        decisions_are_judged_before_their_transaction,
+        a_park_ignores_the_inbox,
+        parents_are_told_afterwards,
+        charges_are_made_afterwards,
+        every_signal_is_news,
+    )
+}

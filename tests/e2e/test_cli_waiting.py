@@ -1,0 +1,618 @@
+"""The verbs for runs that wait for people: decisions, signals, pauses, money. Real processes; a ledger of effects beside the journal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.test_cli_acting import Shop, until
+
+AGENTS = """
+import asyncio
+from pathlib import Path
+from perdure import Approval, Budget, Call, Run, agent, tool
+
+HERE = Path(__file__).parent
+
+def note(line):
+    with open(HERE / "ledger", "a") as ledger:
+        ledger.write(line + "\\n")
+
+FINANCE = Approval(by=("ann", "role:finance"), expires=3600, editable="cents", when=lambda order, cents: cents > 500 and "over $5")
+
+@tool(effect="once", approval=FINANCE)
+async def refund(order: str, cents: int) -> str:
+    note(f"refund {order} {cents}")
+    return f"{order} {cents}"
+
+@agent(version="1")
+async def shop(run: Run, order: str = "o-7", cents: int = 900) -> str:
+    return await refund(order, cents)
+
+@agent(version="1")
+async def asker(run: Run, text: str = "x", quorum: int = 1, by: str = "", expires: float | None = None, eyes: bool = False) -> list:
+    decision = await run.approve(
+        "deploy", {"text": text, "n": 1}, reason=f"because of {text}"[:200], quorum=quorum, by=by.split(",") if by else (),
+        expires=expires, editable="n" if quorum == 1 else (), four_eyes=eyes,
+    )
+    return [decision.granted, decision.outcome, decision.by, decision.note, decision.input]
+
+@agent(version="1")
+async def kid(run: Run, number: int) -> str:
+    return await refund(f"k{number}", 600 + number)
+
+@agent(version="1")
+async def boss(run: Run) -> list:
+    return list(await asyncio.gather(kid(1), kid(2)))
+
+@agent(version="1")
+async def chat(run: Run) -> list:
+    return [await run.receive("chat"), await run.receive("chat")]
+
+@agent(version="1")
+async def patient(run: Run) -> str:
+    await asyncio.sleep(1.5)
+    return await refund("late", 700)
+
+@agent(version="1")
+async def busy(run: Run) -> str:
+    _, receipt = await asyncio.gather(asyncio.sleep(4), refund("busy", 800))
+    return receipt
+
+@tool(effect="idempotent")
+async def think(call: Call) -> None:
+    note("think")
+    call.spend(usd="0.0123", tokens_in=1000, tokens_out=200, model="big")
+
+@agent(version="1")
+async def thinker(run: Run, times: int = 3) -> int:
+    for _ in range(times):
+        await think()
+    return times
+
+@tool(effect="read")
+async def hold() -> str:
+    note("hold")
+    while (HERE / "hold").exists():
+        await asyncio.sleep(0.01)
+    return "let go"
+
+@agent(version="1")
+async def holder(run: Run) -> str:
+    return await hold()
+"""
+ME = pwd.getpwuid(os.geteuid()).pw_name
+
+
+class Desk(Shop):
+    """A folder with agents that ask, and the real program run inside."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        (folder / "desk.py").write_text(AGENTS)
+
+    def lines(self, *args: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self(*args, "--json").stdout.splitlines()]
+
+    def asks(self, agent: str, run_id: str, *args: str) -> str:
+        """Start a run that comes to rest on one approval; its id."""
+        self("run", f"desk.py:{agent}", "--id", run_id, *args, code=3)
+        (approval,) = self.lines("approvals", "--run", run_id)
+        return str(approval["approval"])
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path)
+    yield desk
+    for child in desk.children:
+        if child.poll() is None:
+            child.kill()
+        child.communicate()
+
+
+# --- the inbox --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_inbox_shows_the_exact_call_who_may_decide_and_what_to_type(desk):
+    waiting = desk("run", "desk.py:shop", "--id", "s", code=3)
+    page = desk("approvals").stdout
+    (approval,) = re.findall(r"ap-[0-9a-f]{20}", page.splitlines()[0])
+    assert f"perdure approve {approval} " in waiting.stderr
+    assert waiting.stdout == ""
+    assert '{"cents": 900, "order": "o-7"}' in page
+    assert "run s, call 1, of shop, tenant default" in page
+    assert "reason, as the tool's policy has it: over $5" in page
+    assert re.search(r"decides +ann, role:finance$", page, re.M)
+    assert re.search(r"may edit +cents$", page, re.M)
+    assert "expires in" in page
+    assert f"perdure approve {approval}\n" in page
+    assert f"perdure reject {approval} --reason TEXT\n" in page
+    (record,) = desk.lines("approvals")
+    assert record["input"] == {"cents": 900, "order": "o-7"}
+    assert re.search(rf"digest +{record['digest'][:12]}$", page, re.M)
+    assert (record["status"], record["by"], record["quorum"], record["voters"]) == ("pending", ["ann", "role:finance"], 1, [])
+
+
+def test_what_an_agent_writes_neither_acts_on_the_terminal_nor_passes_for_another_field(desk):
+    text = "a\x1b[2J\u202eb\n    decides    anybody\nap-00000000000000000000  nothing"
+    approval = desk.asks("asker", "e", "--input", json.dumps({"text": text, "by": "ann"}))
+    page = desk("approvals").stdout
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f\u202e]", page)
+    assert "\\u001b[2J\\u202eb\\n" in page
+    assert "reason, in the agent's words: because of a\\x1b[2J" in page
+    assert re.findall("^ap-.*", page, re.M) == [page.splitlines()[0]]
+    assert page.startswith(approval)
+    assert re.findall(r"^    decides +(.*)", page, re.M) == ["ann"]
+    assert desk.lines("approvals")[0]["input"]["text"] == text
+
+
+def test_an_input_that_is_too_long_to_show_says_so_and_json_has_all_of_it(desk):
+    desk.asks("asker", "long", "text=" + "x" * 70_000)
+    page = desk("approvals").stdout
+    assert "not all of it is shown; the whole: perdure approvals --run long --json" in page
+    assert len(page) < 10_000
+    assert len(desk.lines("approvals", "--run", "long")[0]["input"]["text"]) == 70_000
+
+
+def test_the_inbox_is_narrowed_by_run_tenant_and_limit_and_all_shows_the_settled_ones(desk):
+    first = desk.asks("asker", "one", "--tenant", "acme")
+    second = desk.asks("asker", "two")
+    assert [row["approval"] for row in desk.lines("approvals")] == [first, second]
+    assert [row["approval"] for row in desk.lines("approvals", "--tenant", "acme")] == [first]
+    assert [row["approval"] for row in desk.lines("approvals", "--run", "two")] == [second]
+    assert "the first 1 are shown" in desk("approvals", "--limit", "1").stderr
+    assert "there is no run three" in desk.refusal("approvals", "--run", "three", code=6)
+    desk("approve", first, "--by", "ann", "--note", "fine")
+    assert [row["approval"] for row in desk.lines("approvals")] == [second]
+    settled = desk.lines("approvals", "--all", "--run", "one")[0]
+    assert (settled["status"], settled["settled_by"], settled["note"]) == ("approved", "ann", "fine")
+    desk("reject", second, "--reason", "no")
+    assert desk("approvals").stdout == ""
+    assert "no approvals are pending" in desk("approvals").stderr
+    assert "rejected by" in desk("approvals", "--all").stdout
+
+
+# --- deciding ---------------------------------------------------------------------------------------------------------------
+
+
+def test_approve_is_acted_on_once_by_whoever_resumes(desk):
+    approval = desk.asks("shop", "s")
+    assert desk.ledger == []
+    said = desk("approve", approval, "--by", "ann").stdout
+    assert f"{approval} (refund(" in said
+    assert "is approved by ann" in said
+    assert "perdure resume s" in said
+    assert desk("resume", "s").stdout == "o-7 900\n"
+    assert desk.ledger == ["refund o-7 900"]
+    (decided,) = [event for event in desk.events("s") if event["type"] == "approval_decided"]
+    assert decided["source"] == f"cli {ME}@{socket.gethostname()}"
+
+
+def test_reject_reaches_the_agent_with_its_reason(desk):
+    approval = desk.asks("asker", "a")
+    said = desk("reject", approval, "--reason", "not today", "--json").stdout
+    assert json.loads(said) | {"digest": ""} == {
+        "approval": approval,
+        "status": "rejected",
+        "by": ME,
+        "voters": [],
+        "quorum": 1,
+        "digest": "",
+        "run_id": "a",
+        "run_status": "queued",
+    }
+    output = json.loads(desk("resume", "a").stdout)
+    assert output[:4] == [False, "rejected", ME, "not today"]
+    assert "--reason" in desk.refusal("reject", approval)
+
+
+def test_an_edit_is_what_happens_and_only_what_may_be_edited_is(desk):
+    approval = desk.asks("shop", "s")
+    as_ann = ("approve", approval, "--by", "ann")
+    assert "'order' may not be edited; cents may" in desk.refusal(*as_ann, "--edit", '{"order": "o-8"}')
+    assert 'cents = "x": must be a whole number' in desk.refusal(*as_ann, "--edit", '{"cents": "x"}')
+    assert "--edit is not valid JSON" in desk.refusal(*as_ann, "--edit", "{cents: 1}")
+    assert "is not an object of the fields to change" in desk.refusal(*as_ann, "--edit", "[1]")
+    assert desk.lines("approvals")[0]["status"] == "pending"
+    assert "with other values" in desk(*as_ann, "--edit", '{"cents": 501}').stdout
+    assert desk("resume", "s").stdout == "o-7 501\n"
+    assert desk.ledger == ["refund o-7 501"]
+
+
+def test_only_those_who_may_decide_do_and_a_role_counts_from_the_flag_or_the_settings(desk):
+    flag, settings = desk.asks("shop", "s"), desk.asks("shop", "t")
+    assert "is for ann, role:finance to decide; bob is not among them" in desk.refusal("approve", flag, "--by", "bob")
+    assert "role:finance is not among them" in desk.refusal("approve", flag, "--by", "role:finance")
+    assert "bob is not among them" in desk.refusal("reject", flag, "--by", "bob", "--reason", "no", "--role", "sales")
+    desk("approve", flag, "--by", "bob", "--role", "sales", "--role", "finance")
+    (desk.folder / "perdure.toml").write_text('[roles]\nfinance = ["bob"]\n')
+    desk("approve", settings, "--by", "bob")
+
+
+def test_whoever_the_run_acts_for_may_not_decide_under_four_eyes(desk):
+    approval = desk.asks("asker", "a", "eyes:=true", "--actor", "ann")
+    assert "not whoever the run acts for" in desk("approvals").stdout
+    assert "needs a second pair of eyes" in desk.refusal("approve", approval, "--by", "ann")
+    desk("approve", approval, "--by", "bob")
+
+
+def test_a_quorum_counts_different_people(desk):
+    approval = desk.asks("asker", "a", "quorum:=2", "by=ann,bob,eve")
+    first = desk("approve", approval, "--by", "ann").stdout
+    assert "1 of 2 have approved (ann); 1 more must agree" in first
+    assert "ann has already approved" in desk.refusal("approve", approval, "--by", "ann")
+    assert "1 of 2 have agreed (ann)" in desk("approvals").stdout
+    desk("resume", "a", code=3)
+    assert json.loads(desk("approve", approval, "--by", "eve", "--json").stdout)["status"] == "approved"
+    assert json.loads(desk("resume", "a").stdout)[2] == "ann, eve"
+
+
+def test_a_second_decision_is_told_who_decided_what_whatever_has_become_of_the_run(desk):
+    approval = desk.asks("shop", "s")
+    desk("approve", approval, "--by", "ann", "--note", "fine")
+    again = rf"approval {approval} was approved by ann at \d\d:\d\d:\d\d UTC \(fine\)"
+    assert re.search(rf"{again}; one decision counts", desk.refusal("reject", approval, "--by", "ann", "--reason", "wait"))
+    desk("resume", "s")
+    assert re.search(rf"{again}, and its call has been started; one", desk.refusal("approve", approval, "--by", "ann"))
+    other = desk.asks("asker", "a")
+    desk("reject", other, "--by", "eve", "--reason", "no")
+    assert "was rejected by eve" in desk.refusal("approve", other)
+
+
+def test_an_expired_approval_cannot_be_decided_and_the_agent_is_told_which(desk):
+    approval = desk.asks("asker", "a", "expires:=1.2")
+    time.sleep(1.3)
+    assert "expired" in desk("approvals").stdout.splitlines()[0]
+    assert f"approval {approval} has expired" in desk.refusal("approve", approval)
+    assert json.loads(desk("resume", "a").stdout)[:2] == [False, "expired"]
+    assert f"approval {approval} was expired" in desk.refusal("approve", approval)
+
+
+def test_an_id_may_be_cut_to_six_characters_and_nothing_shorter_or_unknown_is_guessed(desk):
+    approval = desk.asks("asker", "a")
+    assert "not shorter" in desk.refusal("approve", approval[: 3 + 5], code=6)
+    assert "there is no approval ap-000000000000" in desk.refusal("approve", "ap-000000000000", code=6)
+    assert "there is no approval nonsense" in desk.refusal("reject", "nonsense", "--reason", "no", code=6)
+    desk("approve", approval[: 3 + 6])
+
+
+def test_another_tenants_approval_does_not_exist(desk):
+    approval = desk.asks("asker", "a", "--tenant", "acme")
+    for given in (approval, approval[:10]):
+        assert f"there is no approval {given};" in desk.refusal("approve", given, "--tenant", "other", code=6)
+    assert f"there is no approval {approval};" in desk.refusal("reject", approval, "--tenant", "other", "--reason", "x", code=6)
+    desk("approve", approval, "--tenant", "acme")
+
+
+def test_a_digest_of_something_else_is_refused(desk):
+    approval = desk.asks("asker", "a")
+    digest = desk.lines("approvals")[0]["digest"]
+    assert "not about 000000000000" in desk.refusal("approve", approval, "--digest", "0" * 12)
+    assert "not about" in desk.refusal("approve", approval, "--digest", digest[:11])
+    desk("approve", approval, "--digest", digest[:12])
+
+
+def test_a_database_that_was_named_is_named_in_every_command_to_type(desk):
+    url = f"sqlite:///{desk.folder}/other.db"
+    asked = desk("run", "desk.py:asker", "--id", "a", "--url", url, code=3).stderr
+    (approval,) = set(re.findall(r"ap-[0-9a-f]+", asked))
+    assert f"perdure approve {approval} --url {url} " in asked
+    assert f"perdure reject {approval} --reason TEXT --url {url}\n" in desk("approvals", "--url", url).stdout
+    assert f"perdure resume a --url {url}" in desk("approve", approval, "--url", url).stdout
+    assert f"`perdure approvals --url {url}`" in desk.refusal("approve", "ap-000000", "--url", url, code=6)
+
+
+@pytest.mark.parametrize(
+    "verb", [("approvals",), ("approve", "ap-123456"), ("signal", "r", "t"), ("pause", "r"), ("unpause", "r"), ("costs",)]
+)
+def test_no_verb_makes_a_database(desk, verb):
+    assert "there is no database perdure.db" in desk.refusal(*verb, code=6)
+    assert not list(desk.folder.glob("*.db"))
+
+
+# --- crashes ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_killed_while_it_waits_is_decided_and_resumed_by_others(desk):
+    """It stays for its own timer, and has asked meanwhile: what counts is in the journal."""
+    child = desk.begin("run", "desk.py:busy", "--id", "b")
+    until(lambda: (desk.folder / "perdure.db").exists() and desk.lines("approvals"))
+    assert child.poll() is None
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    desk("approve", desk.lines("approvals")[0]["approval"], "--by", "ann")
+    assert desk.ledger == []
+    assert desk("resume", "b").stdout == "busy 800\n"
+    assert desk.ledger == ["refund busy 800"]
+
+
+def test_a_run_killed_before_it_asks_asks_once(desk):
+    child = desk.begin("run", "desk.py:patient", "--id", "p")
+    until(lambda: (desk.folder / "perdure.db").exists() and "timer_set" in [event["type"] for event in desk.events("p")])
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    approval = desk.asks("patient", "p")
+    desk("approve", approval, "--by", "ann")
+    assert desk("resume", "p").stdout == "late 700\n"
+    assert desk.ledger == ["refund late 700"]
+
+
+def test_two_processes_decide_at_once_and_one_of_them_counts(desk):
+    approval = desk.asks("asker", "a")
+    deciders = [desk.begin("approve", approval, "--by", f"p{number}", "--json") for number in range(4)]
+    codes = sorted(child.wait(30) for child in deciders)
+    assert codes == [0, 2, 2, 2]
+    assert [event["type"] for event in desk.events("a")].count("approval_decided") == 1
+
+
+def test_a_worker_acts_on_a_decision_while_it_runs(desk):
+    desk.begin("worker", "desk.py:shop")
+    desk("run", "desk.py:shop", "--id", "s", "--detach")
+    until(lambda: desk.lines("approvals"))
+    desk("approve", desk.lines("approvals")[0]["approval"], "--by", "ann")
+    until(lambda: desk.ledger)
+    assert desk.ledger == ["refund o-7 900"]
+
+
+# --- children ---------------------------------------------------------------------------------------------------------------
+
+
+def test_run_drives_the_children_too_and_names_what_they_ask(desk):
+    asked = desk("run", "desk.py:boss", "--id", "b", code=3).stderr
+    approvals = re.findall(r"perdure approve (ap-[0-9a-f]+)", asked)
+    assert len(approvals) == 2
+    for approval in approvals:
+        assert "or here: perdure resume b\n" in desk("approve", approval, "--by", "ann").stdout
+    assert json.loads(desk("resume", "b").stdout) == ["k1 601", "k2 602"]
+    assert sorted(desk.ledger) == ["refund k1 601", "refund k2 602"]
+
+
+def test_a_worker_that_serves_the_parent_goes_on_with_children_that_it_did_not_start(desk):
+    """The parent rests until they have ended: nobody would tell the worker about them."""
+    asked = desk("run", "desk.py:boss", "--id", "b", code=3).stderr
+    for approval in re.findall(r"perdure approve (ap-[0-9a-f]+)", asked):
+        desk("approve", approval, "--by", "ann")
+    desk.begin("worker", "desk.py:boss")
+    until(lambda: desk.lines("list", "--agent", "boss")[0]["status"] == "succeeded")
+    assert sorted(desk.ledger) == ["refund k1 601", "refund k2 602"]
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------------
+
+
+def test_signals_arrive_in_order_once_per_key_and_from_stdin(desk):
+    waiting = desk("run", "desk.py:chat", "--id", "c", code=3).stderr
+    assert "waits for signal 'chat'" in waiting
+    assert "perdure resume c" in desk("signal", "c", "chat", '{"text": "hi"}', "--key", "k", "--by", "ann").stdout
+    desk("signal", "c", "chat", '{"text": "again"}', "--key", "k")
+    piped = subprocess.run(
+        [sys.executable, "-m", "perdure", "signal", "c", "chat", "-", "--json"],
+        cwd=desk.folder,
+        input=b'["ho"]',
+        capture_output=True,
+        check=True,
+    )
+    assert json.loads(piped.stdout) == {"run_id": "c", "topic": "chat", "key": None, "status": "queued"}
+    assert json.loads(desk("resume", "c").stdout) == [{"text": "hi"}, ["ho"]]
+    assert "has finished (succeeded) and takes nothing more" in desk.refusal("signal", "c", "chat", "1")
+
+
+def test_a_signal_without_json_is_null_and_wrong_ones_are_refused(desk):
+    desk("run", "desk.py:chat", "--id", "c", "--detach")
+    assert "text is written '\"like this\"'" in desk.refusal("signal", "c", "chat", "hello")
+    assert "the topic 'a b'" in desk.refusal("signal", "c", "a b", "1")
+    assert "the signal's key" in desk.refusal("signal", "c", "chat", "1", "--key", " ")
+    assert "there is no run nobody" in desk.refusal("signal", "nobody", "chat", "1", code=6)
+    desk("signal", "c", "chat")
+    desk("signal", "c", "chat", '"two"')
+    assert json.loads(desk("resume", "c").stdout) == [None, "two"]
+
+
+# --- pause, unpause, cancel -------------------------------------------------------------------------------------------------
+
+
+def test_a_paused_run_stands_still_until_it_is_unpaused(desk):
+    desk("run", "desk.py:thinker", "--id", "t", "--detach")
+    assert "perdure unpause t" in desk("pause", "t", "--reason", "lunch").stdout
+    assert json.loads(desk("pause", "t", "--json").stdout) == {"run_id": "t", "status": "paused"}
+    assert "perdure unpause t" in desk.refusal("resume", "t")
+    assert "is paused; let it go on: perdure unpause t" in desk("run", "desk.py:thinker", "--id", "t", code=3).stderr
+    assert desk.ledger == []
+    assert json.loads(desk("unpause", "t", "--json").stdout) == {"run_id": "t", "status": "queued", "going_on": ["t"]}
+    assert "only a paused run" in desk.refusal("unpause", "t")
+    assert desk("resume", "t").stdout == "3\n"
+    assert "has finished" in desk.refusal("pause", "t")
+    assert "there is no run nobody" in desk.refusal("pause", "nobody", code=6)
+
+
+def test_a_run_over_its_budget_goes_on_after_a_top_up(desk):
+    over = desk("run", "desk.py:thinker", "--id", "t", "--budget-usd", "0.02", code=4).stderr
+    assert "budget" in over
+    assert "--add-usd '0' adds nothing" in desk.refusal("unpause", "t", "--add-usd", "0")
+    assert "--add-usd: 'x' is not an amount" in desk.refusal("unpause", "t", "--add-usd", "x")
+    assert "--add-tokens" in desk.refusal("unpause", "t", "--add-tokens", "0")
+    said = desk("unpause", "t", "--add-usd", "0.03", "--note", "from ann").stdout
+    assert "run t has more to spend, and may go on" in said
+    assert desk("resume", "t").stdout == "3\n"
+    assert desk.ledger == ["think"] * 3
+    desk("run", "desk.py:thinker", "--id", "free", "--detach")
+    assert "has no budget" in desk.refusal("unpause", "free", "--add-usd", "1")
+
+
+def test_cancel_asks_the_agent_and_is_confirmed_when_it_has_ended(desk):
+    desk("run", "desk.py:asker", "--id", "a", code=3)
+    assert "run a will be cancelled: a worker goes on with it, or here: perdure resume a" in desk("cancel", "a", "--reason", "late").stdout
+    assert json.loads(desk("cancel", "a", "--json").stdout) == {"run_id": "a", "status": "cancelling", "in_doubt": []}
+    assert "was cancelled" in desk("resume", "a", code=5).stderr
+    assert "has finished (cancelled)" in desk.refusal("cancel", "a", "--force")
+    assert "there is no run nobody" in desk.refusal("cancel", "nobody", "--force", code=6)
+
+
+def test_force_ends_what_a_dead_worker_held_and_names_what_it_was_at(desk):
+    desk.in_doubt("d")
+    ended = json.loads(desk("cancel", "d", "--force", "--json").stdout)
+    assert (ended["status"], [(call["call"], call["tool"]) for call in ended["in_doubt"]]) == ("cancelled", [(1, "charge")])
+    assert desk.events("d")[-1] | {"forced_by": ME} == desk.events("d")[-1]
+
+
+def test_force_names_the_call_that_nobody_knows_about(desk):
+    desk.in_doubt("d")
+    desk("resume", "d", code=4)
+    said = desk("cancel", "d", "--force").stdout
+    assert "run d is cancelled, without its agent" in said
+    assert "in doubt, and stays so: call 1 charge(cents=5), key " in said
+
+
+def test_force_does_not_end_what_a_worker_holds(desk):
+    desk.put("hold")
+    child = desk.begin("run", "desk.py:holder", "--id", "h")
+    until(lambda: desk.ledger == ["hold"])
+    assert "is held by" in desk.refusal("cancel", "h", "--force", code=8)
+    desk.take("hold")
+    assert child.communicate(timeout=20)[0] == "let go\n"
+
+
+def test_a_forced_end_has_the_children_stop_too(desk):
+    desk("run", "desk.py:boss", "--id", "b", code=3)
+    said = desk("cancel", "b", "--force").stdout
+    assert [row["status"] for row in desk.lines("list", "--agent", "kid")] == ["cancelling", "cancelling"]
+    assert "perdure cancel b/1 --force" in said
+    assert desk.lines("approvals") != []  # asked until the children have ended
+    for child in ("b/1", "b/2"):
+        desk("cancel", child, "--force")
+    assert desk.lines("approvals") == []
+
+
+# --- costs ------------------------------------------------------------------------------------------------------------------
+
+
+def test_costs_add_up_exactly_by_whatever_is_asked(desk):
+    desk("run", "desk.py:thinker", "--id", "t")
+    desk("run", "desk.py:thinker", "times:=1", "--id", "u", "--tenant", "acme")
+    desk("resume", "t")  # reads the result: nothing is counted again
+    (by_agent,) = desk.lines("costs")
+    assert {name: by_agent[name] for name in ("by", "group", "runs", "calls", "usd_micros", "tokens_in", "tokens_out")} == {
+        "by": "agent",
+        "group": "thinker",
+        "runs": 2,
+        "calls": 4,
+        "usd_micros": 49_200,
+        "tokens_in": 4_000,
+        "tokens_out": 800,
+    }
+    assert {row["group"]: row["usd_micros"] for row in desk.lines("costs", "--by", "run")} == {"t": 36_900, "u": 12_300}
+    assert [row["group"] for row in desk.lines("costs", "--by", "tenant", "--tenant", "acme")] == ["acme"]
+    assert [row["group"] for row in desk.lines("costs", "--by", "model")] == ["big"]
+    assert [row["group"] for row in desk.lines("costs", "--by", "tool")] == ["think"]
+    table = desk("costs", "--by", "tenant").stdout.splitlines()
+    assert [line.split()[0] for line in table] == ["tenant", "default", "acme", "total"]
+    assert [line.split()[-1] for line in table[1:]] == ["$0.0369", "$0.0123", "$0.0492"]
+    assert len(desk.lines("costs", "--since", "1h", "--by", "day")) == 1
+    assert desk.lines("costs", "--since", "2099-01-01") == []
+    assert "--since 'soon' is not a time" in desk.refusal("costs", "--since", "soon")
+    assert "--by" in desk.refusal("costs", "--by", "moon")
+
+
+# --- queues, times and versions ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_started_with_queue_priority_and_time(desk):
+    desk("run", "desk.py:thinker", "--id", "t", "--detach", "--queue", "slow", "--priority", "3", "--not-before", "10m")
+    (row,) = desk.lines("list")
+    assert (row["queue"], row["priority"], row["status"]) == ("slow", 3, "queued")
+    assert row["ready_at"] > row["created_at"]
+    assert "not before" in desk("list").stdout
+    assert "not to begin before" in desk("run", "desk.py:thinker", "--id", "t", "--not-before", "10m", "--no-wait", code=3).stderr
+    assert desk.ledger == []
+    assert "priority" in desk.refusal("run", "desk.py:thinker", "--priority", "5000")
+    assert "the queue" in desk.refusal("run", "desk.py:thinker", "--queue", "a b")
+    assert "--not-before 'soon'" in desk.refusal("run", "desk.py:thinker", "--not-before", "soon")
+    assert "--budget-usd" in desk.refusal("run", "desk.py:thinker", "--budget-usd", "lots")
+
+
+def test_run_stays_until_it_may_begin(desk):
+    begun = time.monotonic()
+    desk("run", "desk.py:thinker", "--not-before", "2s")
+    assert time.monotonic() - begun >= 2
+    assert desk.ledger == ["think"] * 3
+
+
+def test_a_worker_takes_only_from_its_queues_and_list_says_what_nobody_serves(desk):
+    assert desk.lines("run", "desk.py:thinker", "--id", "slow", "--detach", "--queue", "slow")
+    desk.begin("worker", "desk.py:thinker", "--queue", "fast", "--queue", "faster")
+    desk("run", "desk.py:thinker", "--id", "quick", "--detach", "--queue", "faster")
+    until(lambda: {row["run_id"]: row["status"] for row in desk.lines("list")}["quick"] == "succeeded")
+    assert [row["run_id"] for row in desk.lines("list", "--unserved")] == ["slow"]
+    assert "no worker takes from queue slow" in desk("list").stdout
+    assert desk.ledger == ["think"] * 3
+    assert "--queue" in desk.refusal("worker", "desk.py:thinker", "--queue", "a b")
+
+
+def test_runs_of_a_version_that_nobody_serves_are_shown_and_adopted(desk):
+    desk("run", "desk.py:thinker", "--id", "old", "--detach")
+    desk("run", "desk.py:chat", "--id", "talk", code=3)
+    code = (desk.folder / "desk.py").read_text()
+    (desk.folder / "desk.py").write_text(code.replace('"1")\nasync def thinker', '"2")\nasync def thinker'))
+    worker = desk.begin("worker", "desk.py")
+    until(lambda: [row["run_id"] for row in desk.lines("list", "--unserved")] == ["old"])
+    assert "no worker serves version 1 of thinker" in desk("list").stdout
+    doctor = desk("doctor").stdout
+    assert "no worker serves version 1 of thinker: 1 run" in doctor
+    assert "thinker@2" in doctor
+    worker.terminate()
+    worker.wait(20)
+    refused = desk.refusal("resume", "old")
+    assert "perdure resume old FILE.py:thinker --adopt" in refused
+    assert desk("resume", "old", "--adopt").stdout == "3\n"
+    (adopted,) = [event for event in desk.events("old") if event["type"] == "run_adopted"]
+    assert (adopted["version"], adopted["by"]) == ("2", ME)
+
+
+def test_adopting_a_parent_adopts_what_is_below_it(desk):
+    asked = desk("run", "desk.py:boss", "--id", "b", code=3).stderr
+    for approval in re.findall(r"perdure approve (ap-[0-9a-f]+)", asked):
+        desk("approve", approval, "--by", "ann")
+    code = (desk.folder / "desk.py").read_text()
+    for name in ("kid", "boss"):
+        code = code.replace(f'"1")\nasync def {name}', f'"2")\nasync def {name}')
+    (desk.folder / "desk.py").write_text(code)
+    desk.refusal("resume", "b")
+    assert json.loads(desk("resume", "b", "--adopt").stdout) == ["k1 601", "k2 602"]
+
+
+# --- doctor and completion --------------------------------------------------------------------------------------------------
+
+
+def test_doctor_says_whether_notices_go_out_and_never_the_secret(desk):
+    desk.asks("asker", "a")
+    assert "none is set: notices go to the workers' log alone" in desk("doctor").stdout
+    hidden = {"PERDURE_WEBHOOK_SECRET": "hush-hush", "PERDURE_WEBHOOK_URL": "http://127.0.0.1:9/token-of-ours"}
+    said = desk("doctor", **hidden).stdout
+    assert re.search(r"ok +webhook +http://127.0.0.1:9", said)
+    desk("run", "desk.py:asker", "--id", "b", code=3, **hidden)
+    after = desk("doctor", **hidden).stdout
+    assert re.search(r"warn +notices +1 notice could not be sent yet; the last one: .*[Rr]efused", after)
+    outside = desk("doctor", code=1, **{**hidden, "PERDURE_WEBHOOK_URL": "https://hooks.example.com/token-of-ours"}).stdout
+    assert re.search(r"FAIL +webhook +no notice can be sent", outside)
+    assert "hush-hush" not in said + after + outside
+    assert "token-of-ours" not in said + after + outside
+
+
+def test_pending_approvals_are_completed(desk):
+    approval = desk.asks("asker", "a")
+    environ = os.environ | {"_PERDURE_COMPLETE": "bash_complete", "COMP_WORDS": "perdure approve ap-", "COMP_CWORD": "2"}
+    program = "from perdure.cli import cli; from click.shell_completion import shell_complete; shell_complete(cli, {}, 'perdure', '_PERDURE_COMPLETE', 'bash_complete')"
+    done = subprocess.run([sys.executable, "-c", program], cwd=desk.folder, env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == f"plain,{approval}\n"

@@ -1,0 +1,140 @@
+"""What the tests of approvals share: an agent that asks, and the three situations in which an answer can reach it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from tests.unit.drive_tools import ManualClock, outline, perdure, until
+
+from perdure import Agent, Decision, NotApproved, Perdure, Run, agent, tool
+from perdure.core.approval import judge_withdrawal
+from perdure.core.machine import Facts
+from perdure.core.replay import replay
+from perdure.core.state import fold
+from perdure.store.api import ApprovalFilter, ApprovalRow, RunRow
+
+# Held: a call of another branch is in flight, so that the answer comes through the inbox. Parked: nobody holds the run. Restarted:
+# nor is there any process that knows of it; another one goes on.
+WAYS = ["held", "parked", "restarted"]
+HOUR = 3600.0
+
+
+class Asking:
+    """An agent that asks for something while a companion call of it goes on until it is released."""
+
+    def __init__(self, ask: Callable[[Run], Awaitable[Any]]) -> None:
+        self.answers: list[Any] = []
+        self.release = asyncio.Event()
+
+        @tool(effect="read")
+        async def companion() -> None:
+            await self.release.wait()
+
+        @agent(version="1")
+        async def asker(run: Run) -> Any:
+            other = asyncio.ensure_future(companion())
+            answer = await ask(run)
+            self.answers.append(answer)
+            await other
+            return answer
+
+        self.agent: Agent[Any, Any] = asker
+
+
+async def answered(
+    where: Path, asking: Asking, way: str, decide: Callable[[Perdure], Awaitable[Any]], **start: Any
+) -> tuple[Any, list[str]]:
+    """Have the agent ask, decide, and let it go on: its result and its journal."""
+    clock = ManualClock()
+    async with perdure(where, [asking.agent], clock) as app:
+        await app.start(asking.agent, id="r", **start)
+        if way == "held":
+            driving = asyncio.create_task(app.drive("r"))
+            await until(lambda: pending(app))
+            await decide(app)
+            await until(lambda: asking.answers)
+            asking.release.set()
+            await driving
+        else:
+            asking.release.set()
+            assert (await app.drive("r", wait=False)).status == "waiting_approval"
+            if way == "parked":
+                await decide(app)
+                await app.drive("r", wait=False)
+    async with perdure(where, [asking.agent], clock) as app:
+        if way == "restarted":
+            await decide(app)
+            await app.drive("r", wait=False)
+        check_replay(app, asking.agent)
+        handle = app.handle("r")
+        return await handle.result(), outline(await handle.events())
+
+
+def pending(app: Perdure, run_id: str = "r") -> list[ApprovalRow]:
+    """The approvals of the run that wait for somebody."""
+    return [row for row in rows(app, run_id) if row.standing.status == "pending"]
+
+
+def rows(app: Perdure, run_id: str = "r") -> list[ApprovalRow]:
+    return app.store.approvals(ApprovalFilter(status=None, run_id=run_id))
+
+
+def the_one(app: Perdure, run_id: str = "r") -> str:
+    """The id of the one approval that waits."""
+    (row,) = pending(app, run_id)
+    return row.approval
+
+
+def statuses(app: Perdure, run_id: str = "r") -> list[str]:
+    return [row.standing.status for row in sorted(rows(app, run_id), key=lambda row: row.call)]
+
+
+def check_replay(app: Perdure, code: Agent[Any, Any], run_id: str = "r") -> None:
+    """The journal as it is now replays on a fresh machine, which asks for nothing that is not there."""
+    events = app.store.read(run_id)
+    state = fold(events)
+    assert state.created is not None
+    machine = code.machine(
+        Facts(run_id, state.created.tenant, state.created.actor, code.name, code.version), app.load(state.created.input), 10_000
+    )
+    try:
+        assert replay(machine, events, app.load).pending == []
+        assert machine.finished == state.finished
+    finally:
+        machine.close()
+
+
+async def withdraw(app: Perdure, approval: str) -> None:
+    """Somebody withdraws the request from outside."""
+    app.store.decide(approval, lambda standing, _: judge_withdrawal(standing), event_id=app.clock.new_id(), now=app.clock.now())
+
+
+def told(decision: Decision) -> list[Any]:
+    """A Decision as JSON."""
+    return [decision.granted, decision.outcome, decision.by, decision.note, decision.input]
+
+
+def refused(error: NotApproved) -> list[Any]:
+    """What the caller of a tool learns, as JSON."""
+    return ["not approved", error.outcome, error.by, error.note, error.message]
+
+
+def clock_of(app: Perdure) -> ManualClock:
+    assert isinstance(app.clock, ManualClock)
+    return app.clock
+
+
+async def approve(app: Perdure, by: str = "ann", **more: Any) -> ApprovalRow:
+    """Say yes to the one thing that is asked."""
+    return await app.approve(the_one(app), by=by, **more)
+
+
+async def reject(app: Perdure, by: str = "ann", reason: str = "too dear", **more: Any) -> ApprovalRow:
+    return await app.reject(the_one(app), by=by, reason=reason, **more)
+
+
+async def driven(app: Perdure, run_id: str = "r") -> RunRow:
+    return await app.drive(run_id, wait=False)

@@ -1,0 +1,129 @@
+"""What becomes of a run that nobody holds when something reaches it: every status, every body."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from perdure.core.codec import encode, pack
+from perdure.core.events import (
+    AnyBody,
+    ApprovalDecided,
+    ApprovalEscalated,
+    ApprovalExpired,
+    ApprovalVoted,
+    ApprovalWithdrawn,
+    BudgetRaised,
+    CancelRequested,
+    ChildFinished,
+    Limits,
+    Reason,
+    RunAdopted,
+    RunPaused,
+    RunRequeued,
+    RunUnpaused,
+    SignalReceived,
+    Status,
+    ToolCallResolved,
+)
+from perdure.core.landing import Wake, landing
+from perdure.core.state import FINISHED
+
+SIGNAL = SignalReceived("t", pack(encode(1))[0], "ann")
+NEWS: list[AnyBody] = [  # what an agent may be waiting for
+    SIGNAL,
+    ApprovalDecided("a", True, "ann", "d"),
+    ApprovalExpired("a"),
+    ApprovalEscalated("a", ("bob",)),
+    ApprovalWithdrawn("a"),
+    ChildFinished("r/1", "succeeded"),
+]
+BODIES: list[AnyBody] = [
+    *NEWS,
+    CancelRequested("ann"),
+    RunPaused("ann"),
+    RunUnpaused("ann"),
+    RunRequeued("ann"),
+    RunAdopted("8", "ann"),
+    ApprovalVoted("a", "ann", "d"),
+    BudgetRaised(Limits(calls=1), "ann"),
+    ToolCallResolved("happened", "ann"),
+]
+# "running" is among them: a run whose worker has died, before anybody has noticed.
+STATUSES: list[Status] = [status for status in get_args(Status) if status not in FINISHED]
+REASONS: list[Reason] = list(get_args(Reason))
+STANDING: list[tuple[Status, Reason | None]] = [
+    *((status, None) for status in STATUSES if status != "needs_attention"),
+    *(("needs_attention", reason) for reason in REASONS),
+]
+
+
+def name(value: Any) -> str:
+    return type(value).__name__ if not isinstance(value, str | None) else str(value)
+
+
+def expected(status: Status, attention: Reason | None, body: AnyBody) -> tuple[Status, Wake]:
+    """The table, read line by line; the first that applies counts."""
+    kind = type(body)
+    table: list[tuple[bool, tuple[Status, Wake]]] = [
+        (kind is CancelRequested, ("cancelling", "now")),
+        (kind in (ApprovalVoted, BudgetRaised, RunAdopted), (status, "keep")),
+        (status == "cancelling" and kind is RunPaused, ("cancelling", "keep")),
+        (status == "cancelling", ("cancelling", "now")),
+        (kind is RunPaused, ("paused", "never")),
+        (kind is RunUnpaused, ("queued", "now")),
+        (status == "paused", ("paused", "keep")),
+        (status == "queued", ("queued", "keep")),
+        (status == "needs_attention" and kind in (RunRequeued, ToolCallResolved), ("queued", "now")),
+        (status == "needs_attention" and attention != "in_doubt", ("needs_attention", "keep")),
+        (True, ("queued", "now")),
+    ]
+    return next(result for applies, result in table if applies)
+
+
+@pytest.mark.parametrize("body", BODIES, ids=name)
+@pytest.mark.parametrize(("status", "attention"), STANDING)
+def test_every_status_and_every_body(status: Status, attention: Reason | None, body: AnyBody):
+    assert landing(status, attention, body) == expected(status, attention, body)
+
+
+def test_a_run_that_waits_is_woken_by_whatever_it_may_wait_for():
+    for status in ("waiting", "waiting_approval"):
+        assert {landing(status, None, body) for body in NEWS} == {("queued", "now")}
+
+
+def test_a_cancel_reaches_a_run_wherever_it_stands():
+    for status, attention in STANDING:
+        assert landing(status, attention, CancelRequested("ann")) == ("cancelling", "now")
+
+
+def test_only_a_person_sends_a_run_on_that_needs_one():
+    for reason in REASONS:
+        if reason != "in_doubt":
+            assert {landing("needs_attention", reason, body)[0] for body in NEWS} == {"needs_attention"}
+        assert landing("needs_attention", reason, RunRequeued("ann")) == ("queued", "now")
+
+
+def test_a_doubt_about_one_call_does_not_hold_up_the_others():
+    assert landing("needs_attention", "in_doubt", SIGNAL) == ("queued", "now")
+
+
+def test_what_is_paused_stays_so_until_somebody_ends_the_pause():
+    assert {landing("paused", None, body) for body in [*NEWS, RunRequeued("ann"), ToolCallResolved("happened", "ann")]} == {
+        ("paused", "keep")
+    }
+    assert landing("paused", None, RunUnpaused("ann")) == ("queued", "now")
+
+
+def test_what_arrives_does_not_start_a_run_before_its_time():
+    assert {landing("queued", None, body) for body in NEWS} == {("queued", "keep")}
+
+
+def test_nothing_ends_a_cancel():
+    assert {landing("cancelling", None, body)[0] for body in BODIES} == {"cancelling"}
+
+
+def test_nothing_that_lands_ends_a_run_or_claims_it():
+    landed = {landing(status, attention, body)[0] for status, attention in STANDING for body in BODIES if status != "running"}
+    assert landed.isdisjoint({*FINISHED, "running"})
