@@ -56,9 +56,9 @@ class Agent(Generic[P, R]):
 
     def _check_limits(self) -> None:
         if self.budget is not None and not isinstance(self.budget, Limits):
-            raise InvalidInput(f"agent {self.name}: budget={self.budget!r:.60} is not a Budget(usd=…)")
+            raise InvalidInput(f"agent {self.name}: budget={codec.shown(self.budget)} is not a Budget(usd=…)")
         if self.circles is not None and not isinstance(self.circles, Circles):
-            raise InvalidInput(f"agent {self.name}: circles={self.circles!r:.60} is not a Circles(repeats=…)")
+            raise InvalidInput(f"agent {self.name}: circles={codec.shown(self.circles)} is not a Circles(repeats=…)")
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Start a child run: it has its number, and is on its way, when this returns; await its result."""
@@ -70,6 +70,11 @@ class Agent(Generic[P, R]):
         if machine.facts.depth >= MAX_DEPTH:
             raise InvalidInput(f"agent {self.name}: {MAX_DEPTH} agents call each other already; is there one that calls itself for ever?")
         return machine.start_child(self, self._signature.bind(args, kwargs))
+
+    @property
+    def parameter_names(self) -> frozenset[str]:
+        """The names of what it takes besides its Run."""
+        return frozenset(list(inspect.signature(self.fn).parameters)[1:])
 
     def rebind(self, encoded: bytes) -> bytes | None:
         """Recorded arguments as today's signature would record them; None if they do not fit it."""
@@ -125,12 +130,24 @@ def _check_first_parameter(label: str, fn: Callable[..., Any], names: Mapping[st
 
 
 def source_digest(fn: Callable[..., Any]) -> str:
-    """The default version: a digest of the agent's source (of its bytecode where there is no source)."""
+    """The default version: a digest of the agent's source (of its bytecode where there is no source).
+
+    What a function that makes agents has put into one is part of what it does, as far as it is plain text or numbers.
+    """
     try:
         text = inspect.getsource(fn).encode()
     except (OSError, TypeError):
         text = fn.__code__.co_code
-    return hashlib.sha256(text).hexdigest()[:12]
+    enclosed = [(name, _cell(cell)) for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)]
+    plain = [(name, value) for name, value in enclosed if isinstance(value, (str, int, float, bool, bytes, type(None)))]
+    return hashlib.sha256(text + (repr(plain).encode("utf-8", "surrogatepass") if plain else b"")).hexdigest()[:12]
+
+
+def _cell(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is filled later: a name that refers to the agent itself, say
+        return ...
 
 
 @overload

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
 from perdure.agent import Agent
 from perdure.core import codec, keys
 from perdure.core.approval import ApprovalStatus, Vote
-from perdure.core.codec import Payload
+from perdure.core.codec import Payload, shown
 from perdure.core.events import Event, Limits, RunCreated, RunSucceeded
+from perdure.core.machine import Facts
+from perdure.core.replay import replay
 from perdure.core.state import RunState, fold
-from perdure.desk import NOTHING, Desk
+from perdure.desk import NOTHING, Desk, check_tenant, plain_text, role_names
 from perdure.errors import (
     AlreadyRunning,
     Conflict,
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from perdure.inspect.audit import AuditLog
 
 T = TypeVar("T")
-CostsBy = Literal["agent", "tenant", "model", "day", "run", "tool"]
+CostsBy = Literal["agent", "tenant", "model", "day", "run", "root", "tool"]
 
 
 class Perdure:
@@ -58,9 +60,9 @@ class Perdure:
         queues: Sequence[str] | None = None,
     ) -> None:
         if url is not None and not isinstance(url, str):
-            raise InvalidInput(f"Perdure({url!r:.80}): a URL is text, such as 'sqlite:///perdure.db'")
+            raise InvalidInput(f"Perdure({shown(url)}): a URL is text, such as 'sqlite:///perdure.db'")
         if settings is not None and not isinstance(settings, Settings):
-            raise InvalidInput(f"Perdure(settings={settings!r:.80}): settings are one object, such as Settings(lease_s=10)")
+            raise InvalidInput(f"Perdure(settings={shown(settings)}): settings are one object, such as Settings(lease_s=10)")
         self.settings = settings or Settings()
         self.url = url or (self.settings.url if settings else os.environ.get("PERDURE_URL") or self.settings.url)
         self.versions = _by_version(agents)
@@ -112,23 +114,26 @@ class Perdure:
         agent: Agent[Any, Any] | str,
         /,
         *args: Any,
-        id: str | None = None,
-        tenant: str = "default",
-        actor: str | None = None,
-        queue: str | None = None,
-        priority: int = 0,
-        not_before: datetime | timedelta | None = None,
-        budget: Limits | None = None,
+        id: str | None = NOTHING,
+        tenant: str = NOTHING,
+        actor: str | None = NOTHING,
+        queue: str | None = NOTHING,
+        priority: int = NOTHING,
+        not_before: datetime | timedelta | None = NOTHING,
+        budget: Limits | None = NOTHING,
         **kwargs: Any,
     ) -> Handle:
         """Create a run; it is durable when this returns. The same id with the same input is the same run; with another, Conflict.
 
-        Of one tenant's runs in a queue the higher `priority` goes first. `not_before` is a time, or how long from now.
+        Of one tenant's runs in a queue the higher `priority` goes first. `not_before` is a time, or how long from now. What is left
+        out is as in `start_encoded`.
         """
         found = self._agent(agent)
-        encoded = found.bind(args, kwargs)
-        options: dict[str, Any] = {"queue": queue, "priority": priority, "not_before": not_before, "budget": budget}
-        return await self.start_encoded(found, encoded, id=id, tenant=tenant, actor=actor, target=found.target, **options)
+        given: dict[str, Any] = {"id": id, "tenant": tenant, "actor": actor, "queue": queue, "priority": priority}
+        given |= {"not_before": not_before, "budget": budget}
+        options = {name: value for name, value in given.items() if value is not NOTHING}
+        _check_unambiguous(found, options)
+        return await self.start_encoded(found, found.bind(args, kwargs), target=found.target, **options)
 
     async def start_encoded(
         self,
@@ -146,9 +151,9 @@ class Perdure:
     ) -> Handle:
         """The same for input that `agent.bind` has made; `target` says where the code is."""
         run_id = keys.check_id(self.clock.new_id() if id is None else id, "the run id")
-        keys.check_id(tenant, "the tenant")
+        tenant = keys.check_id(tenant, "the tenant")
         if actor is not None:
-            keys.check_id(actor, "the actor")
+            actor = keys.check_id(actor, "the actor")
         payload, blob = codec.pack(encoded_input, self.settings.inline_bytes)
         now = self.clock.now()
         created = RunCreated(
@@ -159,7 +164,7 @@ class Perdure:
             input=payload,
             actor=actor,
             target=target,
-            queue=keys.check_id(queue or agent.queue or "default", "the queue"),
+            queue=keys.check_id((agent.queue or "default") if queue is None else queue, "the queue"),
             priority=_checked_priority(priority),
             not_before=None if not_before is None else _moment(not_before, now),
             budget=_checked_budget(budget) or agent.budget,
@@ -167,7 +172,7 @@ class Perdure:
         new = NewRun(run_id, created, self.clock.new_id(), now, codec.digest(encoded_input), () if blob is None else (blob,))
         row, is_new = await self._write(lambda: self.store.create_run(new))
         if not is_new:
-            _same_run(row, agent.name, tenant, new.input_digest)
+            _same_run(row, agent.name, tenant, actor, new.input_digest)
         return Handle(self, run_id)
 
     async def run(
@@ -175,10 +180,10 @@ class Perdure:
         agent: Agent[Any, Any] | str,
         /,
         *args: Any,
-        id: str | None = None,
-        tenant: str = "default",
-        actor: str | None = None,
-        budget: Limits | None = None,
+        id: str | None = NOTHING,
+        tenant: str = NOTHING,
+        actor: str | None = NOTHING,
+        budget: Limits | None = NOTHING,
         **kwargs: Any,
     ) -> Any:
         """Start a run, drive it and its children in this process and return its result."""
@@ -188,13 +193,17 @@ class Perdure:
         handle = await self.start(agent, *args, id=id, tenant=tenant, actor=actor, budget=budget, **kwargs)
         return await handle.result()
 
-    def handle(self, run_id: str) -> Handle:
-        """A handle on a run that exists, or will be NotFound when it is used."""
-        return Handle(self, run_id)
+    def handle(self, run_id: str, *, tenant: str | None = None) -> Handle:
+        """A handle on a run that exists, and is the tenant's where one is given; or else NotFound when it is used."""
+        check_tenant(tenant)
+        return Handle(self, plain_text(run_id, "a run's id"), tenant)
 
     # -- working ------------------------------------------------------------------------------------------------------
-    async def drive(self, run_id: str, *, wait: bool = True, stop: asyncio.Event | None = None) -> RunRow:
+    async def drive(self, run_id: str, *, wait: bool = True, stop: asyncio.Event | None = None, tenant: str | None = None) -> RunRow:
         """Drive one run here until it ends, needs a person, or waits for something from outside. Returns its row then."""
+        handle = self.handle(run_id, tenant=tenant)
+        if tenant is not None:
+            await handle.status()
         return await (await self._working()).drive_one(run_id, wait=wait, stop=stop)
 
     async def work(self, *, stop: asyncio.Event | None = None) -> None:
@@ -224,6 +233,13 @@ class Perdure:
         self, *, status: ApprovalStatus | None = "pending", tenant: str | None = None, run_id: str | None = None, limit: int = 100
     ) -> list[ApprovalRow]:
         """The inbox: what waits for somebody's yes or no, those that expire first in front. `status=None`: all there ever were."""
+        if status is not None and status not in get_args(ApprovalStatus):
+            raise InvalidInput(f"approvals(status={shown(status)}): one of {', '.join(get_args(ApprovalStatus))}; None for all")
+        if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit < 1 << 32:
+            raise InvalidInput(f"approvals(limit={shown(limit)}): a whole number from 1 on, below 2³²")
+        check_tenant(tenant)
+        if run_id is not None:
+            plain_text(run_id, "a run's id")
         return self.store.approvals(ApprovalFilter(status=status, tenant=tenant, run_id=run_id, limit=limit))
 
     async def approve(
@@ -244,8 +260,8 @@ class Perdure:
         seen: Conflict if it is about something else.
         """
         if edit is not None and not isinstance(edit, dict):
-            raise InvalidInput(f"edit={edit!r:.60}: the fields to change and their values, such as {{'cents': 500}}")
-        vote = Vote(by, True, tuple(roles), note, source, digest, edit)
+            raise InvalidInput(f"edit={shown(edit)}: the fields to change and their values, such as {{'cents': 500}}")
+        vote = Vote(by, True, role_names(roles), note, source, digest, edit)
         return await self._write(lambda: self._desk.vote(approval, vote, tenant=tenant))
 
     async def reject(
@@ -262,7 +278,7 @@ class Perdure:
         """Say no; the agent sees the reason."""
         if not isinstance(reason, str) or not reason.strip():
             raise InvalidInput("reject(reason=…): say why; the agent sees it")
-        vote = Vote(by, False, tuple(roles), reason, source, digest)
+        vote = Vote(by, False, role_names(roles), reason, source, digest)
         return await self._write(lambda: self._desk.vote(approval, vote, tenant=tenant))
 
     # -- steering -----------------------------------------------------------------------------------------------------
@@ -279,6 +295,7 @@ class Perdure:
 
         `force` ends a run that nobody drives at once and without its agent: what was in doubt stays so.
         """
+        _check_flag(force, "cancel(force=)")
         act = self._desk.end if force else self._desk.cancel
         await self._write(lambda: act(run_id, by=by, reason=reason, tenant=tenant))
 
@@ -294,15 +311,29 @@ class Perdure:
         added = _checked_budget(add)
         return await self._write(lambda: self._desk.unpause(run_id, by=by, note=note, add=added, tenant=tenant))
 
-    async def requeue(self, run_id: str, *, by: str = "app", note: str | None = None) -> None:
+    async def requeue(self, run_id: str, *, by: str = "app", note: str | None = None, tenant: str | None = None) -> None:
         """Send a run that needs attention back to work."""
-        await self._write(lambda: self._desk.requeue(run_id, by=by, note=note))
+        await self._write(lambda: self._desk.requeue(run_id, by=by, note=note, tenant=tenant))
 
-    async def adopt(self, run_id: str, *, by: str = "app", note: str | None = None) -> None:
+    async def adopt(self, run_id: str, *, by: str = "app", note: str | None = None, tenant: str | None = None) -> None:
         """Let the version of the agent that this app has go on with a run that was begun with another one. It is recorded."""
-        row = await self.handle(run_id).status()
+        row = await self.handle(run_id, tenant=tenant).status()
         agent = self._agent(row.agent)
-        await self._write(lambda: self._desk.adopt(run_id, agent.version, by=by, note=note))
+        self._check_replay(run_id, agent)
+        await self._write(lambda: self._desk.adopt(run_id, agent.version, by=by, note=note, tenant=tenant))
+
+    def _check_replay(self, run_id: str, agent: Agent[Any, Any]) -> None:
+        """Diverged when this code does not lead where the run has come to: nothing is recorded then."""
+        events = self.store.read(run_id)
+        state = fold(events)
+        created = state.created
+        assert created is not None
+        facts = Facts(run_id, created.tenant, created.actor, created.agent, agent.version, created.parent, created.depth)
+        machine = agent.machine(facts, self.load(created.input), self.settings.max_steps)
+        try:
+            replay(machine, events, self.load)
+        finally:
+            machine.close()
 
     async def resolve(
         self,
@@ -314,26 +345,37 @@ class Perdure:
         fail: str | None = None,
         by: str = "app",
         note: str | None = None,
+        tenant: str | None = None,
     ) -> None:
         """Settle a call that is in doubt: it happened with this result, it did not happen, or fail it."""
         answer: dict[str, Any] = {"happened": happened, "did_not_happen": did_not_happen, "fail": fail}
-        await self._write(lambda: self._desk.resolve(run_id, call, **answer, by=by, note=note))
+        await self._write(lambda: self._desk.resolve(run_id, call, **answer, by=by, note=note, tenant=tenant))
 
     # -- undoing ------------------------------------------------------------------------------------------------------
-    async def plan_undo(self, run_id: str) -> UndoPlan:
+    async def plan_undo(self, run_id: str, *, tenant: str | None = None) -> UndoPlan:
         """What `undo` would do about a run that has ended, and what it cannot; nothing is written. Its agent must be known here."""
-        row = undoable(self.store, run_id)
+        found = await self.handle(run_id, tenant=tenant).status()
+        row = undoable(self.store, found.run_id)
         return (await self._undoer.survey(row, self._agent_of(row))).plan
 
     async def undo(
-        self, run_id: str, *, by: str = "app", accept: bool = False, wait: bool = True, stop: asyncio.Event | None = None
+        self,
+        run_id: str,
+        *,
+        by: str = "app",
+        accept: bool = False,
+        wait: bool = True,
+        stop: asyncio.Event | None = None,
+        tenant: str | None = None,
     ) -> RunRow:
         """Call the compensate hooks of the run's completed calls, last one first, in the run RUN/undo; that run's row when it rests.
 
         Conflict names what cannot be undone, unless you `accept` that it stays. Once more goes on where it stopped, and tries a hook
         that has failed again.
         """
-        row = undoable(self.store, run_id)
+        _check_flag(accept, "undo(accept=)")
+        found = await self.handle(run_id, tenant=tenant).status()
+        row = undoable(self.store, found.run_id)
         return await self._undoer.undo(row, self._agent_of(row), by=by, accept=accept, wait=wait, stop=stop)
 
     @property
@@ -347,7 +389,10 @@ class Perdure:
     async def costs(self, by: CostsBy = "agent", *, since: datetime | None = None, tenant: str | None = None) -> list[CostRow]:
         """Calls, time, tokens and money by agent, tenant, model, day, run or tool: counted once, whatever was replayed."""
         if by not in get_args(CostsBy):
-            raise InvalidInput(f"costs({by!r:.60}): one of {', '.join(get_args(CostsBy))}")
+            raise InvalidInput(f"costs({shown(by)}): one of {', '.join(get_args(CostsBy))}")
+        if since is not None and not isinstance(since, datetime):
+            raise InvalidInput(f"costs(since={shown(since)}): a datetime with a time zone, such as datetime.now(UTC) - timedelta(days=7)")
+        check_tenant(tenant)
         after = 0 if since is None else _moment(since, 0)
         return await asyncio.to_thread(self.store.costs, by, since=after, tenant=tenant)
 
@@ -362,7 +407,7 @@ class Perdure:
         if isinstance(agent, Agent):
             return agent
         if not isinstance(agent, str):
-            raise InvalidInput(f"{agent!r:.80} is not an agent: decorate the coroutine function with @agent")
+            raise InvalidInput(f"{shown(agent)} is not an agent: decorate the coroutine function with @agent")
         if agent not in self.agents:
             raise UnknownAgent(f"agent {agent!r} is not known here; known are {', '.join(self.agents) or 'none'}: Perdure(url, agents=[…])")
         return self.agents[agent]
@@ -376,14 +421,15 @@ class Perdure:
 class Handle:
     """One run, from outside."""
 
-    def __init__(self, app: Perdure, run_id: str) -> None:
+    def __init__(self, app: Perdure, run_id: str, tenant: str | None = None) -> None:
         self.id = run_id
         self._app = app
+        self._tenant = tenant
 
     async def status(self) -> RunRow:
         """The run's row: its status, what it waits for, its last event."""
         row = self._app.store.get(self.id)
-        if row is None:
+        if row is None or self._tenant not in (None, row.tenant):
             raise NotFound(f"there is no run {self.id} in {self._app.url}; `perdure list` shows those that there are")
         return row
 
@@ -393,7 +439,7 @@ class Handle:
         RunFailed, RunCancelled, NeedsAttention; ResultTimeout when the time is over, and the run goes on.
         """
         if timeout is not None and (not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or math.isnan(timeout)):
-            raise InvalidInput(f"result(timeout={timeout!r:.80}): a number of seconds, or None to wait for ever")
+            raise InvalidInput(f"result(timeout={shown(timeout)}): a number of seconds, or None to wait for ever")
         try:
             async with asyncio.timeout(timeout):
                 row = await self._end()
@@ -420,16 +466,16 @@ class Handle:
                 return row
             if row.status == "waiting" and (stuck := self._stuck_child()) is not None:
                 return stuck
-            # Nobody drives what waits for a person until that time is over: it would come to rest again at once.
-            asks = row.status == "waiting_approval" and row.ready_at is not None and row.ready_at > app.clock.now()
-            ready = row.holder is not None or (row.ready_at is not None and not asks) or self._has_work()
+            ready = row.holder is not None or (row.ready_at is not None and row.ready_at <= app.clock.now()) or self._has_work()
             if Served(row.agent, row.version) in app.versions and ready:
                 try:
-                    await app.drive(self.id)
+                    await (await app._working()).drive_one(self.id, wait=True, by_turn=True)
                     continue
                 except (AlreadyRunning, Conflict):
                     pass  # a live worker has it, or was faster: wait for them
-            await self._change(1.0, since=began)
+            # Until its time has come, should that be sooner; but a run that is ready and cannot be taken is no reason to ask without end.
+            left_s = 0.0 if row.ready_at is None else (row.ready_at - app.clock.now()) / 1e6
+            await self._change(min(max(left_s, 0.005), 1.0) if left_s > 0 else 1.0, since=began)
 
     def _stuck_child(self) -> RunRow | None:
         """A child that needs a person, when nothing else of the family can bring the run on."""
@@ -471,7 +517,7 @@ class Handle:
     async def state(self, at: int | None = None) -> RunState:
         """The fold of the journal, now or as of event `at`."""
         if at is not None and (not isinstance(at, int) or isinstance(at, bool)):
-            raise InvalidInput(f"state(at={at!r:.80}): the seq of an event, a whole number, or None for now")
+            raise InvalidInput(f"state(at={shown(at)}): the seq of an event, a whole number, or None for now")
         events = await self.events()
         if at is not None and not 1 <= at <= len(events):
             raise NotFound(f"run {self.id} has events 1 to {len(events)}; there is no event {at}")
@@ -484,13 +530,19 @@ MAX_PRIORITY = 1_000
 
 def _checked_priority(priority: int) -> int:
     if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > MAX_PRIORITY:
-        raise InvalidInput(f"priority={priority!r:.60}: a whole number from -{MAX_PRIORITY:,} to {MAX_PRIORITY:,}; higher goes first")
+        raise InvalidInput(f"priority={shown(priority)}: a whole number from -{MAX_PRIORITY:,} to {MAX_PRIORITY:,}; higher goes first")
     return priority
+
+
+def _check_flag(flag: bool, what: str) -> None:
+    # Anything that is not empty would count as a yes, the text "no" too.
+    if not isinstance(flag, bool):
+        raise InvalidInput(f"{what}: {shown(flag)} is neither True nor False")
 
 
 def _checked_budget(budget: Limits | None) -> Limits | None:
     if budget is not None and not isinstance(budget, Limits):
-        raise InvalidInput(f"{budget!r:.60} is not a Budget(usd=…)")
+        raise InvalidInput(f"{shown(budget)} is not a Budget(usd=…)")
     return budget
 
 
@@ -501,9 +553,9 @@ def _moment(when: datetime | timedelta, now: int) -> int:
     elif isinstance(when, datetime) and when.tzinfo is not None:
         micros = (when - _EPOCH) // timedelta(microseconds=1)
     else:
-        raise InvalidInput(f"{when!r:.60}: a datetime with a time zone, such as datetime.now(UTC) + timedelta(hours=1), or a timedelta")
+        raise InvalidInput(f"{shown(when)}: a datetime with a time zone, such as datetime.now(UTC) + timedelta(hours=1), or a timedelta")
     if not 0 <= micros <= _LATEST_US:
-        raise InvalidInput(f"{when!r:.60} lies before 1970 or after 9999")
+        raise InvalidInput(f"{shown(when)} lies before 1970 or after 9999")
     return micros
 
 
@@ -512,16 +564,16 @@ _LATEST_US = 253_402_300_799_000_000
 
 def _check_after(after: int) -> None:
     if not isinstance(after, int) or isinstance(after, bool) or not 0 <= after < 1 << 32:
-        raise InvalidInput(f"after={after!r:.80}: the seq of an event, or 0 for all of them; a whole number below 2³²")
+        raise InvalidInput(f"after={shown(after)}: the seq of an event, or 0 for all of them; a whole number below 2³²")
 
 
 def _by_version(agents: Iterable[Agent[Any, Any]]) -> dict[Served, Agent[Any, Any]]:
     known: dict[Served, Agent[Any, Any]] = {}
     if not isinstance(agents, Iterable):
-        raise InvalidInput(f"{agents!r:.80} is not a list of agents: Perdure(url, agents=[…])")
+        raise InvalidInput(f"{shown(agents)} is not a list of agents: Perdure(url, agents=[…])")
     for agent in agents:
         if not isinstance(agent, Agent):
-            raise InvalidInput(f"{agent!r:.80} is not an agent: decorate the coroutine function with @agent")
+            raise InvalidInput(f"{shown(agent)} is not an agent: decorate the coroutine function with @agent")
         served = Served(agent.name, agent.version)
         if served in known and known[served] is not agent:
             raise InvalidInput(f"two agents are called {agent.name} (version {agent.version}): give one another name, @agent(name=…)")
@@ -529,10 +581,24 @@ def _by_version(agents: Iterable[Agent[Any, Any]]) -> dict[Served, Agent[Any, An
     return known
 
 
-def _same_run(row: RunRow, agent: str, tenant: str, input_digest: str) -> None:
+def _check_unambiguous(agent: Agent[Any, Any], options: dict[str, Any]) -> None:
+    """InvalidInput when an option of the start could as well be meant for the agent, which would never see it."""
+    both = next((name for name in options if name in agent.parameter_names), None)
+    if both is not None:
+        raise InvalidInput(
+            f"{both}= is ambiguous: agent {agent.name} takes an argument of that name, and so does the start of a run. Pass the agent's by "
+            f"position; or, for both, app.start_encoded({agent.name}, {agent.name}.bind(args, kwargs), {both}=…)"
+        )
+
+
+def _same_run(row: RunRow, agent: str, tenant: str, actor: str | None, input_digest: str) -> None:
     if row.tenant != tenant:
+        # That somebody has the id must be told, since ids are shared by all tenants of a database: keys that go to services and the ids
+        # of children are made of them. Nothing else is: not whose it is, of which agent, nor whether it still goes on.
         raise Conflict(f"the run id {row.run_id} is taken; choose another")
     if row.agent != agent:
         raise Conflict(f"run {row.run_id} belongs to agent {row.agent}, not {agent}; choose another id")
+    if actor is not None and row.actor != actor:
+        raise Conflict(f"run {row.run_id} acts for {row.actor or 'nobody named'}, not for {actor}; choose another id")
     if row.input_digest != input_digest:
         raise Conflict(f"run {row.run_id} exists with another input; choose another id, or resume it as it is: perdure resume {row.run_id}")

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from perdure.core import codec, keys
-from perdure.core.approval import Ruling, Standing, Vote, judge_vote
-from perdure.core.codec import Payload
+from perdure.core.approval import A_NAME, Ruling, Standing, Vote, judge_vote, same_name
+from perdure.core.budget import Amounts, exceeded, too_much
+from perdure.core.codec import Payload, shown
 from perdure.core.events import (
     AnyBody,
+    BudgetExceeded,
     BudgetRaised,
     CancelRequested,
     Failure,
@@ -29,10 +31,11 @@ from perdure.core.events import (
 from perdure.core.failures import clean
 from perdure.core.state import RunState, fold
 from perdure.errors import Conflict, InvalidInput, NotFound
-from perdure.store.api import ApprovalRow, RunRow, Status, Store
+from perdure.store.api import ApprovalRow, Ledger, RunRow, Status, Store
 
 MAX_SIGNAL_BYTES = 1024 * 1024
 NOTHING: Any = object()
+_LIMITS = {"usd": "usd_micros", "tokens": "tokens", "calls": "calls", "seconds": "busy_us"}
 
 
 class Clock(Protocol):
@@ -53,20 +56,25 @@ class Desk:
     # -- approvals ----------------------------------------------------------------------------------------------------
     def vote(self, approval: str, vote: Vote, *, tenant: str | None = None) -> ApprovalRow:
         """Approve or reject: counted once, against the approval as it stands in that very transaction."""
-        roles = (*vote.roles, *(role for role, members in self._roles.items() if vote.by in members))
-        known = Vote(_who(vote.by), vote.granted, roles, _words(vote.note), _words(vote.source), vote.digest, vote.edit)
-        now = self._clock.now()
+        approval = plain_text(approval, "an approval's id")
+        check_tenant(tenant)
+        who = _decider(vote.by)
+        roles = (*map(_role, vote.roles), *(_role(role) for role, members in self._roles.items() if who in map(same_name, members)))
+        known = Vote(who, vote.granted, roles, _words(vote.note, "note"), _words(vote.source, "source"), vote.digest, vote.edit)
+        if vote.digest is not None:
+            plain_text(vote.digest, "the digest of what was seen")
 
         def judge(standing: Standing, row: ApprovalRow) -> Ruling:
-            return judge_vote(standing, known, requester=row.actor, load=self._load, now=now)
+            # The time is read with the lock in hand: it may have been waited for until the approval's time was over.
+            return judge_vote(standing, known, requester=row.actor, load=self._load, now=self._clock.now())
 
-        return self._store.decide(approval, judge, event_id=self._clock.new_id(), now=now, tenant=tenant)
+        return self._store.decide(approval, judge, event_id=self._clock.new_id(), now=self._clock.now(), tenant=tenant)
 
     # -- steering -----------------------------------------------------------------------------------------------------
     def signal(self, run_id: str, topic: str, payload: Any, *, by: str, key: str | None, tenant: str | None) -> None:
-        keys.check_id(topic, "the topic")
+        topic = keys.check_id(topic, "the topic")
         if key is not None:
-            keys.check_id(key, "the signal's key")
+            key = keys.check_id(key, "the signal's key")
         encoded = codec.encode(payload)
         if len(encoded) > MAX_SIGNAL_BYTES:
             raise InvalidInput(f"a signal of {len(encoded):,} bytes; the limit is {MAX_SIGNAL_BYTES:,}: send a reference to it instead")
@@ -79,17 +87,19 @@ class Desk:
                 raise _AskedBefore
 
         try:
-            self._post(run_id, CancelRequested(by=_who(by), reason=_words(reason)), expect=expect, tenant=tenant)
+            self._post(run_id, CancelRequested(by=_who(by), reason=_words(reason, "reason")), expect=expect, tenant=tenant)
         except _AskedBefore:
             pass  # asking twice is asking once
 
     def end(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
         """End a run for good, without its agent: for one whose code is gone, or that no longer replays."""
         self._row(run_id, tenant)
-        body = RunCancelled(reason=_words(reason), forced_by=_who(by))
+        body = RunCancelled(reason=_words(reason, "reason"), forced_by=_who(by))
         self._store.end(run_id, body, event_id=self._clock.new_id(), now=self._clock.now())
 
     def pause(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
+        run_id = plain_text(run_id, "a run's id")
+
         def expect(row: RunRow) -> None:
             if row.status == "paused":
                 raise _AskedBefore
@@ -97,27 +107,29 @@ class Desk:
                 raise Conflict(f"run {run_id} is {row.status.replace('_', ' ')}, and stands still or ends without a pause")
 
         try:
-            self._post(run_id, RunPaused(by=_who(by), reason=_words(reason)), expect=expect, tenant=tenant)
+            self._post(run_id, RunPaused(by=_who(by), reason=_words(reason, "reason")), expect=expect, tenant=tenant)
         except _AskedBefore:
             pass
 
     def unpause(self, run_id: str, *, by: str, note: str | None, add: Limits | None, tenant: str | None) -> list[str]:
         """Let a paused run, or one that needs attention, go on, after adding to its budget where said; which runs do."""
         row = self._row(run_id, tenant)
-        who, note = _who(by), _words(note)
+        who, note = _who(by), _words(note, "note")
         if add is not None:
             return self._raise(row, add, who, note)
         self._let_go_on(row, who, note)
         return [run_id]
 
-    def requeue(self, run_id: str, *, by: str, note: str | None) -> None:
+    def requeue(self, run_id: str, *, by: str, note: str | None, tenant: str | None = None) -> None:
+        run_id = self._row(run_id, tenant).run_id
+
         def expect(row: RunRow) -> None:
             if row.status != "needs_attention":
                 raise Conflict(f"run {run_id} is {row.status}; only a run that needs attention can be sent back to work")
 
-        self._post(run_id, RunRequeued(by=_who(by), note=_words(note)), status=self._after(run_id), expect=expect)
+        self._post(run_id, RunRequeued(by=_who(by), note=_words(note, "note")), status=self._after(run_id), expect=expect, tenant=tenant)
 
-    def adopt(self, run_id: str, version: str, *, by: str, note: str | None) -> None:
+    def adopt(self, run_id: str, version: str, *, by: str, note: str | None, tenant: str | None = None) -> None:
         """Let another version of the agent go on with the run."""
         keys.check_id(version, "the version")
 
@@ -125,10 +137,23 @@ class Desk:
             if row.holder is not None and row.holder in self._alive():
                 raise Conflict(f"run {run_id} is being driven in version {row.version}; wait until it rests, or stop that worker")
 
-        self._post(run_id, RunAdopted(version=version, by=_who(by), note=_words(note)), expect=expect)
+        self._post(run_id, RunAdopted(version=version, by=_who(by), note=_words(note, "note")), expect=expect, tenant=tenant)
 
-    def resolve(self, run_id: str, call: int, *, happened: Any, did_not_happen: bool, fail: str | None, by: str, note: str | None) -> None:
+    def resolve(
+        self,
+        run_id: str,
+        call: int,
+        *,
+        happened: Any,
+        did_not_happen: bool,
+        fail: str | None,
+        by: str,
+        note: str | None,
+        tenant: str | None = None,
+    ) -> None:
         """Settle a call that is in doubt."""
+        self._row(run_id, tenant)
+        _check_answer(call, did_not_happen, fail)
         if (happened is not NOTHING) + did_not_happen + (fail is not None) != 1:
             raise InvalidInput("say exactly one of: happened=RESULT, did_not_happen=True, fail=TEXT")
         state = self._state(run_id)
@@ -141,7 +166,7 @@ class Desk:
             )
         if found.phase == "started" and self._row(run_id, None).holder in self._alive():
             raise Conflict(f"call {call} ({found.tool}) of run {run_id} is being performed by a live worker; wait for what it says")
-        who, note = _who(by), _words(note)
+        who, note = _who(by), _words(note, "note")
         if happened is not NOTHING:
             payload = codec.pack(codec.encode(happened), codec.MAX_BYTES)[0]
             body = ToolCallResolved("happened", by=who, attempt=found.attempt, result=payload, note=note)
@@ -155,7 +180,7 @@ class Desk:
             if row.holder is None and row.seq != state.seq:
                 raise Conflict(f"run {run_id} has moved on meanwhile (event {row.seq}, not {state.seq}); look again: perdure why {run_id}")
 
-        self._post(run_id, body, call=call, status="cancelling" if state.cancel else None, expect=expect)
+        self._post(run_id, body, call=call, status="cancelling" if state.cancel else None, expect=expect, tenant=tenant)
 
     # -- inside -------------------------------------------------------------------------------------------------------
     def _raise(self, row: RunRow, add: Limits, by: str, note: str | None) -> list[str]:
@@ -164,6 +189,7 @@ class Desk:
             raise Conflict(f"run {row.run_id} has no budget, so that nothing can be added to it")
         over = self._state(row.run_id).over
         owner = over.budget_of if over is not None else ledgers[0].run_id
+        _check_helps(row.run_id, next(ledger for ledger in ledgers if ledger.run_id == owner), add, over)
         self._post(owner, BudgetRaised(add, by, note))
         stopped = self._store.over_budget(owner)
         for run_id in stopped:
@@ -177,10 +203,15 @@ class Desk:
         run_id = row.run_id
 
         def expect(row: RunRow) -> None:
-            if row.status not in ("paused", "needs_attention"):
+            if row.status not in ("paused", "needs_attention") and not (row.holder is not None and self._is_pausing(row)):
                 raise Conflict(f"run {run_id} is {row.status}; only a paused run, or one that needs attention, can be let go on")
 
         self._post(run_id, RunUnpaused(by=by, note=note), status=self._after(run_id), expect=expect)
+
+    def _is_pausing(self, row: RunRow) -> bool:
+        """Whether somebody has asked for a pause that the run has not come to yet: it ends what is under way first."""
+        on_its_way = any(post.run_id == row.run_id and isinstance(post.body, RunPaused) for post in self._store.inbox(str(row.holder)))
+        return on_its_way or self._state(row.run_id).paused is not None
 
     def _after(self, run_id: str) -> Status | None:
         return "cancelling" if self._state(run_id).cancel else None
@@ -201,11 +232,14 @@ class Desk:
             if expect is not None:
                 expect(row)
 
+        run_id = plain_text(run_id, "a run's id")
         if tenant is not None:
             self._row(run_id, tenant)  # or an ended run of another tenant would be told apart from one that does not exist
         self._store.post(run_id, call, body, event_id=self._clock.new_id(), now=self._clock.now(), status=status, expect=check)
 
     def _row(self, run_id: str, tenant: str | None) -> RunRow:
+        run_id = plain_text(run_id, "a run's id")
+        check_tenant(tenant)
         row = self._store.get(run_id)
         if row is None or (tenant is not None and row.tenant != tenant):
             raise _no_such(run_id)
@@ -235,11 +269,84 @@ def _numbers(state: RunState) -> str:
     return f"1 to {state.numbers}" if state.numbers else "none so far"
 
 
+def _check_helps(run_id: str, ledger: Ledger, add: Limits, over: BudgetExceeded | None) -> None:
+    """Conflict when the addition is to what has no limit, or when the run would stop again at once."""
+    limits = {what: getattr(ledger.limits, name) for what, name in _LIMITS.items()}
+    added = {what: getattr(add, name) for what, name in _LIMITS.items()}
+    without = [what for what, more in added.items() if more is not None and limits[what] is None]
+    if without:
+        limited = ", ".join(what for what, limit in limits.items() if limit is not None)
+        used_up = f"; it has used up its {over.what}: perdure unpause {run_id} --add-{over.what} N" if over is not None else ""
+        raise Conflict(
+            f"the budget of run {ledger.run_id} limits {limited} and not {without[0]}, so that no {without[0]} can be added{used_up}"
+        )
+    beyond = too_much(ledger.limits, add)
+    if beyond is not None:
+        raise Conflict(f"the budget of run {ledger.run_id} would allow more {beyond} than any may; add less")
+    if over is None:
+        return
+    sums: dict[str, Any] = {_LIMITS[what]: None if limit is None else limit + (added[what] or 0) for what, limit in limits.items()}
+    raised = Limits(**sums)
+    still = exceeded(ledger.run_id, raised, ledger.spent, Amounts(**{_LIMITS[over.what]: over.wanted}))
+    if still is None:
+        return
+    least = max(still.used + still.wanted - still.limit, still.used - still.limit + 1) + (added[still.what] or 0)
+    number = f"{least / 1e6:.6f}".rstrip("0").rstrip(".") if still.what in ("usd", "seconds") else str(least)
+    raise Conflict(
+        f"run {run_id} would stop again at once: the {still.what} of the budget of run {ledger.run_id} are used up; "
+        f"it takes at least: perdure unpause {run_id} --add-{still.what} {number}"
+    )
+
+
+def plain_text(text: Any, what: str) -> str:
+    if not isinstance(text, str):
+        raise InvalidInput(f"{what} is text, and {shown(text)} is not")
+    return str.__str__(text)  # what a subclass of it makes of itself is nobody's id
+
+
+def check_tenant(tenant: Any) -> None:
+    if tenant is not None:
+        plain_text(tenant, "a tenant")
+
+
+def _check_answer(call: Any, did_not_happen: Any, fail: Any) -> None:
+    if not isinstance(call, int) or isinstance(call, bool):
+        raise InvalidInput(f"{shown(call)} is not the number of a call; `perdure why` shows those that are in doubt")
+    if not isinstance(did_not_happen, bool):
+        raise InvalidInput(f"did_not_happen={shown(did_not_happen)}: True or False")
+    if fail is not None:
+        plain_text(fail, "fail=, what to fail the call with,")
+
+
 def _who(by: str) -> str:
     if not isinstance(by, str) or not by.strip():
-        raise InvalidInput(f"by={by!r:.60}: say who, such as by='ann'")
+        raise InvalidInput(f"by={shown(by)}: say who, such as by='ann'")
     return clean(by, 200)
 
 
-def _words(text: str | None) -> str | None:
+def _decider(by: str) -> str:
+    """Whose yes or no it is: checked as the names in a policy are, or one person could be counted as two."""
+    who = same_name(by)
+    if who is None:
+        raise InvalidInput(f"by={shown(by)}: say who decides, such as by='ann': {A_NAME}")
+    return str.__str__(who)
+
+
+def role_names(roles: Any) -> tuple[str, ...]:
+    # Text is a sequence too, and its letters would pass for roles.
+    if not isinstance(roles, (list, tuple)):
+        raise InvalidInput(f"roles={shown(roles)}: a list of names, such as roles=['finance']")
+    return tuple(map(_role, roles))
+
+
+def _role(role: str) -> str:
+    known = same_name(role)
+    if known is None:
+        raise InvalidInput(f"roles: {shown(role)} is no role, such as 'finance': {A_NAME}")
+    return known
+
+
+def _words(text: str | None, what: str) -> str | None:
+    if text is not None and not isinstance(text, str):
+        raise InvalidInput(f"{what}={shown(text)}: text, or None")
     return None if text is None else clean(text, 2000)

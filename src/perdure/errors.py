@@ -149,6 +149,9 @@ class NotApproved(ToolFailed):
 
     def __init__(self, tool: str, call: int, *, outcome: str, by: str | None, note: str | None, message: str) -> None:
         super().__init__(tool, call, kind=outcome, type="NotApproved", message=message, attempts=0)
+        # It has not failed, it was never made; and silence is an answer that must be told from a no.
+        said = message if outcome in message else f"{outcome}, {message}"
+        self.args = (f"{tool} (call {call}) was not approved: {said}",)
         self.outcome = outcome
         self.by = by
         self.note = note

@@ -101,6 +101,9 @@ class Run:
             editable=editable,
             four_eyes=four_eyes,
         )
+        impossible = policy.check_for(self.actor)
+        if impossible is not None:
+            raise InvalidInput(f"run.approve({action!r:.60}) could never be granted: {impossible}")
         encoded = codec.encode(input)
         _check_editable(action, codec.decode(encoded), policy.editable)
         return self._machine.ask_approval(action, encoded, policy, None if reason is None else _text(reason, "run.approve(reason=)"))

@@ -93,12 +93,12 @@ class Perdure:
         """Start a run, drive it and its children in this process and return its result."""
         return self._wait(self._app.run(agent, *args, **options))
 
-    def handle(self, run_id: str) -> Handle:
-        return Handle(self, self._app.handle(run_id))
+    def handle(self, run_id: str, *, tenant: str | None = None) -> Handle:
+        return Handle(self, self._app.handle(run_id, tenant=tenant))
 
-    def drive(self, run_id: str, *, wait: bool = True) -> RunRow:
+    def drive(self, run_id: str, *, wait: bool = True, tenant: str | None = None) -> RunRow:
         """Drive one run here until it ends, needs a person, or waits for something from outside."""
-        return self._wait(self._app.drive(run_id, wait=wait))
+        return self._wait(self._app.drive(run_id, wait=wait, tenant=tenant))
 
     def work(self) -> None:
         """Serve the queue until `drain` is called from another thread."""
@@ -149,13 +149,13 @@ class Perdure:
         """Settle a call that is in doubt."""
         self._wait(self._app.resolve(run_id, call, **options))
 
-    def plan_undo(self, run_id: str) -> UndoPlan:
+    def plan_undo(self, run_id: str, *, tenant: str | None = None) -> UndoPlan:
         """What `undo` would do about a run that has ended, and what it cannot; nothing is written."""
-        return self._wait(self._app.plan_undo(run_id))
+        return self._wait(self._app.plan_undo(run_id, tenant=tenant))
 
-    def undo(self, run_id: str, *, by: str = "app", accept: bool = False, wait: bool = True) -> RunRow:
+    def undo(self, run_id: str, *, by: str = "app", accept: bool = False, wait: bool = True, tenant: str | None = None) -> RunRow:
         """Call the compensate hooks of the run's completed calls, last one first, in the run RUN/undo; that run's row when it rests."""
-        return self._wait(self._app.undo(run_id, by=by, accept=accept, wait=wait))
+        return self._wait(self._app.undo(run_id, by=by, accept=accept, wait=wait, tenant=tenant))
 
     def costs(self, by: CostsBy = "agent", **wanted: Any) -> list[CostRow]:
         """Calls, time, tokens and money by agent, tenant, model, day, run or tool."""

@@ -48,6 +48,7 @@ class Deed(Struct, frozen=True):
     result: Any
     at: int  # when it ended, µs
     why: str | None = None  # it is not undone
+    in_doubt: bool = False  # it may have happened; there is no result
 
     @property
     def name(self) -> str:
@@ -113,13 +114,20 @@ def undoable(store: Store, run_id: str) -> RunRow:
     if row.status == "needs_attention":
         raise Conflict(
             f"run {run_id} has not ended, it needs attention ({row.error or row.waiting_for}); settle that, perdure why {run_id} says how, "
-            f"or have it end: perdure cancel {run_id}"
+            f"or end it without its agent: perdure cancel {run_id} --force"
         )
     if row.status not in FINISHED:
         raise Conflict(
-            f"run {run_id} has not ended, it is {row.status.replace('_', ' ')}; only what has ended is undone: perdure cancel {run_id}"
+            f"run {run_id} has not ended, it is {row.status.replace('_', ' ')}; only what has ended is undone: {_how_to_end(row)}"
         )
     return row
+
+
+def _how_to_end(row: RunRow) -> str:
+    """The command that brings an unfinished run to its end."""
+    if row.status != "cancelling":
+        return f"perdure cancel {row.run_id}"
+    return f"have it end: perdure resume {row.run_id}, or without its agent: perdure cancel {row.run_id} --force"
 
 
 def survey(store: Store, row: RunRow, agent: Agent[Any, Any], max_steps: int) -> Survey:
@@ -162,7 +170,7 @@ class _Surveyor:
         if row.status not in FINISHED:
             # Its parent was ended by force.
             raise Conflict(
-                f"run {parent} has ended, but its child {run_id} has not, it is {row.status.replace('_', ' ')}: perdure cancel {run_id}"
+                f"run {parent} has ended, but its child {run_id} has not, it is {row.status.replace('_', ' ')}: {_how_to_end(row)}"
             )
 
     def _asked(self, agent: Agent[Any, Any], state: RunState, events: Sequence[Event]) -> dict[int, Asked]:
@@ -196,7 +204,11 @@ class _Surveyor:
         arguments, result = self._value(call.args), self._value(call.result)
         if happened:
             hook, why = _hook(call, tool, arguments, result)
-        return _Found(Deed(run_id, call.number, call.tool, call.effect, arguments, result, at=call.last_ts, why=why), happened, hook)
+        return _Found(
+            Deed(run_id, call.number, call.tool, call.effect, arguments, result, at=call.last_ts, why=why, in_doubt=not happened),
+            happened,
+            hook,
+        )
 
     def _value(self, payload: Payload | None) -> Any:
         return None if payload is None else codec.decode(self._load(payload))

@@ -13,7 +13,7 @@ from tests.unit import test_store_deciding as deciding
 from perdure.core.codec import pack
 from perdure.core.events import SignalReceived
 from perdure.errors import StoreError
-from perdure.store import approvals, budgets, creation, delivery, family, journal, mailbox, notices
+from perdure.store import approvals, budgets, creation, delivery, family, journal, lines, mailbox, notices, sqlite
 from perdure.store.api import Store
 from perdure.store.open import open_store
 from perdure.store.queries import QUERIES
@@ -44,6 +44,13 @@ STATEMENTS: dict[str, tuple[str, str, str, ModuleType, Check]] = {
         "AND :ts",
         approvals,
         SUITE.test_an_approval_that_has_expired_starts_nothing,
+    ),
+    "in time when it is sent": (
+        "consume_approval",
+        "AND (expires_at IS NULL OR expires_at > :ts)",
+        "AND :ts",
+        approvals,
+        SUITE.test_an_approval_that_expires_while_its_call_waits_for_the_disk_starts_nothing,
     ),
     "the approved arguments": (
         "consume_approval",
@@ -155,6 +162,24 @@ FUNCTIONS: dict[str, tuple[ModuleType | type, str, Any, Check]] = {
         "_journal_unread",
         lambda cursor, row, now: row,
         SUITE.test_what_the_last_holder_left_unread_keeps_its_place_before_what_comes_later,
+    ),
+    "a pause does not forget the time to begin": (
+        delivery,
+        "_not_before",
+        lambda cursor, key, run_id: 0,
+        SUITE.test_a_pause_does_not_make_a_run_begin_before_its_time,
+    ),
+    "limits count for a run that is asked for by name": (
+        lines.Room,
+        "has",
+        lambda self, queue, tenant: True,
+        SUITE.test_limits_apply_to_a_run_that_is_asked_for_by_its_id_when_they_are_given,
+    ),
+    "a transaction rings": (
+        sqlite,
+        "concerns_others",
+        lambda batch, answers: False,
+        SUITE.test_a_child_that_begins_in_a_transaction_is_made_known_like_any_other,
     ),
     "an approval is consumed at all": (
         approvals,

@@ -75,7 +75,7 @@ class Receiver:
                 """Nothing to say."""
 
         self._server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.settings = {"webhook_url": f"http://127.0.0.1:{self._server.server_port}/hook", "webhook_secret": "shared"}
+        self.settings = {"webhook_url": f"http://127.0.0.1:{self._server.server_port}/hook", "webhook_secret": "shared" * 6}
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
 

@@ -261,13 +261,13 @@ def test_verify_names_a_journal_whose_run_is_gone_and_the_guards_that_were_taken
     told = killed("verify", code=7).splitlines()
     (gone,) = [line for line in told if "run 'r'" in line]
     assert "its row is gone" in gone
-    assert len([line for line in told if line.startswith("the trigger perdure_")]) == 7
+    assert len([line for line in told if line.startswith("the trigger perdure_")]) == 8
     assert told[-1].startswith("1 run, ")
-    assert told[-1].endswith("as they were written; 8 things are wrong with the database as a whole")
+    assert told[-1].endswith("as they were written; 9 things are wrong with the database as a whole")
     problems = [line["problem"] for line in killed.lines("verify", code=7) if line["run_id"] is None]
     assert problems == told[:-1]
     failed = {check["name"]: check for check in killed.lines("doctor", code=1) if check["verdict"] == "FAIL"}
-    assert failed["guards"]["found"] == f"{told[0]}; and 7 things more"
+    assert failed["guards"]["found"] == f"{told[0]}; and 8 things more"
     assert failed["guards"]["way_out"] == "perdure verify"
 
 
@@ -283,8 +283,12 @@ def test_replay_tells_where_changed_code_parts_from_the_journal(desk: Desk) -> N
     assert "different at call 2 (it began with version 1; this code is 2)" in told
     assert '"cents":500' in told
     assert '"cents":501' in told
-    different = desk.lines("replay", "--all", "changed.py:shop", code=7)
-    assert [(one["run_id"], one["call"], one["same"]) for one in different] == [("b", 2, False), ("a", 2, False)]
+    assert desk("replay", "--all", "changed.py:shop") == "0 runs: all the same with this code; 2 finished runs of other versions left out\n"
+    changed = desk.folder / "changed.py"
+    for other in (AGENTS, AGENTS.replace('version="1"', "")):  # the version stays, or every edit makes one
+        changed.write_text(other.replace('details["cents"]', 'details["cents"] + 1'))
+        different = desk.lines("replay", "--all", "changed.py:shop", code=7)
+        assert [(one["run_id"], one["call"], one["same"]) for one in different] == [("b", 2, False), ("a", 2, False)]
     assert "belongs to agent 'shop'" in desk.refusal("replay", "a", "shop.py:many", code=2)
     assert desk.ledger == ["o-1 500", "o-2 500"]  # replay performs nothing
 

@@ -56,6 +56,18 @@ async def kid(run: Run, number: int) -> str:
 async def boss(run: Run) -> list:
     return list(await asyncio.gather(kid(1), kid(2)))
 
+@tool(effect="once")
+async def unsure() -> None:
+    raise TimeoutError("no answer")
+
+@agent(version="1")
+async def doubtful(run: Run) -> None:
+    await unsure()
+
+@agent(version="1")
+async def careful(run: Run) -> None:
+    await doubtful()
+
 @agent(version="1")
 async def chat(run: Run) -> list:
     return [await run.receive("chat"), await run.receive("chat")]
@@ -81,12 +93,31 @@ async def thinker(run: Run, times: int = 3) -> int:
         await think()
     return times
 
+@agent(version="1", budget=Budget(usd=5, on_exceed="fail"))
+async def strict(run: Run) -> None:
+    await think()
+    await think()
+    await think()
+
+@agent(version="1")
+async def two_thoughts(run: Run, number: int) -> None:
+    await think()
+    await think()
+
+@agent(version="1")
+async def team(run: Run) -> None:
+    await asyncio.gather(*(two_thoughts(number) for number in range(8)))
+
 @tool(effect="read")
 async def hold() -> str:
     note("hold")
     while (HERE / "hold").exists():
         await asyncio.sleep(0.01)
     return "let go"
+
+@agent(version="1")
+async def both(run: Run) -> list:
+    return list(await asyncio.gather(hold(), refund("busy", 800)))
 
 @agent(version="1")
 async def holder(run: Run) -> str:
@@ -125,6 +156,14 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 # --- the inbox --------------------------------------------------------------------------------------------------------------
 
 
+def test_a_run_whose_child_needs_attention_leaves_with_that_code_and_names_the_child_s_command(desk: Desk) -> None:
+    left = desk("run", "desk.py:careful", "--id", "c", code=4)
+    assert "run c waits for c/1, which needs attention; next: perdure why c/1" in left.stderr
+    assert desk("resume", "c", code=4).stderr == left.stderr
+    desk("resolve", "c/1", "1", "--happened", "null")
+    desk("resume", "c", code=0)
+
+
 def test_the_inbox_shows_the_exact_call_who_may_decide_and_what_to_type(desk):
     waiting = desk("run", "desk.py:shop", "--id", "s", code=3)
     page = desk("approvals").stdout
@@ -137,8 +176,8 @@ def test_the_inbox_shows_the_exact_call_who_may_decide_and_what_to_type(desk):
     assert re.search(r"decides +ann, role:finance$", page, re.M)
     assert re.search(r"may edit +cents$", page, re.M)
     assert "expires in" in page
-    assert f"perdure approve {approval}\n" in page
-    assert f"perdure reject {approval} --reason TEXT\n" in page
+    assert f"perdure approve {approval} --by WHO\n" in page
+    assert f"perdure reject {approval} --by WHO --reason TEXT\n" in page
     (record,) = desk.lines("approvals")
     assert record["input"] == {"cents": 900, "order": "o-7"}
     assert re.search(rf"digest +{record['digest'][:12]}$", page, re.M)
@@ -210,6 +249,8 @@ def test_reject_reaches_the_agent_with_its_reason(desk):
         "voters": [],
         "quorum": 1,
         "digest": "",
+        "approved_input": None,
+        "note": "not today",
         "run_id": "a",
         "run_status": "queued",
     }
@@ -226,9 +267,49 @@ def test_an_edit_is_what_happens_and_only_what_may_be_edited_is(desk):
     assert "--edit is not valid JSON" in desk.refusal(*as_ann, "--edit", "{cents: 1}")
     assert "is not an object of the fields to change" in desk.refusal(*as_ann, "--edit", "[1]")
     assert desk.lines("approvals")[0]["status"] == "pending"
-    assert "with other values" in desk(*as_ann, "--edit", '{"cents": 501}').stdout
-    assert desk("resume", "s").stdout == "o-7 501\n"
+    said = desk(*as_ann, "--edit", '{"cents": 501}', "--note", "half of it").stdout
+    assert (
+        f'{approval} (refund(cents=900, order="o-7") of run s) is approved by ann with cents 900 → 501; note: half of it; a worker' in said
+    )
+    for after in ("approved by ann at", "501, and its call has been started"):
+        page = desk("approvals", "--all").stdout
+        assert re.search(r"approved by ann at \d\d:\d\d:\d\d UTC with cents 900 → 501", page)
+        assert re.search(r"note +half of it$", page, re.M)
+        assert after in page
+        (record,) = desk.lines("approvals", "--all")
+        assert (record["input"]["cents"], record["approved_input"]) == (900, {"cents": 501, "order": "o-7"})
+        assert "with cents 900 → 501" in desk.refusal(*as_ann)
+        assert desk("resume", "s").stdout == "o-7 501\n"
     assert desk.ledger == ["refund o-7 501"]
+
+
+def test_an_edit_may_be_written_as_pairs(desk):
+    approval = desk.asks("asker", "a", "by=ann")
+    as_ann = ("approve", approval, "--by", "ann", "--json")
+    assert "'n' twice" in desk.refusal(*as_ann, "--edit", "n:=2", "--edit", '{"n": 3}')
+    assert """such as '{"cents": 500}' or cents:=500""" in desk.refusal(*as_ann, "--edit", '"n"')
+    assert 'n = "2": must be a whole number' in desk.refusal(*as_ann, "--edit", "n=2")
+    assert json.loads(desk(*as_ann, "--edit", "n:=2").stdout)["approved_input"] == {"n": 2, "text": "x"}
+    assert json.loads(desk("resume", "a").stdout)[4] == {"n": 2, "text": "x"}
+
+
+def test_what_was_approved_is_shown_while_the_run_is_held_and_has_not_read_it(desk):
+    """Its holder is stopped, so that the decision stays in the inbox."""
+    desk.put("hold")
+    child = desk.begin("run", "desk.py:both", "--id", "b")
+    until(lambda: (desk.folder / "perdure.db").exists() and desk.lines("approvals"))
+    (asked,) = desk.lines("approvals")
+    child.send_signal(signal.SIGSTOP)
+    try:
+        said = desk("approve", asked["approval"], "--by", "ann", "--edit", "cents:=700").stdout
+        assert "with cents 800 → 700; the worker that holds it goes on" in said
+        assert "approval_decided" not in [event["type"] for event in desk.events("b")]
+        assert desk.lines("approvals", "--all")[0]["approved_input"] == {"cents": 700, "order": "busy"}
+    finally:
+        child.send_signal(signal.SIGCONT)
+    desk.take("hold")
+    child.communicate(timeout=30)
+    assert sorted(desk.ledger) == ["hold", "refund busy 700"]
 
 
 def test_only_those_who_may_decide_do_and_a_role_counts_from_the_flag_or_the_settings(desk):
@@ -236,9 +317,15 @@ def test_only_those_who_may_decide_do_and_a_role_counts_from_the_flag_or_the_set
     assert "is for ann, role:finance to decide; bob is not among them" in desk.refusal("approve", flag, "--by", "bob")
     assert "role:finance is not among them" in desk.refusal("approve", flag, "--by", "role:finance")
     assert "bob is not among them" in desk.refusal("reject", flag, "--by", "bob", "--reason", "no", "--role", "sales")
+    unknown = "no role finance is known here ([roles] in perdure.toml); say who decides: --by NAME, or vouch for the role: --role finance"
+    assert unknown in desk.refusal("approve", flag)
     desk("approve", flag, "--by", "bob", "--role", "sales", "--role", "finance")
-    (desk.folder / "perdure.toml").write_text('[roles]\nfinance = ["bob"]\n')
-    desk("approve", settings, "--by", "bob")
+    (desk.folder / "perdure.toml").write_text('[roles]\nfinance = ["bob", "eve"]\n')
+    assert "finance is bob, eve (the settings); say who decides: --by NAME" in desk.refusal("approve", settings)
+    assert f"perdure approve {settings} --by WHO\n" in desk("approvals").stdout
+    (desk.folder / "perdure.toml").write_text(f'[roles]\nfinance = ["bob", "{ME}"]\n')
+    assert f"perdure approve {settings}\n" in desk("approvals").stdout
+    desk("approve", settings)
 
 
 def test_whoever_the_run_acts_for_may_not_decide_under_four_eyes(desk):
@@ -262,10 +349,10 @@ def test_a_quorum_counts_different_people(desk):
 def test_a_second_decision_is_told_who_decided_what_whatever_has_become_of_the_run(desk):
     approval = desk.asks("shop", "s")
     desk("approve", approval, "--by", "ann", "--note", "fine")
-    again = rf"approval {approval} was approved by ann at \d\d:\d\d:\d\d UTC \(fine\)"
-    assert re.search(rf"{again}; one decision counts", desk.refusal("reject", approval, "--by", "ann", "--reason", "wait"))
+    again = rf"approval {approval} was approved by ann at \d\d:\d\d:\d\d UTC"
+    assert re.search(rf"{again}; note: fine; one decision counts", desk.refusal("reject", approval, "--by", "ann", "--reason", "wait"))
     desk("resume", "s")
-    assert re.search(rf"{again}, and its call has been started; one", desk.refusal("approve", approval, "--by", "ann"))
+    assert re.search(rf"{again}, and its call has been started; note: fine; one", desk.refusal("approve", approval, "--by", "ann"))
     other = desk.asks("asker", "a")
     desk("reject", other, "--by", "eve", "--reason", "no")
     assert "was rejected by eve" in desk.refusal("approve", other)
@@ -274,7 +361,10 @@ def test_a_second_decision_is_told_who_decided_what_whatever_has_become_of_the_r
 def test_an_expired_approval_cannot_be_decided_and_the_agent_is_told_which(desk):
     approval = desk.asks("asker", "a", "expires:=1.2")
     time.sleep(1.3)
-    assert "expired" in desk("approvals").stdout.splitlines()[0]
+    page = desk("approvals").stdout
+    assert "expired" in page.splitlines()[0]
+    assert page.splitlines()[-1] == "    perdure resume a"
+    assert "perdure approve" not in page
     assert f"approval {approval} has expired" in desk.refusal("approve", approval)
     assert json.loads(desk("resume", "a").stdout)[:2] == [False, "expired"]
     assert f"approval {approval} was expired" in desk.refusal("approve", approval)
@@ -495,6 +585,35 @@ def test_a_forced_end_has_the_children_stop_too(desk):
     assert desk.lines("approvals") == []
 
 
+def test_what_a_budget_does_at_its_end_stays_as_the_agent_declares_it(desk):
+    desk("run", "desk.py:strict", "--id", "s", "--budget-usd", "0.02", code=1)
+    desk("run", "desk.py:strict", "--id", "p", "--budget-usd", "0.02", "--on-exceed", "pause", code=4)
+    desk("run", "desk.py:thinker", "--id", "t", "--budget-usd", "0.02", "--on-exceed", "fail", code=1)
+    desk("run", "desk.py:strict", "--id", "own", "--on-exceed", "pause", "--detach")
+    (created,) = [event["budget"] for event in desk.events("own") if event["type"] == "run_created"]
+    assert (created["usd_micros"], created.get("on_exceed", "pause")) == (5_000_000, "pause")
+    assert "declares no budget" in desk.refusal("run", "desk.py:thinker", "--on-exceed", "fail")
+
+
+def test_children_that_one_budget_stops_are_named_in_one_line_with_one_command(desk):
+    over = desk("run", "desk.py:team", "--id", "q", "--budget-usd", "0.02", code=4).stderr
+    assert "run q waits for children that its budget does not suffice for" in over
+    assert re.search(r"\n  \d children stand still for the budget of q: perdure unpause q --add-usd N\n", over)
+    assert "q/" not in over
+    desk("unpause", "q", "--add-usd", "1")
+    desk("resume", "q")
+    (root,) = desk.lines("costs", "--by", "root")
+    assert (root["group"], root["runs"], root["calls"], root["usd_micros"]) == ("q", 8, 16, 16 * 12_300)
+    assert {row["group"] for row in desk.lines("costs", "--by", "run")} == {f"q/{number}" for number in range(1, 9)}
+
+
+def test_a_second_pause_does_not_claim_to_have_kept_its_reason(desk):
+    desk("run", "desk.py:thinker", "--id", "t", "--detach")
+    desk("pause", "t", "--reason", "lunch")
+    assert "is paused already; the reason stays the one that was given first" in desk("pause", "t", "--reason", "fire").stdout
+    assert [event["reason"] for event in desk.events("t") if event["type"] == "run_paused"] == ["lunch"]
+
+
 # --- costs ------------------------------------------------------------------------------------------------------------------
 
 
@@ -598,7 +717,7 @@ def test_adopting_a_parent_adopts_what_is_below_it(desk):
 def test_doctor_says_whether_notices_go_out_and_never_the_secret(desk):
     desk.asks("asker", "a")
     assert "none is set: notices go to the workers' log alone" in desk("doctor").stdout
-    hidden = {"PERDURE_WEBHOOK_SECRET": "hush-hush", "PERDURE_WEBHOOK_URL": "http://127.0.0.1:9/token-of-ours"}
+    hidden = {"PERDURE_WEBHOOK_SECRET": "hush-hush-and-not-a-word-to-anybody", "PERDURE_WEBHOOK_URL": "http://127.0.0.1:9/token-of-ours"}
     said = desk("doctor", **hidden).stdout
     assert re.search(r"ok +webhook +http://127.0.0.1:9", said)
     desk("run", "desk.py:asker", "--id", "b", code=3, **hidden)
@@ -606,7 +725,9 @@ def test_doctor_says_whether_notices_go_out_and_never_the_secret(desk):
     assert re.search(r"warn +notices +1 notice could not be sent yet; the last one: .*[Rr]efused", after)
     outside = desk("doctor", code=1, **{**hidden, "PERDURE_WEBHOOK_URL": "https://hooks.example.com/token-of-ours"}).stdout
     assert re.search(r"FAIL +webhook +no notice can be sent", outside)
-    assert "hush-hush" not in said + after + outside
+    short = desk("doctor", code=1, **{**hidden, "PERDURE_WEBHOOK_SECRET": "hush-hush"}).stdout
+    assert "webhook_secret has 9 characters and can be guessed; at least 32 random ones" in short
+    assert "hush-hush" not in said + after + outside + short
     assert "token-of-ours" not in said + after + outside
 
 

@@ -78,6 +78,10 @@ async def mail(to: str) -> str:
     note(f"mail {to}")
     return "sent \\x1b[31m"
 
+@tool(effect="once")
+async def gamble() -> None:
+    raise TimeoutError("no answer")
+
 @tool(effect="read")
 async def look() -> str:
     return "nothing"
@@ -93,6 +97,10 @@ async def trip(run: Run) -> None:
 async def letter(run: Run) -> None:
     await pay(900)
     await mail("bob")
+
+@agent(version="1")
+async def risky(run: Run) -> None:
+    await gamble()
 
 @agent(version="1")
 async def idle(run: Run) -> None:
@@ -304,9 +312,41 @@ def test_a_call_whose_hook_fails_can_be_left_as_it_is(office: Office) -> None:
     (office.folder / "broken").touch()
     stopped = office("undo", "t", "trip.py:trip", code=3)
     approval = stopped.stderr.partition("perdure reject ")[2].split()[0]
-    office("reject", approval, "--reason", "by hand")
+    assert "; go on with it: perdure undo t " in office("reject", approval, "--reason", "by hand").stdout
     (office.folder / "broken").unlink()
     assert office("undo", "t", "trip.py:trip").stdout == "run t is undone: 2 calls; as they were: call 4 (tag) of run t\n"
+
+
+def test_an_undo_in_which_everything_was_given_up_says_so_and_no_worker_is_asked_for(office: Office) -> None:
+    (office.folder / "broken").touch()
+    stopped = office("undo", "l", "trip.py:letter", "--yes", code=3)
+    assert office("list", "--unserved", "--agent", "letter.undo").stdout == ""
+    doctor = office("doctor").stdout
+    assert "1 undo half done: of l" in doctor
+    assert "→ perdure undo l" in doctor
+    office("reject", stopped.stderr.partition("perdure reject ")[2].split()[0], "--reason", "by hand")
+    said = office("undo", "l", "trip.py:letter").stdout
+    assert said == "nothing of run l was undone; as they were: call 1 (pay) of run l, call 2 (mail) of run l\n"
+    assert "no undo has been left half done" in office("doctor").stdout
+
+
+def test_a_run_that_is_being_cancelled_is_not_to_be_cancelled_again(office: Office) -> None:
+    office("cancel", "w")
+    said = office("undo", "w", "trip.py:waiter", code=2).stderr
+    assert (
+        "it is cancelling; only what has ended is undone: have it end: perdure resume w, or without its agent: perdure cancel w --force"
+        in said
+    )
+
+
+def test_a_doubt_is_shown_without_a_result_and_its_run_is_ended_by_force(office: Office) -> None:
+    office("run", "trip.py:risky", "--id", "d", code=4)
+    said = office("undo", "d", "trip.py:risky", code=2).stderr
+    assert "perdure why d says how, or end it without its agent: perdure cancel d --force" in said
+    office("cancel", "d", "--force")
+    plan = office("undo", "d", "trip.py:risky", "--dry-run").stdout.splitlines()
+    assert plan[:2] == ["in doubt, and not undone:", "  call 1 of d: gamble({})"]
+    assert plan[-1] == "nothing else to undo"
 
 
 def test_whoever_comes_second_is_told_that_somebody_is_at_it(office: Office) -> None:

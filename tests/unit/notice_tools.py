@@ -16,7 +16,7 @@ from perdure.core.events import AnyBody, Event, Failure, RunFailed
 from perdure.store.api import NoticeRow, RunRow, Store
 from perdure.testing.conformance import T0, new_run
 
-SECRET = "canary-4711-do-not-tell"
+SECRET = "canary-4711-do-not-tell-anybody-at-all"
 
 # Made for these tests alone, and trusted by nobody else: a certificate for "localhost", and its key.
 LOCALHOST = """\

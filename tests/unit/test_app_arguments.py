@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perdure import Perdure, Retry, Run, agent
+from perdure import Perdure, Retry, Run, agent, tool
+from perdure.cli.times import parse_future, parse_past
 from perdure.core import codec
 from perdure.errors import InvalidInput, NotEncodable
 from perdure.sync import Perdure as BlockingPerdure
@@ -137,3 +141,235 @@ def test_a_run_is_not_started_with_such_an_integer() -> None:
                 await app.start(echo, TOO_LONG, id="r")
 
     asyncio.run(main())
+
+
+@agent(version="1")
+async def ticket(run: Run, priority: int = 5, queue: str = "x", *, id: str = "none") -> list[Any]:
+    return [priority, queue, id]
+
+
+@pytest.mark.parametrize("option", [{"priority": 7}, {"priority": 0}, {"queue": "mine"}, {"id": "t-1"}, {"id": None}])
+@pytest.mark.parametrize("way", ["start", "run"])
+def test_an_option_that_could_be_the_agent_s_own_argument_is_refused(way: str, option: dict[str, Any]) -> None:
+    with BlockingPerdure("sqlite://", [ticket]) as app:
+        (name,) = option
+        with pytest.raises(
+            InvalidInput, match=f"{name}= is ambiguous: agent ticket takes an argument of that name.*by position.*start_encoded"
+        ):
+            getattr(app, way)(ticket, **option)
+
+
+def test_by_position_and_encoded_there_is_no_doubt_whose_argument_it_is() -> None:
+    async def main() -> None:
+        async with Perdure("sqlite://", [ticket]) as app:
+            assert await app.run(ticket, 7, "mine") == [7, "mine", "none"]
+            handle = await app.start(ticket, 7, tenant="acme", actor="ann")  # the agent takes none of those names
+            assert (await handle.status()).tenant == "acme"
+            handle = await app.start_encoded(ticket, ticket.bind((7,), {"id": "t"}), id="r", priority=3)
+            assert (await handle.status()).priority == 3
+            assert await handle.result() == [7, "x", "t"]
+
+    asyncio.run(main())
+
+
+# -- what people and programs say to runs ------------------------------------------------------------------------------------
+class Hostile:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+    __str__ = __repr__
+
+
+DEEP: Any = None
+for _ in range(5_000):
+    DEEP = [DEEP]
+NO_TEXT: list[Any] = [5, True, 2**63, TOO_LONG, 1.5, b"x", [], {}, {"a": 1}, ("a",), object(), DEEP, Hostile(), timedelta(1)]
+
+
+@agent(version="1")
+async def asks(run: Run) -> str:
+    return (await run.approve("pay", {"cents": 1})).outcome
+
+
+async def refused(said: str, act: Callable[..., Any], *args: Any, **options: Any) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        await act(*args, **options)
+
+
+def test_what_is_no_text_is_no_id_of_a_run_or_an_approval() -> None:
+    async def main() -> None:
+        async with Perdure("sqlite://", [echo, asks]) as app:
+            await app.start(echo, id="1")  # True would be stored as 1, and so find it
+            for wrong in [*NO_TEXT, None]:
+                for act in (app.drive, app.cancel, app.pause, app.unpause, app.requeue, app.adopt, app.undo, app.plan_undo):
+                    await refused("a run's id is text, and .* is not", act, wrong)
+                await refused("a run's id is text", app.cancel, wrong, force=True)
+                await refused("a run's id is text", app.signal, wrong, "topic")
+                await refused("a run's id is text", app.resolve, wrong, 1, did_not_happen=True)
+                with pytest.raises(InvalidInput, match="a run's id is text"):
+                    app.handle(wrong)
+                await refused("an approval's id is text", app.approve, wrong, by="ann")
+                await refused("an approval's id is text", app.reject, wrong, by="ann", reason="no")
+            for wrong in NO_TEXT:
+                await refused("a run's id is text", app.approvals, run_id=wrong)
+                await refused("a tenant is text", app.approvals, tenant=wrong)
+                await refused("a tenant is text", app.costs, tenant=wrong)
+                await refused("a tenant is text", app.cancel, "1", tenant=wrong)
+                await refused("the run id .* is not usable", app.start, echo, id=wrong)
+                await refused("the tenant .* is not usable", app.start, echo, tenant=wrong)
+            assert [event.type for event in await app.handle("1").events()] == ["run_created"]
+
+    asyncio.run(main())
+
+
+def test_a_decision_is_made_of_text_and_of_lists_of_names() -> None:
+    async def main() -> None:
+        async with Perdure("sqlite://", [asks]) as app:
+            await app.start(asks, id="r")
+            await app.drive("r", wait=False)
+            (row,) = await app.approvals()
+            for wrong in NO_TEXT:
+                await refused("note=.*: text, or None", app.approve, row.approval, by="ann", note=wrong)
+                for act in (partial(app.approve, row.approval, by="ann"), partial(app.reject, row.approval, by="ann", reason="no")):
+                    await refused("source=.*: text, or None", act, source=wrong)
+                    await refused("the digest of what was seen is text", act, digest=wrong)
+                    if wrong not in ([], ("a",)):
+                        await refused("roles", act, roles=wrong)
+                await refused("by=.*: say who decides", app.approve, row.approval, by=wrong)
+                await refused("say why", app.reject, row.approval, by="ann", reason=wrong)
+            for letters in ("finance", "", {"finance"}, {"finance": 1}, None, (name for name in ("finance",))):
+                await refused(r"roles=.*: a list of names, such as roles=\['finance'\]", app.approve, row.approval, by="ann", roles=letters)
+            assert (await app.approvals())[0].standing == row.standing
+            await app.approve(row.approval, by="ann", roles=["finance"], note="fine", digest=row.standing.request.digest)
+
+    asyncio.run(main())
+
+
+def test_what_is_said_to_a_run_is_text() -> None:
+    async def main() -> None:
+        async with Perdure("sqlite://", [echo]) as app:
+            await app.start(echo, id="r")
+            for wrong in NO_TEXT:
+                await refused("reason=.*: text, or None", app.pause, "r", reason=wrong)
+                await refused("reason=.*: text, or None", app.cancel, "r", reason=wrong)
+                await refused("reason=.*: text, or None", app.cancel, "r", reason=wrong, force=True)
+                await refused("by=.*: say who", app.pause, "r", by=wrong)
+            await app.pause("r")
+            for wrong in NO_TEXT:
+                await refused("note=.*: text, or None", app.unpause, "r", note=wrong)
+                await refused("is not a Budget", app.unpause, "r", add=wrong)
+                await refused("is not the number of a call", app.resolve, "r", "1", did_not_happen=True)
+                if wrong is not True:
+                    await refused("did_not_happen=.*: True or False", app.resolve, "r", 1, did_not_happen=wrong)
+                await refused("is text, and .* is not", app.resolve, "r", 1, fail=wrong)
+            await refused("True is not the number of a call", app.resolve, "r", True, did_not_happen=True)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("yes", ["no", "", 0, 1, None, [], Hostile(), TOO_LONG], ids=lambda yes: type(yes).__name__)
+def test_only_true_forces_and_only_true_accepts(yes: Any) -> None:
+    async def main() -> None:
+        async with Perdure("sqlite://", [echo]) as app:
+            await app.start(echo, id="r")
+            await refused(r"cancel\(force=\): .* is neither True nor False", app.cancel, "r", force=yes)
+            await refused(r"undo\(accept=\): .* is neither True nor False", app.undo, "r", accept=yes)
+            assert (await app.handle("r").status()).status == "queued"
+
+    asyncio.run(main())
+
+
+def test_the_inbox_is_asked_for_what_there_can_be() -> None:
+    async def main() -> None:
+        async with Perdure("sqlite://") as app:
+            status: Any
+            limit: Any
+            by: Any
+            for status in ("junk", "", 0, True, [], TOO_LONG, Hostile()):
+                await refused(r"approvals\(status=.*: one of pending, approved, rejected", app.approvals, status=status)
+            for limit in (0, -1, True, "1", None, 1.5, 2**32, TOO_LONG, [], Hostile()):
+                await refused(r"approvals\(limit=.*: a whole number from 1 on", app.approvals, limit=limit)
+            assert await app.approvals(status=None, limit=2**32 - 1) == []
+            for since in (timedelta(0), timedelta(days=7), 5, "2026-01-01", Hostile()):
+                await refused(r"costs\(since=.*: a datetime with a time zone", app.costs, since=since)
+            for by in (Hostile(), TOO_LONG, [], "all"):
+                await refused(r"costs\(.*: one of agent", app.costs, by)
+
+    asyncio.run(main())
+
+
+def test_only_none_means_the_agent_s_own_queue() -> None:
+    @agent(version="1", queue="slow")
+    async def slow(run: Run) -> None: ...
+
+    async def main() -> None:
+        async with Perdure("sqlite://", [echo, slow]) as app:
+            no_queues: list[Any] = ["", 0, False, [], {}, timedelta(0), Hostile(), TOO_LONG]
+            for queue in no_queues:
+                await refused("the queue .* is not usable", app.start, echo, queue=queue)
+            rows = [await (await app.start(one, queue=queue)).status() for one in (echo, slow) for queue in (None, "mine")]
+            assert [row.queue for row in rows] == ["default", "mine", "slow", "mine"]
+            for wrong in (Hostile(), TOO_LONG, DEEP):
+                await refused("priority=", app.start, echo, priority=wrong)
+                await refused("is not a Budget", app.start, echo, budget=wrong)
+                await refused("a datetime with a time zone", app.start, echo, not_before=wrong)
+
+    asyncio.run(main())
+
+
+def test_an_id_of_a_class_of_its_own_is_recorded_as_text() -> None:
+    class Marked(str):
+        __slots__ = ()
+
+        def __str__(self) -> str:
+            return "something else"
+
+    async def main() -> None:
+        async with Perdure("sqlite://", [asks]) as app:
+            handle = await app.start(asks, id=Marked("r"), tenant=Marked("t"), actor=Marked("a"), queue=Marked("q"))
+            row = await app.handle(Marked("r")).status()
+            assert (handle.id, row.tenant, row.actor, row.queue) == ("r", "t", "a", "q")
+            await app.signal(Marked("r"), Marked("topic"), key=Marked("k"), by=Marked("bob"))
+            await app.drive("r", wait=False)
+            (asked,) = await app.approvals()
+            await app.approve(Marked(asked.approval), by=Marked("ann"))
+            assert await handle.result() == "approved"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("wrong", [Hostile(), TOO_LONG, DEEP], ids=["hostile", "long", "deep"])
+def test_what_is_declared_wrong_is_refused_whatever_it_looks_like(wrong: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"budget=.* is not a Budget"):
+        agent(budget=wrong)(_bare)
+    with pytest.raises(InvalidInput, match=r"circles=.* is not a Circles"):
+        agent(circles=wrong)(_bare)
+    with pytest.raises(InvalidInput, match=r"approval=.* is neither True"):
+        tool(effect="once", approval=wrong)(_no_parameter)
+    with pytest.raises(InvalidInput, match=r"rate=.* is not a Rate"):
+        tool(effect="once", rate=wrong)(_no_parameter)
+
+
+# -- times that a person types -------------------------------------------------------------------------------------------------
+NOW = 1_800_000_000_000_000
+DAY = 86_400_000_000
+
+
+@pytest.mark.parametrize(
+    "text", ["99999999d", "+99999999d", "999999999d", "0001-01-01T00:00+23:59", "1969-12-31T23:59Z", "9999-12-31T23:59-23:59"]
+)
+def test_a_time_that_cannot_be_kept_is_refused_with_the_rule(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"^--not-before '.*' lies before 1970 or after 9999; write 15m, 2h, 1d"):
+        parse_future(text, NOW, "--not-before")
+    assert parse_past(text.removeprefix("+"), NOW, "--since") >= 0
+
+
+def test_a_time_is_so_long_from_now_or_a_moment() -> None:
+    assert parse_future("2d", NOW, "x") == parse_future("+2d", NOW, "x") == NOW + 2 * DAY
+    assert parse_past("2d", NOW, "x") == NOW - 2 * DAY
+    assert parse_future("2026-01-31T14:00:00.000001Z", NOW, "x") == parse_past("2026-01-31T15:00:00.000001+01:00", NOW, "x")
+    assert parse_future("2026-01-31T14:00:00.000001Z", NOW, "x") == 1_769_868_000_000_001
+    assert parse_future("1970-01-01", NOW, "x") == 0
+    assert parse_past("1900-01-01", NOW, "x") == parse_past("999999999d", NOW, "x") == 0
+    with pytest.raises(InvalidInput, match="is not a time"):
+        parse_future("soon", NOW, "x")

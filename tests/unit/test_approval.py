@@ -22,6 +22,7 @@ from perdure.core.approval import (
     judge_vote,
     judge_withdrawal,
     may_decide,
+    same_name,
 )
 from perdure.core.codec import Payload
 from perdure.core.events import (
@@ -117,14 +118,59 @@ def test_with_four_eyes_whoever_the_run_acts_for_may_not_decide():
     standing = asked(four_eyes=True, by=["ann", "bob"])
     with pytest.raises(NotPermitted, match="ann is who the run acts for"):
         vote(standing, "ann", requester="ann")
-    with pytest.raises(NotPermitted):
-        vote(standing, "ann", False, requester="ann")
     assert vote(standing, "bob", requester="ann").standing.status == "approved"
 
 
-def test_with_four_eyes_nobody_may_decide_for_a_run_that_acts_for_nobody_known():
+def test_a_no_needs_no_second_pair_of_eyes():
+    standing = asked(four_eyes=True, by=["ann", "bob"])
+    assert vote(standing, "ann", False, requester="ann").standing.status == "rejected"
+    assert vote(standing, "bob", False, requester=None).standing.status == "rejected"
+    assert vote(asked(by="bob"), "ann", False, requester="ann").standing.status == "rejected", "whoever it is done for may do without it"
+    for requester in (None, "bob"):
+        with pytest.raises(NotPermitted, match="eve is not among them"):
+            vote(standing, "eve", False, requester=requester)
+
+
+def test_with_four_eyes_nobody_may_say_yes_for_a_run_that_acts_for_nobody_known():
     with pytest.raises(NotPermitted, match="actor="):
         vote(asked(four_eyes=True), "bob", requester=None)
+
+
+@pytest.mark.parametrize(
+    ("policy", "requester", "why"),
+    [
+        ({}, None, None),
+        ({"by": "ann"}, "ann", None),
+        ({"four_eyes": True}, "ann", None),
+        ({"four_eyes": True}, None, "actor="),
+        ({"four_eyes": True, "by": "role:finance"}, None, "actor="),
+        ({"four_eyes": True, "by": "ann"}, "ann", "without ann"),
+        ({"four_eyes": True, "by": "bob"}, "ann", None),
+        ({"four_eyes": True, "by": ["ann", "bob"], "quorum": 2}, "ann", "2 of ann, bob must agree"),
+        ({"four_eyes": True, "by": ["ann", "bob"], "quorum": 2}, "eve", None),
+        ({"four_eyes": True, "by": ["ann", "bob", "eve"], "quorum": 2}, "ann", None),
+        ({"four_eyes": True, "by": ["ann", "role:finance"], "quorum": 2}, "ann", None),
+        ({"four_eyes": True, "by": "ann", "expires": 1, "on_expiry": "escalate", "escalate_to": "bob"}, "ann", None),
+        ({"four_eyes": True, "by": "ann", "expires": 1, "on_expiry": "escalate", "escalate_to": "ann"}, "ann", "without ann"),
+    ],
+)
+def test_what_nobody_could_ever_grant_is_told_before_it_is_asked(policy, requester, why):
+    said = Approval(**policy).check_for(requester)
+    assert (said is None) if why is None else (said is not None and why in said)
+
+
+@pytest.mark.parametrize("wrong", ["", " ", "ann ", " ann", "a\nnn", "a\u200bnn", "x" * 201, "\udcff", 7, None, b"ann"])
+def test_one_check_of_names_for_policies_and_for_who_decides(wrong):
+    assert same_name(wrong) is None
+    with pytest.raises(InvalidInput, match="no blank at either end"):
+        Approval(by=[wrong])
+
+
+def test_the_same_letters_in_another_encoding_are_the_same_name():
+    composed, split = "jos\u00e9", "jose\u0301"
+    assert composed != split
+    assert Approval(by=[split, composed]).by == (composed,)
+    assert same_name(split) == same_name(composed) == composed
 
 
 def test_without_four_eyes_one_may_approve_for_oneself():
@@ -402,9 +448,33 @@ def test_a_yes_to_a_call_lapses_when_the_call_cannot_start_in_time():
     assert ruling.standing.status == "expired"
 
 
-def test_a_yes_to_a_call_lapses_whatever_silence_would_have_meant():
-    approved = vote(asked(by="ann", expires=3600, on_expiry="escalate", escalate_to="boss"), "ann").standing
-    assert judge_expiry(approved, NOW + HOUR).body == ApprovalExpired("ap-1", lapsed=True)
+@pytest.mark.parametrize(("escalate_expires", "until"), [(None, NOW + 2 * HOUR), (7200, NOW + 3 * HOUR)])
+def test_a_yes_before_an_escalation_may_be_used_as_long_as_one_after_it_could(escalate_expires, until):
+    policy = {"on_expiry": "escalate", "escalate_to": "boss", "escalate_expires": escalate_expires}
+    approved = vote(asked(by="ann", expires=3600, **policy), "ann").standing
+    assert approved.request.expires_at == until
+    with pytest.raises(Conflict, match="does not expire now"):
+        judge_expiry(approved, until - 1)
+    assert judge_expiry(approved, until).body == ApprovalExpired("ap-1", lapsed=True)
+
+
+def test_a_yes_after_an_escalation_may_be_used_until_the_time_of_those_who_gave_it_is_over():
+    escalated = judge_expiry(asked(by="ann", expires=3600, on_expiry="escalate", escalate_to="boss"), NOW + HOUR).standing
+    approved = vote(escalated, "boss", now=NOW + HOUR).standing
+    assert approved.request.expires_at == NOW + 2 * HOUR
+    assert judge_expiry(approved, NOW + 2 * HOUR).body == ApprovalExpired("ap-1", lapsed=True)
+
+
+@pytest.mark.parametrize("reminded", [False, True])
+def test_where_time_only_reminds_a_yes_comes_in_time_whenever_and_never_lapses(reminded):
+    standing = asked(by="ann", expires=3600, on_expiry="wait")
+    if reminded:
+        standing = judge_expiry(standing, NOW + HOUR).standing
+    for now in (NOW, NOW + 50 * HOUR):
+        approved = vote(standing, "ann", now=now).standing
+        assert (approved.status, approved.request.expires_at) == ("approved", None)
+        with pytest.raises(Conflict, match="does not expire now"):
+            judge_expiry(approved, NOW + 100 * HOUR)
 
 
 def test_a_yes_that_the_agent_asked_for_stays_a_yes():
@@ -465,7 +535,7 @@ def test_in_whatever_order_things_come_one_decision_counts_and_enough_allowed_pe
                 roles = ("boss",) if step[1] == "boss" else ()
                 ruling = vote(standing, step[1], step[2], now=now, roles=roles)
                 assert before.status == "pending"
-                assert before.request.expires_at is None or now < before.request.expires_at
+                assert before.request.expires_at is None or now < before.request.expires_at or on_expiry == "wait"
                 assert may_decide(before.request.by, step[1], roles)
             elif step[0] == "expire":
                 ruling = judge_expiry(standing, now)

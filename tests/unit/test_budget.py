@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.core.budget import NOTHING, Amounts, Budget, amounts_of, exceeded, micros
+from perdure.core.budget import NOTHING, Amounts, Budget, amounts_of, exceeded, micros, too_much
 from perdure.core.events import BudgetExceeded, Limits, Usage
 from perdure.errors import InvalidInput
 
@@ -156,3 +156,15 @@ def test_whatever_is_let_through_one_after_the_other_stays_inside_every_limit(li
     for name in NAMES:
         limit = getattr(limits, name)
         assert limit is None or getattr(used, name) <= limit
+
+
+@pytest.mark.parametrize("name", NAMES.values())
+def test_a_sum_is_bounded_as_each_of_its_parts_is(name):
+    def of(amount: int) -> Limits:
+        return Budget(**{name: amount})  # type: ignore[arg-type]
+
+    most = 10**12 if name in ("usd", "seconds") else 10**15
+    assert too_much(of(most - 1), of(1)) is None
+    assert too_much(of(most), Budget()) is None
+    assert too_much(Budget(), of(most)) is None
+    assert too_much(of(most), of(1)) == f"{name} (at most {most:,})"

@@ -207,6 +207,54 @@ def arrives(story: Story, what: str) -> None:
             raise AssertionError(what)
 
 
+def ended(story: Story, agent: str = "c", digest: str = "d", *, output: Any = "none", failure: str | None = None) -> str | None:
+    """A child that is started and ends."""
+    number = story.state.numbers + 1
+    story.tell(ChildStarted(agent, "1", f"r/{number}", payload({"q": "x"}), digest), number)
+    if failure is not None:
+        why = Failure("cancelled", "RunCancelled", f"run r/{number} was cancelled: {failure}")
+        return story.tell(ChildFinished(f"r/{number}", "cancelled", failure=why), number)
+    return story.tell(ChildFinished(f"r/{number}", "succeeded", output=payload(output)), number)
+
+
+def test_the_same_child_with_the_same_result_is_a_circle_as_a_call_is():
+    story = Story(repeats=3)
+    assert [ended(story, output=[]) for _ in range(2)] == [None, None]
+    assert ended(story, output=[]) == (
+        'c(q="x") has returned the same result 3 times in a row, calls 1 to 3, and nothing else has changed since event 4: []'
+    )
+
+
+def test_children_that_end_without_success_in_the_same_way_are_a_circle_though_each_has_an_id_of_its_own():
+    story = Story(repeats=2)
+    assert ended(story, failure="enough") is None
+    assert "failed in the same way 2 times" in str(ended(story, failure="enough"))
+
+
+@pytest.mark.parametrize("other", [{"agent": "k"}, {"digest": "e"}, {"output": "some"}, {"failure": "enough"}])
+def test_a_child_that_is_new_in_any_way_is_progress(other):
+    story = Story(repeats=2)
+    assert ended(story) is None
+    assert ended(story, **other) is None
+    assert ended(story) is None
+    assert ended(story) is not None
+
+
+def test_a_child_and_a_call_of_the_same_name_are_two_things():
+    story = Story(repeats=2)
+    assert story.call(tool="c", result="none") is None
+    assert ended(story) is None
+
+
+@pytest.mark.parametrize(("output", "stops"), [("new", False), ("none", True)])
+def test_money_spent_between_children_counts_unless_one_of_them_brings_something_new(output, stops):
+    story = Story(usd=1)
+    ended(story)
+    story.call(1, usage=Usage(usd_micros=700_000))
+    ended(story, output=output)
+    assert (story.call(2, usage=Usage(usd_micros=700_000)) is not None) == stops
+
+
 FROM_OUTSIDE = ["signal", "approval", "child", "requeue", "unpause", "cancel", "resolve"]
 
 

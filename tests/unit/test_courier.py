@@ -82,7 +82,7 @@ OVER = BudgetExceeded(budget_of="r", what="usd", limit=2_000_000, used=1_900_000
     [
         (
             ASKED,
-            'approval wanted by run r (a, tenant acme): refund.issue {"cents":4900,"order":"o-81"}, because "over $50"; asked of ann, role:finance, 2 of them must agree, until 2023-11-15 02:13:20 UTC: perdure approve ap-1',
+            'approval wanted by run r (a, tenant acme): refund.issue {"cents":4900,"order":"o-81"}, because "over $50"; asked of ann, role:finance, 2 of them must agree, until 2023-11-15 02:13:20 UTC: perdure approve ap-1 --by WHO',
         ),
         (
             ApprovalRequested("ap-2", "ping", payload(None), "d"),
@@ -90,7 +90,7 @@ OVER = BudgetExceeded(budget_of="r", what="usd", limit=2_000_000, used=1_900_000
         ),
         (
             ApprovalEscalated("ap-1", ("eve",), T0 + MINUTE),
-            "approval still wanted by run r (a, tenant acme), nobody has decided in time; asked of eve, until 2023-11-14 22:14:20 UTC: perdure approve ap-1",
+            "approval still wanted by run r (a, tenant acme), nobody has decided in time; asked of eve, until 2023-11-14 22:14:20 UTC: perdure approve ap-1 --by WHO",
         ),
         (
             AttentionNeeded("in_doubt", "call 4 (charge) may have happened"),
@@ -124,12 +124,12 @@ def test_a_line_is_one_line_whatever_a_model_has_written(store):
     assert "\\x1b[2J" in words or "\\u001b[2J" in words
     assert not {"\u202e", "\u2800"} & set(words)
     assert len(words) < 1500
-    assert words.endswith(": perdure approve ap-1")
+    assert words.endswith(": perdure approve ap-1 --by WHO")
 
 
 def test_ids_are_quoted_for_the_shell(store):
     row, _ = store.create_run(new_run("r"))
-    assert wording.line(notice(msgspec.structs.replace(ASKED, approval="a b; rm x"), row)).endswith("perdure approve 'a b; rm x'")
+    assert wording.line(notice(msgspec.structs.replace(ASKED, approval="a b; rm x"), row)).endswith("perdure approve 'a b; rm x' --by WHO")
 
 
 def told(store: Store, body: AnyBody) -> dict[str, Any]:
@@ -152,6 +152,21 @@ def test_the_document_has_the_run_the_event_and_its_fields(store):
     }
     assert data["input"] == {"order": "o-81", "cents": 4900}
     assert (data["approval"], data["by"], data["expires_at"]) == ("ap-1", ["ann", "role:finance"], "2023-11-15T02:13:20.000000Z")
+
+
+def test_the_document_leaves_out_how_a_request_is_escalated_that_is_not(store):
+    assert (
+        not {"escalate_to", "escalate_us"} & told(store, msgspec.structs.replace(ASKED, on_expiry="reject", escalate_us=5))["data"].keys()
+    )
+    escalating = msgspec.structs.replace(ASKED, on_expiry="escalate", escalate_to=("eve",), escalate_us=5)
+    with_it = told(store, escalating)["data"]
+    assert (with_it["escalate_to"], with_it["escalate_us"]) == (["eve"], 5)
+
+
+def test_money_in_a_notice_is_exact(store):
+    row, _ = store.create_run(new_run("r"))
+    over = msgspec.structs.replace(OVER, used=12_300, wanted=1, limit=1_234_000_000)
+    assert "$0.0123 used and $0.000001 wanted of $1,234.00" in wording.line(notice(over, row))
 
 
 @pytest.mark.parametrize("inline_bytes", [65536, 100], ids=["in place", "blob"])

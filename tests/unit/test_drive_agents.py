@@ -398,6 +398,7 @@ def test_a_damaged_journal_is_given_up_to_a_person_and_not_held_for_ever(tmp_pat
 
     async def again() -> RunRow:
         async with perdure(path, [sleeper]) as app:
+            await app.drive("r", wait=False)
             with pytest.raises(NeedsAttention, match="StoreCorrupt"):
                 await app.handle("r").result()
             return await app.handle("r").status()
@@ -419,7 +420,7 @@ def test_the_reason_that_a_run_shows_is_the_one_of_its_last_rest(tmp_path: Path)
         raise TimeoutError("no answer")
 
     def make(version: str) -> Agent[Any, Any]:
-        @agent(name="changing", version=version)
+        @agent(name="changing", version="1")
         async def changing(run: Run) -> str:
             losing = asyncio.ensure_future(lost())
             await look(version)
@@ -434,7 +435,6 @@ def test_the_reason_that_a_run_shows_is_the_one_of_its_last_rest(tmp_path: Path)
         code = make(version)
         async with perdure(tmp_path / "db", [code], clock) as app:
             await app.start(code, id="r")
-            await app.adopt("r")
             return await app.drive("r", wait=False)
 
     row = run(drive("1"))

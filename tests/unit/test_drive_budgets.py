@@ -110,7 +110,7 @@ def test_money_that_tools_say_they_spent_is_limited() -> None:
     # Nobody knew what it would cost: the third goes over, and nothing begins after that.
     assert sum(line.startswith("initiated") for line in lines) == 3
     assert (over.what, over.limit, over.used) == ("usd", 1_000_000, 1_200_000)
-    assert "$1.2 of $1" in str(row.error)
+    assert "$1.20 of $1.00" in str(row.error)
 
 
 def test_tokens_in_and_out_are_limited() -> None:
@@ -347,8 +347,8 @@ def test_going_on_without_a_top_up_stops_at_the_same_call_again_and_begins_nothi
             await app.drive("r")
             await app.unpause("r")
             assert (await app.drive("r")).attention == "budget"
-            await app.unpause("r", add=Budget(usd=5))  # of which there was enough
-            assert (await app.drive("r")).attention == "budget"
+            with pytest.raises(Conflict, match="limits calls and not usd"):
+                await app.unpause("r", add=Budget(usd=5))  # of which there was enough
             assert sum(event.type == "tool_call_initiated" for event in await handle.events()) == 3
             assert sum(event.type == "tool_call_proposed" for event in await handle.events()) == 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,13 @@ from perdure import (
 )
 from perdure.agent import MAX_DEPTH
 from perdure.core import codec
-from perdure.core.events import ChildFinished, ChildStarted, RunAdopted, RunCreated
+from perdure.core.events import ChildFinished, ChildStarted, Event, RunAdopted, RunCreated
 from perdure.core.events import RunCancelled as RunCancelledEvent
+from perdure.errors import StoreUnavailable
 from perdure.inspect.why import why
-from perdure.store.api import NewRun
+from perdure.store.api import NewRun, Served
+from perdure.store.open import open_store
+from perdure.worker.kin import Kin
 
 
 @tool(effect="read")
@@ -650,6 +653,95 @@ def test_a_worker_that_serves_only_the_parent_finds_the_children_also_after_a_re
             return await app.handle("p").result()
 
     assert run(main()) == [4, 9]
+
+
+def test_one_parent_that_cannot_be_replayed_does_not_strand_the_children_of_others(tmp_path: Path) -> None:
+    changed = False
+
+    @agent(version="1")
+    async def parent(run: Run, number: int) -> str:
+        if changed and number < 13:
+            run.note("the code is not what it was")
+        return await patient()
+
+    parents = [f"p{number}" for number in range(10, 15)]
+
+    async def main() -> dict[str, str]:
+        nonlocal changed
+        async with perdure(tmp_path / "db", [parent]) as app:
+            for number, run_id in enumerate(parents, 10):
+                await app.start(parent, number, id=run_id)
+                await app.drive(run_id, wait=False)
+                await app.signal(f"{run_id}/1", "go", "on")
+        changed = True
+        async with perdure(tmp_path / "db", [parent]) as app, at_work(app):
+            await until(lambda: all(status_of(app, run_id) in ("succeeded", "needs_attention") for run_id in parents))
+            return {run_id: status_of(app, run_id) for run_id in parents}
+
+    stopped = dict.fromkeys(parents[:3], "needs_attention")  # their children have ended, and that woke them
+    assert run(main()) == {**stopped, **dict.fromkeys(parents[3:], "succeeded")}
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_parents_of_no_use_are_asked_a_few_at_once_and_then_one_at_a_time(count: int, tmp_path: Path) -> None:
+    changed = False
+
+    @agent(version="1")
+    async def parent(run: Run) -> str:
+        if changed:
+            run.note("the code is not what it was")
+        return await patient()
+
+    async def begin() -> None:
+        async with perdure(tmp_path / "db", [parent]) as app:
+            for number in range(count):
+                await app.start(parent, id=f"p{number}")
+                await app.drive(f"p{number}", wait=False)
+                await app.signal(f"p{number}/1", "go", "on")
+
+    run(begin())
+    changed = True
+    asked: list[list[str]] = []
+    with closing(open_store(f"sqlite:///{tmp_path / 'db'}")) as store:
+        kin = Kin(store, {Served("parent", "1"): parent}, 1000)
+        now = ManualClock().now()
+        for _ in range(20):
+            asked.append(kin.parents_to_ask(now))
+            assert all(kin.agents_of(run_id) == [] for run_id in asked[-1])
+        assert sum(map(len, asked)) == min(count, 10)
+        assert len(kin.parents_to_ask(now + 60_000_000)) == (1 if count > 10 else 0)
+
+
+def test_a_parent_that_cannot_be_read_now_is_asked_again_later(tmp_path: Path) -> None:
+    @agent(version="1")
+    async def parent(run: Run) -> str:
+        return await patient()
+
+    async def begin() -> None:
+        async with perdure(tmp_path / "db", [parent]) as app:
+            await app.start(parent, id="p")
+            await app.drive("p", wait=False)
+            await app.signal("p/1", "go", "on")
+
+    run(begin())
+    with closing(open_store(f"sqlite:///{tmp_path / 'db'}")) as store:
+        whole, broken = store.read, True
+
+        def read(run_id: str, after: int = 0) -> list[Event]:
+            if broken:
+                raise StoreUnavailable("the disk is busy")
+            return whole(run_id, after)
+
+        store.read = read  # type: ignore[method-assign]
+        kin = Kin(store, {Served("parent", "1"): parent}, 1000)
+        now = ManualClock().now()
+        assert kin.parents_to_ask(now) == ["p"]
+        assert kin.agents_of("p") == []
+        assert kin.parents_to_ask(now) == []
+        broken = False
+        assert kin.parents_to_ask(now + 10_000_000) == ["p"]
+        assert kin.agents_of("p") == [patient]
+        assert kin.parents_to_ask(now + 20_000_000) == [], "what it leads to is known"
 
 
 def test_children_that_another_worker_has_left_are_found_by_one_that_is_at_work_already(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.unit.drive_tools import outline, perdure, run, status_of, until
 
-from perdure import Agent, Conflict, InvalidInput, Perdure, Run, RunFailed, UnknownAgent, agent, tool
+from perdure import Agent, Conflict, Diverged, InvalidInput, Perdure, Run, RunFailed, UnknownAgent, agent, tool
 from perdure.core.events import PatchMarked, PinChanged, RunAdopted
 from perdure.errors import WrongVersion
 from perdure.tool import Tool
@@ -163,7 +163,7 @@ def test_an_adopted_run_goes_on_with_the_other_code_and_that_is_recorded(tmp_pat
     run(main())
 
 
-def test_code_that_does_something_else_is_told_apart_after_it_was_adopted(tmp_path: Path) -> None:
+def test_code_that_does_something_else_cannot_be_adopted(tmp_path: Path) -> None:
     async def old(run: Run) -> str:
         await act("a")
         return str(await run.receive("go"))
@@ -177,13 +177,12 @@ def test_code_that_does_something_else_is_told_apart_after_it_was_adopted(tmp_pa
             await app.start("flow", id="r")
             await app.drive("r")
         async with perdure(tmp_path / "db", [flow(other, "2")]) as app:
-            await app.adopt("r")
-            row = await app.drive("r")
-            assert (row.status, row.attention) == ("needs_attention", "diverged")
-            assert 'the journal has call 1: act({"what":"a"}); the code asks for call 1: act({"what":"b"})' in str(row.error)
+            with pytest.raises(
+                Diverged, match=r'the journal has call 1: act\({"what":"a"}\); the code asks for call 1: act\({"what":"b"}\)'
+            ):
+                await app.adopt("r")
+            assert (await app.handle("r").status()).version == "1", "nothing was recorded"
         async with perdure(tmp_path / "db", [flow(old, "1")]) as app:
-            await app.adopt("r")  # back to what it was
-            await app.requeue("r")
             await app.signal("r", "go", "on")
             assert await app.handle("r").result() == "on"
 
@@ -295,15 +294,29 @@ def test_a_new_run_takes_the_new_side_and_does_so_on_every_replay(code: Fn, tmp_
     run(main())
 
 
-def test_a_patch_that_was_taken_and_is_gone_from_the_code_is_a_divergence(tmp_path: Path) -> None:
+def test_the_new_side_of_a_patch_may_lose_its_if_and_not_its_body(tmp_path: Path) -> None:
+    async def without_if(run: Run) -> list[str]:
+        done = [await act("greeting"), await act("first")]
+        await run.receive("one")
+        return done
+
+    async def patched(run: Run) -> list[str]:
+        done = [await act("greeting")] if run.patched("early") else []
+        done.append(await act("first"))
+        await run.receive("one")
+        return done
+
     async def main() -> None:
-        async with perdure(tmp_path / "db", [flow(patched_early, "2")]) as app:
+        async with perdure(tmp_path / "db", [flow(patched, "2")]) as app:
             await app.start("flow", id="r")
             await app.drive("r")
         async with perdure(tmp_path / "db", [flow(unpatched, "3")]) as app:
+            with pytest.raises(Diverged, match="greeting"):
+                await app.adopt("r")
+        async with perdure(tmp_path / "db", [flow(without_if, "3")]) as app:
             await app.adopt("r")
-            row = await app.drive("r")
-            assert (row.attention, "patch_marked" in str(row.error)) == ("diverged", True)
+            await app.signal("r", "one")
+            assert await app.handle("r").result() == ["greeting", "first"]
 
     run(main())
 

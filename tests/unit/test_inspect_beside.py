@@ -12,12 +12,12 @@ import pytest
 from tests.unit.inspect_tools import HOLDER, WAITERS, approval_of, at_work, hold, make_waiting, url_of
 
 from perdure import Budget, Perdure, Run, agent
-from perdure.core import chain
-from perdure.core.events import Event, RunReleased, RunUnpaused
+from perdure.core import chain, codec
+from perdure.core.events import BudgetRaised, Event, Limits, RunReleased, RunSucceeded, RunUnpaused
 from perdure.inspect.beside import Kin
 from perdure.inspect.verify import Verdict, verify_run
 from perdure.inspect.view import all_rows
-from perdure.store.api import Append, Committed, RowChange, Served, Store
+from perdure.store.api import Append, Claimed, Committed, RowChange, Served, Store
 from perdure.store.open import open_store
 from perdure.worker.clock import Clock
 
@@ -221,6 +221,70 @@ def test_a_run_that_ends_before_its_approval_is_read_raises_no_alarm(tmp_path: P
     all_sound(store)
     assert store.get("r").status == "succeeded"  # type: ignore[union-attr]
     store.close()
+
+
+def finish(store: Store, claimed: Claimed) -> None:
+    """The run ends in the hands of its worker, which has not read its inbox."""
+    clock, seq = Clock(), claimed.row.seq
+    last = Event(seq + 1, clock.new_id(), clock.now(), claimed.lease.epoch, None, seq, RunSucceeded(codec.pack(b"null")[0]))
+    sealed = tuple(chain.seal_all(claimed.row.head, [last]))
+    assert store.append([Append(claimed.lease, seq, sealed, row=RowChange("succeeded", progress=True))]) == [Committed()]
+
+
+def claim(store: Store, run_id: str, agent: str) -> Claimed:
+    store.register(HOLDER, "host:1", 1, Clock().now())
+    (claimed,) = store.claim(HOLDER, [Served(agent, "1")], 1, Clock().now(), run_id=run_id)
+    return claimed
+
+
+def test_what_was_decided_as_the_run_ended_raises_no_alarm_and_whoever_edits_it_later_is_found(
+    path: Path, store: Store, other: apsw.Connection
+) -> None:
+    held = {run_id: claim(store, run_id, name) for run_id, name in (("refund", "refunds"), ("asks", "asks"), ("thrifty", "thrifty"))}
+    decided = approval_of(store, "refund")
+
+    async def speak(app: Perdure) -> None:
+        await app.approve(decided, by="ann")
+        await app.approve(approval_of(app.store, "asks"), by="ann")
+        app.store.post(
+            "thrifty", None, BudgetRaised(Limits(calls=3), "ann"), event_id=Clock().new_id(), now=Clock().now(), expect=lambda row: None
+        )
+
+    at_work(path, speak, agents=WAITERS)
+    for claimed in held.values():
+        finish(store, claimed)
+    assert store.approval(decided).standing.status == "approved"  # type: ignore[union-attr]
+    all_sound(store)
+    for change in ("status = 'rejected'", "settled_by = 'mallory'", "digest = 'of other arguments'"):
+        (before,) = next(other.execute(f"SELECT {change.split()[0]} FROM perdure_approvals WHERE approval = ?", (decided,)))
+        other.execute(f"UPDATE perdure_approvals SET {change} WHERE approval = ?", (decided,))
+        assert "it was edited" in str(verdict_on(store, "refund").problem), change
+        other.execute(f"UPDATE perdure_approvals SET {change.split()[0]} = ? WHERE approval = ?", (before, decided))
+    all_sound(store)
+
+
+def test_a_yes_that_was_written_into_the_row_of_a_finished_run_is_found(store: Store, other: apsw.Connection) -> None:
+    """However well its time fits: what nobody has posted, nobody has said."""
+    claimed, wanted = claim(store, "refund", "refunds"), approval_of(store, "refund")
+    finish(store, claimed)
+    all_sound(store)
+    other.execute(
+        "UPDATE perdure_approvals SET status = 'approved', settled_by = 'ann', settled_at = ? WHERE approval = ?",
+        (claimed.row.updated_at + 1, wanted),
+    )
+    assert "it says approved by ann, and the journal has no decision: it was edited" in str(verdict_on(store, "refund").problem)
+
+
+def test_a_run_that_is_paused_and_unpaused_before_its_time_raises_no_alarm(path: Path) -> None:
+    async def pause(app: Perdure) -> None:
+        before = app.store.get("later")
+        await app.pause("later", by="ann")
+        all_sound(app.store)
+        await app.unpause("later", by="ann")
+        all_sound(app.store)
+        assert app.store.get("later").ready_at == before.ready_at  # type: ignore[union-attr]
+
+    at_work(path, pause, agents=WAITERS)
 
 
 # -- approvals ----------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from tests.unit.inspect_tools import HOLDER, HOSTILE, LEASE_US, WAITERS, approva
 
 from perdure import Perdure, Run, agent, tool
 from perdure.cli import cli
+from perdure.core.events import RunCancelled
 from perdure.inspect.health import check_runs
 from perdure.inspect.serving import missing
 from perdure.inspect.verify import verify_run
@@ -77,14 +79,17 @@ def test_an_approval_is_told_with_what_exactly_who_decides_how_many_have_agreed_
     ]
 
 
-def test_a_call_that_waits_for_an_approval_says_so_and_offers_its_editable_fields_with_their_values(store: Store) -> None:
+def test_a_call_that_waits_for_an_approval_says_so_and_offers_its_editable_fields_to_be_filled_in(store: Store) -> None:
     page = page_of(store, "refund")
     (one,) = page.approvals
     assert one.asked == 'refund(cents=900, order="o-1")'
     assert one.tool
     assert "then it counts as expired: refund is not made" in one.then
     assert page.never_started[0] == f'call 1: refund(cents=900, order="o-1"): not sent: approval {one.approval} is needed'
-    assert commands(page)[1] == f"perdure approve {one.approval} --edit {shlex.quote(json.dumps({'cents': 900}))}"
+    # Nothing that would, pasted as it is, approve what was proposed under the name of an edit.
+    assert shlex.split(commands(page)[1])[-2:] == ["--edit", '{"cents": NEW}']
+    assert page.next[1].does == "say yes with other values: cents is 900 now"
+    assert re.search(r" since .* UTC \(.*\): until .* \(in .*\), then it counts as expired", page.sentence)
     assert one.digest[:12] in page.next[0].does
 
 
@@ -119,9 +124,21 @@ def test_what_was_approved_edited_rejected_and_spent_is_evidence(store: Store) -
     assert bought.cost == "1,200 tokens in, 34 out, $0.0123"
     page = page_of(store, "bought")
     assert (page.cost.calls, page.cost.tokens_in, page.cost.usd_micros, page.cost.usd) == (1, 1200, 12_300, 0.0123)
-    (refused,) = page_of(store, "refused").done
+    assert bought.approved == "approved by ann with cents 900 → 700; note: less"
+    assert (page_of(store, "refused").done, page_of(store, "refused").done_count) == ([], 0)
+    (refused,) = page_of(store, "refused").not_done
     assert refused.outcome == "was not made: NotApproved: rejected by ann: fraud"
     assert page_of(store, "refused").cost.calls == 0
+
+
+def test_the_page_says_who_approved_and_with_what_and_counts_as_done_only_what_happened(path: Path) -> None:
+    bought = told(path, "why", "bought")
+    assert "\ndone: 1\n" in bought
+    assert "approved by ann with cents 900 → 700; note: less" in bought
+    assert "not made, or failed" not in bought
+    refused = told(path, "why", "refused")
+    assert "\ndone: nothing\n" in refused
+    assert "\nnot made, or failed: 1\n" in refused
 
 
 def test_text_that_imitates_an_approval_or_carries_escapes_stays_data(path: Path, store: Store) -> None:
@@ -190,8 +207,9 @@ def test_children_that_have_ended_are_done_with_what_they_brought(store: Store) 
         ("square@1(number=2)", "succeeded with 4"),
         ("square@1(number=3)", "succeeded with 9"),
     ]
-    assert page_of(store, "negative").done[0].outcome == "failed: ValueError: negative"
-    assert page_of(store, "squares").cost_words == "nothing, without its children"
+    assert page_of(store, "negative").done == []
+    assert page_of(store, "negative").not_done[0].outcome == "failed: ValueError: negative"
+    assert page_of(store, "squares").cost_words == "2 calls, no tokens or money, with its children; itself: nothing"
 
 
 def test_of_many_children_the_page_has_numbers_and_the_few_that_matter(tmp_path: Path) -> None:
@@ -225,7 +243,7 @@ def test_a_paused_run_says_who_paused_it_and_is_not_offered_what_would_be_refuse
 
 def test_an_exceeded_budget_says_whose_how_much_and_how_to_add_to_it(path: Path, store: Store) -> None:
     page = page_of(store, "thrifty")
-    assert "the budget of run thrifty is used up: 2 calls of 2 calls used or reserved, and 1 call more wanted" in page.sentence
+    assert "the budget of run thrifty is used up: 2 of 2 calls, and 1 call more wanted" in page.sentence
     assert commands(page)[0] == "perdure unpause thrifty --add-calls N"
     assert "needs at least 1 call" in page.next[0].does
     assert page.never_started[0] == 'call 3: poll(order="2"): not sent: there is not enough left in the budget'
@@ -270,9 +288,14 @@ def test_a_version_that_no_worker_serves_is_named_with_both_ways_out(store: Stor
     assert page.unserved == "no worker serves version 1 of sleeper: 1 worker is alive, with version 2"
     assert page.unserved in page.sentence
     assert commands(page)[0].startswith("perdure worker ")
-    assert commands(page)[1] == "perdure resume later --adopt"
+    # The file that was recorded is where the old version was: what goes on with it lies where only a person knows.
+    assert commands(page)[1:3] == ["perdure resume later NEW_FILE.py:sleeper --adopt", "perdure replay later NEW_FILE.py:sleeper"]
     store.register("w", "host:1", 1, Clock().now(), [Served("sleeper", "1")], ["slow"])
-    assert page_of(store, "later").unserved == "no worker takes from queue default: 1 worker is alive, for slow"
+    page = page_of(store, "later", later_us=0)
+    assert page.unserved == "no worker takes from queue default: 1 worker is alive, for slow"
+    # Nothing is wrong with its version: somebody has to take from its queue, that is all.
+    assert not [command for command in commands(page) if "--adopt" in command or "replay" in command]
+    assert [command.split()[1] for command in commands(page)] == ["resume", "worker", "cancel"]
     store.register("w", "host:1", 1, Clock().now(), [Served("sleeper", "1")])
     assert page_of(store, "later").unserved is None
     row = store.get("later")
@@ -351,10 +374,39 @@ def test_show_has_approvals_children_cost_and_budget(path: Path, store: Store) -
 
 def test_show_for_people_has_a_line_for_each_of_them(path: Path) -> None:
     assert "pending: ann or bob or role:press, 1 of 2 have agreed" in told(path, "show", "asks")
-    assert "approved by ann, edited: less" in told(path, "show", "bought")
+    assert "approved by ann with cents 900 → 700; note: less" in told(path, "show", "bought")
     assert "1     squares/1  square@1(number=2)  succeeded with 4" in told(path, "show", "squares")
     assert "parent   squares (its call 1)" in told(path, "show", "squares/1")
     assert "budget   its own budget: $0.00 of $5.00, 2 of 2 calls" in told(path, "show", "thrifty")
+
+
+def test_signals_that_arrived_as_the_run_ended_are_shown_with_what_they_said(path: Path, store: Store) -> None:
+    hold(store, "listens", "listens")
+    assert page_of(store, "listens").unread == []
+
+    async def speak(app: Perdure) -> None:
+        await app.signal("listens", "chat", {"text": "are you there?"}, by="ann")
+        await app.signal("listens", "stop", 1, by="bob")
+
+    at_work(path, speak, agents=WAITERS)
+    assert page_of(store, "listens").unread == [], "while somebody holds it they are on their way"
+    store.unregister(HOLDER, Clock().now())
+    store.end("listens", RunCancelled(forced_by="ann"), event_id=Clock().new_id(), now=Clock().now())
+    lines = [
+        "2 signals arrived as it ended and were not read:",
+        'signal \'chat\' from ann: {"text":"are you there?"}',
+        "signal 'stop' from bob: 1",
+    ]
+    assert page_of(store, "listens").unread == lines
+    for verb in ("why", "show"):
+        page = told(path, verb, "listens")
+        assert all(line in page for line in lines), page
+    record = json.loads(told(path, "show", "listens", "--json"))
+    assert [(one["type"], one["topic"], one["payload"], one["by"]) for one in record["unread"]] == [
+        ("signal_received", "chat", {"text": "are you there?"}, "ann"),
+        ("signal_received", "stop", 1, "bob"),
+    ]
+    assert json.loads(told(path, "show", "bought", "--json"))["unread"] == []
 
 
 def test_the_doctor_knows_what_waits_for_an_approval_and_what_has_run_out_of_time(store: Store) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
+from datetime import date, datetime, timedelta
+from datetime import time as time_of_day
+from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, Literal, NotRequired
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -12,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from perdure import tool
+from perdure import Approval, tool
 from perdure.core import codec
 from perdure.core.schema import MAX_DEPTH, MAX_PATTERN_CHARS, problem
 
@@ -264,3 +268,145 @@ SCHEMAS = st.recursive(
 def test_a_schema_that_makes_no_sense_is_no_crash(value, schema, defs):
     said = problem(value, schema, defs)
     assert said is None or (isinstance(said, str) and said)
+
+
+# -- formats --------------------------------------------------------------------------------------------------------------
+FORMATS: list[tuple[str, type, list[str], list[str]]] = [
+    (
+        "date-time",
+        datetime,
+        [
+            "2026-02-28T00:00:00Z",
+            "2026-02-28T00:00:00",
+            "2026-02-28T23:59",
+            "2026-02-28T00:00:00.123456+01:00",
+            "0001-01-01T00:00:00-23:59",
+        ],
+        [
+            "x",
+            "",
+            "2026-02-28",
+            "2026-02-30T00:00Z",
+            "2026-02-28T24:00Z",
+            "2026-02-28T00:00:60Z",
+            "2026-02-28T00:00+24:00",
+            "1700000000",
+            "now",
+        ],
+    ),
+    (
+        "date",
+        date,
+        ["2026-02-28", "9999-12-31"],
+        ["x", "", "2026-02-30", "2026-2-1", "20260228", "2026-02-28T00:00Z", "0000-01-01", "86400"],
+    ),
+    ("time", time_of_day, ["10:00", "23:59:59.999999", "10:00:00Z", "10:00:00+01:00"], ["x", "", "24:00", "10", "10:60", "1000"]),
+    (
+        "duration",
+        timedelta,
+        ["P1D", "PT30S", "-P1DT12H", "P1Y2M3W4DT5H6M7.5S", "PT0.000001S", "P998999999D"],
+        ["x", "", "P", "PT", "P1DT", "1 day", "P1H", "PT1D", "P9999999999D", "P999999Y999999999D", "5"],
+    ),
+    (
+        "uuid",
+        UUID,
+        ["00000000-0000-0000-0000-000000000000", "123E4567-e89b-42d3-a456-426614174000"],
+        [
+            "zz",
+            "",
+            "123e4567",
+            "123e4567e89b42d3a456426614174000",
+            "{123e4567-e89b-42d3-a456-426614174000}",
+            "123e4567-e89b-42d3-a456-42661417400g",
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "fits", "does_not"), FORMATS)
+def test_text_has_the_format_that_its_tool_reads_it_in(name, kind, fits, does_not):
+    schema = TypeAdapter(kind).json_schema()
+    assert schema["format"] == name
+    assert [text for text in fits if wrong(text, schema) is not None] == []
+    assert [text for text in does_not if wrong(text, schema) is None] == []
+    assert str(wrong("x", schema)).startswith("must be a ")
+    assert wrong("x", schema) == wrong(5, schema)
+    assert wrong(5, {"format": name}) is None  # of text alone
+    assert wrong(f"{fits[0]}\n", schema) is not None
+
+
+NEAR_FORMATS = st.one_of(
+    st.from_regex(r"\A\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d{1,10})?)?(Z|[+-]\d\d:\d\d)?\Z"),
+    st.from_regex(r"\A[01]\d{3}-[01]\d-[0-3]\d\Z"),
+    st.from_regex(r"\A[0-2]\d:\d\d(:\d\d(\.\d{1,10})?)?(Z|[+-]\d\d:\d\d)?\Z"),
+    st.from_regex(r"\A[+-]?P(\d{1,8}Y)?(\d{1,3}M)?(\d{1,3}W)?(\d{1,10}D)?(T(\d{1,10}H)?(\d{1,10}M)?(\d{1,10}(\.\d{1,10})?S)?)?\Z"),
+    st.uuids().map(str),
+    st.sampled_from([text for _, _, fits, does_not in FORMATS for text in (*fits, *does_not)]),
+    st.datetimes().map(datetime.isoformat),
+)
+
+
+@pytest.mark.parametrize("kind", [kind for _, kind, _, _ in FORMATS])
+def test_what_is_let_in_can_be_read_by_the_tool(kind):
+    adapter = TypeAdapter(kind)
+    schema = adapter.json_schema()
+
+    @given(NEAR_FORMATS)
+    def reads(text: str) -> None:
+        if wrong(text, schema) is None:
+            adapter.validate_json(codec.encode(text))
+
+    reads()
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (datetime, st.datetimes()),
+        (date, st.dates()),
+        (time_of_day, st.times()),
+        (timedelta, st.timedeltas(min_value=timedelta(days=-9999), max_value=timedelta(days=9999))),
+        (UUID, st.uuids()),
+    ],
+)
+def test_what_was_asked_for_may_stay_as_it_was(kind, values):
+    adapter = TypeAdapter(kind)
+    schema = adapter.json_schema()
+
+    @given(values)
+    def stays(value: Any) -> None:
+        assert wrong(adapter.dump_python(value, mode="json"), schema) is None
+
+    stays()
+
+
+def test_a_version_of_a_uuid_is_held_to():
+    assert wrong("123e4567-e89b-42d3-a456-426614174000", {"format": "uuid4"}) is None
+    assert wrong("123e4567-e89b-12d3-a456-426614174000", {"format": "uuid4"}) == "must be a UUID of version 4"
+
+
+@tool(effect="once", approval=Approval(editable=["price", "prices", "any_number", "word"]))
+async def offer(
+    price: Decimal,
+    prices: list[Decimal] | None = None,
+    any_number: Annotated[Decimal, Field(allow_inf_nan=True)] = Decimal(0),
+    word: float | str = 1.0,
+) -> None: ...
+
+
+@pytest.mark.parametrize("text", ["NaN", "sNaN", "Infinity", "-inf", "x", "", "1,5", "0x10", "--1", "1e", "."])
+def test_a_decimal_in_text_is_a_number(text):
+    schema = offer.editable_schema()
+    fields = schema["properties"]
+    assert str(problem(text, fields["price"], {})).startswith("must be text that matches ")
+    assert problem([text], fields["prices"], {}) is not None
+    assert problem(text, fields["any_number"], {}) is None  # the tool itself has the last word
+    assert problem(text, fields["word"], {}) is None
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False))
+def test_every_decimal_is_let_in_as_it_is_recorded(value):
+    fields = offer.editable_schema()["properties"]
+    assert problem(str(value), fields["price"], {}) is None
+    assert problem(2, fields["price"], {}) is None
+    assert problem(2.5, fields["price"], {}) is None

@@ -24,7 +24,7 @@ from perdure.core.events import (
     ThoughtRecorded,
 )
 from perdure.inspect.verify import verify_run
-from perdure.store.api import Committed, RowChange, Store
+from perdure.store.api import Committed, RowChange, Served, Store
 from perdure.store.migrate import MIGRATIONS
 from perdure.store.open import open_store
 from perdure.store.queries import QUERIES
@@ -125,6 +125,48 @@ def test_its_runs_go_on_with_everything_that_is_new(store: Store) -> None:
     store.close()
 
 
+# -- processes of the first release that are still open -------------------------------------------------------------------
+def start_as_before(connection: apsw.Connection, run_id: str) -> None:
+    """What the first release does to start a run."""
+    insert(connection, 90 + len(run_id), run_id, "queued", NOW, [RunCreated(run_id, "a", "1", "default", payload(1))])
+
+
+def test_a_run_that_an_old_process_starts_after_the_upgrade_is_found(path: Path) -> None:
+    old = raw(path)
+    store = open_store(f"sqlite:///{path}")
+    start_as_before(old, "after")
+    assert store.problems() == []
+    store.register("w", "host:1", 1, NOW)
+    assert store.next_ready([Served("a", "1")]) == NOW
+    assert {one.row.run_id for one in store.claim("w", [Served("a", "1")], 9, NOW)} == {"ready", "after"}
+    assert verify_run(store, found(store, "after")).problem is None
+    old.close()
+    store.close()
+
+
+def test_a_run_that_an_old_process_starts_in_the_middle_of_the_upgrade_is_found(path: Path) -> None:
+    old = raw(path)
+    for migration in MIGRATIONS[1:3]:
+        old.execute(migration.sql)
+        old.execute(QUERIES["record_migration"], (migration.version, migration.checksum))
+    start_as_before(old, "between")
+    old.close()
+    store = open_store(f"sqlite:///{path}")
+    assert store.problems() == []
+    store.register("w", "host:1", 1, NOW)
+    assert {one.row.run_id for one in store.claim("w", [Served("a", "1")], 9, NOW)} == {"ready", "between"}
+    store.close()
+
+
+def test_ready_runs_that_nobody_would_find_are_counted(store: Store, path: Path) -> None:
+    with raw(path) as other:
+        other.execute("UPDATE perdure_runs SET line = NULL")
+    (problem,) = store.problems()
+    assert problem.startswith("1 run that is ready (ready) stands in no line"), "those that sleep or have ended are not looked for"
+    assert "perdure resume ready" in problem
+    store.close()
+
+
 @pytest.mark.parametrize(
     ("sql", "rule"),
     [
@@ -143,8 +185,8 @@ def test_the_upgraded_file_itself_refuses_to(store: Store, path: Path, sql: str,
     store.close()
 
 
-@pytest.mark.parametrize("name", ["perdure_approvals_settled", "perdure_approvals_no_delete"])
-def test_a_guard_of_approvals_that_is_gone_is_told(store: Store, path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["perdure_approvals_settled", "perdure_approvals_no_delete", "perdure_runs_in_line"])
+def test_a_guard_that_is_gone_is_told(store: Store, path: Path, name: str) -> None:
     with raw(path) as other:
         other.execute(f"DROP TRIGGER {name}")
     assert [problem for problem in store.problems() if name in problem]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,12 +12,14 @@ import pytest
 from tests.unit.store_tools import FaultyDisk, end, first_line, python, raw
 
 from perdure.core.budget import NOTHING, Amounts
+from perdure.core.chain import seal_all
 from perdure.core.events import (
     ApprovalDecided,
     ApprovalVoted,
     BudgetRaised,
     CancelRequested,
     ChildFinished,
+    Event,
     Limits,
     RunCancelled,
     RunPaused,
@@ -23,9 +27,11 @@ from perdure.core.events import (
     SignalReceived,
 )
 from perdure.errors import StoreUnavailable
-from perdure.store.api import ApprovalFilter, Charge, Committed, RowChange
+from perdure.settings import Queue
+from perdure.store.api import Append, ApprovalFilter, Charge, Committed, Refused, RowChange, Served
 from perdure.store.sqlite import SqliteStore
 from perdure.testing.conformance_waiting import (
+    HOUR,
     NOW,
     SECOND,
     approval,
@@ -108,6 +114,56 @@ def test_a_write_whose_commit_reported_an_error_is_found(store: SqliteStore, wri
     post(store, "r", SignalReceived("t", payload(1), "ann", key="had before"))
     lie_about_the_next_commit(store)
     write(store)
+
+
+def test_a_post_whose_commit_reported_an_error_is_found_though_its_holder_has_read_it_meanwhile(store: SqliteStore, tmp_path: Path) -> None:
+    holders = SqliteStore("sqlite:", tmp_path / "journal.db")
+    hand = hold(holders, "r")
+    writer, sent = store._database._writer, uuid.uuid4().hex
+    assert writer is not None
+
+    def holder_is_faster(*_: object) -> int:
+        """The commit took effect, and before the sender can look the holder has journaled what came and emptied its inbox."""
+        (letter,) = holders.inbox("w")
+        assert letter.body is not None
+        event = Event(hand.seq + 1, letter.event_id, NOW, hand.lease.epoch, letter.call, None, letter.body)
+        append = Append(hand.lease, hand.seq, tuple(seal_all(hand.head, [event])), consumed=(letter.inbox_id,))
+        assert holders.append([append]) == [Committed()]
+        return int(apsw.SQLITE_IOERR)
+
+    writer.set_wal_hook(holder_is_faster)
+    signal = SignalReceived("t", payload(1), "ann")
+    assert store.post("r", None, signal, event_id=sent, now=NOW, expect=lambda row: None) is False
+    assert [(event.event_id, event.body) for event in store.read("r")][-1] == (sent, signal)
+    assert store.unread("r") == []
+    holders.close()
+
+
+def test_an_approval_that_expires_while_another_process_has_the_write_lock_starts_nothing(store: SqliteStore, tmp_path: Path) -> None:
+    hand = approved(store, expires_at=NOW + HOUR)
+    other = raw(tmp_path / "journal.db")
+    other.execute("BEGIN IMMEDIATE")
+    letting_go = threading.Timer(0.4, lambda: other.execute("COMMIT"))
+    letting_go.start()
+    (answer,) = store.append([hand.sealed(starting("ap"), call=1, at=NOW + HOUR - 200_000)])
+    letting_go.join()
+    other.close()
+    assert isinstance(answer, Refused)
+    assert answer.why.startswith("approval ap has expired")
+
+
+def test_a_run_whose_dead_holder_took_the_last_place_of_its_queue_is_claimed_by_its_name(store: SqliteStore, tmp_path: Path) -> None:
+    create(store, "r")
+    create(store, "another")
+    store.register("w", "host:1", 1, NOW)
+    limits = {"q": Queue(concurrency=1)}
+    holder = python(HOLDER, tmp_path / "journal.db", "r", NOW)
+    try:
+        assert first_line(holder) == "held"
+    finally:
+        end(holder)
+    assert store.claim("w", [Served("a", "1")], 1, NOW, run_id="another", limits=limits) == []
+    assert len(store.claim("w", [Served("a", "1")], 1, NOW, run_id="r", limits=limits)) == 1
 
 
 def test_a_decision_that_was_not_acknowledged_is_not_there_and_can_be_made_again(store: SqliteStore, disk: FaultyDisk) -> None:

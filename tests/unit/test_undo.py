@@ -249,7 +249,8 @@ def test_a_call_that_was_left_in_doubt_is_named_and_never_compensated():
             await app.start(shop, id="s")
             assert (await app.drive("s")).status == "needs_attention"
             with pytest.raises(
-                Conflict, match=r"has not ended, it needs attention .*perdure why s says how, or have it end: perdure cancel s"
+                Conflict,
+                match=r"has not ended, it needs attention .*perdure why s says how, or end it without its agent: perdure cancel s --force",
             ):
                 await app.undo("s")
             await app.cancel("s", force=True)
@@ -525,7 +526,10 @@ def test_a_child_that_outlived_a_parent_ended_by_force_has_to_end_first():
             await app.start(parent, id="p")
             await app.drive("p")
             await app.cancel("p", force=True)
-            with pytest.raises(Conflict, match=r"its child p/1 has not, it is cancelling: perdure cancel p/1$"):
+            with pytest.raises(
+                Conflict,
+                match=r"its child p/1 has not, it is cancelling: have it end: perdure resume p/1, or without its agent: perdure cancel p/1 --force$",
+            ):
                 await app.undo("p")
             await app.drive("p/1")
             assert await undone(app, "p") == ["pay.undo"]

@@ -176,6 +176,13 @@ def test_without_a_secret_nothing_is_sent_and_the_error_says_how_to_set_one():
         Endpoint("http://127.0.0.1/", "", ())
 
 
+def test_a_secret_that_can_be_guessed_is_refused_and_not_repeated():
+    with pytest.raises(InvalidInput, match="has 31 characters and can be guessed; at least 32") as refused:
+        Endpoint("http://127.0.0.1/", "k" * 31, ())
+    assert "kkk" not in str(refused.value)
+    Endpoint("http://127.0.0.1/", "k" * 32, ())
+
+
 def test_an_endpoint_shows_neither_its_secret_nor_what_follows_the_host():
     endpoint = Endpoint("https://127.0.0.1/services/T0/token-canary", SECRET, ())
     assert endpoint.place == "https://127.0.0.1:443"

@@ -12,12 +12,23 @@ from perdure.cli.times import parse_past
 from perdure.inspect.words import money, span
 from perdure.store.api import CostRow
 
-GROUPS = ("agent", "tenant", "model", "day", "run", "tool")
-_ONE_GROUP_EACH = ("agent", "tenant", "run")  # elsewhere a run counts in several groups, so that their numbers of runs do not add up
+GROUPS = ("agent", "tenant", "model", "day", "run", "root", "tool")
+_ONE_GROUP_EACH = (
+    "agent",
+    "tenant",
+    "run",
+    "root",
+)  # elsewhere a run counts in several groups, so that their numbers of runs do not add up
 
 
 @click.command("costs")
-@click.option("--by", type=click.Choice(GROUPS), default="agent", show_default=True, help="What to add up by.")
+@click.option(
+    "--by",
+    type=click.Choice(GROUPS),
+    default="agent",
+    show_default=True,
+    help="What to add up by; root: children, and an undo, with the run that was started.",
+)
 @click.option("--since", metavar="T", help="From then on: an ISO time (UTC unless it says otherwise), or 15m, 2h, 1d ago.")
 @click.option("--tenant", metavar="NAME", help="Only runs of this tenant.")
 @common.url_option

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from perdure.cli import common
-from perdure.cli.inbox import DIGEST_SHOWN, settled, which_approval
+from perdure.cli.inbox import DIGEST_SHOWN, which_approval
 from perdure.cli.steering import by_option, source, speak, speaker, who_goes_on
-from perdure.errors import Conflict
-from perdure.inspect.words import called, clip
+from perdure.cli.verdict import approved_input, edited, noted, settled
+from perdure.cli.who import is_among, who_is_meant
+from perdure.errors import Conflict, NotPermitted
+from perdure.inspect.words import called
 from perdure.settings import Settings
-from perdure.store.api import ApprovalRow
+from perdure.store.api import ApprovalRow, Store
 
 if TYPE_CHECKING:
     from perdure.app import Perdure
@@ -64,7 +66,13 @@ async def _decide(app: Perdure, given: str, say: Decide, who: dict[str, Any], se
         found = app.store.approval(asked.approval)
         if found is None or found.standing.status == "pending":
             raise
-        raise Conflict(f"approval {asked.approval} was {settled(found, common.now_us())}; one decision counts") from None
+        said = f"{settled(app.store, found, common.now_us())}{noted(found)}"
+        raise Conflict(f"approval {asked.approval} was {said}; one decision counts") from None
+    except NotPermitted as error:
+        deciders = asked.standing.request.by
+        if is_among(deciders, who["by"], who["roles"], settings):
+            raise  # four eyes: another name, or a role, would not help
+        raise NotPermitted(f"{error}; {who_is_meant(deciders, settings)}") from None
     run = await app.handle(after.run_id).status()
     standing = after.standing
     if as_json:
@@ -76,12 +84,14 @@ async def _decide(app: Perdure, given: str, say: Decide, who: dict[str, Any], se
                 "voters": list(standing.voters),
                 "quorum": standing.request.quorum,
                 "digest": standing.digest or standing.request.digest,
+                "approved_input": approved_input(app.store, after),
+                "note": standing.note,
                 "run_id": after.run_id,
                 "run_status": run.status,
             }
         )
         return
-    common.out(common.clean(f"{_said(after)}; {_then(after, who_goes_on(app.store, run, settings, url))}"))
+    common.out(common.clean(f"{_said(app.store, after)}; {_then(after, who_goes_on(app.store, run, settings, url))}"))
 
 
 def _whole(digest: str | None, asked: ApprovalRow) -> str | None:
@@ -90,14 +100,12 @@ def _whole(digest: str | None, asked: ApprovalRow) -> str | None:
     return whole if digest is not None and len(digest) >= DIGEST_SHOWN and whole.startswith(digest) else digest
 
 
-def _said(after: ApprovalRow) -> str:
+def _said(store: Store, after: ApprovalRow) -> str:
     standing, request = after.standing, after.standing.request
     about = f"{after.approval} ({called(request.action, request.input, 60)} of run {after.run_id})"
     if standing.status == "pending":
         return f"{about}: {len(standing.voters)} of {request.quorum} have approved ({', '.join(standing.voters)})"
-    edited = ", with other values" if standing.status == "approved" and standing.digest != request.digest else ""
-    note = f": {clip(standing.note, 200)}" if standing.note else ""
-    return f"{about} is {standing.status} by {standing.settled_by}{edited}{note}"
+    return f"{about} is {standing.status} by {standing.settled_by}{edited(store, after)}{noted(after)}"
 
 
 def _then(after: ApprovalRow, goes_on: str) -> str:

@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import apsw
 import click
@@ -16,11 +17,13 @@ import msgspec
 from perdure.cli import common
 from perdure.cli.migrate import schema_version
 from perdure.cli.serving import gap, unserved
+from perdure.core.keys import undone_by
 from perdure.errors import InvalidInput, PerdureError
 from perdure.inspect.health import Check, check_guards, check_runs
+from perdure.inspect.view import all_rows
 from perdure.inspect.words import plural, size
 from perdure.settings import Settings
-from perdure.store.api import Filter, Store
+from perdure.store.api import FINISHED, Filter, Status, Store
 from perdure.store.connect import connect_file
 from perdure.store.faults import translated
 from perdure.store.migrate import MIGRATIONS
@@ -122,6 +125,7 @@ def _database(settings: Settings, url: str | None, path: Path) -> Iterator[Check
         now, lease_us = common.now_us(), round(settings.lease_s * 1e6)
         yield from check_runs(store, now, lease_us)
         yield from _service(store, now, lease_us)
+        yield _undos(store)
         yield _webhook(settings)
         yield _notices(store.facts())
 
@@ -148,6 +152,16 @@ def _service(store: Store, now: int, lease_us: int) -> Iterator[Check]:
         found,
         "perdure list --unserved names them; start a worker with that code, or perdure resume RUN FILE.py:AGENT --adopt",
     )
+
+
+def _undos(store: Store) -> Check:
+    """Undos that have begun and that nobody is at: no worker takes one, the same command goes on with it."""
+    open_ = [one for one in get_args(Status) if one not in FINISHED]
+    rows = (row for one in open_ for row in all_rows(store, Filter(one)) if row.holder is None)
+    left = [undone for row in rows if (undone := undone_by(row.run_id)) is not None]
+    if not left:
+        return Check("undo", "ok", "no undo has been left half done")
+    return Check("undo", "warn", f"{plural(len(left), 'undo')} half done: of {', '.join(left[:5])}", f"perdure undo {left[0]}")
 
 
 def _webhook(settings: Settings) -> Check:

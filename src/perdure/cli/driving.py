@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import pwd
 import shlex
 import signal
 import sys
@@ -19,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from perdure.cli import common
-from perdure.cli.needs import needs
+from perdure.cli.needs import needs, stuck_child
 from perdure.cli.target import resume_command
 from perdure.core.events import Event, RunCancelled, RunFailed, RunSucceeded
 from perdure.store.api import FINISHED, RunRow
@@ -115,10 +114,20 @@ def finish(app: Perdure, row: RunRow, *, as_json: bool, url: str | None) -> int:
         if last is not None and isinstance(last.body, RunFailed) and os.environ.get("PERDURE_DEBUG"):
             for place in places(last.body.failure):
                 common.note(common.clean(f"  {place}"))
-        common.note(f"perdure: {common.clean(_sentence(row, last, resume_command(row, app.url, url), url))}")
+        stuck = stuck_child(app.store, row)
+        said = _sentence(row, last, resume_command(row, app.url, url), url) if stuck is None else _stuck(app, row, stuck, url)
+        common.note(f"perdure: {common.clean(said)}")
         for line in needs(app.store, row, url):
             common.note(f"  {common.clean(line)}")
+        if stuck is not None:
+            return common.NEEDS_ATTENTION
     return _code(row)
+
+
+def _stuck(app: Perdure, row: RunRow, child: RunRow, url: str | None) -> str:
+    if child.attention == "budget" and child.run_id in app.store.over_budget(row.run_id):
+        return f"run {row.run_id} waits for children that its budget does not suffice for; {command('why', row.run_id, url)} tells more"
+    return f"run {row.run_id} waits for {child.run_id}, which needs attention; next: {command('why', child.run_id, url)}"
 
 
 def _last_event(app: Perdure, row: RunRow) -> Event | None:
@@ -166,15 +175,7 @@ def command(verb: str, run_id: str, url: str | None) -> str:
     return f"perdure {verb} {shlex.quote(run_id)}{common.url_words(url)}"
 
 
-# -- who and where -----------------------------------------------------------------------------------------------------------
-def os_user() -> str:
-    """The user of this process as the system knows it: the environment can say anything."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return f"uid {os.geteuid()}"  # a container may run under a number that has no name
-
-
+# -- the log -----------------------------------------------------------------------------------------------------------------
 class _CleanFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return common.clean(super().format(record), keep="\n")

@@ -9,15 +9,17 @@ import shlex
 from typing import Any
 
 from perdure.cli import common
+from perdure.cli.target import resume_command, top
+from perdure.cli.verdict import CHARS_SHOWN, approved_input, settled
+from perdure.cli.who import is_among, os_user
 from perdure.errors import InvalidInput, NotFound
 from perdure.inspect.view import loader
-from perdure.inspect.words import clock, plain, plural, span
+from perdure.inspect.words import plain, plural, span
 from perdure.store.api import ApprovalFilter, ApprovalRow, Store
 
 DIGEST_SHOWN = 12
 LINES_SHOWN = 60
 LINE_CHARS_SHOWN = 2000
-CHARS_SHOWN = 400
 SHORTEST_PREFIX = 6
 _PREFIX = "ap-"
 _ALL = 1_000_000
@@ -57,6 +59,7 @@ def record(store: Store, row: ApprovalRow) -> dict[str, Any]:
         "action": request.action,
         "tool": request.tool,
         "input": plain(request.input, loader(store)),
+        "approved_input": approved_input(store, row),
         "digest": request.digest,
         "reason": request.reason,
         "by": list(request.by),
@@ -78,7 +81,7 @@ def record(store: Store, row: ApprovalRow) -> dict[str, Any]:
 def show(store: Store, row: ApprovalRow, now: int, url: str | None) -> None:
     """The approval on stdout, for whoever decides it."""
     request = row.standing.request
-    common.out(f"{common.style(row.approval, bold=True)}  {common.clean(request.action)}  ({_state(row, now)})")
+    common.out(f"{common.style(row.approval, bold=True)}  {common.clean(request.action)}  ({_state(store, row, now)})")
     acts_for = f", for {row.actor}" if row.actor else ""
     _field("asked by", f"run {row.run_id}, call {row.call}, of {row.agent}, tenant {row.tenant}{acts_for}, {span(now - row.asked_at)} ago")
     common.out(f"    proposed   {_proposed(row)}")
@@ -94,43 +97,47 @@ def show(store: Store, row: ApprovalRow, now: int, url: str | None) -> None:
     if row.standing.note:
         _field("note", _cut(row.standing.note))
     if row.standing.status == "pending":
-        for command in commands(row, url):
+        for command in commands(store, row, now, url):
             common.out(f"    {common.style(command, 'cyan')}")
 
 
-def commands(row: ApprovalRow, url: str | None) -> list[str]:
-    """What to type to say yes, and to say no."""
-    words = common.url_words(url)
-    return [f"perdure approve {row.approval}{words}", f"perdure reject {row.approval} --reason TEXT{words}"]
-
-
-def settled(row: ApprovalRow, now: int) -> str:
-    """Who has decided what, and when; for an approval that is not pending any more."""
-    standing = row.standing
-    by = f" by {standing.settled_by}" if standing.settled_by else ""
-    what = {"consumed": "approved", "approved": "approved"}.get(standing.status, standing.status)
-    then = ", and its call has been started" if standing.status == "consumed" else ""
-    at = f" at {clock(row.settled_at, now)}" if row.settled_at is not None else ""
-    note = f" ({_cut(standing.note)})" if standing.note else ""
-    return f"{what}{by}{at}{note}{then}"
+def commands(store: Store, row: ApprovalRow, now: int, url: str | None) -> list[str]:
+    """What to type to say yes, and to say no; once its time is over, what has the run be told so."""
+    settings, words = common.settings_with(url=url), common.url_words(url)
+    if _is_over(row, now):
+        run = store.get(row.run_id)
+        assert run is not None, row  # the approval's row came with an event of it
+        return [resume_command(top(store, run), settings.url, url)]
+    deciders = row.standing.request.by
+    by = "" if is_among(deciders, os_user(), (), settings) else " --by WHO"
+    return [f"perdure approve {row.approval}{by}{words}", f"perdure reject {row.approval}{by} --reason TEXT{words}"]
 
 
 def _field(label: str, text: str) -> None:
     common.out(f"    {label:<9}  {common.clean(text)}")
 
 
-def _state(row: ApprovalRow, now: int) -> str:
+def _state(store: Store, row: ApprovalRow, now: int) -> str:
     request = row.standing.request
     if row.standing.status != "pending":
-        return common.clean(settled(row, now))
+        return common.clean(settled(store, row, now))
     if request.expires_at is None:
         return "does not expire" + (", escalated" if row.standing.escalated else "")
-    if request.expires_at <= now:
-        return f"expired {span(now - request.expires_at)} ago; a worker records it"
+    if request.expires_at <= now and request.on_expiry == "wait":
+        return f"a reminder is due since {span(now - request.expires_at)}; a worker sends it"
+    if _is_over(row, now):
+        next_ = f"asks {', '.join(request.escalate_to)}" if request.on_expiry == "escalate" and not row.standing.escalated else "records it"
+        return common.clean(f"expired {span(now - request.expires_at)} ago; a worker {next_}, or:")
     escalates = not row.standing.escalated and request.on_expiry != "reject"
     then = {"escalate": f"then {', '.join(request.escalate_to)} are asked", "wait": "then they are reminded"}
     after = common.clean(then[request.on_expiry]) if escalates else "then it counts as no"
     return f"expires in {span(request.expires_at - now)}, {after}"
+
+
+def _is_over(row: ApprovalRow, now: int) -> bool:
+    """Whether its time is over, and nobody has recorded it: it takes no decision any more."""
+    request = row.standing.request
+    return row.standing.status == "pending" and request.on_expiry != "wait" and request.expires_at is not None and request.expires_at <= now
 
 
 def _proposed(row: ApprovalRow) -> str:

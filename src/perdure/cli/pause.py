@@ -25,16 +25,21 @@ def command(run_id: str, reason: str | None, by: str | None, url: str | None, as
     """Have RUN stand still at its next step. What is under way ends first, and whatever reaches it meanwhile is kept."""
     settings = common.settings_with(url=url)
 
-    async def pause(app: Perdure) -> RunRow:
+    async def pause(app: Perdure) -> tuple[bool, RunRow]:
+        stood_still = (await app.handle(run_id).status()).status == "paused"
         await app.pause(run_id, by=speaker(by), reason=reason)
-        return await app.handle(run_id).status()
+        return stood_still, await app.handle(run_id).status()
 
-    row = speak(settings, pause)
+    stood_still, row = speak(settings, pause)
     if as_json:
         common.out_json({"run_id": run_id, "status": row.status})
         return
     on = f"perdure unpause {shlex.quote(run_id)}{common.url_words(url)}"
-    if row.status == "paused":
+    if stood_still and row.status == "paused":
+        # Nothing is recorded the second time: a reason that is dropped must not look accepted.
+        kept = "; the reason stays the one that was given first" if reason is not None else ""
+        common.out(common.clean(f"run {run_id} is paused already{kept}; let it go on: {on}"))
+    elif row.status == "paused":
         common.out(common.clean(f"run {run_id} is paused; let it go on: {on}"))
     else:
         common.out(common.clean(f"run {run_id}: the worker that holds it has been asked to pause it; let it go on: {on}"))

@@ -17,7 +17,7 @@ from perdure.inspect.replay import Different, Same, compare
 from perdure.inspect.view import all_rows, loader, read_run, require
 from perdure.inspect.words import plural
 from perdure.settings import Settings
-from perdure.store.api import Filter, RunRow, Store
+from perdure.store.api import FINISHED, Filter, RunRow, Store
 from perdure.worker.outside import guard
 
 if TYPE_CHECKING:
@@ -26,19 +26,23 @@ if TYPE_CHECKING:
 
 @click.command("replay")
 @click.argument("words", nargs=-1, required=True, metavar="RUN [TARGET]")
-@click.option("--all", "every", is_flag=True, help="Every run of the agents of TARGET, instead of one RUN.")
+@click.option("--all", "every", is_flag=True, help="Every run that this code has to do with, instead of one RUN.")
 @common.url_option
 @common.json_option
 def command(words: tuple[str, ...], every: bool, url: str | None, as_json: bool) -> int:
     """Check recorded runs against this code: RUN [TARGET], or --all TARGET. Nothing is performed and nothing is written.
 
-    Code 7 when the code asks for something else than a journal has.
+    With --all a finished run of another version counts only where no version is declared: what a new version changes on purpose is no
+    difference. Code 7 when the code asks for something else than a journal has.
     """
     settings = common.settings_with(url=url)
     guard()  # a replayed agent must not touch the world either
-    different = total = 0
+    different = total = passed_over = 0
     with common.existing_store(url) as store:
         for row, agent in _every(store, words) if every else _one(store, words, settings, common.url_words(url)):
+            if every and _is_history(row, agent):
+                passed_over += 1
+                continue
             found = _compare(store, row, agent, settings)
             total, different = total + 1, different + (not found.same)
             if as_json:
@@ -46,9 +50,11 @@ def command(words: tuple[str, ...], every: bool, url: str | None, as_json: bool)
             elif not found.same or not every:
                 common.out(common.clean(_line(found, row, agent)))
     if every and not as_json:
+        others = f"; {plural(passed_over, 'finished run')} of other versions left out" if passed_over else ""
         common.out(
             f"{plural(total, 'run')}: "
             + (f"{different:,} would go another way with this code" if different else "all the same with this code")
+            + others
         )
     return common.DIFFERENT if different else common.SUCCEEDED
 
@@ -71,6 +77,13 @@ def _every(store: Store, words: tuple[str, ...]) -> Iterator[tuple[RunRow, Agent
         for loaded in load_targets(target):
             for row in all_rows(store, Filter(agent=loaded.agent.name)):
                 yield row, loaded.agent
+
+
+def _is_history(row: RunRow, agent: Agent[Any, Any]) -> bool:
+    """Whether the run has ended in a version that its author tells apart from this one."""
+    from perdure.agent import source_digest
+
+    return row.status in FINISHED and row.version != agent.version and agent.version != source_digest(agent.fn)
 
 
 def _compare(store: Store, row: RunRow, agent: Agent[Any, Any], settings: Settings) -> Same | Different:

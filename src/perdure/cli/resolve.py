@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from perdure.cli import common
-from perdure.cli.driving import os_user
 from perdure.cli.target import resume_command
+from perdure.cli.who import os_user
 from perdure.core import codec
 from perdure.errors import InvalidInput
 from perdure.settings import Settings

@@ -6,9 +6,10 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import click
+import msgspec
 
 from perdure.cli import common
 from perdure.cli.driving import drive, finish, log_to_stderr
@@ -16,7 +17,7 @@ from perdure.cli.target import Target, load_target, resume_command, with_childre
 from perdure.cli.times import parse_future
 from perdure.core import codec
 from perdure.core.budget import micros
-from perdure.core.events import Limits
+from perdure.core.events import Limits, OnExceed
 from perdure.errors import InvalidInput
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow
@@ -40,6 +41,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 @click.option("--priority", type=int, default=0, metavar="N", help="Of one tenant's runs in a queue the higher goes first.")
 @click.option("--not-before", metavar="T", help="Not to begin before: 10m, 2h, 1d from now, or an ISO time (UTC unless it says otherwise).")
 @click.option("--budget-usd", metavar="X", help="Dollars that it and its children may spend together.")
+@click.option(
+    "--on-exceed",
+    type=click.Choice(get_args(OnExceed)),
+    help="What then: stop until somebody adds to it, or fail the call. Default: as the agent declares.",
+)
 @click.option("--detach", is_flag=True, help="Only start it, for a worker to drive; prints its id.")
 @click.option("--no-wait", is_flag=True, help="Leave with code 3 for any wait, its own timers and retries too.")
 @common.url_option
@@ -55,6 +61,7 @@ def command(
     priority: int,
     not_before: str | None,
     budget_usd: str | None,
+    on_exceed: OnExceed | None,
     detach: bool,
     no_wait: bool,
     url: str | None,
@@ -71,9 +78,21 @@ def command(
     encoded = loaded.agent.bind(args, kwargs)
     start = {"id": run_id, "tenant": tenant, "actor": actor, "queue": queue, "priority": priority}
     at = None if not_before is None else parse_future(not_before, common.now_us(), "--not-before")
-    budget = None if budget_usd is None else Limits(usd_micros=micros(budget_usd, "--budget-usd"))
-    wanted = _Wanted(loaded, encoded, at, {**start, "budget": budget})
+    wanted = _Wanted(loaded, encoded, at, {**start, "budget": _budget(loaded.agent.budget, budget_usd, on_exceed)})
     return asyncio.run(_run(settings, wanted, detach=detach, wait=not no_wait, url=url, as_json=as_json))
+
+
+def _budget(declared: Limits | None, usd: str | None, on_exceed: OnExceed | None) -> Limits | None:
+    """The budget that the command line names; what happens at its end stays as the agent declares it, unless that is said too."""
+    if usd is None and on_exceed is None:
+        return None
+    if usd is not None:
+        limits = Limits(usd_micros=micros(usd, "--budget-usd"), on_exceed="pause" if declared is None else declared.on_exceed)
+    elif declared is not None:
+        limits = declared
+    else:
+        raise InvalidInput(f"--on-exceed {on_exceed}: the agent declares no budget that could be exceeded; name one with --budget-usd")
+    return limits if on_exceed is None else msgspec.structs.replace(limits, on_exceed=on_exceed)
 
 
 class _Wanted(NamedTuple):

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import get_args
 
+from perdure.core.keys import undone_by
 from perdure.inspect.serving import missing
 from perdure.inspect.view import all_rows
 from perdure.store.api import FINISHED, Filter, RunRow, Status, Store, WorkerRow
 
 
 def gap(row: RunRow, workers: Sequence[WorkerRow]) -> str | None:
-    """Why no live worker would go on with the run if it were ready, in a few words; None if one would, or it has ended or is held."""
-    if row.status in FINISHED or row.holder is not None:
-        return None
+    """Why no live worker would go on with the run if it were ready, in a few words; None if one would, it has ended, is held, or is an undo."""
+    if row.status in FINISHED or row.holder is not None or undone_by(row.run_id) is not None:
+        return None  # an undo goes on with the command that began it: no worker serves one
     if not any(worker.alive for worker in workers):
         return "no worker is up"
     lacking = missing(row, workers)

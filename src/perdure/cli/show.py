@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import click
 
 from perdure.cli import common
+from perdure.core.codec import Payload
 from perdure.core.state import AskState, CallState
+from perdure.inspect.asks import verdict
 from perdure.inspect.children import outcome
-from perdure.inspect.cost import budget_view, budget_words, cost_words
+from perdure.inspect.cost import budget_view, budget_words, cost_with_children, cost_words
 from perdure.inspect.view import Reading, loader, read_run, run_record
+from perdure.inspect.waits import strays, unread_record, unread_words
 from perdure.inspect.words import called, clip, failed, people, place_words, places, plural, shown, span
-from perdure.store.api import Ledger
+from perdure.store.api import Store
 
 
 @click.command("show")
@@ -22,17 +27,20 @@ def command(run_id: str, at: int | None, url: str | None, as_json: bool) -> None
     """The state of RUN with all its calls, now or as of event SEQ."""
     with common.existing_store(url) as store:
         reading = read_run(store, run_id, at)
+        unread = store.unread(run_id) if reading.state.finished else []
         if as_json:
-            common.out_json(run_record(reading, loader(store), store.ledgers(run_id), store.family(run_id)))
+            record = run_record(reading, loader(store), store.ledgers(run_id), store.family(run_id))
+            common.out_json({**record, "unread": [unread_record(letter, loader(store)) for letter in unread]})
             return
-        ledgers = [] if reading.past else store.ledgers(run_id)
-    for line in [*_head(reading, url), *_cost(reading, ledgers)]:
+        cost, asks = _cost(reading, store), _asks(reading, loader(store))
+    signals = [f"signals  {line}" for line in strays(reading)]
+    for line in [*_head(reading, url), *cost, *signals, *(f"late     {line}" for line in unread_words(unread))]:
         common.out(common.clean(line))
     calls = reading.state.calls.values()
     if calls:
         common.out()
         common.table(("call", "asked", "effect", "phase", "tries", "outcome", "key"), [_cells(call) for call in calls])
-    for title, cells in (("approval", _asks(reading)), ("child", _children(reading))):
+    for title, cells in (("approval", asks), ("child", _children(reading))):
         if cells:
             common.out()
             common.table(("call", title, "asked", "outcome"), cells)
@@ -65,24 +73,25 @@ def _head(reading: Reading, url: str | None) -> list[str]:
     return lines
 
 
-def _cost(reading: Reading, ledgers: list[Ledger]) -> list[str]:
-    lines = [f"cost     {cost_words(reading.state)}"]
+def _cost(reading: Reading, store: Store) -> list[str]:
+    known = bool(reading.state.children) and not reading.past
+    lines = [f"cost     {cost_words(reading.state, cost_with_children(store, reading.row) if known else None)}"]
+    ledgers = [] if reading.past else store.ledgers(reading.row.run_id)
     return lines + [f"budget   {budget_words(budget_view(ledger), reading.row.run_id)}" for ledger in ledgers]
 
 
-def _asks(reading: Reading) -> list[tuple[str, ...]]:
+def _asks(reading: Reading, load: Callable[[Payload], bytes]) -> list[tuple[str, ...]]:
     return [
-        (str(ask.number), ask.request.approval, called(ask.request.action, ask.request.input, 50), _answer(ask))
+        (str(ask.number), ask.request.approval, called(ask.request.action, ask.request.input, 50), _answer(ask, load))
         for ask in reading.state.asks.values()
     ]
 
 
-def _answer(ask: AskState) -> str:
+def _answer(ask: AskState, load: Callable[[Payload], bytes]) -> str:
     if ask.pending:
         votes = f", {len(ask.voters)} of {ask.request.quorum} have agreed" if ask.request.quorum > 1 else ""
         return f"pending: {people(ask.request.by)}{votes}"
-    by = f" by {ask.by}" if ask.by and ask.outcome in ("approved", "rejected") else ""
-    return f"{ask.outcome}{by}" + (", edited" if ask.edited else "") + (f": {clip(ask.note, 60)}" if ask.note else "")
+    return verdict(ask, load)
 
 
 def _children(reading: Reading) -> list[tuple[str, ...]]:

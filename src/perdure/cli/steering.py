@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from perdure.cli import common
-from perdure.cli.driving import os_user
-from perdure.cli.target import resume_command
+from perdure.cli.target import resume_command, top
+from perdure.cli.who import os_user
+from perdure.core.keys import undone_by
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow, Store
 
@@ -61,11 +62,6 @@ def who_goes_on(store: Store, row: RunRow, settings: Settings, url: str | None) 
         return f"it is paused; let it go on: perdure unpause {run}{common.url_words(url)}"
     if row.status == "needs_attention":
         return f"it needs attention: perdure why {run}{common.url_words(url)}"
-    return f"a worker goes on with it, or here: {resume_command(_top(store, row), settings.url, url)}"
-
-
-def _top(store: Store, row: RunRow) -> RunRow:
-    """The run at the top of the family: whoever drives it drives those below it too."""
-    while row.parent is not None and (parent := store.get(row.parent)) is not None and parent.status not in FINISHED:
-        row = parent
-    return row
+    command = resume_command(top(store, row), settings.url, url)
+    # The code of an undo is the run that it undoes: no worker serves it.
+    return f"go on with it: {command}" if undone_by(row.run_id) is not None else f"a worker goes on with it, or here: {command}"

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure.cli.common import database_file, url_words
 from perdure.core.keys import undone_by
+from perdure.core.state import FINISHED
 from perdure.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from perdure.agent import Agent
-    from perdure.store.api import RunRow
+    from perdure.store.api import RunRow, Store
 
 
 class Target(NamedTuple):
@@ -120,6 +121,13 @@ def resume_command(row: RunRow, settings_url: str, url: str | None) -> str:
     verb, run_id = ("resume", row.run_id) if undone is None else ("undo", undone)
     words = ["perdure", verb, shlex.quote(run_id), words_for(row, settings_url)]
     return " ".join(word for word in words if word) + url_words(url)
+
+
+def top(store: Store, row: RunRow) -> RunRow:
+    """The run at the top of the family: whoever drives it drives those below it too."""
+    while row.parent is not None and (parent := store.get(row.parent)) is not None and parent.status not in FINISHED:
+        row = parent
+    return row
 
 
 class _Judged(NamedTuple):

@@ -12,8 +12,9 @@ import click
 
 from perdure.cli import common
 from perdure.cli.driving import command as command_to
-from perdure.cli.driving import log_to_stderr, os_user, stop_on_signals
+from perdure.cli.driving import log_to_stderr, stop_on_signals
 from perdure.cli.target import load_target, recorded_target, resume_command
+from perdure.cli.who import os_user
 from perdure.core.events import Event, StatusReported, ToolCallFailed, ToolCallInDoubt
 from perdure.core.keys import undo_id, undone_by
 from perdure.errors import InvalidInput, UnknownAgent
@@ -119,9 +120,14 @@ def _left_lines(plan: UndoPlan) -> list[str]:
 def _deed_lines(deeds: Sequence[Deed]) -> list[str]:
     lines: list[str] = []
     for deed in deeds:
-        lines.append(common.clean(f"  call {deed.call} of {deed.run_id}: {deed.tool}({_short(deed.arguments)}) → {_short(deed.result)}"))
+        lines.append(common.clean(f"  call {deed.call} of {deed.run_id}: {deed.tool}({_short(deed.arguments)}){_outcome(deed)}"))
         lines.append(common.clean(f"    {common.iso(deed.at)}{f'; {deed.why}' if deed.why else ''}"))
     return lines
+
+
+def _outcome(deed: Deed) -> str:
+    # A result of null is one as well: only what is in doubt has none.
+    return "" if deed.in_doubt else f" → {_short(deed.result)}"
 
 
 def _show_plan(plan: UndoPlan, as_json: bool) -> None:
@@ -193,7 +199,8 @@ def _finish(store: Store, run_id: str, row: RunRow, settings_url: str, url: str 
         common.out_json({"run_id": run_id, "undo": row.run_id, "status": row.status, **parts, "error": row.error})
     elif row.status == "succeeded":
         stays = [*found.given_up, *found.left]
-        common.out(common.clean(f"run {run_id} is undone: {_calls(len(done))}" + (f"; as they were: {_steps(stays)}" if stays else "")))
+        said = f"run {run_id} is undone: {_calls(len(done))}" if done else f"nothing of run {run_id} was undone"
+        common.out(common.clean(said + (f"; as they were: {_steps(stays)}" if stays else "")))
     if row.status != "succeeded":
         common.note(common.clean(f"perdure: {_why_stopped(store, row, found, resume_command(row, settings_url, url), url)}"))
     return common.HELD if row.holder is not None and row.status not in FINISHED else common.CODE_OF_STATUS[row.status]

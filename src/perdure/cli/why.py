@@ -10,9 +10,12 @@ from perdure.cli.target import words_for
 from perdure.inspect.asks import Asked, deciders, in_short
 from perdure.inspect.cost import budget_words
 from perdure.inspect.doubts import Doubt
+from perdure.inspect.ended import Done
+from perdure.inspect.shortage import stopped_words
 from perdure.inspect.view import require
 from perdure.inspect.why import FIRST_SHOWN, Why, why
 from perdure.inspect.words import clip, moment, place_words, plural
+from perdure.store.api import FINISHED
 
 KEY_SHOWN = 12
 AGAIN_SHOWN = 3
@@ -50,14 +53,20 @@ def _print(page: Why, now: int, options: str) -> None:
         common.out(common.clean(f"child of run {page.parent} (its call {page.parent_call}): perdure why {page.parent}{options}"))
     if page.said:
         common.out(common.clean(f'the agent last reported: "{page.said}"'))
-    _section(f"done: {page.done_count:,}" if page.done_count else "done: nothing yet", _done(page, now, options))
+    if page.undoing is not None:
+        common.out(common.clean(f"{page.undoing.words}: perdure why {page.undoing.run_id}{options}"))
+    nothing = "done: nothing" if page.status in FINISHED else "done: nothing yet"
+    _section(f"done: {page.done_count:,}" if page.done_count else nothing, _ended(page, page.done, page.done_count, now, options))
+    _section(f"not made, or failed: {page.not_done_count:,}", _ended(page, page.not_done, page.not_done_count, now, options))
     _section("in doubt: nobody knows whether it happened", [line for doubt in page.in_doubt for line in _doubt(doubt, now)])
     _section("cut off, and given up with the run" if page.cancel else "cut off, and will be run again", _again(page))
     _section("under way", [f"{open_.call:>4}  {open_.asked}: {open_.state} (event {open_.seq})" for open_ in page.under_way])
     _section("waiting for somebody's yes or no", [line for one in page.approvals[:APPROVALS_SHOWN] for line in _approval(one, now)])
     _section("waiting for children", _children(page))
     _section("waiting for", [f"      {wait}" for wait in page.waiting])
+    _section("arrived, and perhaps not read", [f"      {line}" for line in page.strays])
     _section("never started", [f"      {what}" for what in page.never_started])
+    _section("arrived too late", [f"      {line}" for line in page.unread])
     _section("changed under it", [f"      {what}" for what in page.changed])
     _section("cost so far", [f"      {line}" for line in (page.cost_words, *(budget_words(view, page.run_id) for view in page.budgets))])
     common.out()
@@ -75,19 +84,20 @@ def _section(title: str, lines: list[str]) -> None:
             common.out(common.clean(line))
 
 
-def _done(page: Why, now: int, options: str) -> list[str]:
+def _ended(page: Why, ended: list[Done], count: int, now: int, options: str) -> list[str]:
     lines = []
-    hidden = page.done_count - len(page.done)
-    for place, done in enumerate(page.done):
+    hidden = count - len(ended)
+    for place, done in enumerate(ended):
         if hidden and place == FIRST_SHOWN:
             lines.append(f"   …  {hidden:,} more: perdure show {page.run_id}{options}")
         tries = f", {done.attempts} attempts" if done.attempts > 1 else ""
         settled = f", settled by {done.settled_by}" if done.settled_by else ""
         key = f", key {done.key[:KEY_SHOWN]}…" if done.key else ""
-        approved = f", {done.approval}" if done.approval else ""
+        approved = f", {done.approval}{f' {done.approved}' if done.approved else ''}" if done.approval else ""
         cost = f", {done.cost}" if done.cost else ""
         evidence = f"event {done.seq}, {moment(done.at, now)}{key}{tries}{settled}{approved}{cost}"
-        lines.append(f"{done.call:>4}  {done.asked} {done.outcome}  ({evidence})")
+        since = f" – {done.undone}" if done.undone else ""
+        lines.append(f"{done.call:>4}  {done.asked} {done.outcome}{since}  ({evidence})")
         lines += [f"        {place}" for place in done.places]
     return lines
 
@@ -120,10 +130,11 @@ def _approval(one: Asked, now: int) -> list[str]:
 
 def _children(page: Why) -> list[str]:
     family = page.children
-    if family is None or not family.shown:
+    if family is None or not (family.shown or family.short):
         return []
     counts = ", ".join(f"{count:,} {status.replace('_', ' ')}" for status, count in family.by_status.items())
     lines = [f"      {plural(family.total, 'child', 'children')}: {counts}"]
+    lines += [f"      {stopped_words(short)}" for short in family.short]
     for child in family.shown:
         what = f"  {child.asked}" if child.asked else ""
         about = f": {child.about}" if child.about else ""

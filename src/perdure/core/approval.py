@@ -10,6 +10,7 @@ once the second one sees what the first has left (T17).
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Literal, get_args
@@ -36,6 +37,7 @@ ApprovalStatus = Literal["pending", "approved", "rejected", "expired", "withdraw
 MAX_WHO_CHARS = 200
 MAX_DECIDERS = 100
 LONGEST_S = 10 * 366 * 86_400.0
+A_NAME = f"1 to {MAX_WHO_CHARS} printable characters, with no blank at either end"
 _ROLE = "role:"
 
 
@@ -55,7 +57,7 @@ class Approval:
     `by` names who may decide ("ann", "role:finance"; nobody: anybody), of whom `quorum` must agree and one suffices to reject.
     `expires` is how long they have; then `on_expiry`: "reject", "escalate" (to `escalate_to`, for `escalate_expires`), or "wait"
     (they are reminded). `editable` are the arguments that a decision may change. With `four_eyes` whoever the run acts for may not
-    decide. `when` is asked with the call's arguments, and answers True, False, or with the reason to show.
+    say yes. `when` is asked with the call's arguments, and answers True, False, or with the reason to show.
     """
 
     def __init__(
@@ -107,6 +109,23 @@ class Approval:
         if self.when is not None and not callable(self.when):
             raise InvalidInput("Approval(when=…): a function of the call's arguments that answers True, False or with a reason")
 
+    def check_for(self, requester: str | None) -> str | None:
+        """Why nobody could ever grant this to a run that acts for `requester`; None if somebody can."""
+        if not self.four_eyes:
+            return None
+        if requester is None:
+            return "it needs a second pair of eyes, and nobody knows whose the first is: start the run with actor="
+        if not self.by or self._suffices(self.by, requester) or self._suffices(self.escalate_to, requester):
+            return None
+        return (
+            f"{self.quorum} of {', '.join(self.by)} must agree, and without {requester}, for whom the run acts, that cannot be: "
+            "name more who may decide, or lower the quorum"
+        )
+
+    def _suffices(self, asked: tuple[str, ...], requester: str) -> bool:
+        # Who is in a role is known only when somebody decides.
+        return any(who.startswith(_ROLE) for who in asked) or len({*asked} - {requester}) >= self.quorum
+
     def request(
         self,
         approval: str,
@@ -154,7 +173,7 @@ class Vote(Struct, frozen=True, gc=False):
 class Standing(Struct, frozen=True, gc=False):
     """How an approval stands."""
 
-    request: ApprovalRequested  # `by` and `expires_at` as they are after an escalation
+    request: ApprovalRequested  # `by` and `expires_at` as they are after an escalation; once approved, until when it may be used
     status: ApprovalStatus = "pending"
     digest: str = ""  # of what is approved
     voters: tuple[str, ...] = ()  # who has agreed so far
@@ -203,7 +222,17 @@ def judge_vote(standing: Standing, vote: Vote, *, requester: str | None, load: C
         input=edited if digest != request.digest else None,
     )
     settled = _settled(standing, "approved", decided.by, vote.note)
-    return Ruling(msgspec.structs.replace(settled, voters=voters, digest=digest), decided)
+    until = msgspec.structs.replace(request, expires_at=usable_until(request, escalated=standing.escalated))
+    return Ruling(msgspec.structs.replace(settled, request=until, voters=voters, digest=digest), decided)
+
+
+def usable_until(request: ApprovalRequested, *, escalated: bool) -> int | None:
+    """Until when a yes may be used: as long as the question itself could have stayed open."""
+    if request.expires_at is None or request.on_expiry == "wait":
+        return None  # the time was that of a reminder
+    if request.on_expiry == "escalate" and not escalated and request.escalate_us is not None:
+        return request.expires_at + request.escalate_us
+    return request.expires_at
 
 
 def judge_expiry(standing: Standing, now: int) -> Ruling:
@@ -234,6 +263,13 @@ def judge_withdrawal(standing: Standing) -> Ruling:
     return Ruling(_settled(standing, "withdrawn", None, None), ApprovalWithdrawn(standing.request.approval))
 
 
+def same_name(who: Any) -> str | None:
+    """A name as it is compared and recorded, in a policy and of who decides: one person has one; None if it is no name."""
+    if not isinstance(who, str) or not 0 < len(who.strip()) == len(who) <= MAX_WHO_CHARS or not who.isprintable():
+        return None
+    return unicodedata.normalize("NFC", who)  # the same letters can be written in several ways
+
+
 def may_decide(by: Sequence[str], who: str, roles: Iterable[str]) -> bool:
     """Whether somebody is among those who may decide."""
     # Whoever calls themself "role:finance" is not in it.
@@ -246,12 +282,15 @@ def _check_pending(standing: Standing, now: int) -> None:
     if standing.status != "pending":
         by = f" by {standing.settled_by}" if standing.settled_by else ""
         raise Conflict(f"approval {request.approval} has been settled: {standing.status}{by}; one decision counts")
-    if request.expires_at is not None and now >= request.expires_at:
+    # Where time only reminds, it does not matter whether a worker has been there to do so.
+    if request.expires_at is not None and now >= request.expires_at and request.on_expiry != "wait":
         raise Conflict(f"approval {request.approval} has expired; nothing can be decided about it any more")
 
 
 def _check_permitted(request: ApprovalRequested, vote: Vote, requester: str | None) -> None:
-    if request.four_eyes and (requester is None or vote.by == requester):
+    if not vote.granted and requester is not None and vote.by == requester:
+        return  # whoever it is done for may always do without it
+    if vote.granted and request.four_eyes and (requester is None or vote.by == requester):
         who = f"{vote.by} is who the run acts for" if requester else "nobody knows who the run acts for (start it with actor=)"
         raise NotPermitted(f"approval {request.approval} needs a second pair of eyes, and {who}")
     if not may_decide(request.by, vote.by, vote.roles):
@@ -302,7 +341,7 @@ def _kind(value: Any) -> str:
 
 
 def _deciders(who: str | Sequence[str], name: str) -> tuple[str, ...]:
-    deciders = _names(who, name)
+    deciders = tuple(dict.fromkeys(known for one in _names(who, name) if (known := same_name(one)) is not None))
     if len(deciders) > MAX_DECIDERS:
         raise InvalidInput(f"Approval({name}=…): {len(deciders)} who may decide; at most {MAX_DECIDERS}: use a role")
     if _ROLE in deciders:
@@ -312,10 +351,8 @@ def _deciders(who: str | Sequence[str], name: str) -> tuple[str, ...]:
 
 def _names(given: Any, name: str) -> tuple[str, ...]:
     names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, (list, tuple)) else None
-    if names is None or any(
-        not isinstance(one, str) or not 0 < len(one.strip()) == len(one) <= MAX_WHO_CHARS or not one.isprintable() for one in names
-    ):
-        raise InvalidInput(f"Approval({name}={shown(given)}): a name or a list of names, each of 1 to {MAX_WHO_CHARS} printable characters")
+    if names is None or any(same_name(one) is None for one in names):
+        raise InvalidInput(f"Approval({name}={shown(given)}): a name or a list of names, each of {A_NAME}")
     return tuple(dict.fromkeys(names))
 
 

@@ -36,6 +36,8 @@ NOTHING = Amounts()
 # Our own: what the program around us has set up for its decimals must not change what something costs.
 _ROUNDING = Context(prec=60, rounding="ROUND_HALF_UP")
 _NAMES = {"usd_micros": "usd", "tokens": "tokens", "calls": "calls", "busy_us": "seconds"}
+_MOST_WHOLE, _MOST_COUNTED = 10**12, 10**15  # sums of several of these still fit into 64 bits
+_MOST = {"usd_micros": _MOST_WHOLE * 10**6, "tokens": _MOST_COUNTED, "calls": _MOST_COUNTED, "busy_us": _MOST_WHOLE * 10**6}
 
 
 def amounts_of(usage: Usage | None, *, calls: int = 0, busy_us: int = 0) -> Amounts:
@@ -54,6 +56,15 @@ def exceeded(budget_of: str, limits: Limits, used: Amounts, wanted: Amounts) -> 
         limit, so_far, more = getattr(limits, name), getattr(used, name), getattr(wanted, name)
         if limit is not None and (so_far + more > limit or so_far >= limit):
             return BudgetExceeded(budget_of=budget_of, what=said, limit=limit, used=so_far, wanted=more)
+    return None
+
+
+def too_much(limits: Limits, add: Limits) -> str | None:
+    """What of the budget would lie above what any budget may allow, with its bound; None if nothing would."""
+    for name, most in _MOST.items():
+        limit, more = getattr(limits, name), getattr(add, name)
+        if limit is not None and more is not None and limit + more > most:
+            return f"{_NAMES[name]} (at most {most // 10**6 if name in ('usd_micros', 'busy_us') else most:,})"
     return None
 
 
@@ -85,10 +96,10 @@ def micros(value: Any, what: str) -> int:
     exact = None
     if isinstance(value, (int, float, str, Decimal)) and not isinstance(value, bool):
         try:
-            exact = Decimal(value if isinstance(value, int) else str(value))
+            exact = Decimal(value if isinstance(value, int) else str.__str__(value) if isinstance(value, str) else str(value))
         except (InvalidOperation, ValueError):
             exact = None
-    if exact is None or not exact.is_finite() or not 0 <= exact <= 10**12:
+    if exact is None or not exact.is_finite() or not 0 <= exact <= _MOST_WHOLE:
         raise InvalidInput(f"{what}: {shown(value)} is not an amount; a number from 0 to 10¹²")
     return int(exact.scaleb(6, _ROUNDING).to_integral_value(context=_ROUNDING))
 
@@ -96,6 +107,6 @@ def micros(value: Any, what: str) -> int:
 def _count(value: Any, name: str) -> int | None:
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 10**15:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST_COUNTED:
         raise InvalidInput(f"Budget({name}={shown(value)}): a whole number from 0 to 10¹⁵")
     return value

@@ -2,18 +2,21 @@
 
 A fold beside the run's own: it sees every event once, in order, keeps digests and no payloads, and says the same on every replay.
 
-An observation is a call's tool, its arguments and what came of it. Two clocks run, and different things set them back:
+An observation is a call's tool, its arguments and what came of it; of a child, its agent, its input and how it ended. Two clocks run, and
+different things set them back:
 
     repeats      an observation that is new in this run · a timer that fired · whatever comes from outside
-    usd, tokens  a new observation of a call that completed and is no mere `read` · a new status or choice · whatever comes from outside
+    usd, tokens  a new observation of a child, or of a call that completed and is no mere `read` · a new status or choice · whatever comes
+                 from outside
 
-From outside come signals, decisions about approvals, ends of children, and people who send the run on.
+From outside come signals, decisions about approvals, and people who send the run on.
 """
 
 from __future__ import annotations
 
 import hashlib
 
+import msgspec
 from msgspec import Struct
 
 from perdure.core import codec
@@ -23,6 +26,7 @@ from perdure.core.events import (
     ApprovalDecided,
     CancelRequested,
     ChildFinished,
+    ChildStarted,
     DecisionMade,
     Event,
     Failure,
@@ -70,6 +74,15 @@ class Circles(Struct, frozen=True):
         return None if self.usd is None else micros(self.usd, "Circles(usd=)")
 
 
+class _Deed(Struct, frozen=True, gc=False):
+    """A call or a child: what was asked for."""
+
+    number: int
+    name: str  # of the tool or the agent
+    digest: str  # of the arguments
+    args: Payload | None
+
+
 class _Streak(Struct):
     """How often one observation has come since something changed."""
 
@@ -89,6 +102,7 @@ class CircleWatch:
         self._tokens = circles.tokens
         self._seen: set[bytes] = set()  # observations, statuses and choices since the run began
         self._streaks: dict[bytes, _Streak] = {}
+        self._children: dict[int, _Deed] = {}  # those that have not ended
         self._changed_seq = 1  # what was last new; at first, that the run was created
         self._effect_seq = 1
         self._spent = NOTHING
@@ -101,9 +115,15 @@ class CircleWatch:
         match body:
             case RunRequeued() | RunUnpaused() | CancelRequested():
                 self._sent_on(event)
-            case SignalReceived() | ApprovalDecided() | ChildFinished():
+            case SignalReceived() | ApprovalDecided():
                 self._changed(event)
                 self._took_effect(event)
+            case ChildStarted():
+                assert event.call is not None, event
+                self._children[event.call] = _Deed(event.call, body.agent, body.digest, body.input)
+            case ChildFinished():
+                assert event.call is not None, event
+                self._came(event, "child", self._children.pop(event.call), body.output, _same_failure(body), effect=True)
             case TimerFired():
                 self._changed(event)
             case StatusReported():
@@ -157,23 +177,27 @@ class CircleWatch:
 
     def _ended(self, event: Event, call: CallState | None, result: Payload | None, failure: Failure | None, *, happened: bool) -> None:
         assert call is not None, event
+        deed = _Deed(call.number, call.tool, call.digest or "", call.args)
+        self._came(event, "call", deed, result, failure, effect=happened and call.effect != "read")
+
+    def _came(self, event: Event, kind: str, deed: _Deed, result: Payload | None, failure: Failure | None, *, effect: bool) -> None:
         came = ("failed", failure.type, failure.message) if failure is not None else ("returned", _digest(result))
-        mark = _mark("call", call.tool, call.digest or "", *came)
+        mark = _mark(kind, deed.name, deed.digest, *came)
         if self._is_new(mark):
             self._changed(event)
-            if happened and call.effect != "read":
+            if effect:
                 self._took_effect(event)
-        streak = self._streaks.setdefault(mark, _Streak(0, call.number))
+        streak = self._streaks.setdefault(mark, _Streak(0, deed.number))
         streak.times += 1
         if self._repeats is not None and streak.times >= self._repeats and self.circling is None:
-            self.circling = self._about(call, streak, result, failure)
+            self.circling = self._about(deed, streak, result, failure)
 
-    def _about(self, call: CallState, streak: _Streak, result: Payload | None, failure: Failure | None) -> str:
+    def _about(self, deed: _Deed, streak: _Streak, result: Payload | None, failure: Failure | None) -> str:
         came = f"failed in the same way {streak.times} times" if failure else f"returned the same result {streak.times} times"
         what = f"{failure.type}: {_cut(failure.message)}" if failure else _shown(result)
         in_a_row = " in a row" if len(self._streaks) == 1 else ""
         return (
-            f"{call.tool}({_arguments(call.args)}) has {came}{in_a_row}, calls {streak.first_call} to {call.number}, "
+            f"{deed.name}({_arguments(deed.args)}) has {came}{in_a_row}, calls {streak.first_call} to {deed.number}, "
             f"and nothing else has changed since event {self._changed_seq}: {what}"
         )
 
@@ -188,6 +212,12 @@ class CircleWatch:
 
     def _idle(self, spent: str, limit: str) -> str:
         return f"{spent} since event {self._effect_seq} without progress (at most {limit}): no new effect, answer from outside, status or choice"
+
+
+def _same_failure(ended: ChildFinished) -> Failure | None:
+    """Why the child did not succeed. Its id may be in there, and is another one each time."""
+    failure = ended.failure
+    return failure and msgspec.structs.replace(failure, message=failure.message.replace(ended.run_id, "…"))
 
 
 def _digest(payload: Payload | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 
+from perdure.core import codec
 from perdure.errors import InvalidInput
 
 MAX_ID_CHARS = 200
@@ -61,11 +62,11 @@ def jitter(key: str, attempt: int) -> float:
 def check_id(value: str, what: str) -> str:
     """The id itself, or InvalidInput that says what an id may look like."""
     if not isinstance(value, str) or not 0 < len(value) <= MAX_ID_CHARS or not _ID.match(value):
-        shown = ascii(value)[:60]
+        shown = ascii(value)[:60] if isinstance(value, str) else codec.shown(value)
         raise InvalidInput(
             f"{what} {shown} is not usable: 1 to {MAX_ID_CHARS} characters out of A-Z a-z 0-9 and _ . : @ + ~ = -, the first one a letter, digit or _"
         )
-    return value
+    return str.__str__(value)  # a subclass, such as a StrEnum's member, is not what is recorded
 
 
 def _hash(*parts: str) -> str:

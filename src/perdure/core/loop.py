@@ -84,6 +84,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
         self._future_count = 0
         self.timers_set = 0
         self._running = False
+        self.let_go = False  # nobody is there any more to hear of an error that nobody has looked at
         self._exception_handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None = None
 
     # -- driven from outside ------------------------------------------------------------------------------------------
@@ -234,6 +235,8 @@ class AgentLoop(asyncio.AbstractEventLoop):
         self._exception_handler = handler
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if self.let_go:
+            return
         if self._exception_handler is not None:
             self._exception_handler(self, context)
         else:

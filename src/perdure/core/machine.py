@@ -23,7 +23,16 @@ from perdure.core.approval import Approval, Decision, Outcome
 from perdure.core.events import AnyBody, Failure, PatchMarked
 from perdure.core.failures import describe
 from perdure.core.loop import AgentLoop, AgentTask
-from perdure.errors import BudgetExceeded, ChildFailed, NotApproved, NotEncodable, PerdureError, ResultNotEncodable, ToolFailed
+from perdure.errors import (
+    BudgetExceeded,
+    ChildFailed,
+    InvalidInput,
+    NotApproved,
+    NotEncodable,
+    PerdureError,
+    ResultNotEncodable,
+    ToolFailed,
+)
 
 
 class Facts(Struct, frozen=True, gc=False):
@@ -182,6 +191,7 @@ class Machine:
         self._calls = 0
         self._commands: list[Command] = []
         self._winding_up = False
+        self._children: dict[tuple[str, str], Any] = {}  # the agents that it has called, by name and version
         self._buffered: dict[str, deque[Any]] = {}  # signals that nobody has received yet, by topic
         self._listening: dict[str, deque[asyncio.Future[Any]]] = {}
         # What a replay knows beforehand: changes in the code that this run has taken the new side of, and whether there is more to come.
@@ -240,6 +250,7 @@ class Machine:
         The end of a coroutine runs its `finally` blocks. Left to the garbage collector they would run outside of any run, where
         a tool that they call just runs, unrecorded. Here they are still inside, and nothing that they ask for reaches anybody.
         """
+        self._loop.let_go = not self.finished
         outer = asyncio_events._get_running_loop()
         asyncio_events._set_running_loop(self._loop)
         try:
@@ -260,8 +271,7 @@ class Machine:
 
     def _let_strays_go(self) -> None:
         for opened in self._open.values():
-            if inspect.getcoroutinestate(opened.result) == inspect.CORO_CREATED:
-                opened.result.close()  # made and not awaited yet, which is no mistake of the agent's: it was let go before
+            _close_unawaited(opened)
         for stray in self._loop.strays:
             try:
                 stray.aclose().send(None)
@@ -309,8 +319,13 @@ class Machine:
         self._commands.append(AskApproval(number, action, encoded, policy, reason))
         return result
 
-    def start_child(self, agent: Callee, args: bytes) -> Coroutine[Any, Any, Any]:
+    def start_child(self, agent: Any, args: bytes) -> Coroutine[Any, Any, Any]:
         """Start a child run; awaiting it waits for its result."""
+        known = self._children.setdefault((agent.name, agent.version), agent)
+        if known is not agent:
+            raise InvalidInput(
+                f"two agents are called {agent.name} (version {agent.version}): only one of them would be run; give one another name or version"
+            )
         number, result = self._begin_call("child", agent, agent.name)
         self._commands.append(StartChild(number, agent, args))
         return result
@@ -434,13 +449,25 @@ class Machine:
             for task in list(self._loop.tasks.values()):
                 task.cancel()
             self._loop.run_until_quiet()
-            # Nobody will ask for these answers any more, and nobody should be asked for them.
-            self._commands.extend(Abandon(number) for number, opened in self._open.items() if opened.kind == "approval")
+            for number, opened in self._open.items():
+                if self._is_left(opened):
+                    self._commands.append(Abandon(number))
+                    _close_unawaited(opened)
         if self._main.done() and not self._loop.tasks and not self._open:
             self.finished = True
             self._commands.append(Finish(self._outcome(self._main)))
         commands, self._commands = self._commands, []
         return commands
+
+    def _is_left(self, opened: _Open) -> bool:
+        """Whether something is given up with the agent's own end. What an agent that succeeds has called and not awaited is still a
+        call; of one that has failed or was cancelled nothing more shall begin. Nobody needs an answer that nobody will ask for."""
+        assert self._main is not None
+        if opened.future.cancelled():
+            return False  # that was said when it was given up
+        if inspect.getcoroutinestate(opened.result) == inspect.CORO_SUSPENDED:
+            return False  # a task that was stopped with the agent waits for it: it cleans up
+        return opened.kind == "approval" or self._main.cancelled() or self._main.exception() is not None
 
     def _outcome(self, main: AgentTask) -> Succeeded | Failed | Cancelled:
         if main.cancelled():
@@ -469,6 +496,12 @@ _UNDYING: list[AgentTask] = []  # tasks that outlast every attempt to close them
 def _is_open(task: AgentTask) -> bool:
     coroutine = task.get_coro()
     return inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) != inspect.CORO_CLOSED
+
+
+def _close_unawaited(opened: _Open) -> None:
+    """A call that was made and not awaited yet is no mistake of an agent that was let go, or ended, before it could."""
+    if inspect.getcoroutinestate(opened.result) == inspect.CORO_CREATED:
+        opened.result.close()
 
 
 def _fail(opened: _Open, error: ToolFailed) -> None:

@@ -31,6 +31,7 @@ from perdure.core.events import (
     RunCancelled,
     RunClaimed,
     RunFailed,
+    RunReleased,
     RunSucceeded,
     SignalReceived,
     StatusReported,
@@ -153,7 +154,7 @@ def replay(machine: Machine, events: Sequence[Event], load: Callable[[Payload], 
     frontier = Frontier({}, set(), [])
     machine.patches = frozenset(event.body.name for event in events if isinstance(event.body, PatchMarked))
     # From the last activation on, if it has stated nothing yet, the agent lives: whatever it says is new.
-    last = _last_activation(events)
+    last = max(_last_activation(events), _last_rest(events))
     started = False
     for event in events:
         if not started and isinstance(event.body, RunClaimed):
@@ -186,6 +187,11 @@ _WAKES = frozenset(
 )
 
 
+def _last_rest(events: Sequence[Event]) -> int:
+    """The seq at which the run was last given up: whatever woke the agent before that, it had come past since."""
+    return next((event.seq for event in reversed(events) if isinstance(event.body, RunReleased)), 0)
+
+
 def _last_activation(events: Sequence[Event]) -> int:
     """The seq of the last event that may wake the machine; a failure that is not final counts, since it comes before its retry anyway."""
     for event in reversed(events):
@@ -195,6 +201,7 @@ def _last_activation(events: Sequence[Event]) -> int:
 
 
 def _compare(frontier: Frontier, commands: list[Command], recorded: list[Event], cause: Event, load: Callable[[Payload], bytes]) -> None:
+    recorded = _without_old_marks(recorded, commands)
     at = 0
     for command in commands:
         if isinstance(command, Abandon):
@@ -219,6 +226,14 @@ def _compare(frontier: Frontier, commands: list[Command], recorded: list[Event],
             seq=earlier,
             call=command.number if isinstance(command, Asked) else None,
         )
+
+
+def _without_old_marks(recorded: list[Event], commands: list[Command]) -> list[Event]:
+    """Without the marks of changes that the code does not ask about any more: it has only the new side of them."""
+    if not any(isinstance(event.body, PatchMarked) for event in recorded):
+        return recorded
+    asked = {command.body.name for command in commands if isinstance(command, Record) and isinstance(command.body, PatchMarked)}
+    return [event for event in recorded if not isinstance(event.body, PatchMarked) or event.body.name in asked]
 
 
 def _compare_one(command: Command, event: Event, load: Callable[[Payload], bytes]) -> None:
@@ -280,6 +295,8 @@ def _asked(command: Command) -> str:
             return f"approval {number}: {action} {_short(asked.decode('utf-8', 'replace'))}"
         case StartChild(number, agent, args):
             return f"child {number}: {agent.name}({_short(args.decode('utf-8', 'replace'))})"
+        case Record(PatchMarked(name=name)):
+            return f"the mark of the change {name!r}"
         case Record(body):
             return f"{tag_of(body)} {_short(encode_body(body).decode())}"
         case Finish(outcome):
@@ -306,6 +323,8 @@ def _recorded(body: AnyBody, call: int | None) -> str:
             return f"approval {call}: {action} {_shown(asked)}"
         case ChildStarted(agent=agent, input=args):
             return f"child {call}: {agent}({_shown(args)})"
+        case PatchMarked(name=name):
+            return f"the mark of the change {name!r}"
         case RunSucceeded(output=output):
             return f"the run's success with {_shown(output)}"
         case RunFailed(failure=failure):

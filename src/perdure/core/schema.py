@@ -10,8 +10,10 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable
+from datetime import date, datetime, time, timedelta
 from fractions import Fraction
 from typing import Any
+from uuid import UUID
 
 MAX_DEPTH = 64
 MAX_CHECKS = 100_000
@@ -36,6 +38,51 @@ _WORDS = {
     "array": "a list",
     "object": "an object",
     "null": "null",
+}
+
+
+# -- formats --------------------------------------------------------------------------------------------------------------
+# As a tool rebuilds its arguments from them, or narrower: what is let in here and refused there is a decision that was spent on nothing.
+_DAY = r"\d{4}-\d\d-\d\d"
+_TIME = r"([01]\d|2[0-3]):\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:\d\d)?"
+_DURATION = re.compile(
+    r"[+-]?P(?=.)((?P<years>\d{1,6})Y)?((?P<months>\d{1,6})M)?((?P<weeks>\d{1,6})W)?((?P<days>\d{1,9})D)?"
+    r"(T(?=.)(\d{1,9}H)?(\d{1,9}M)?(\d{1,9}(\.\d{1,9})?S)?)?",
+    re.ASCII,
+)
+_DAYS_OF = {"years": 365, "months": 30, "weeks": 7, "days": 1}
+_MAX_DAYS = timedelta.max.days - 10**6  # hours, minutes and seconds of nine digits come on top
+
+
+def _reads(pattern: str, read: Callable[[str], Any]) -> Callable[[str], bool]:
+    shape = re.compile(pattern, re.ASCII)
+
+    def fits(text: str) -> bool:
+        try:
+            return shape.fullmatch(text) is not None and read(text) is not None
+        except ValueError:
+            return False
+
+    return fits
+
+
+def _is_duration(text: str) -> bool:
+    found = _DURATION.fullmatch(text)
+    return found is not None and sum(int(found[part] or 0) * days for part, days in _DAYS_OF.items()) <= _MAX_DAYS
+
+
+def _is_uuid_of(version: int | None) -> Callable[[str], bool]:
+    shape = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+    return _reads(shape, lambda text: True if version in (None, UUID(text).version) else None)
+
+
+_FORMATS: dict[str, tuple[Callable[[str], bool], str]] = {
+    "date-time": (_reads(f"{_DAY}T{_TIME}", datetime.fromisoformat), "a date and time, such as 2026-01-31T14:00:00Z"),
+    "date": (_reads(_DAY, date.fromisoformat), "a date, such as 2026-01-31"),
+    "time": (_reads(_TIME, time.fromisoformat), "a time of day, such as 14:00:00"),
+    "duration": (_is_duration, "a length of time, such as P1DT12H or PT30S"),
+    "uuid": (_is_uuid_of(None), "a UUID, such as 123e4567-e89b-42d3-a456-426614174000"),
+    **{f"uuid{version}": (_is_uuid_of(version), f"a UUID of version {version}") for version in range(1, 9)},
 }
 
 
@@ -81,7 +128,7 @@ class _Check:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return _number_fits(value, schema)
         if isinstance(value, str):
-            return _length_fits(len(value), schema, "Length") and _matches(value, schema)
+            return _length_fits(len(value), schema, "Length") and _matches(value, schema) and _has_format(value, schema)
         return not isinstance(value, list) or _length_fits(len(value), schema, "Items")
 
     # -- what is in it ----------------------------------------------------------------------------------------------------
@@ -227,6 +274,16 @@ def _matches(value: str, schema: dict[str, Any]) -> bool:
         return True  # a pattern in another dialect than ours
 
 
+def _format_of(schema: dict[str, Any]) -> tuple[Callable[[str], bool], str] | None:
+    named = schema.get("format")
+    return _FORMATS.get(named) if isinstance(named, str) else None
+
+
+def _has_format(value: str, schema: dict[str, Any]) -> bool:
+    known = _format_of(schema)
+    return known is None or known[0](value)
+
+
 def _same(one: Any, other: Any) -> bool:
     """Equal as the journal has it: 1, 1.0 and True are three values."""
     if isinstance(one, list) and isinstance(other, list):
@@ -246,6 +303,9 @@ def _with_bounds(kind: str, schema: dict[str, Any]) -> str:
     if kind in ("string", "array"):
         bounds += _sizes(schema, "Length", "character") if kind == "string" else _sizes(schema, "Items", "item")
     words = _WORDS.get(kind, "something" if not bounds else "a number")
+    known = _format_of(schema)
+    if known is not None and kind in ("string", ""):
+        words = known[1]
     if bounds:
         words += (" " if bounds[0].startswith(("above", "below")) else " of ") + " and ".join(bounds)
     if kind in ("integer", "number") and (step := _limit(schema, "multipleOf")) is not None:

@@ -15,6 +15,7 @@ from typing import Literal
 
 from msgspec import Struct, structs
 
+from perdure.core.approval import usable_until
 from perdure.core.budget import NOTHING, Amounts, amounts_of
 from perdure.core.codec import Payload
 from perdure.core.events import (
@@ -76,6 +77,7 @@ TRANSITIONS: dict[tuple[Phase, str], Phase] = {
     ("proposed", "initiated"): "started",
     ("proposed", "failed_for_good"): "failed",
     ("proposed", "asked"): "awaiting_approval",
+    ("failing", "asked"): "awaiting_approval",  # its intent was recorded and withdrawn: it has never begun
     ("awaiting_approval", "granted"): "approved",
     ("awaiting_approval", "refused"): "failed",
     ("approved", "initiated"): "started",
@@ -223,7 +225,8 @@ class RunState:
         self.patches: set[str] = set()
         self.budget: Limits | None = None  # raises included
         self.over: BudgetExceeded | None = None
-        self.spent = NOTHING
+        self.attempts = 0  # that began, or may have
+        self.busy_us = 0
         self.reserved = NOTHING
         self.used = Usage()
         self.timers: dict[int, int] = {}  # those that the run was parked on: number → due
@@ -315,7 +318,7 @@ class RunState:
         self.worker, self.worker_name = body.worker, body.name or body.worker
         self.status = "cancelling" if self.cancel else "running"
         self.waiting_for = self.wake_at = None
-        self.attention = None  # whoever takes the run looks again
+        self.attention = self.over = None  # whoever takes the run looks again
         for call in self.open.values() if body.proven_dead else ():
             call.worker_gone = call.worker_gone or call.phase == "started"
         if body.takeover:
@@ -364,14 +367,14 @@ class RunState:
                 ask.voters = (*ask.voters, body.by)
             case ApprovalEscalated():
                 if ask.request.on_expiry == "escalate":
-                    ask.voters = ()  # others decide now, and afresh
-                if ask.request.on_expiry == "escalate":
                     ask.voters = ()  # others are asked, and decide afresh
                 ask.request = structs.replace(ask.request, by=body.to, expires_at=body.expires_at)
                 ask.escalated = True
             case ApprovalDecided():
                 ask.by, ask.note, ask.source, ask.digest = body.by, body.note, body.source, body.digest
                 ask.input, ask.edited = body.input or ask.request.input, body.input is not None
+                if body.granted:
+                    ask.request = structs.replace(ask.request, expires_at=usable_until(ask.request, escalated=ask.escalated))
                 self._settle(ask, event, "approved" if body.granted else "rejected")
             case ApprovalExpired():
                 self._settle(ask, event, "expired")
@@ -439,7 +442,8 @@ class RunState:
                 call.has_reconcile, call.worker_gone, call.started_at = body.reconcile, False, event.ts
                 if body.pinned is not None:
                     self.pins.setdefault(f"tool {body.tool}", body.pinned)
-                self._charge(call, amounts_of(body.estimate), Amounts(calls=1))
+                self.attempts += 1
+                self._reserve(call, NOTHING if body.estimate is None else amounts_of(body.estimate))
             case ToolCallCompleted():
                 self._move(call, event, "completed")
                 call.result, call.failure = body.result, body.failure
@@ -451,7 +455,7 @@ class RunState:
                 self._count(call, body.attempt, body.failure)
                 self._use(call, body.usage, event.ts - call.started_at if began else 0)
                 if body.failure.type == NOT_STARTED:
-                    self._charge(call, NOTHING, Amounts(calls=-1))  # it counts when it begins
+                    self.attempts -= 1  # it counts when it begins
             case ToolCallInDoubt():
                 # An attempt that was cut off took nobody knows how long.
                 self._use(call, body.usage, event.ts - call.started_at if call.phase == "started" and body.failure else 0)
@@ -469,7 +473,7 @@ class RunState:
                 self._move(call, event, "resolved_failed" if body.outcome == "failed" else body.outcome)
                 call.result, call.failure, call.resolved_by, call.retry_at = body.result, body.failure, body.by, None
                 call.doubtful = call.loose = False
-                self._charge(call, NOTHING, NOTHING)
+                self._reserve(call, NOTHING)
                 if self.status == "needs_attention":
                     # A person has settled it: whatever else was wrong shows itself again when the run goes on.
                     self.attention, self.waiting_for, self.wake_at = None, None, None
@@ -480,20 +484,24 @@ class RunState:
             self.open.pop(number, None)
             self.crashes = 0
 
-    def _charge(self, call: CallState, reserved: Amounts, spent: Amounts) -> None:
+    @property
+    def spent(self) -> Amounts:
+        """What the run itself has used so far."""
+        return amounts_of(self.used, calls=self.attempts, busy_us=self.busy_us)
+
+    def _reserve(self, call: CallState, reserved: Amounts) -> None:
         """The attempt before has ended or never will: what was reserved for it is free, and this is reserved instead."""
         if reserved is not call.reserved:
             self.reserved = self.reserved + -call.reserved + reserved
             call.reserved = reserved
-        if spent is not NOTHING:
-            self.spent = self.spent + spent
 
     def _use(self, call: CallState, usage: Usage | None, busy_us: int) -> None:
         busy_us = max(busy_us, 0)  # the clock may have been set back
         call.busy_us += busy_us
+        self.busy_us += busy_us
         if usage is not None:
             call.used, self.used = added(call.used, usage), added(self.used, usage)
-        self._charge(call, NOTHING, amounts_of(usage, busy_us=busy_us))
+        self._reserve(call, NOTHING)
 
     def _count(self, call: CallState, attempt: int, failure: Failure | None) -> None:
         if failure is not None:

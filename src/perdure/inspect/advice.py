@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from perdure.core.state import RunState
 from perdure.inspect.asks import Asked
 from perdure.inspect.children import Child
 from perdure.inspect.orders import Orders, Step
 from perdure.inspect.scene import Scene
+from perdure.inspect.shortage import Shortage
 from perdure.inspect.waits import topics
 from perdure.store.api import FINISHED
 
@@ -23,6 +23,7 @@ class Open(Struct, frozen=True):
     doubts: Mapping[int, bool]  # calls to settle, and of each whether the next worker may settle it by itself
     asked: Sequence[Asked]
     news: Sequence[Child]  # children that go on only when a person does something
+    short: Sequence[Shortage] = ()  # budgets that children stand still for
 
 
 def advise(scene: Scene, what: Open, *, options: str = "", code: str | None = None) -> list[Step]:
@@ -34,9 +35,10 @@ def advise(scene: Scene, what: Open, *, options: str = "", code: str | None = No
     row, state = scene.reading.row, scene.reading.state
     orders = Orders(row, options, code, cancelled=state.cancel is not None)
     if row.status in FINISHED:
-        return orders.after_the_end(state)
+        return orders.after_the_end(state, scene.undoing)
     stop = _stop(scene, orders)
-    people = [*_decide(what.asked, orders), *_look_below(what.news, orders)]
+    add = [orders.top_up_below(short) for short in what.short if scene.short is None or scene.short.budget_of != short.budget_of]
+    people = [*_decide(what.asked, orders), *add, *_look_below(what.news, orders)]
     settle = [step for call in what.doubts for step in orders.settle(call)]
     go_on = _go_on(scene, orders, then=bool(people), settling=any(what.doubts.values()))
     if row.status == "needs_attention":
@@ -44,11 +46,12 @@ def advise(scene: Scene, what: Open, *, options: str = "", code: str | None = No
             return [*go_on, *settle, *people, *stop]
         if settle:
             return [*settle, *orders.go_on(served=scene.served, then=True), *people, *stop]
-        return [*_attend(scene, state, orders), *people, *stop]
+        return [*_attend(scene, orders), *people, *stop]
     if row.status == "paused":
         return [orders.unpause("let it go on where it stands"), *people, *stop]
     if scene.held:
-        return [*people, orders.follow(), *settle, *stop]
+        stay = [] if state.paused is None else [orders.unpause("let it go on after all, without standing still")]
+        return [*people, *stay, orders.follow(), *settle, *stop]
     if row.status in ("waiting", "waiting_approval") and (row.ready_at is None or row.ready_at > scene.now):
         return [*people, *_signals(scene, orders), *([] if people else [orders.nothing()]), *([] if scene.served else go_on), *stop]
     return [*go_on, *people, *settle, *stop]
@@ -62,15 +65,15 @@ def _stop(scene: Scene, orders: Orders) -> list[Step]:
 
 
 def _go_on(scene: Scene, orders: Orders, *, then: bool, settling: bool) -> list[Step]:
-    if scene.missing is not None:
+    if scene.missing is not None and not scene.version_served:
         return orders.another_version(scene.reading.row.version)
     return orders.go_on(served=scene.served, then=then, settling=settling)
 
 
-def _attend(scene: Scene, state: RunState, orders: Orders) -> list[Step]:
-    if state.attention is not None and state.attention.reason == "budget" and state.over is not None:
-        return [orders.top_up(state.over), orders.budgets()]
-    return orders.attend(state)
+def _attend(scene: Scene, orders: Orders) -> list[Step]:
+    if scene.short is not None:
+        return [*orders.top_up(scene.short), orders.budgets()]
+    return orders.attend(scene.reading.state)
 
 
 def _decide(asked: Sequence[Asked], orders: Orders) -> list[Step]:

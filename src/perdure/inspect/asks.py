@@ -5,13 +5,18 @@ What was asked comes out of the journal; whether somebody has decided, and a wor
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+
 from msgspec import Struct
 
+from perdure.core.codec import Payload
 from perdure.core.state import AskState
 from perdure.inspect.scene import Scene
 from perdure.inspect.words import at, called, clip, iso, people, plain, plural, span
 from perdure.store.api import ApprovalRow
 
+VALUE_SHOWN = 60
 INPUT_SHOWN = 1000  # whoever decides must see what they decide about
 
 
@@ -77,7 +82,7 @@ def _asked(ask: AskState, scene: Scene) -> Asked:
         asked_at=iso(ask.asked_at),
         age=span(scene.now - ask.asked_at),
         expires_at=None if request.expires_at is None else iso(request.expires_at),
-        expired=request.expires_at is not None and request.expires_at <= scene.now,
+        expired=request.expires_at is not None and request.expires_at <= scene.now and request.on_expiry != "wait",
         then=_then(ask, row, scene),
         status="pending" if row is None else row.standing.status,
         said_by=None if row is None else row.standing.settled_by,
@@ -90,7 +95,7 @@ def _then(ask: AskState, row: ApprovalRow | None, scene: Scene) -> str:
     request = ask.request if row is None else row.standing.request
     if request.expires_at is None:
         return "it does not expire"
-    when = at(request.expires_at, scene.now)
+    when = f"until {at(request.expires_at, scene.now)}"
     escalated = ask.escalated if row is None else row.standing.escalated
     if request.on_expiry == "escalate" and not escalated:
         return f"{when}, then {people(request.escalate_to)} will be asked"
@@ -106,9 +111,26 @@ def deciders(one: Asked) -> str:
     if one.quorum > 1:
         who += f", {one.quorum} of them must agree; {plural(len(one.voters), 'has', 'have')} so far" + _names(one.voters)
     if one.four_eyes:
-        but = one.acts_for or "… nobody knows who the run acts for, so that nobody can decide: start it with actor="
+        but = one.acts_for or "… nobody knows who the run acts for, so that nobody can say yes: start it with actor="
         who += f"; not {but}"
     return who
+
+
+def verdict(ask: AskState, load: Callable[[Payload], bytes]) -> str:
+    """How an approval was settled: by whom, with what values where they differ from those proposed, and what was said with it."""
+    by = f" by {ask.by}" if ask.by and ask.outcome in ("approved", "rejected") else ""
+    note = f"; note: {clip(ask.note, 80)}" if ask.note else ""
+    return f"{ask.outcome}{by}{_edits(ask, load) if ask.edited else ''}{note}"
+
+
+def _edits(ask: AskState, load: Callable[[Payload], bytes]) -> str:
+    before, after = plain(ask.request.input, load), plain(ask.input, load)
+    changed = [name for name in after if name not in before or before[name] != after[name]]
+    return f" with {', '.join(f'{name} {_value(before.get(name))} → {_value(after[name])}' for name in changed)}"
+
+
+def _value(value: object) -> str:
+    return clip(json.dumps(value, ensure_ascii=False), VALUE_SHOWN)
 
 
 def _names(voters: list[str]) -> str:

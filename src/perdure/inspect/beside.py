@@ -1,7 +1,7 @@
 """What lies beside a journal and must say what it says: approvals, budgets, the run's parent and its children.
 
-A decision about a run that somebody holds lies in an inbox until its holder journals it: until then an approval's row may be ahead
-of the journal, and only then.
+A decision about a run that somebody holds lies in an inbox until its holder journals it, or for good when the run ends first: an
+approval's row, a budget or a child may be ahead of the journal by what lies there, and by nothing else.
 """
 
 from __future__ import annotations
@@ -11,14 +11,24 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from perdure.core.budget import Amounts
-from perdure.core.events import ChildFinished, ChildStarted, Event, RunClaimed, RunReleased
+from perdure.core.events import (
+    AnyBody,
+    ApprovalDecided,
+    ApprovalEscalated,
+    ApprovalExpired,
+    ApprovalVoted,
+    ApprovalWithdrawn,
+    BudgetRaised,
+    ChildFinished,
+    ChildStarted,
+    Event,
+)
 from perdure.core.state import AskState, RunState
 from perdure.errors import PerdureError, StoreCorrupt
-from perdure.inspect.projection import forced, lost
 from perdure.inspect.sentences import limits_words
 from perdure.store.api import FINISHED, ApprovalRow, RunRow, Store
 
-CLOCKS_US = 60_000_000  # how far the clocks of two processes may be apart
+_SAID = (ApprovalVoted, ApprovalEscalated, ApprovalDecided, ApprovalExpired, ApprovalWithdrawn)
 
 
 class Problem(Struct, frozen=True):
@@ -45,26 +55,23 @@ class Kin:
 
 def beside_problem(store: Store, row: RunRow, state: RunState, events: Sequence[Event], kin: Kin) -> Problem | None:
     """The first thing beside the journal that does not fit it; None when everything does."""
-    unread = _unread(store, row, state, events)
     try:
         return (
             _parent_problem(store, row, kin)
-            or _children_problem(store, row, state, events, unread)
-            or _approvals_problem(store, row, state, events, unread)
-            or _budget_problem(store, row, state, unread)
+            or _children_problem(store, row, state, events)
+            or _approvals_problem(store, row, state)
+            or _budget_problem(store, row, state)
         )
     except StoreCorrupt as error:
         return Problem(str(error))
 
 
-def _unread(store: Store, row: RunRow, state: RunState, events: Sequence[Event]) -> bool:
-    """Whether something may have reached the run that its journal does not have yet."""
-    if row.holder is not None:
-        return any(letter.run_id == row.run_id for letter in store.inbox(row.holder))
-    if state.finished:
-        return False
-    released = next((event for event in reversed(events) if isinstance(event.body, RunReleased)), None)
-    return lost(row, state) or (released is not None and row.ready_at == released.ts)
+def _unread(store: Store, row: RunRow) -> list[AnyBody]:
+    """What has reached the run and is not in its journal.
+
+    Asked after whatever follows from it was read: both are written in one commit, so that no letter can be missing then.
+    """
+    return [letter.body for letter in store.unread(row.run_id) if letter.body is not None]
 
 
 # -- the family -----------------------------------------------------------------------------------------------------------
@@ -85,7 +92,7 @@ def _parent_problem(store: Store, row: RunRow, kin: Kin) -> Problem | None:
     return None
 
 
-def _children_problem(store: Store, row: RunRow, state: RunState, events: Sequence[Event], unread: bool) -> Problem | None:
+def _children_problem(store: Store, row: RunRow, state: RunState, events: Sequence[Event]) -> Problem | None:
     for event in events:
         body = event.body
         if isinstance(body, ChildStarted):
@@ -94,8 +101,8 @@ def _children_problem(store: Store, row: RunRow, state: RunState, events: Sequen
                 return Problem(f"it starts run {body.run_id} as a child, and there is no such run", event.seq)
             if (child.parent, child.parent_call, child.input_digest) != (row.run_id, event.call, body.digest):
                 return Problem(f"it starts run {body.run_id} as a child, and the run with that id is another one", event.seq)
-            ended = child.status in FINISHED
-            if ended and event.call in state.alive and not unread and not state.finished:
+            ended = child.status in FINISHED and event.call in state.alive and not state.finished
+            if ended and not any(isinstance(told, ChildFinished) and told.run_id == child.run_id for told in _unread(store, row)):
                 return Problem(
                     f"its child {child.run_id} has {child.status}, and the run was never told: it would wait for ever", event.seq
                 )
@@ -108,7 +115,7 @@ def _children_problem(store: Store, row: RunRow, state: RunState, events: Sequen
 
 
 # -- approvals ------------------------------------------------------------------------------------------------------------
-def _approvals_problem(store: Store, row: RunRow, state: RunState, events: Sequence[Event], unread: bool) -> Problem | None:
+def _approvals_problem(store: Store, row: RunRow, state: RunState) -> Problem | None:
     for ask in state.asks.values():
         name = ask.request.approval
         found = store.approval(name)
@@ -119,11 +126,8 @@ def _approvals_problem(store: Store, row: RunRow, state: RunState, events: Seque
                 f"the row of approval {name} is about call {found.call} of run {found.run_id}, asked at another time", ask.asked_seq
             )
         status = _status(ask, state)
-        still_open = status in ("pending", "approved")
-        if still_open and (unread or (state.finished and _ended_first(found, status, events))):
-            continue  # somebody has said something that the journal does not have yet, or never will
         problem = _standing_problem(ask, found, status)
-        if problem is not None:
+        if problem is not None and not _is_ahead(store, row, state, found, status):
             return Problem(f"the journal is sound, but the row of approval {name} is not: {problem}", ask.settled_seq or ask.asked_seq)
     return None
 
@@ -136,15 +140,23 @@ def _status(ask: AskState, state: RunState) -> str:
     return ask.outcome or "pending"
 
 
-def _ended_first(found: ApprovalRow, status: str, events: Sequence[Event]) -> bool:
-    """Whether the run's end explains that its journal has no decision: nobody wants one then, or it came too late to be read."""
-    if found.standing.status == "withdrawn" and status == "pending":
-        return True
-    claimed = next((event.ts for event in reversed(events) if isinstance(event.body, RunClaimed)), None)
-    if found.settled_at is None or claimed is None or forced(events) or found.standing.status in ("pending", "consumed"):
-        return False
-    # While somebody held the run, what was said lay in the inbox, which ended with the run.
-    return claimed - CLOCKS_US <= found.settled_at <= events[-1].ts + CLOCKS_US and found.standing.status != status
+def _is_ahead(store: Store, row: RunRow, state: RunState, found: ApprovalRow, status: str) -> bool:
+    """Whether what was said last explains where the approval stands, though the journal does not have it yet, or never will."""
+    said = [body for body in _unread(store, row) if isinstance(body, _SAID) and body.approval == found.approval]
+    stands = found.standing
+    withdrawn_at_end = state.finished and stands.status == "withdrawn"  # without a word in the journal
+    match said[-1] if said else None:
+        case None:
+            return withdrawn_at_end and status == "pending"
+        case ApprovalVoted() | ApprovalEscalated():
+            return withdrawn_at_end or stands.status == "pending"
+        case ApprovalDecided() as decided:
+            outcome = ("approved", decided.digest) if decided.granted else ("rejected", "")
+            return (stands.status, stands.digest, stands.settled_by) == (*outcome, decided.by)
+        case ApprovalExpired():
+            return stands.status == "expired"
+        case ApprovalWithdrawn():
+            return stands.status == "withdrawn"
 
 
 def _standing_problem(ask: AskState, found: ApprovalRow, status: str) -> str | None:
@@ -174,14 +186,14 @@ def _standing_problem(ask: AskState, found: ApprovalRow, status: str) -> str | N
 
 
 # -- budgets --------------------------------------------------------------------------------------------------------------
-def _budget_problem(store: Store, row: RunRow, state: RunState, unread: bool) -> Problem | None:
+def _budget_problem(store: Store, row: RunRow, state: RunState) -> Problem | None:
     ledgers = store.ledgers(row.run_id)
     own = ledgers[0] if ledgers and ledgers[0].run_id == row.run_id else None
     if (own is None) != (state.budget is None):
         return Problem(f"the run {'has' if own else 'has no'} budget, and by its journal it has {'none' if own else 'one'}")
     if own is None or state.budget is None:
         return None
-    if own.limits != state.budget and not unread:
+    if own.limits != state.budget and not any(isinstance(told, BudgetRaised) for told in _unread(store, row)):
         return Problem(f"its budget allows {limits_words(own.limits)}, and by the journal {limits_words(state.budget)}: it was edited")
     exact = not state.children
     if own.spent != state.spent if exact else not _covers(own.spent, state.spent):

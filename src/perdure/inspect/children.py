@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from perdure.core.state import ChildState
 from perdure.inspect.scene import Scene
+from perdure.inspect.shortage import Shortage
 from perdure.inspect.words import called, clip, failed, shown
 from perdure.store.api import RunRow
 
@@ -33,7 +34,8 @@ class Children(Struct, frozen=True):
 
     total: int
     by_status: dict[str, int]
-    shown: list[Child]
+    shown: list[Child]  # without those that stand still for a budget: they have one cause
+    short: list[Shortage]
 
     @property
     def news(self) -> list[Child]:
@@ -47,6 +49,7 @@ def children(scene: Scene) -> Children | None:
     if not state.children:
         return None
     below = {row.run_id: row for row in scene.below}
+    stopped = {run_id for short in scene.short_below for run_id in short.runs}
     counts: Counter[str] = Counter()
     alive = []
     for child in state.children.values():
@@ -57,11 +60,14 @@ def children(scene: Scene) -> Children | None:
         # It is in no list of unfinished runs: it has ended, and that it has is on its way here.
         status = row.status if row is not None else "ended"
         counts[status] += 1
+        if child.run_id in stopped:
+            continue
         asked = called(f"{child.agent}@{child.version}", child.input, 60)
         alive.append(Child(child.run_id, child.number, asked, status, _about(row)))
-    deeper = [Child(row.run_id, None, None, row.status, _about(row)) for row in below.values() if _URGENCY.get(row.status, 9) <= 2]
+    urgent = [row for row in below.values() if _URGENCY.get(row.status, 9) <= 2 and row.run_id not in stopped]
+    deeper = [Child(row.run_id, None, None, row.status, _about(row)) for row in urgent]
     listed = sorted([*alive, *deeper], key=lambda child: (_URGENCY.get(child.status, 9), child.call or 0))
-    return Children(len(state.children), dict(sorted(counts.items())), listed[:CHILDREN_SHOWN])
+    return Children(len(state.children), dict(sorted(counts.items())), listed[:CHILDREN_SHOWN], scene.short_below)
 
 
 def _about(row: RunRow | None) -> str | None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from msgspec import Struct
 
 from perdure.core.budget import Amounts
-from perdure.core.events import Limits
+from perdure.core.events import Limits, Usage
+from perdure.core.keys import undo_id
 from perdure.core.state import RunState
 from perdure.inspect.words import amount, money, plural, seconds, span, used
-from perdure.store.api import Ledger
+from perdure.store.api import Ledger, RunRow, Store
+
+_DAY_US = 86_400_000_000  # by how much the clock of a child's worker may be behind
 
 
 class Cost(Struct, frozen=True):
@@ -17,6 +20,18 @@ class Cost(Struct, frozen=True):
     calls: int  # that were begun
     attempts: int
     seconds: float  # that attempts took
+    tokens_in: int
+    tokens_out: int
+    tokens_cached: int
+    usd_micros: int
+    usd: float
+
+
+class CostAll(Struct, frozen=True):
+    """What a run and all below it have used so far."""
+
+    runs: int  # that have begun a call
+    calls: int
     tokens_in: int
     tokens_out: int
     tokens_cached: int
@@ -56,15 +71,41 @@ def cost_of(state: RunState) -> Cost:
     )
 
 
-def cost_words(state: RunState) -> str:
-    """The same in one line."""
+def cost_with_children(store: Store, row: RunRow) -> CostAll:
+    """What the run and all below it have used. Its undo is none of them: that is a run of its own."""
+    below, undo = f"{row.run_id}/", undo_id(row.run_id)
+    rows = [
+        one
+        for one in store.costs("run", since=row.created_at - _DAY_US, tenant=row.tenant)
+        if (one.group == row.run_id or one.group.startswith(below)) and one.group != undo
+    ]
+    usd = sum(one.usd_micros for one in rows)
+    return CostAll(
+        runs=len(rows),
+        calls=sum(one.calls for one in rows),
+        tokens_in=sum(one.tokens_in for one in rows),
+        tokens_out=sum(one.tokens_out for one in rows),
+        tokens_cached=sum(one.tokens_cached for one in rows),
+        usd_micros=usd,
+        usd=round(usd / 1e6, 6),
+    )
+
+
+def cost_words(state: RunState, whole: CostAll | None = None) -> str:
+    """The same in one line; `whole` is what it comes to with its children."""
+    if whole is not None:
+        usage = Usage(whole.usd_micros, whole.tokens_in, whole.tokens_out, whole.tokens_cached)
+        return f"{plural(whole.calls, 'call')}, {used(usage) or 'no tokens or money'}, with its children; itself: {_alone(state)}"
+    return _alone(state) + (", without its children" if state.children else "")
+
+
+def _alone(state: RunState) -> str:
     cost = cost_of(state)
     tries = f" ({plural(cost.attempts, 'attempt')})" if cost.attempts != cost.calls else ""
-    alone = ", without its children" if state.children else ""
     if not cost.calls:
-        return f"nothing{alone}"
+        return "nothing"
     more = used(state.used) or "no tokens or money"
-    return f"{plural(cost.calls, 'call')}{tries}, {span(state.spent.busy_us)} in them, {more}{alone}"
+    return f"{plural(cost.calls, 'call')}{tries}, {span(state.spent.busy_us)} in them, {more}"
 
 
 def budget_view(ledger: Ledger) -> BudgetView:
@@ -84,10 +125,11 @@ def limits_of(limits: Limits, spent: Amounts, reserved: Amounts) -> list[Limit]:
 def budget_words(view: BudgetView, run_id: str) -> str:
     """A budget in one line."""
     whose = "its own budget" if view.run_id == run_id else f"the budget of run {view.run_id}, shared with it"
-    return f"{whose}: {', '.join(map(_limit_words, view.limits)) or 'no limit'}; when it is used up: {view.on_exceed}"
+    return f"{whose}: {', '.join(map(limit_words, view.limits)) or 'no limit'}; when it is used up: {view.on_exceed}"
 
 
-def _limit_words(one: Limit) -> str:
+def limit_words(one: Limit) -> str:
+    """How much of one limit is used: "$0.16 and $0.03 reserved of $0.20", "2 of 2 calls"."""
     reserved = f" and {_bare(one.what, one.reserved)} reserved" if one.reserved else ""
     return f"{_bare(one.what, one.spent)}{reserved} of {amount(one.what, one.limit)}"
 

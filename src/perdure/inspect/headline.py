@@ -10,8 +10,8 @@ from perdure.inspect.children import children
 from perdure.inspect.children import in_short as child_in_short
 from perdure.inspect.doubts import Doubt, cut_off
 from perdure.inspect.scene import Holder, Scene
-from perdure.inspect.sentences import over_budget
 from perdure.inspect.serving import serves
+from perdure.inspect.shortage import shortage_words, stopped_words
 from perdure.inspect.words import at, clip, clock, failed, iso, moment, plural, shown, span
 
 
@@ -96,7 +96,7 @@ def _attention_sentence(scene: Scene, doubts: list[Doubt], for_long: str) -> str
         more = f"; so {'is' if len(recorded) == 2 else 'are'} {plural(len(recorded) - 1, 'other call')}" if len(recorded) > 1 else ""
         return f"needs attention: call {first.call} {first.tool} is in doubt since {moment(first.since, scene.now)} ({first.age}): {first.why}{more}"
     if attention.reason == "budget":
-        why = attention.detail if state.over is None else over_budget(state.over)
+        why = attention.detail if scene.short is None else shortage_words(scene.short)
         return f"needs attention {for_long} (budget): {why}; nothing is done before somebody adds to it"
     return f"needs attention {for_long} ({attention.reason}): {_MEANING[attention.reason]}: {attention.detail}"
 
@@ -105,6 +105,9 @@ def _running_sentence(scene: Scene, doubts: list[Doubt]) -> str:
     row, state, now, holder = scene.reading.row, scene.reading.state, scene.now, scene.holder
     # That it is being cancelled has been said already.
     what, on_paper = ("", "on paper") if row.status == "cancelling" else (f"{row.status}: ", f"{row.status} on paper")
+    if state.paused is not None and holder is not None:
+        reason = f": {clip(state.paused.reason, 120)}" if state.paused.reason else ""
+        what = f"pausing ({state.paused.by} asked{reason}), when what is under way has ended: "
     last = f"its last event is {span(now - state.updated_at)} old"
     if holder is None:
         return f"{what}nobody holds it, and {scene.missing or 'any worker may take it'}; {last}"
@@ -166,7 +169,7 @@ def _waiting_sentence(scene: Scene, for_long: str) -> str:
     row, now = scene.reading.row, scene.now
     what = row.waiting_for or "something from outside"
     if (news := _news_of_children(scene)) is not None:
-        return f"waiting {for_long} for a child that will not go on by itself: {news}"
+        return f"waiting {for_long}{news}"
     if row.ready_at is None:
         return f"{row.status.replace('_', ' ')} {for_long}: for {what}; no process holds it"
     if row.ready_at > now:
@@ -181,7 +184,10 @@ def _nobody(scene: Scene) -> str:
 
 def _news_of_children(scene: Scene) -> str | None:
     found = children(scene)
-    if found is None or not found.news:
+    if found is None:
         return None
-    more = f"; and {plural(len(found.news) - 1, 'other')}" if len(found.news) > 1 else ""
-    return child_in_short(found.news[0]) + more
+    still = [f": {stopped_words(short)}; nothing of that is done before somebody adds to it" for short in found.short]
+    if found.news:
+        more = f"; and {plural(len(found.news) - 1, 'other')}" if len(found.news) > 1 else ""
+        still.append(f" for a child that will not go on by itself: {child_in_short(found.news[0])}{more}")
+    return "; and".join(still) or None

@@ -7,12 +7,13 @@ import shlex
 
 from msgspec import Struct
 
-from perdure.core.events import BudgetExceeded
 from perdure.core.keys import undone_by
 from perdure.core.state import RunState
 from perdure.inspect.asks import Asked
 from perdure.inspect.children import Child, in_short
-from perdure.inspect.words import amount, clip, people
+from perdure.inspect.shortage import Shortage
+from perdure.inspect.undone import Undoing
+from perdure.inspect.words import amount, clip, people, plural
 from perdure.store.api import RunRow
 
 EDIT_CHARS = 100
@@ -28,6 +29,7 @@ class Orders:
 
     def __init__(self, row: RunRow, options: str, code: str | None, *, cancelled: bool) -> None:
         self.run = shlex.quote(row.run_id)
+        self.row = row
         self.agent = row.agent
         self.options = options
         self.target = shlex.quote(row.target) if row.target else f"FILE.py:{row.agent.removesuffix('.undo')}"
@@ -52,7 +54,7 @@ class Orders:
             Step(self._perdure(f"reject {one.approval} --reason 'TEXT'"), f"say no: {refused}, and the agent sees the reason"),
         ]
         if one.editable:
-            edit = Step(self._perdure(f"approve {one.approval} --edit {shlex.quote(_as_it_is(one))}"), "say yes with these values changed")
+            edit = Step(self._perdure(f"approve {one.approval} --edit {_to_fill_in(one)}"), f"say yes with other values: {_as_it_is(one)}")
             steps.insert(1, edit)
         return steps
 
@@ -94,23 +96,28 @@ class Orders:
         """For a run whose code no worker has."""
         if self.undone is not None:
             return self.go_on(served=False)
+        new = f"NEW_FILE.py:{self.agent}"
         return [
             Step(self._perdure(f"worker {self.target}"), f"serve it, with the code of {self.agent} as it was in version {version}"),
+            # What was recorded is where the old code was; that another version lies there now is nothing to bet on.
             Step(
-                self._perdure(f"{self.resume_words} --adopt"),
-                "or let the code as it is now go on with it, which is recorded; replay it first",
+                self._perdure(f"resume {self.run} {new} --adopt"),
+                "or let the code in that file go on with it, which is recorded; replay it first",
             ),
-            Step(self._perdure(f"replay {self.run} {self.target}"), "see whether the code as it is now still does the same"),
+            Step(self._perdure(f"replay {self.run} {new}"), "see whether the code in that file, of another version, still does the same"),
         ]
 
     def unpause(self, does: str) -> Step:
         return Step(self._perdure(f"unpause {self.run}"), does)
 
-    def top_up(self, over: BudgetExceeded) -> Step:
-        # A limit that has been reached stops even what costs nothing.
-        missing = amount(over.what, max(over.used + over.wanted - over.limit, over.used - over.limit + 1))
-        does = f"add N to the budget of run {over.budget_of} (it needs at least {missing}), and let all go on that stand still for it"
-        return Step(self._perdure(f"unpause {self.run} --add-{over.what} N"), does)
+    def top_up(self, short: Shortage) -> list[Step]:
+        """For a run that stands still for a budget."""
+        add = Step(self._perdure(f"unpause {self.run} --add-{short.limit.what} N"), _adding(short))
+        return [add] if short.least else [self.unpause("let it go on: there is room in the budget again"), add]
+
+    def top_up_below(self, short: Shortage) -> Step:
+        """For children that do: one command, whoever's the budget is."""
+        return Step(self._perdure(f"unpause {shlex.quote(short.budget_of)} --add-{short.limit.what} N"), _adding(short))
 
     def budgets(self) -> Step:
         return Step(self._perdure(f"show {self.run}"), "see what it has been used for")
@@ -125,8 +132,11 @@ class Orders:
             return [last, again]
         match reason:
             case "diverged":
-                version = state.version or "?"
-                back = f"put the code back that it began with (version {version}), or code that asks for the same, then this goes on"
+                began = state.created.version if state.created else "?"
+                which = f"that it began with (version {began})"
+                if state.version != began:
+                    which = f"of version {state.version}, which goes on with it since (it began with version {began})"
+                back = f"put the code back {which}, or code that asks for the same, then this goes on"
                 return [look, Step(again.command, back)]
             case "poison":
                 return [Step(again.command, "drive it alone in this process, where its death harms no other run and can be watched")]
@@ -150,14 +160,42 @@ class Orders:
     def force(self) -> Step:
         return Step(self._perdure(f"cancel {self.run} --force"), "end it without its agent, if that cannot clean up: what is open stays so")
 
-    def after_the_end(self, state: RunState) -> list[Step]:
-        show = Step(self._perdure(f"show {self.run}"), "every call with its result")
+    def after_the_end(self, state: RunState, undoing: Undoing | None) -> list[Step]:
+        steps = [Step(self._perdure(f"show {self.run}"), "every call with its result")]
         if state.status == "failed":
-            return [show, Step(self._perdure(f"trace {self.run} {state.seq}"), "how it came to the failure")]
-        return [show]
+            steps.append(Step(self._perdure(f"trace {self.run} {state.seq}"), "how it came to the failure"))
+        if undoing is not None:
+            return [*steps, Step(self._perdure(f"why {shlex.quote(undoing.run_id)}"), f"{undoing.words}; that page has how far it came")]
+        if state.status == "succeeded" or self.undone is not None or self.row.parent is not None:
+            return steps
+        effects = sum(call.phase == "completed" and call.effect != "read" for call in state.calls.values())
+        if effects or state.children:
+            what = plural(effects, "call") + (", and what its children did" if state.children else "")
+            code = self.resume_words.removeprefix(f"resume {self.run}")
+            does = f"take back what it has changed ({what}), where its tools say how; with --dry-run only see what that would be"
+            steps.append(Step(self._perdure(f"undo {self.run}{code}"), does))
+        return steps if state.status != "failed" else [*steps, self._again()]
+
+    def _again(self) -> Step:
+        row = self.row
+        who = (f" --tenant {shlex.quote(row.tenant)}" if row.tenant != "default" else "") + (
+            f" --actor {shlex.quote(row.actor)}" if row.actor else ""
+        )
+        does = "what has ended stays so: begin anew, under another id; what this run did is done again then"
+        return Step(self._perdure(f"run {self.target} --input 'JSON' --id NEW_ID{who}"), does)
+
+
+def _adding(short: Shortage) -> str:
+    least = f"it needs at least {amount(short.limit.what, short.least)}" if short.least else "there is room for a call again"
+    return f"add N to the budget of run {short.budget_of} ({least}), and let all go on that stand still for it"
+
+
+def _to_fill_in(one: Asked) -> str:
+    """The editable fields as JSON that somebody has to fill in: pasted as it is, it is refused."""
+    return shlex.quote("{" + ", ".join(f"{json.dumps(name)}: NEW" for name in one.editable) + "}")
 
 
 def _as_it_is(one: Asked) -> str:
-    """The editable fields with the values that they have, as JSON to edit; what is too long to be edited in a line as an ellipsis."""
+    """The editable fields with the values that they have."""
     values = {name: one.input.get(name) if isinstance(one.input, dict) else None for name in one.editable}
-    return json.dumps({name: value if len(json.dumps(value)) <= EDIT_CHARS else "…" for name, value in values.items()})
+    return ", ".join(f"{name} is {clip(json.dumps(value, ensure_ascii=False), EDIT_CHARS)}" for name, value in values.items()) + " now"

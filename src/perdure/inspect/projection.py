@@ -123,9 +123,10 @@ class _Resting:
 
     def __init__(self, created: Event) -> None:
         assert isinstance(created.body, RunCreated), created
+        self._not_before = created.body.not_before or 0
         self.status: Status = "queued"
         self.waiting_for: str | None = None
-        self.ready_at: int | None = max(created.ts, created.body.not_before or 0)
+        self.ready_at: int | None = max(created.ts, self._not_before)
         self.attention: Reason | None = None
         self.error: str | None = None
 
@@ -142,7 +143,9 @@ class _Resting:
             self.ready_at = self.waiting_for = None
         elif wake == "now":
             stays = status == self.status == "queued" and self.ready_at is not None
-            self.ready_at, self.waiting_for = self.ready_at if stays else event.ts, None
+            # One that nobody has ever taken up does not begin before its time because it was paused meanwhile.
+            earliest = self._not_before if isinstance(event.body, RunUnpaused) and event.epoch == 0 else 0
+            self.ready_at, self.waiting_for = self.ready_at if stays else max(event.ts, earliest), None
         # A person lets a run go on that somebody has cancelled: it goes on to its end.
         sent_on = isinstance(event.body, RunRequeued | RunUnpaused | ToolCallResolved)
         self.status = "cancelling" if sent_on and cancelled else status

@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from perdure.core.codec import Payload
-from perdure.inspect.serving import is_served, missing
+from perdure.inspect.cost import CostAll, cost_with_children
+from perdure.inspect.serving import is_served, missing, version_served
+from perdure.inspect.shortage import Shortage, own_shortage, shortages_below
+from perdure.inspect.undone import Undoing, undoing_of
 from perdure.inspect.view import Reading, loader, read_run
 from perdure.inspect.words import iso, seconds
-from perdure.store.api import ApprovalRow, Ledger, RunRow, Store, WorkerRow
+from perdure.store.api import ApprovalRow, InboxRow, Ledger, RunRow, Store, WorkerRow
 
 
 class Holder(Struct, frozen=True):
@@ -32,6 +35,11 @@ class Scene(Struct, frozen=True):
     below: list[RunRow]  # its children that have not ended, theirs, and so on
     approvals: dict[str, ApprovalRow]  # those that the journal has as pending
     ledgers: list[Ledger]
+    short: Shortage | None  # the budget that it stands still for
+    short_below: list[Shortage]  # those that runs below it stand still for
+    undoing: Undoing | None  # what undoes it
+    cost_all: CostAll | None  # of a run that has children: with them
+    unread: list[InboxRow]  # of a finished run: what arrived as it ended
     load: Callable[[Payload], bytes]
 
     @property
@@ -49,6 +57,11 @@ class Scene(Struct, frozen=True):
         return is_served(self.reading.row, self.workers)
 
     @property
+    def version_served(self) -> bool:
+        """Whether a worker lives that has the run's code, whatever queues it takes from."""
+        return version_served(self.reading.row, self.workers)
+
+    @property
     def missing(self) -> str | None:
         """What no worker has that the run needs; None also when there is no worker at all."""
         return missing(self.reading.row, self.workers)
@@ -59,6 +72,8 @@ def look(store: Store, run_id: str, now: int, lease_us: int, max_asks: int) -> S
     reading = read_run(store, run_id)
     state = reading.state
     workers = store.workers(now, lease_us)
+    below = store.family(run_id) if state.alive else []
+    ledgers = store.ledgers(run_id)
     asked = [store.approval(ask.request.approval) for ask in state.pending.values()]
     return Scene(
         reading=reading,
@@ -66,9 +81,14 @@ def look(store: Store, run_id: str, now: int, lease_us: int, max_asks: int) -> S
         workers=workers,
         now=now,
         max_asks=max_asks,
-        below=store.family(run_id) if state.alive else [],
+        below=below,
         approvals={row.approval: row for row in asked if row is not None},
-        ledgers=store.ledgers(run_id),
+        ledgers=ledgers,
+        short=own_shortage(reading, ledgers),
+        short_below=shortages_below(store, below),
+        undoing=undoing_of(store, run_id, now) if state.finished else None,
+        cost_all=cost_with_children(store, reading.row) if state.children else None,
+        unread=store.unread(run_id) if state.finished else [],
         load=loader(store),
     )
 

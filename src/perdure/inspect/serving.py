@@ -18,6 +18,11 @@ def is_served(row: RunRow, workers: Iterable[WorkerRow]) -> bool:
     return any(serves(worker, row) for worker in workers)
 
 
+def version_served(row: RunRow, workers: Iterable[WorkerRow]) -> bool:
+    """Whether any worker that lives has the run's code, whatever queues it takes from."""
+    return any(worker.alive and Served(row.agent, row.version) in worker.serves for worker in workers)
+
+
 def missing(row: RunRow, workers: Iterable[WorkerRow]) -> str | None:
     """What no worker has that this run needs, in words; None when one has it, or when no worker lives at all."""
     alive = [worker for worker in workers if worker.alive]
@@ -25,7 +30,7 @@ def missing(row: RunRow, workers: Iterable[WorkerRow]) -> str | None:
         return None
     here = f"{plural(len(alive), 'worker')} {'is' if len(alive) == 1 else 'are'} alive"
     versions = sorted({served.version for worker in alive for served in worker.serves if served.agent == row.agent})
-    if row.version in versions:
+    if version_served(row, alive):
         queues = sorted({queue for worker in alive for queue in worker.queues or ()})
         return f"no worker takes from queue {row.queue}: {here}, for {', '.join(queues)}"
     if versions:

@@ -1,25 +1,69 @@
-"""What an unfinished run waits for, and what of it never began."""
+"""What an unfinished run waits for, what of it never began, and what arrived too late for it."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from perdure.core.events import ToolCallProposed
+from msgspec import Struct
+
+from perdure.core.codec import Payload
+from perdure.core.events import RunReleased, SignalReceived, ToolCallProposed, tag_of
 from perdure.core.state import CallState
 from perdure.inspect.asks import Asked
 from perdure.inspect.doubts import hook_words
 from perdure.inspect.scene import Scene
-from perdure.inspect.words import at, called, failed
+from perdure.inspect.view import Reading
+from perdure.inspect.words import at, called, failed, plain, plural, shown
+from perdure.store.api import InboxRow
 
 # How `core.rest` says which topics a parked run listens to. No topic has a blank, a comma or a quotation mark in it.
 _SIGNALS = re.compile(r"(?:\A| or )(?:signal |[0-9,]+ signals: )('[^']+'(?:, '[^']+')*)(?:, …)?\Z")
 
 
+class Heard(Struct, frozen=True):
+    """Signals on one topic that have reached the run."""
+
+    topic: str
+    received: int
+    waited_for: bool  # the run has been parked, now or before, to wait for one on this topic
+    seq: int  # of the last one
+
+
 def topics(scene: Scene) -> list[str]:
     """The signal topics that the parked run listens to."""
     row = scene.reading.row
-    found = _SIGNALS.search(row.waiting_for) if row.status == "waiting" and row.waiting_for else None
+    return _topics(row.waiting_for) if row.status == "waiting" else []
+
+
+def _topics(waiting_for: str | None) -> list[str]:
+    found = _SIGNALS.search(waiting_for) if waiting_for else None
     return [] if found is None else [topic.strip("'") for topic in found[1].split(", ")]
+
+
+def heard(reading: Reading) -> list[Heard]:
+    """The signals that have reached the run, by topic. Which of them its code has read, no journal tells."""
+    received: dict[str, list[int]] = {}
+    waited: set[str] = set()
+    for event in reading.events:
+        match event.body:
+            case SignalReceived(topic=topic):
+                received.setdefault(topic, []).append(event.seq)
+            case RunReleased(waiting_for=words):
+                waited.update(_topics(words))
+    return [Heard(topic, len(seqs), topic in waited, seqs[-1]) for topic, seqs in received.items()]
+
+
+def strays(reading: Reading) -> list[str]:
+    """Signals that a resting run was sent on topics that it has never waited for: perhaps the topic is mistyped."""
+    if reading.past or reading.row.status not in ("waiting", "waiting_approval", "paused"):
+        return []
+    return [
+        f"{plural(one.received, 'signal')} on {one.topic!r} (event {one.seq}): it has never waited for that topic so far"
+        for one in heard(reading)
+        if not one.waited_for
+    ]
 
 
 def waiting(scene: Scene, approvals: list[Asked]) -> list[str]:
@@ -27,7 +71,8 @@ def waiting(scene: Scene, approvals: list[Asked]) -> list[str]:
     row, state, now = scene.reading.row, scene.reading.state, scene.now
     if state.finished:
         return []
-    waits = [f"timer {number} at {at(due, now)}" for number, due in state.timers.items()]
+    # A timer whose wait was answered otherwise stays in the journal, and wakes nobody.
+    waits = [f"timer {number} at {at(due, now)}" for number, due in state.timers.items() if due == (row.ready_at or state.wake_at)]
     waits += [_call_waits(call, scene) for call in state.open.values() if call.retry_at is not None]
     waits += [f"a signal on {topic!r}" for topic in topics(scene)]
     told = waits or approvals or state.alive
@@ -47,6 +92,40 @@ def _call_waits(call: CallState, scene: Scene) -> str:
         return f"call {call.number} {call.tool}: {hook_words(call, scene)}"
     said = failed(call.failure, 100) or call.doubt
     return f"call {call.number} {call.tool}: attempt {call.attempt + 1} at {when}; the last one said: {said}"
+
+
+def unread_words(unread: Sequence[InboxRow]) -> list[str]:
+    """What arrived as the run ended and nobody read, counted and then one by one; empty when there is nothing of that kind."""
+    if not unread:
+        return []
+    one = "signal" if all(isinstance(letter.body, SignalReceived) for letter in unread) else "message"
+    head = f"{plural(len(unread), one)} arrived as it ended and {'was' if len(unread) == 1 else 'were'} not read:"
+    return [head, *(_letter(letter) for letter in unread)]
+
+
+def _letter(letter: InboxRow) -> str:
+    match letter.body:
+        case SignalReceived() as signal:
+            return f"signal {signal.topic!r} from {signal.by}: {shown(signal.payload, 200)}"
+        case None:
+            return f"inbox row {letter.inbox_id}, which a newer perdure has written"
+        case body:
+            by = getattr(body, "by", None)
+            return tag_of(body) + (f" from {by}" if by else "") + (f", about call {letter.call}" if letter.call is not None else "")
+
+
+def unread_record(letter: InboxRow, load: Callable[[Payload], bytes]) -> dict[str, Any]:
+    """The same, whole, as one JSON object."""
+    body = letter.body
+    signal = body if isinstance(body, SignalReceived) else None
+    return {
+        "type": None if body is None else tag_of(body),
+        "event_id": letter.event_id,
+        "call": letter.call,
+        "by": getattr(body, "by", None),
+        "topic": None if signal is None else signal.topic,
+        "payload": None if signal is None else plain(signal.payload, load),
+    }
 
 
 def never_started(scene: Scene) -> list[str]:

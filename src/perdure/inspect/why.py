@@ -7,38 +7,24 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from perdure.core.events import ChildFinished, PinChanged, RunAdopted
-from perdure.core.state import AskState, CallState, ChildState
+from perdure.core.events import PinChanged, RunAdopted
+from perdure.core.state import CallState
 from perdure.inspect import advice
 from perdure.inspect.asks import Asked, asked
-from perdure.inspect.children import Children, children, outcome
-from perdure.inspect.cost import BudgetView, Cost, budget_view, cost_of, cost_words
+from perdure.inspect.children import Children, children
+from perdure.inspect.cost import BudgetView, Cost, CostAll, budget_view, cost_of, cost_words
 from perdure.inspect.doubts import Doubt, cut_off, doubts
+from perdure.inspect.ended import Done, ended
 from perdure.inspect.headline import Cancel, cancel_asked, headline
 from perdure.inspect.orders import Step
 from perdure.inspect.scene import Holder, Scene, look
-from perdure.inspect.sentences import over_budget
-from perdure.inspect.waits import never_started, topics, waiting
-from perdure.inspect.words import called, clip, failed, iso, places, seconds, shown, span, used
+from perdure.inspect.shortage import shortage_words
+from perdure.inspect.undone import Undoing
+from perdure.inspect.waits import Heard, heard, never_started, strays, topics, unread_words, waiting
+from perdure.inspect.words import called, iso, places, seconds, span
 from perdure.store.api import Store
 
 FIRST_SHOWN, LAST_SHOWN = 3, 5
-
-
-class Done(Struct, frozen=True):
-    """A call, an approval or a child that has ended, with the evidence."""
-
-    call: int
-    asked: str
-    outcome: str  # "returned …" or "failed: …"
-    places: list[str]  # of a failed one: where it was raised
-    key: str | None  # of a tool's call
-    attempts: int
-    at: str
-    seq: int
-    settled_by: str | None
-    approval: str | None
-    cost: str | None
 
 
 class Open(Struct, frozen=True):
@@ -80,20 +66,27 @@ class Why(Struct, frozen=True):
     holder: Holder | None
     workers_alive: int
     unserved: str | None  # what no worker has that the run needs
-    done: list[Done]
+    done: list[Done]  # what happened
     done_count: int
+    not_done: list[Done]  # what failed, was refused, or was given up
+    not_done_count: int
+    undoing: Undoing | None  # what has become of it since
     in_doubt: list[Doubt]
     again: list[Open]  # cut off and never in doubt
     under_way: list[Open]
     approvals: list[Asked]
     children: Children | None
     listens: list[str]  # signal topics
+    heard: list[Heard]  # signals that have reached it
+    strays: list[str]  # those of them that it has never waited for
     waiting: list[str]
     wakes_at: str | None
     never_started: list[str]
+    unread: list[str]  # what arrived as it ended, after a line that counts it
     changed: list[str]  # what is not any more as it was when the run began
     over_budget: str | None
     cost: Cost
+    cost_all: CostAll | None  # with its children, if it has any
     cost_words: str
     budgets: list[BudgetView]
     next: list[Step]
@@ -107,9 +100,12 @@ def why(store: Store, run_id: str, *, now: int, lease_us: int, max_asks: int = 2
     scene = look(store, run_id, now, lease_us, max_asks)
     row, state = scene.reading.row, scene.reading.state
     open_questions, approvals, family = doubts(scene), asked(scene), children(scene)
-    ended = _ended(scene)
+    done, not_done = ended(scene)
     what = advice.Open(
-        doubts={doubt.call: doubt.settles_itself for doubt in open_questions}, asked=approvals, news=family.news if family else []
+        doubts={doubt.call: doubt.settles_itself for doubt in open_questions},
+        asked=approvals,
+        news=family.news if family else [],
+        short=scene.short_below,
     )
     return Why(
         run_id=run_id,
@@ -130,21 +126,28 @@ def why(store: Store, run_id: str, *, now: int, lease_us: int, max_asks: int = 2
         holder=scene.holder,
         workers_alive=scene.alive,
         unserved=None if state.finished or scene.held else scene.missing,
-        done=_ends(ended),
-        done_count=len(ended),
+        done=_ends(done),
+        done_count=len(done),
+        not_done=_ends(not_done),
+        not_done_count=len(not_done),
+        undoing=scene.undoing,
         in_doubt=open_questions,
         again=[_cut_off(call, scene) for call in cut_off(scene)] if not state.finished else [],
         under_way=[_open(call, scene) for call in state.open.values() if scene.held and call.phase == "started"],
         approvals=approvals,
         children=family,
         listens=topics(scene),
+        heard=heard(scene.reading),
+        strays=strays(scene.reading),
         waiting=waiting(scene, approvals),
         wakes_at=iso(row.ready_at) if row.ready_at is not None and row.ready_at > now else None,
         never_started=never_started(scene),
+        unread=unread_words(scene.unread),
         changed=_changed(scene),
-        over_budget=None if state.over is None else over_budget(state.over),
+        over_budget=None if scene.short is None else shortage_words(scene.short),
         cost=cost_of(state),
-        cost_words=cost_words(state),
+        cost_all=scene.cost_all,
+        cost_words=cost_words(state, scene.cost_all),
         budgets=[budget_view(ledger) for ledger in scene.ledgers],
         next=advice.advise(scene, what, options=options, code=code),
     )
@@ -165,74 +168,6 @@ def _changed(scene: Scene) -> list[str]:
             case RunAdopted() as adopted:
                 told.append(f"version {adopted.version} goes on with it: {adopted.by} says so (event {event.seq})")
     return told
-
-
-# -- what has ended -------------------------------------------------------------------------------------------------------
-def _ended(scene: Scene) -> list[Done]:
-    """The calls, approvals and children that have ended, by their number."""
-    state = scene.reading.state
-    ended = [_done(call) for call in state.calls.values() if call.ended]
-    ended += [_decided(ask) for ask in state.asks.values() if ask.request.tool is None and not ask.pending]
-    ends = {event.call: event.seq for event in scene.reading.events if isinstance(event.body, ChildFinished)}
-    ended += [_returned(child, ends[child.number]) for child in state.children.values() if child.ended is not None]
-    return sorted(ended, key=lambda done: done.call)
-
-
-def _done(call: CallState) -> Done:
-    if call.phase == "failed":
-        outcome = f"failed: {failed(call.failure, 100)}" if call.attempt else f"was not made: {failed(call.failure, 100)}"
-    elif call.result is None:
-        outcome = f"happened; its result could not be recorded: {failed(call.failure, 80)}"
-    else:
-        outcome = f"returned {shown(call.result, 48)}"
-    return Done(
-        call=call.number,
-        asked=called(call.tool, call.args, 48),
-        outcome=outcome,
-        places=places(call.failure),
-        key=call.key,
-        attempts=call.attempt,
-        at=iso(call.last_ts),
-        seq=call.last_seq,
-        settled_by=call.resolved_by,
-        approval=call.approval,
-        cost=used(call.used) or None,
-    )
-
-
-def _decided(ask: AskState) -> Done:
-    by = f" by {ask.by}" if ask.by else ""
-    note = f": {clip(ask.note, 80)}" if ask.note else ""
-    edited = ", with other values" if ask.edited else ""
-    return Done(
-        call=ask.number,
-        asked=called(ask.request.action, ask.request.input, 48),
-        outcome=f"{ask.outcome}{by}{edited}{note}",
-        places=[],
-        key=None,
-        attempts=0,
-        at=iso(ask.settled_at),
-        seq=ask.settled_seq,
-        settled_by=None,
-        approval=ask.request.approval,
-        cost=None,
-    )
-
-
-def _returned(child: ChildState, seq: int) -> Done:
-    return Done(
-        call=child.number,
-        asked=called(f"{child.agent}@{child.version}", child.input, 48),
-        outcome=outcome(child),
-        places=[],
-        key=None,
-        attempts=1,
-        at=iso(child.ended_at),
-        seq=seq,
-        settled_by=None,
-        approval=None,
-        cost=None,
-    )
 
 
 # -- what is open -----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from perdure.core.codec import Payload
 from perdure.core.events import Failure, Usage
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_OUR_FOLDER = __file__.removesuffix("inspect/words.py")
 _SPANS = ((86_400, "day", "days"), (3_600, "h", "h"), (60, "min", "min"), (1, "s", "s"))
 
 # What a doubt about a call means, and what it does not, by effect class.
@@ -114,8 +115,10 @@ def failed(failure: Failure | None, width: int = 160) -> str:
 
 
 def places(failure: Failure | None) -> list[str]:
-    """Where it was raised, as recorded: `file:line in function`, the innermost last."""
-    return failure.traceback.splitlines() if failure is not None and failure.traceback else []
+    """Where it was raised: `file:line in function`, the innermost last; without the frames of perdure, unless it has no others."""
+    found = failure.traceback.splitlines() if failure is not None and failure.traceback else []
+    theirs = [place for place in found if not place.startswith(_OUR_FOLDER) and "-packages/perdure/" not in place]
+    return theirs or found
 
 
 def plural(count: int, one: str, many: str = "") -> str:

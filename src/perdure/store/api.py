@@ -8,10 +8,12 @@ implementation to what is written here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
+from perdure.core import codec
 from perdure.core.approval import ApprovalStatus as ApprovalStatus
 from perdure.core.approval import Ruling, Standing
 from perdure.core.budget import Amounts
@@ -21,6 +23,8 @@ from perdure.core.rate import Rate
 from perdure.core.state import FINISHED as FINISHED
 from perdure.core.state import Status as Status
 from perdure.settings import Queue
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class NewRun(Struct, frozen=True, gc=False):
@@ -107,8 +111,9 @@ class Append(Struct, frozen=True, gc=False):
 
     What follows from the events is written with them: an `approval_requested` makes its row; a `tool_call_initiated` that names an
     approval consumes it, and the append is Refused unless that approval is approved, unconsumed, of this very tool and digest of
-    arguments, and not expired; a `child_started` creates the child's run; a terminal event of a child hands its parent a `child_finished`; whatever
-    people should hear of gets a notice.
+    arguments, and not expired, neither when the event was recorded nor now, by `at` and what the append had to wait since; a
+    `child_started` creates the child's run; a terminal event of a child hands its parent a `child_finished`; whatever people should
+    hear of gets a notice.
     """
 
     lease: Lease
@@ -119,6 +124,7 @@ class Append(Struct, frozen=True, gc=False):
     consumed: tuple[int, ...] = ()  # inbox rows that these events stand for
     left: tuple[int, ...] = ()  # inbox rows that the holder has seen and leaves where they are
     charge: Charge | None = None  # only for runs that have a budget, their own or one above them
+    at: int = 0  # the worker's clock when this was sent, again at every resend: its events may have waited for the disk
 
 
 class Committed(Struct, frozen=True, gc=False):
@@ -126,7 +132,10 @@ class Committed(Struct, frozen=True, gc=False):
 
 
 class Refused(Struct, frozen=True, gc=False):
-    """The guard did not hold: somebody else has the run, or its seq has moved. Stop working on it at once."""
+    """The guard did not hold: somebody else has the run, or its seq has moved. Stop working on it at once.
+
+    When `why` begins with "approval ", the lease holds, and a call did not start because the time of its approval is over.
+    """
 
     why: str
 
@@ -135,12 +144,13 @@ Appended = Committed | Refused
 
 
 class InboxRow(Struct, frozen=True, gc=False):
-    """Something from outside (a cancel, a resolution) for a run that a worker holds: its holder journals it."""
+    """Something from outside (a cancel, a resolution) for a run that a worker holds: its holder journals it, under its own event id."""
 
     inbox_id: int
     run_id: str
     call: int | None
     body: AnyBody | None  # None: it was written by a newer version and cannot be decoded here
+    event_id: str  # the sender's: it looks for this one when it does not know whether its post has arrived
 
 
 class WorkerRow(Struct, frozen=True, gc=False):
@@ -167,6 +177,51 @@ class ApprovalRow(Struct, frozen=True, gc=False):
     asked_at: int
     standing: Standing  # the request as it is now, its status and the votes so far
     settled_at: int | None = None
+
+    @property
+    def status(self) -> ApprovalStatus:
+        return self.standing.status
+
+    @property
+    def action(self) -> str:
+        return self.standing.request.action
+
+    @property
+    def input(self) -> Any:
+        """What is proposed, as a JSON value. None for one that is too long for the journal: `app.load(row.standing.request.input)` has it."""
+        inline = self.standing.request.input.inline
+        return None if inline is None else codec.decode(inline)
+
+    @property
+    def reason(self) -> str | None:
+        return self.standing.request.reason
+
+    @property
+    def by(self) -> tuple[str, ...]:
+        """Who may decide; nobody named: anybody."""
+        return self.standing.request.by
+
+    @property
+    def quorum(self) -> int:
+        return self.standing.request.quorum
+
+    @property
+    def voters(self) -> tuple[str, ...]:
+        """Who has agreed so far."""
+        return self.standing.voters
+
+    @property
+    def editable(self) -> tuple[str, ...]:
+        return self.standing.request.editable
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When its time is over, in UTC; None: never, or beyond the year 9999."""
+        at = self.standing.request.expires_at
+        try:
+            return None if at is None else _EPOCH + timedelta(microseconds=at)
+        except OverflowError:
+            return None
 
 
 class ApprovalFilter(Struct, frozen=True, gc=False):
@@ -302,8 +357,8 @@ class Store(Protocol):
         is longest ago; inside a tenant's line the higher priority goes first, then what has been ready longest.
 
         With run_id: that run alone, ready or not, unless it is finished (RunEnded), paused (Conflict), of another version
-        (WrongVersion) or held by a live worker (AlreadyRunning). With `below`: ready runs of that run's family alone. Neither asks
-        for turns, queues or their limits: somebody wants them by name.
+        (WrongVersion) or held by a live worker (AlreadyRunning); nothing, when `limits` are given and leave no room for it. With
+        `below`: ready runs of that run's family alone. Neither asks for turns or queues: somebody wants them by name.
         Runs with crashes >= 2 are suspects: at most one of them is claimed while this worker holds another suspect.
         """
 
@@ -363,13 +418,19 @@ class Store(Protocol):
     def inbox(self, worker: str) -> list[InboxRow]:
         """What has arrived for the runs that this worker holds, in order of arrival."""
 
+    def unread(self, run_id: str) -> list[InboxRow]:
+        """What has arrived for this run and is not in its journal, in order of arrival, whoever holds it.
+
+        Of a finished run: what somebody was told had arrived, and what came too late for it to read.
+        """
+
     def next_ready(self, served: Sequence[Served], queues: Sequence[str] | None = None) -> int | None:
         """When the next run of these agents becomes ready (µs); in the past if one is ready now; None if none will by itself."""
 
-    def left_behind(self, served: Sequence[Served], now: int) -> list[tuple[Served, Served, str]]:
+    def left_behind(self, served: Sequence[Served], now: int, *, but: Sequence[str] = ()) -> list[tuple[Served, Served, str]]:
         """What a worker must know to go on with ready children that it does not serve, whose parents, or theirs, it serves.
 
-        (the parent's kind, the kind of child that it can name, the run id of such a parent), each pair of kinds once.
+        (the parent's kind, the kind of child that it can name, the run id of such a parent that is not in `but`), each pair of kinds once.
         """
 
     def version(self) -> int:
@@ -391,13 +452,19 @@ class Store(Protocol):
     def ledgers(self, run_id: str) -> list[Ledger]:
         """The budgets that apply to the run, its own first, then those of its parents. Empty: none."""
 
+    def reserved(self, run_id: str) -> Amounts:
+        """What the ledgers have reserved for the run's own attempts."""
+
     def over_budget(self, run_id: str) -> list[str]:
         """The unfinished runs that stand still because of this run's budget: themselves `needs_attention` for `budget`."""
 
     def costs(
-        self, by: Literal["agent", "tenant", "model", "day", "run", "tool"], *, since: int = 0, tenant: str | None = None
+        self, by: Literal["agent", "tenant", "model", "day", "run", "root", "tool"], *, since: int = 0, tenant: str | None = None
     ) -> list[CostRow]:
-        """What runs have used, by group, the most expensive first. Counted from the journals: once, whatever was replayed."""
+        """What runs have used, by group, the most expensive first; "root": children with the run that was started.
+
+        Counted from the journals: once, whatever was replayed.
+        """
 
     # -- notices ------------------------------------------------------------------------------------------------------
     def take_notices(self, now: int, limit: int, hold_us: int) -> list[NoticeRow]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import get_args
 
@@ -18,7 +19,8 @@ from perdure.store.delivery import Delivery, Letter
 from perdure.store.queries import QUERIES
 from perdure.store.rows import Row, body_from, has_arrived, run_row
 
-_names = msgspec.json.Decoder(tuple[str, ...]).decode
+log = logging.getLogger("perdure.store")
+_decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
 
 
 def insert(cursor: apsw.Cursor, key: int, run_id: str, event: Event, request: ApprovalRequested) -> Refused | None:
@@ -39,25 +41,35 @@ def insert(cursor: apsw.Cursor, key: int, run_id: str, event: Event, request: Ap
     return Refused(f"run {run_id}: call {event.call} would ask for approval {request.approval}, and there is another one with that id")
 
 
-def consume(cursor: apsw.Cursor, key: int, run_id: str, event: Event, start: ToolCallInitiated) -> Refused | None:
+def consume(cursor: apsw.Cursor, key: int, run_id: str, event: Event, start: ToolCallInitiated, at: int) -> Refused | None:
     """Use the approval up; Refused unless it is approved, unused, for this very call and its arguments, and has not expired (G9)."""
-    values = {"approval": start.approval, "run": key, "call": event.call, "tool": start.tool, "digest": start.digest, "ts": event.ts}
+    # The intent may have waited long for a disk that was full: what counts is the moment after which the effect begins.
+    begins = max(event.ts, at)
+    values = {"approval": start.approval, "run": key, "call": event.call, "tool": start.tool, "digest": start.digest, "ts": begins}
     cursor.execute(QUERIES["consume_approval"], values)
     if cursor.connection.changes() == 1:
         return None
-    why = _why_not(cursor.execute(QUERIES["approval_by_id"], (start.approval,)).fetchone(), event, start)
-    return Refused(f"run {run_id}: call {event.call} ({start.tool}) may not start: approval {start.approval} {why}")
+    found: Row | None = cursor.execute(QUERIES["approval_by_id"], (start.approval,)).fetchone()
+    call = f"call {event.call} ({start.tool})"
+    try:
+        row = None if found is None else approval_row(found)
+    except StoreCorrupt as error:
+        return Refused(f"run {run_id}: {call} may not start: {error}")
+    if row is not None and _has_expired(row.standing, begins):
+        return Refused(f"approval {start.approval} has expired: {call} of run {run_id} may not start any more")
+    return Refused(f"run {run_id}: {call} may not start: approval {start.approval} {_why_not(row, start)}")
 
 
-def _why_not(found: Row | None, event: Event, start: ToolCallInitiated) -> str:
-    if found is None:
+def _has_expired(standing: Standing, now: int) -> bool:
+    expires_at = standing.request.expires_at
+    return standing.status == "expired" or (standing.status == "approved" and expires_at is not None and expires_at <= now)
+
+
+def _why_not(row: ApprovalRow | None, start: ToolCallInitiated) -> str:
+    if row is None:
         return "does not exist"
-    row = approval_row(found)
-    status, expires_at = row.standing.status, row.standing.request.expires_at
-    if status != "approved":
-        return f"is {status}, not approved"
-    if expires_at is not None and expires_at <= event.ts:
-        return "has expired"
+    if row.standing.status != "approved":
+        return f"is {row.standing.status}, not approved"
     if row.standing.digest != start.digest:
         return f"is for the arguments {row.standing.digest[:12]}, not for {str(start.digest)[:12]}"
     return f"is for {row.standing.request.action} (call {row.call} of run {row.run_id})"
@@ -114,7 +126,8 @@ class Approvals:
         # Named one by one in any case, so that the index over them is used: the settled ones grow for ever.
         statuses = get_args(ApprovalStatus) if wanted.status is None else (wanted.status,)
         values = {**msgspec.structs.asdict(wanted), "statuses": msgspec.json.encode(statuses).decode()}
-        return [approval_row(row) for row in self._database.read("list_approvals", values)]
+        found = [_approval_or_none(row) for row in self._database.read("list_approvals", values)]
+        return [row for row in found if row is not None]
 
 
 def approval_row(row: Row) -> ApprovalRow:
@@ -125,16 +138,32 @@ def approval_row(row: Row) -> ApprovalRow:
     request = body_from(data, what)
     if not isinstance(request, ApprovalRequested) or request.approval != approval:
         raise StoreCorrupt(f"{what} is not the request of approval {approval}; see what else is damaged: perdure verify {run_id}")
+    its = f"the row of approval {approval} of run {run_id} was edited:"
     standing = Standing(
-        request=msgspec.structs.replace(request, by=_names(deciders), expires_at=expires_at),
+        request=msgspec.structs.replace(request, by=_names(deciders, f"{its} who may decide"), expires_at=expires_at),
         status=status,
         digest=digest,
-        voters=_names(voters),
+        voters=_names(voters, f"{its} who has agreed"),
         settled_by=settled_by,
         note=note,
         escalated=bool(escalated),
     )
     return ApprovalRow(approval, run_id, call, agent, tenant, actor, asked_at, standing, settled_at)
+
+
+def _approval_or_none(row: Row) -> ApprovalRow | None:
+    try:
+        return approval_row(row)
+    except StoreCorrupt as error:
+        log.error("an approval is left out: %s", error)  # that run's trouble alone: everybody else's decisions must not wait for it
+        return None
+
+
+def _names(data: str, what: str) -> tuple[str, ...]:
+    try:
+        return _decode_names(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, TypeError) as error:
+        raise StoreCorrupt(f"{what} cannot be decoded ({error}); see what else is damaged: perdure verify") from None
 
 
 def _change(cursor: apsw.Cursor, key: int, after: ApprovalRow) -> None:

@@ -83,6 +83,11 @@ def ledgers(database: Database, run_id: str) -> list[Ledger]:
     return [_ledger(row) for row in database.read("ledgers_of_run", (run_id,))]
 
 
+def reserved(database: Database, run_id: str) -> Amounts:
+    rows = database.read("reserved_by_run", (run_id,))
+    return Amounts(*rows[0]) if rows else NOTHING
+
+
 def over_budget(database: Database, run_id: str) -> list[str]:
     return [found for (found,) in database.read("over_budget", (run_id,))]
 

@@ -6,6 +6,7 @@ import secrets
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import TypeVar
 
 import apsw
 import msgspec
@@ -17,11 +18,14 @@ from perdure.settings import Queue
 from perdure.store.api import FINISHED, Claimed, Lease, RunRow, Served, WorkerRow
 from perdure.store.database import Database
 from perdure.store.journal import Journal
-from perdure.store.lines import SUSPECT_CRASHES, Choice, crashes_if_taken, which
+from perdure.store.lines import SUSPECT_CRASHES, Choice, Room, crashes_if_taken, which
 from perdure.store.liveness import Liveness
 from perdure.store.queries import QUERIES
 from perdure.store.rows import Row, event_row, key_of, lost_of, run_row
 
+T = TypeVar("T")
+_pairs = msgspec.json.Decoder(tuple[tuple[str, str], ...]).decode
+_texts = msgspec.json.Decoder(tuple[str, ...]).decode
 _LEASE_RAN_OUT, _PROVEN_DEAD = 1, 2  # perdure_runs.lost
 
 
@@ -83,9 +87,18 @@ class Claims:
             worker, now, lambda cursor: [(row, lost_of(row)) for row in Choice(cursor, worker, limits, now).take(served, queues, limit)]
         )
 
-    def claim_this(self, worker: str, served: Sequence[Served], run_id: str, now: int) -> list[Claimed]:
-        """That run alone, ready or not: queues and their limits do not apply to what somebody asks for by name."""
-        return self._take(worker, now, lambda cursor: [self._this_one(cursor, served, run_id)])
+    def claim_this(self, worker: str, served: Sequence[Served], run_id: str, now: int, limits: Mapping[str, Queue]) -> list[Claimed]:
+        """That run alone, ready or not, unless the limits leave no room for it: turns do not apply to what somebody asks for by name."""
+
+        def choose(cursor: apsw.Cursor) -> list[tuple[Row, int]]:
+            found, lost = self._this_one(cursor, served, run_id)
+            row, room = run_row(found), Room(cursor, limits)
+            room.look([row.queue])
+            if row.holder is not None:
+                room.count(row.queue, row.tenant, -1)  # its dead holder's place is its own
+            return [(found, lost)] if room.has(row.queue, row.tenant) else []
+
+        return self._take(worker, now, choose)
 
     def claim_below(self, worker: str, served: Sequence[Served], run_id: str, limit: int, now: int) -> list[Claimed]:
         """Ready runs of that run's family, suspects one at a time."""
@@ -126,8 +139,9 @@ class Claims:
         assert ready_at is None or isinstance(ready_at, int), ready_at
         return ready_at
 
-    def left_behind(self, served: Sequence[Served], now: int) -> list[tuple[Served, Served, str]]:
-        rows = self._database.read("left_behind", {"served": which(served, None)["served"], "now": now})
+    def left_behind(self, served: Sequence[Served], now: int, but: Sequence[str]) -> list[tuple[Served, Served, str]]:
+        values = {"served": which(served, None)["served"], "now": now, "but": msgspec.json.encode(but).decode()}
+        rows = self._database.read("left_behind", values)
         return [(Served(*row[:2]), Served(*row[2:4]), row[4]) for row in rows]
 
     def reap(self, worker: str, lease_us: int, now: int) -> int:
@@ -167,8 +181,8 @@ class Claims:
                 beat_at,
                 beat_at >= now - lease_us and not self._liveness.is_dead(worker),
                 runs,
-                tuple(Served(agent, version) for agent, version in msgspec.json.decode(serves)),
-                None if queues is None else tuple(msgspec.json.decode(queues)),
+                tuple(Served(agent, version) for agent, version in _listed(serves, _pairs)),
+                None if queues is None else _listed(queues, _texts),
             )
             for worker, name, pid, started_at, beat_at, runs, serves, queues in self._database.read("list_workers")
         ]
@@ -187,6 +201,14 @@ class Claims:
             seen = datetime.fromtimestamp(beat_at / 1e6, UTC).isoformat(timespec="seconds")
             raise AlreadyRunning(f"run {run_id} is held by worker {name}, last seen {seen}; wait for it, or stop that process")
         return found, _PROVEN_DEAD
+
+
+def _listed(data: str, decode: Callable[[str], tuple[T, ...]]) -> tuple[T, ...]:
+    """What a worker says that it serves; nothing when that cannot be read: one row that was edited must not hide the other workers."""
+    try:
+        return decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, TypeError):
+        return ()
 
 
 def _check_resumable(row: RunRow, served: Sequence[Served]) -> None:

@@ -45,14 +45,14 @@ class Consequences:
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
 
-    def follow(self, cursor: apsw.Cursor, key: int, events: list[Event]) -> Refused | None:
-        """Write what follows; Refused means that the whole append must be undone."""
+    def follow(self, cursor: apsw.Cursor, key: int, events: list[Event], at: int) -> Refused | None:
+        """Write what follows of events that were sent at that time; Refused means that the whole append must be undone."""
         run = family.relations(cursor, key)
         for event in events:
             body, refused = event.body, None
             match body:
                 case ToolCallInitiated():
-                    refused = approvals.consume(cursor, key, run.run_id, event, body)
+                    refused = approvals.consume(cursor, key, run.run_id, event, body, at)
                 case ApprovalRequested():
                     refused = approvals.insert(cursor, key, run.run_id, event, body)
                 case ChildStarted():

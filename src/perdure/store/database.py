@@ -70,6 +70,8 @@ class Database:
                 self._commit(connection, cursor, lambda fresh: arrived(fresh, done))
             except BaseException as error:
                 self._rollback(connection)
+                if isinstance(error, apsw.FullError):
+                    self._empty_log()
                 if isinstance(error, apsw.Error):
                     raise translated(error, self.where) from None
                 if isinstance(error, UnicodeEncodeError):
@@ -155,6 +157,8 @@ class Database:
             # The outcome is unknown, and after a failed fsync this connection would show things that are not on the disk.
             self._discard_writer()
             if not self._look(arrived):
+                if isinstance(error, apsw.FullError):
+                    self._empty_log()
                 raise translated(error, self.where) from None
 
     def _rollback(self, connection: apsw.Connection) -> None:
@@ -163,6 +167,23 @@ class Database:
                 connection.execute(_ROLLBACK)
         except apsw.Error:
             self._discard_writer()
+
+    def _empty_log(self) -> None:
+        """After a full disk: the log may be what fills it, and short of its usual length nothing else would ever empty it.
+
+        The work is not tried again here, since a transaction's tool may be part of it: whoever asked for it does, and finds room.
+        """
+        if self.path is None:
+            return
+        try:
+            connection = self._connection()
+            connection.set_busy_timeout(0)  # somebody who reads is no reason to wait: the next write comes by here again
+            try:
+                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            finally:
+                connection.set_busy_timeout(int(self._busy_s * 1000))
+        except (apsw.Error, StoreError):
+            pass  # the file would have to grow for it, or somebody is at it: what the caller hears is that the disk is full
 
     def _discard_writer(self) -> None:
         if self.path is None or self._writer is None:

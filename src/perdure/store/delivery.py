@@ -14,6 +14,8 @@ from perdure.core.events import (
     ApprovalVoted,
     ApprovalWithdrawn,
     Event,
+    RunCreated,
+    RunUnpaused,
     SignalReceived,
     encode_body,
 )
@@ -22,7 +24,7 @@ from perdure.store import notices
 from perdure.store.api import RunRow, Status
 from perdure.store.liveness import Liveness
 from perdure.store.queries import QUERIES
-from perdure.store.rows import Row, body_or_none, event_row, key_of, run_row
+from perdure.store.rows import Row, body_from, body_or_none, event_row, key_of, run_row
 
 # What must be journaled in the order in which it came: signals of a topic, and the life of an approval.
 _IN_ORDER = (SignalReceived, ApprovalVoted, ApprovalEscalated, ApprovalDecided, ApprovalExpired, ApprovalWithdrawn)
@@ -84,11 +86,20 @@ def _journal(cursor: apsw.Cursor, found: Row, letter: Letter, status: Status | N
     event = Event(row.seq + 1, letter.event_id, letter.ts, row.epoch, letter.call, cause, letter.body)
     sealed = seal(row.head, event)
     after, ready_at, waiting_for = _landed(row, letter)
+    if isinstance(letter.body, RunUnpaused) and row.status == "paused" and row.epoch == 0:
+        ready_at = max(letter.ts, _not_before(cursor, key, row.run_id))
     moved = {"id": key, "seq": event.seq, "head": sealed.hash, "now": letter.ts, "status": status or after}
     cursor.execute(QUERIES["post_to_unheld"], {**moved, "ready_at": ready_at, "waiting_for": waiting_for})
     cursor.execute(QUERIES["insert_event"], event_row(key, sealed))
     if isinstance(letter.body, notices.TOLD):
         notices.tell(cursor, key, event)
+
+
+def _not_before(cursor: apsw.Cursor, key: int, run_id: str) -> int:
+    """The time before which the run does not begin: the pause has taken it out of the row."""
+    created = body_from(cursor.execute(QUERIES["first_event"], (key,)).get, f"event 1 of run {run_id}")
+    assert isinstance(created, RunCreated), created
+    return created.not_before or 0
 
 
 def _landed(row: RunRow, letter: Letter) -> tuple[Status, int | None, str | None]:

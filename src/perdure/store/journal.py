@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,16 +37,18 @@ class Journal:
 
     def append(self, batch: Sequence[Append]) -> list[Appended]:
         """One transaction for the whole batch; a refused append writes nothing and does not hinder the others."""
+        called_s = time.monotonic()
         return self._database.write(
-            lambda cursor: self._append_all(cursor, batch), lambda cursor, answers: self._arrived(cursor, batch, answers)
+            lambda cursor: self._append_all(cursor, batch, called_s), lambda cursor, answers: self._arrived(cursor, batch, answers)
         )
 
     def transact(self, head: Append, work: Callable[[Any], tuple[Append, Any]]) -> tuple[Appended, Any]:
         """`head`, the tool's own writes and the Append it returns: one commit, or nothing."""
         tail: list[Append] = []
+        called_s = time.monotonic()
 
         def both(cursor: apsw.Cursor) -> tuple[Appended, Any]:
-            self._append_or_stop(cursor, head)
+            self._append_or_stop(cursor, head, called_s)
             try:
                 with confined(cursor.connection) as connection:
                     last, value = work(connection)
@@ -53,7 +56,7 @@ class Journal:
                 raise _ToolRaised(error) from None
             if not cursor.connection.in_transaction:
                 raise StoreError(f"run {head.lease.run_id}: the tool's SQL rolled its transaction back (OR ROLLBACK); nothing has happened")
-            self._append_or_stop(cursor, last)
+            self._append_or_stop(cursor, last, called_s)
             tail.append(last)
             return _COMMITTED, value
 
@@ -89,13 +92,13 @@ class Journal:
         found: bytes = rows[0][0]
         return found
 
-    def _append_all(self, cursor: apsw.Cursor, batch: Sequence[Append]) -> list[Appended]:
+    def _append_all(self, cursor: apsw.Cursor, batch: Sequence[Append], called_s: float) -> list[Appended]:
         answers: list[Appended] = []
         rows: list[Row] = []
         for append in batch:
             run_id = append.lease.run_id
             key = self._keys.get(run_id) or self._look_up_key(cursor, run_id)
-            answer = Refused(f"there is no run {run_id}") if key is None else self._append_one(cursor, append, key)
+            answer = Refused(f"there is no run {run_id}") if key is None else self._append_one(cursor, append, key, called_s)
             answers.append(answer)
             if key is not None and answer is _COMMITTED:
                 _collect(append, key, rows)
@@ -106,7 +109,7 @@ class Journal:
         cursor.executemany(_INSERT_EVENT, rows)
         return answers
 
-    def _append_one(self, cursor: apsw.Cursor, append: Append, key: int) -> Appended:
+    def _append_one(self, cursor: apsw.Cursor, append: Append, key: int, called_s: float) -> Appended:
         """The guard, and what follows from the events. Anything but Committed means that nothing was written."""
         events = consequential(append)
         undoable = may_be_refused(events)
@@ -116,15 +119,17 @@ class Journal:
         if append.charge is not None and answer is _COMMITTED:
             budgets.charge(cursor, key, append.charge)
         if events and answer is _COMMITTED:
-            answer = self._consequences.follow(cursor, key, events) or _COMMITTED
+            # Others may have had the write lock for long: what they took counts as well.
+            waited_us = round((time.monotonic() - called_s) * 1e6)
+            answer = self._consequences.follow(cursor, key, events, append.at + waited_us) or _COMMITTED
         if undoable:
             if answer is not _COMMITTED:
                 cursor.execute(QUERIES["undo_append"])
             cursor.execute(QUERIES["keep_append"])
         return answer
 
-    def _append_or_stop(self, cursor: apsw.Cursor, append: Append) -> None:
-        (answer,) = self._append_all(cursor, [append])
+    def _append_or_stop(self, cursor: apsw.Cursor, append: Append, called_s: float) -> None:
+        (answer,) = self._append_all(cursor, [append], called_s)
         if answer is not _COMMITTED:
             raise _Stopped(answer)
 
@@ -169,16 +174,16 @@ def _advance(cursor: apsw.Cursor, append: Append, key: int) -> Appended:
             is not None
         )
         # What arrives while the holder gives the run up must wake somebody: with unread rows the run is ready at once. What reaches
-        # a run that has just finished changes nothing any more, as if it had come a moment later.
-        ready_at = None if row.status in FINISHED else ts if unread else row.ready_at
+        # a run that has just finished changes nothing any more, and stays: its sender was told that it has arrived.
+        # A run that cannot be driven at all stands still for a person, whatever lies there: it would only be claimed for ever.
+        wakes = unread and row.attention != "error"
+        ready_at = None if row.status in FINISHED else ts if wakes else row.ready_at
         cursor.execute(_ADVANCE_AND_RELEASE, (*guarded, row.status, row.waiting_for, row.error, row.progress, row.attention, ready_at))
     if cursor.connection.changes() != 1:
         refusal = _refusal(cursor, append, key)
         assert refusal is not None, append.lease
         return refusal
-    if row is not None and row.status in FINISHED:
-        cursor.execute(QUERIES["forget_inbox"], (key,))
-    elif append.consumed:
+    if append.consumed:
         cursor.executemany(QUERIES["consume_inbox"], [(inbox_id, key) for inbox_id in append.consumed])
     return _COMMITTED
 

@@ -52,26 +52,51 @@ def which(served: Iterable[Served], queues: Sequence[str] | None) -> dict[str, s
     }
 
 
+class Room:
+    """How many runs of each queue, and of each tenant in it, are held by whomever, and whether the limits leave room for one more."""
+
+    def __init__(self, cursor: apsw.Cursor, limits: Mapping[str, Queue]) -> None:
+        self._cursor = cursor
+        self._limits = limits
+        self._of_tenant: Counter[Party] = Counter()
+        self._of_queue: Counter[str] = Counter()
+
+    def look(self, queues: Iterable[str]) -> None:
+        """Count what is held, unless none of these queues has a limit."""
+        if any(queue in self._limits for queue in queues):
+            counted: list[Row] = self._cursor.execute(QUERIES["held_by_party"]).fetchall()
+            for queue, tenant, held in counted:
+                self.count(queue, tenant, held)
+
+    def count(self, queue: str, tenant: str, held: int) -> None:
+        self._of_tenant[queue, tenant] += held
+        self._of_queue[queue] += held
+
+    def has(self, queue: str, tenant: str) -> bool:
+        """Whether one more may be held."""
+        limit = self._limits.get(queue)
+        if limit is None:
+            return True
+        if limit.per_tenant is not None and self._of_tenant[queue, tenant] >= limit.per_tenant:
+            return False
+        return limit.concurrency is None or self._of_queue[queue] < limit.concurrency
+
+
 class Choice:
     """Which ready runs a worker gets, made inside the transaction that claims them: no limit is exceeded by two who choose at once."""
 
     def __init__(self, cursor: apsw.Cursor, worker: str, limits: Mapping[str, Queue], now: int) -> None:
         self._cursor = cursor
-        self._limits = limits
+        self._room = Room(cursor, limits)
         self._now = now
         self._may_take_suspect = cursor.execute(QUERIES["holds_suspect"], (worker,)).fetchone() is None
-        self._of_tenant: Counter[Party] = Counter()  # held, by whomever
-        self._of_queue: Counter[str] = Counter()
 
     def take(self, served: Sequence[Served], queues: Sequence[str] | None, limit: int) -> list[Row]:
         """Up to `limit` runs, in the order in which their tenants had their turns, which are remembered."""
         heads: list[Row] = self._cursor.execute(QUERIES["lines_with_ready_runs"], {**which(served, queues), "now": self._now}).fetchall()
         if not heads:
             return []
-        if any(queue in self._limits for _, queue, *_ in heads):
-            counted: list[Row] = self._cursor.execute(QUERIES["held_by_party"]).fetchall()
-            for queue, tenant, held in counted:
-                self._count(queue, tenant, held)
+        self._room.look(queue for _, queue, *_ in heads)
         page = -(-limit // len(heads))
         waiting: dict[Party, list[tuple[int, int]]] = {}
         last: dict[Party, tuple[int, int]] = {}
@@ -91,29 +116,17 @@ class Choice:
         heapq.heapify(order)
         while order and len(taken) < limit:
             _, ready_at, party, runs = order[0]
-            run = next(runs, None) if self._has_room(*party) else None
+            run = next(runs, None) if self._room.has(*party) else None
             if run is None:
                 heapq.heappop(order)
                 continue
             taken.append(run)
-            self._count(*party, 1)
+            self._room.count(*party, 1)
             newest += 1
             turns[party] = newest
             heapq.heapreplace(order, (newest, ready_at, party, runs))
         self._cursor.executemany(QUERIES["had_turn"], [(*party, turn) for party, turn in turns.items()])
         return taken
-
-    def _count(self, queue: str, tenant: str, held: int) -> None:
-        self._of_tenant[queue, tenant] += held
-        self._of_queue[queue] += held
-
-    def _has_room(self, queue: str, tenant: str) -> bool:
-        limit = self._limits.get(queue)
-        if limit is None:
-            return True
-        if limit.per_tenant is not None and self._of_tenant[queue, tenant] >= limit.per_tenant:
-            return False
-        return limit.concurrency is None or self._of_queue[queue] < limit.concurrency
 
     def _of_party(self, waiting: list[tuple[int, int]], page: int) -> Iterator[Row]:
         """A tenant's ready runs in a queue: the higher priority first, then whatever has been ready longest."""

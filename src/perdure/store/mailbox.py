@@ -88,17 +88,21 @@ class Mailbox:
             values = {"id": key, "seq": row.seq + 1, "head": sealed.hash, "now": now, "status": _STATUS[type(body)], "error": error}
             cursor.execute(QUERIES["end_unheld"], values)
             cursor.execute(QUERIES["insert_event"], event_row(key, sealed))
-            cursor.execute(QUERIES["forget_inbox"], (key,))
             self._consequences.end(cursor, key, family.relations(cursor, key), sealed.event, body)
             family.cancel_children(cursor, self._delivery, run_id, now)
 
         self._database.write(finish, lambda cursor, _: has_arrived(cursor, run_id, event_id))
 
     def inbox(self, worker: str) -> list[InboxRow]:
-        return [
-            InboxRow(inbox_id, run_id, call, body_or_none(data, f"inbox row {inbox_id} of run {run_id}"))
-            for inbox_id, run_id, call, data in self._database.read("inbox_of_worker", (worker,))
-        ]
+        return [_inbox_row(row) for row in self._database.read("inbox_of_worker", (worker,))]
+
+    def unread(self, run_id: str) -> list[InboxRow]:
+        return [_inbox_row(row) for row in self._database.read("inbox_of_run", (run_id,))]
+
+
+def _inbox_row(row: Row) -> InboxRow:
+    inbox_id, run_id, call, data, event_id = row
+    return InboxRow(inbox_id, run_id, call, body_or_none(data, f"inbox row {inbox_id} of run {run_id}"), event_id.hex())
 
 
 def _unfinished(cursor: apsw.Cursor, run_id: str) -> Row:

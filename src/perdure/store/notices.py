@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import apsw
 
 from perdure.core.events import ApprovalEscalated, ApprovalRequested, AttentionNeeded, BudgetExceeded, Event
@@ -12,6 +14,8 @@ from perdure.store.queries import QUERIES
 from perdure.store.rows import Row, event_from, run_row
 
 TOLD = (ApprovalRequested, ApprovalEscalated, AttentionNeeded, BudgetExceeded)  # and the failure of a run that has no parent
+
+log = logging.getLogger("perdure.store")
 
 
 def tell(cursor: apsw.Cursor, key: int, event: Event) -> None:
@@ -58,7 +62,15 @@ class Notices:
         return at
 
     def _notice(self, notice_id: int, key: int, seq: int, attempts: int) -> NoticeRow | None:
-        run_id, *event = self._database.read("event_of_notice", (key, seq))[0]
+        found = self._database.read("event_of_notice", (key, seq))
+        if not found:
+            # Somebody has been at the database: left where it is, it would come up again for ever, and there is nothing to tell.
+            log.error(
+                "notice %d is about event %d of run number %d, which is not there: somebody has changed the database", notice_id, seq, key
+            )
+            self.done(notice_id)
+            return None
+        run_id, *event = found[0]
         try:
             return NoticeRow(notice_id, run_row(self._database.read("run_by_id", (run_id,))[0]), event_from(run_id, tuple(event)), attempts)
         except StoreCorrupt:

@@ -45,10 +45,6 @@ DELETE FROM perdure_inbox WHERE id = ? AND run = ?
 -- Whether anything has arrived that this commit does not stand for.
 SELECT 1 FROM perdure_inbox WHERE run = ? AND id NOT IN (SELECT value FROM json_each(?)) LIMIT 1
 
--- name: forget_inbox
--- A finished run reads nothing more.
-DELETE FROM perdure_inbox WHERE run = ?
-
 -- name: guard_of_run
 -- What a refused append ran into, to say so in words.
 SELECT status, seq, epoch, holder, nonce FROM perdure_runs WHERE id = ?
@@ -117,6 +113,9 @@ SELECT number,
     (SELECT CAST(iif(json_valid(data), data ->> '$.run_id', NULL) AS BLOB) FROM perdure_events WHERE id = (number << 32 | 1))
 FROM journals WHERE number IS NOT NULL AND number NOT IN (SELECT id FROM perdure_runs)
 
+-- name: runs_in_no_line
+SELECT count(*), min(run_id) FROM perdure_runs WHERE line IS NULL AND ready_at IS NOT NULL
+
 -- name: schema_objects
 SELECT type, name, sql FROM sqlite_schema WHERE name LIKE 'perdure\_%' ESCAPE '\' ORDER BY type, name
 
@@ -149,6 +148,9 @@ UPDATE perdure_runs SET seq = :seq, head = :head, updated_at = max(updated_at, :
     attention = NULL, error = :error, crashes = 0, ready_at = NULL, holder = NULL, nonce = NULL
 WHERE id = :id
 
+-- name: first_event
+SELECT CAST(data AS BLOB) FROM perdure_events WHERE id = (? << 32 | 1)
+
 -- name: insert_inbox
 INSERT INTO perdure_inbox (run, call, event_id, ts, data) VALUES (:id, :call, :event_id, :now, :data)
 
@@ -161,8 +163,12 @@ SELECT 1 FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WHERE
 SELECT 1 FROM perdure_inbox WHERE run = (SELECT id FROM perdure_runs WHERE run_id = ?) AND event_id = ?
 
 -- name: inbox_of_worker
-SELECT i.id, r.run_id, i.call, CAST(i.data AS BLOB)
+SELECT i.id, r.run_id, i.call, CAST(i.data AS BLOB), i.event_id
 FROM perdure_inbox AS i JOIN perdure_runs AS r ON r.id = i.run WHERE r.holder = ? ORDER BY i.id
+
+-- name: inbox_of_run
+SELECT i.id, r.run_id, i.call, CAST(i.data AS BLOB), i.event_id
+FROM perdure_runs AS r JOIN perdure_inbox AS i ON i.run = r.id WHERE r.run_id = ? ORDER BY i.id
 
 -- name: unread_of_run
 SELECT id, call, event_id, CAST(data AS BLOB) FROM perdure_inbox WHERE run = ? ORDER BY id
@@ -253,6 +259,9 @@ ON CONFLICT (run) DO UPDATE SET usd_micros = usd_micros + ?2, tokens = tokens + 
 -- name: give_back
 DELETE FROM perdure_reserved WHERE run = ? RETURNING usd_micros, tokens, calls, busy_us
 
+-- name: reserved_by_run
+SELECT usd_micros, tokens, calls, busy_us FROM perdure_reserved WHERE run = (SELECT id FROM perdure_runs WHERE run_id = ?)
+
 -- name: raise_budget
 -- What has no limit keeps none.
 UPDATE perdure_budgets SET limit_usd_micros = limit_usd_micros + :usd_micros, limit_tokens = limit_tokens + :tokens,
@@ -302,7 +311,8 @@ WITH told AS (
         max(coalesce(data ->> '$.usage.tokens_cached', 0)) AS tokens_cached
     FROM told GROUP BY run, call, attempt
 )
-SELECT CASE :by WHEN 'agent' THEN agent WHEN 'tenant' THEN tenant WHEN 'run' THEN run_id WHEN 'tool' THEN tool
+SELECT CASE :by WHEN 'agent' THEN agent WHEN 'tenant' THEN tenant WHEN 'run' THEN run_id
+        WHEN 'root' THEN substr(run_id, 1, instr(run_id || '/', '/') - 1) WHEN 'tool' THEN tool
         WHEN 'model' THEN coalesce(model, 'no model') ELSE date(began / 1000000, 'unixepoch') END AS what,
     count(DISTINCT run), count(DISTINCT run << 32 | call), sum(max(coalesce(ended, began) - began, 0)),
     sum(usd_micros), sum(tokens_in), sum(tokens_out), sum(tokens_cached)
@@ -425,7 +435,7 @@ below (agent, version, parent) AS (
 )
 SELECT p.agent, p.version, below.agent, below.version, min(p.run_id)
 FROM below CROSS JOIN perdure_runs AS p ON p.run_id = below.parent
-WHERE (p.agent, p.version) IN served
+WHERE (p.agent, p.version) IN served AND p.run_id NOT IN (SELECT value FROM json_each(:but))
 GROUP BY 1, 2, 3, 4
 
 -- name: insert_worker

@@ -17,7 +17,7 @@ Row = tuple[Any, ...]
 
 
 def run_row(row: Row) -> RunRow:
-    """A run from the columns that run_by_id, list_runs, growing_runs and claimable_runs share."""
+    """A run from the columns that every query for whole runs begins with, as run_by_id does."""
     return RunRow(*row[:23])
 
 
@@ -57,7 +57,7 @@ def event_from(run_id: str, row: Row) -> Event:
 def body_from(data: bytes, what: str) -> AnyBody:
     try:
         body: AnyBody = decode_body(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, TypeError) as error:
         raise StoreCorrupt(f"{what} cannot be decoded ({error}); see what else is damaged: perdure verify") from None
     return body
 

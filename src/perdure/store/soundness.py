@@ -1,4 +1,4 @@
-"""What is wrong with a database as a whole: journals without a run, and guards that somebody has taken away."""
+"""What is wrong with a database as a whole: journals without a run, runs that nobody finds, guards that somebody has taken away."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perdure.store.queries import QUERIES
 
 def problems(database: Database) -> list[str]:
     """Each in words; empty when there is none."""
-    return [*_orphans(database), *_changes(database)]
+    return [*_orphans(database), *_unfindable(database), *_changes(database)]
 
 
 def _orphans(database: Database) -> Iterator[str]:
@@ -22,6 +22,16 @@ def _orphans(database: Database) -> Iterator[str]:
         # As bytes: whoever has deleted the row may have been at the text as well.
         name = f"run number {run}" if run_id is None else f"run {run_id.decode('utf-8', 'backslashreplace')!r}"
         yield f"{name}: its row is gone, and a journal of {events:,} events is left: somebody has deleted it; restore it from a backup"
+
+
+def _unfindable(database: Database) -> Iterator[str]:
+    count, first = database.read("runs_in_no_line")[0]
+    if count:
+        yield (
+            f"{count:,} {'run that is ready' if count == 1 else 'runs that are ready, the first of them'} ({first}) "
+            f"{'stands' if count == 1 else 'stand'} in no line, so that no worker finds them: somebody has changed the database; "
+            f"each can be taken up by its name: perdure resume {first}"
+        )
 
 
 def _changes(database: Database) -> Iterator[str]:

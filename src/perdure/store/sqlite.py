@@ -10,6 +10,7 @@ import apsw
 import msgspec
 
 from perdure.core.approval import Ruling, Standing
+from perdure.core.budget import Amounts
 from perdure.core.events import AnyBody, Event, Terminal
 from perdure.core.rate import Rate
 from perdure.settings import Queue
@@ -86,7 +87,17 @@ class SqliteStore:
         return answers
 
     def transact(self, head: Append, work: Callable[[Any], tuple[Append, Any]]) -> tuple[Appended, Any]:
-        return self._journal.transact(head, work)
+        written = [head]
+
+        def kept(connection: Any) -> tuple[Append, Any]:
+            tail, value = work(connection)
+            written.append(tail)
+            return tail, value
+
+        answer, value = self._journal.transact(head, kept)
+        if concerns_others(written, [answer] * len(written)):
+            self._bell.ring()
+        return answer, value
 
     def read(self, run_id: str, after: int = 0) -> list[Event]:
         return self._journal.read(run_id, after)
@@ -129,7 +140,7 @@ class SqliteStore:
         limits: Mapping[str, Queue] | None = None,
     ) -> list[Claimed]:
         if run_id is not None:
-            return self._claims.claim_this(worker, served, run_id, now)
+            return self._claims.claim_this(worker, served, run_id, now, limits or {})
         if below is not None:
             return self._claims.claim_below(worker, served, below, limit, now)
         return self._claims.claim(worker, served, limit, now, queues, limits or {})
@@ -186,11 +197,14 @@ class SqliteStore:
     def inbox(self, worker: str) -> list[InboxRow]:
         return self._mailbox.inbox(worker)
 
+    def unread(self, run_id: str) -> list[InboxRow]:
+        return self._mailbox.unread(run_id)
+
     def next_ready(self, served: Sequence[Served], queues: Sequence[str] | None = None) -> int | None:
         return self._claims.next_ready(served, queues)
 
-    def left_behind(self, served: Sequence[Served], now: int) -> list[tuple[Served, Served, str]]:
-        return self._claims.left_behind(served, now)
+    def left_behind(self, served: Sequence[Served], now: int, *, but: Sequence[str] = ()) -> list[tuple[Served, Served, str]]:
+        return self._claims.left_behind(served, now, but)
 
     def version(self) -> int:
         return self._database.version()
@@ -207,11 +221,14 @@ class SqliteStore:
     def ledgers(self, run_id: str) -> list[Ledger]:
         return budgets.ledgers(self._database, run_id)
 
+    def reserved(self, run_id: str) -> Amounts:
+        return budgets.reserved(self._database, run_id)
+
     def over_budget(self, run_id: str) -> list[str]:
         return budgets.over_budget(self._database, run_id)
 
     def costs(
-        self, by: Literal["agent", "tenant", "model", "day", "run", "tool"], *, since: int = 0, tenant: str | None = None
+        self, by: Literal["agent", "tenant", "model", "day", "run", "root", "tool"], *, since: int = 0, tenant: str | None = None
     ) -> list[CostRow]:
         return costs(self._database, by, since, tenant)
 

@@ -247,11 +247,12 @@ class StoreConformance(QueueConformance, WaitingConformance):
         assert store.append([held.append(read(letter), RELEASED, row=asleep, consumed=(letter.inbox_id,))]) == [Committed()]
         assert store.claim("w", serving("a"), 1, T0 + 1_000_000) == []
 
-    def test_post_that_a_finished_run_never_read_is_gone(self, store: Store) -> None:
+    def test_post_that_a_finished_run_never_read_is_in_nobodys_inbox_and_can_be_seen(self, store: Store) -> None:
         held = hold_one(store, "r")
         post(store, "r")
         assert store.append([held.append(RELEASED, row=RowChange("succeeded"))]) == [Committed()]
         assert store.inbox("w") == []
+        assert len(store.unread("r")) == 1
 
     def test_post_that_was_consumed_is_read_once(self, store: Store) -> None:
         held = hold_one(store, "r")

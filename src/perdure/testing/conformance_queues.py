@@ -175,16 +175,37 @@ class QueueConformance:
         assert [row.run_id for row in take(store, 9, queues=["q"], limits=limits)] == ["y0", "z0", "x1", "y1"]
         assert [row.run_id for row in take(store, 9, limits=limits)] == ["elsewhere"]
 
-    def test_limits_do_not_apply_to_a_run_that_is_asked_for_by_its_id(self, store: Store) -> None:
+    def test_limits_apply_to_a_run_that_is_asked_for_by_its_id_when_they_are_given(self, store: Store) -> None:
         limits = {"q": Queue(concurrency=1)}
         queue_run(store, "r1", queue="q")
         queue_run(store, "r2", queue="q")
         sign_on(store, "w")
-        assert len(take(store, 9, limits=limits)) == 1
-        (claimed,) = store.claim("w", [A1], 1, NOW, run_id="r2", queues=["other"], limits=limits)
+        assert [row.run_id for row in take(store, 9, limits=limits)] == ["r1"]
+        before = store.get("r2"), store.read("r2")
+        assert store.claim("w", [A1], 1, NOW, run_id="r2", limits=limits) == []
+        assert (store.get("r2"), store.read("r2")) == before
+        (claimed,) = store.claim("w", [A1], 1, NOW, run_id="r2", queues=["other"], limits={"other": Queue(concurrency=1)})
         assert claimed.lease.run_id == "r2"
         with pytest.raises(AlreadyRunning):
             store.claim("w", [A1], 1, NOW, run_id="r2", limits=limits)
+
+    def test_limits_of_a_tenant_apply_to_a_run_that_is_asked_for_by_its_id_too(self, store: Store) -> None:
+        limits = {"q": Queue(per_tenant=1)}
+        for run_id, tenant in (("x0", "x"), ("x1", "x"), ("y0", "y")):
+            queue_run(store, run_id, queue="q", tenant=tenant)
+        sign_on(store, "w")
+        (held,) = store.claim("w", [A1], 1, NOW, run_id="x0", limits=limits)
+        assert store.claim("w", [A1], 1, NOW, run_id="x1", limits=limits) == []
+        assert len(store.claim("w", [A1], 1, NOW, run_id="y0", limits=limits)) == 1
+        park(store, held)
+        assert len(store.claim("w", [A1], 1, NOW, run_id="x1", limits=limits)) == 1
+
+    def test_a_run_that_is_asked_for_by_its_id_without_limits_has_room(self, store: Store) -> None:
+        queue_run(store, "r1", queue="q")
+        queue_run(store, "r2", queue="q")
+        sign_on(store, "w")
+        assert len(take(store, 9, limits={"q": Queue(concurrency=1)})) == 1
+        assert len(store.claim("w", [A1], 1, NOW, run_id="r2")) == 1
 
     # -- what workers say about themselves ----------------------------------------------------------------------------
 

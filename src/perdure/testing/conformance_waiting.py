@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import uuid
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -237,6 +239,23 @@ class WaitingConformance:
         assert_not_started(store, hand, starting("ap"), "ap has expired", ts=NOW + HOUR)
         assert hand.write(starting("ap"), call=1, ts=NOW + HOUR - 1) == Committed()
 
+    def test_an_approval_that_expires_while_its_call_waits_for_the_disk_starts_nothing(self, store: Store) -> None:
+        hand = approved(store, expires_at=NOW + HOUR)
+        intent = hand.sealed(starting("ap"), call=1, ts=NOW + 1)
+        before = found(store, "r"), store.read("r")
+        (answer,) = store.append([msgspec.structs.replace(intent, at=NOW + HOUR)])
+        assert isinstance(answer, Refused)
+        assert answer.why.startswith("approval ap has expired"), "the worker tells it from a lease that is lost"
+        assert (found(store, "r"), store.read("r"), approval(store, "ap").standing.status) == (*before, "approved")
+        assert store.append([msgspec.structs.replace(intent, at=NOW + HOUR // 2)]) == [Committed()]
+
+    def test_a_call_whose_approval_was_found_expired_meanwhile_is_refused_in_the_same_words(self, store: Store) -> None:
+        hand = approved(store, expires_at=NOW + HOUR)
+        expire(store, "ap", NOW + HOUR)
+        answer = hand.write(starting("ap"), call=1)
+        assert isinstance(answer, Refused)
+        assert answer.why.startswith("approval ap has expired")
+
     def test_an_approval_of_other_arguments_starts_nothing(self, store: Store) -> None:
         hand = approved(store)
         other = digest(encode({**ARGS, "cents": 999_999}))
@@ -299,6 +318,23 @@ class WaitingConformance:
         post(store, "r", CancelRequested("ann"), now=NOW + 6)
         assert (found(store, "r").status, found(store, "r").ready_at) == ("cancelling", NOW + 6)
 
+    def test_a_pause_does_not_make_a_run_begin_before_its_time(self, store: Store) -> None:
+        for run_id, not_before in (("r", NOW + HOUR), ("plain", None)):
+            create(store, run_id, not_before=not_before)
+            post(store, run_id, RunPaused("ann"), now=NOW + 5)
+            assert found(store, run_id).ready_at is None
+            post(store, run_id, RunUnpaused("ann"), now=NOW + 6)
+        assert (found(store, "r").status, found(store, "r").ready_at) == ("queued", NOW + HOUR)
+        assert (found(store, "plain").status, found(store, "plain").ready_at) == ("queued", NOW + 6)
+
+    def test_a_run_that_has_begun_goes_on_at_once_when_it_is_unpaused_after_its_time(self, store: Store) -> None:
+        hold(store, "begun", not_before=NOW + HOUR).rest("paused")
+        create(store, "late", not_before=NOW + HOUR)
+        post(store, "late", RunPaused("ann"))
+        post(store, "begun", RunUnpaused("ann"), now=NOW + 6)
+        post(store, "late", RunUnpaused("ann"), now=NOW + 2 * HOUR)
+        assert (found(store, "begun").ready_at, found(store, "late").ready_at) == (NOW + 6, NOW + 2 * HOUR)
+
     def test_why_a_run_needs_attention_is_in_its_row_until_somebody_takes_it(self, store: Store) -> None:
         hand = hold(store, "r")
         hand.rest("needs_attention", attention="circling")
@@ -348,6 +384,37 @@ class WaitingConformance:
         assert [event.call for event in tail] == [None, 1, None, None, 1]
         hold(store, "r")
         assert [letter.body for letter in store.inbox("w")] == [CancelRequested("ann")], "only its holder knows whether that still applies"
+
+    def test_what_has_arrived_and_is_not_read_can_be_seen_whoever_holds_the_run(self, store: Store) -> None:
+        hand = hold(store, "r")
+        hold(store, "other", worker="w2")
+        assert store.unread("r") == store.unread("nobody") == []
+        ids = [uuid.uuid4().hex for _ in range(2)]
+        for number, event_id in enumerate(ids):
+            signal = SignalReceived("t", payload(number), "ann")
+            store.post("r", None, signal, event_id=event_id, now=NOW, expect=lambda row: None)
+        post(store, "other", CancelRequested("ann"))
+        assert store.unread("r") == store.inbox("w")
+        assert [letter.event_id for letter in store.unread("r")] == ids, "its holder journals them under these"
+        hand.write(ThoughtRecorded("read"), consumed=(store.unread("r")[0].inbox_id,))
+        hand.rest("waiting")
+        assert [(letter.run_id, letter.event_id) for letter in store.unread("r")] == [("r", ids[1])]
+
+    @pytest.mark.parametrize("forced", [False, True])
+    def test_what_arrives_as_a_run_ends_is_not_read_and_not_lost(self, store: Store, forced: bool) -> None:
+        hand = hold(store, "r")
+        signals: list[AnyBody] = [SignalReceived("t", payload(number), "ann") for number in range(3)]
+        for signal in signals:
+            assert post(store, "r", signal) is False
+        read = (store.unread("r")[0].inbox_id,)
+        if forced:
+            hand.write(signals[0], consumed=read)
+            hand.rest("needs_attention")
+            end(store, "r", RunCancelled(forced_by="bob"))
+        else:
+            hand.write(signals[0], RunSucceeded(payload("done")), row=RowChange("succeeded"), consumed=read)
+        assert [letter.body for letter in store.unread("r")] == signals[1:]
+        assert store.inbox("w") == []
 
     def test_another_version_may_be_told_to_go_on(self, store: Store) -> None:
         hold(store, "r").rest("waiting")
@@ -400,6 +467,30 @@ class WaitingConformance:
         body = store.read("p/2/1")[0].body
         assert isinstance(body, RunCreated)
         assert (body.depth, body.queue) == (2, "elsewhere")
+
+    def test_a_child_that_begins_in_a_transaction_is_made_known_like_any_other(self, store: Store) -> None:
+        def work(last: Append, connection: Any) -> tuple[Append, None]:
+            return last, None
+
+        rung = threading.Semaphore(0)
+        parent = hold(store, "p")
+        store.listen(rung.release)
+        for first, last, known in (
+            (ThoughtRecorded("intent"), ThoughtRecorded("result"), False),
+            (child("p/1"), ThoughtRecorded("result"), True),
+            (ThoughtRecorded("intent"), child("p/2"), True),
+        ):
+            head = parent.sealed(first)
+            tail = Hand(store, parent.lease, parent.seq + 1, head.events[-1].hash).sealed(last)
+            assert store.transact(head, partial(work, tail)) == (Committed(), None)
+            parent.seq, parent.head = parent.seq + 2, tail.events[-1].hash
+            assert rung.acquire(timeout=5 if known else 0.05) is known
+            while rung.acquire(timeout=0.05):
+                pass  # a ring may come more than once
+        stale = Hand(store, parent.lease, parent.seq - 1, parent.head)
+        answer, _ = store.transact(stale.sealed(child("p/3")), lambda connection: pytest.fail("must not be called"))
+        assert isinstance(answer, Refused)
+        assert not rung.acquire(timeout=0.05)
 
     def test_a_refused_append_starts_no_child_and_an_id_that_is_taken_is_refused(self, store: Store) -> None:
         parent = hold(store, "p")
@@ -481,6 +572,7 @@ class WaitingConformance:
         pair = (Served("a", "1"), Served("b", "7"), "p")
         assert store.left_behind([Served("a", "1")], NOW - 1) == []
         assert store.left_behind([Served("a", "1")], NOW) == [pair]
+        assert store.left_behind([Served("a", "1")], NOW, but=["p"]) == []
         assert store.left_behind([Served("a", "1"), Served("b", "7")], NOW) == []
         assert store.left_behind([Served("a", "2")], NOW) == []
         middle = hold(store, "p/1", worker="w2")

@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import PydanticSerializationError
+from pydantic_core.core_schema import DecimalSchema
 
 from perdure.core.codec import decode, encode
 from perdure.errors import InvalidInput, NotEncodable
+
+_DECIMAL = r"^[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,6})?$"
 
 
 class Unusable(Exception):
@@ -60,13 +64,25 @@ class Converter:
         return self.adapter.dump_python(typed, mode="json", by_alias=True)
 
 
+class _Schemas(GenerateJsonSchema):
+    """Says of a Decimal in text what it looks like: pydantic does in some versions only, and any text would do then."""
+
+    def decimal_schema(self, schema: DecimalSchema) -> JsonSchemaValue:
+        found = super().decimal_schema(schema)
+        if not schema.get("allow_inf_nan"):
+            for form in found.get("anyOf", [found]):
+                if form.get("type") == "string":
+                    form.setdefault("pattern", _DECIMAL)
+        return found
+
+
 def json_schemas(annotations: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """The JSON Schema of each annotation by its name, and the definitions that they share."""
     try:
         inputs: list[tuple[str, Any, TypeAdapter[Any]]] = [
             (name, "validation", TypeAdapter(wanted)) for name, wanted in annotations.items()
         ]
-        found, shared = TypeAdapter.json_schemas(inputs)
+        found, shared = TypeAdapter.json_schemas(inputs, schema_generator=_Schemas)
     except (PydanticUserError, NameError) as error:
         raise InvalidInput(f"an annotation has no JSON form: {str(error).splitlines()[0]}") from None
     return {name: dict(schema) for (name, _), schema in found.items()}, shared.get("$defs", {})

@@ -362,7 +362,7 @@ def _rate(rate: object, name: str) -> Rate | None:
     if rate is None:
         return None
     if not isinstance(rate, Rate):
-        raise InvalidInput(f"tool {name}: rate={rate!r:.60} is not a Rate(limit, per=…)")
+        raise InvalidInput(f"tool {name}: rate={codec.shown(rate)} is not a Rate(limit, per=…)")
     return structs.replace(rate, key=name) if rate.key is None else rate
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from perdure.core.approval import Approval
+from perdure.core.codec import shown
 from perdure.core.failures import clean, describe
 from perdure.errors import InvalidInput
 
@@ -62,7 +63,7 @@ def policy_of(tool: str, given: bool | Predicate | Approval | None, takes: Colle
         return Policy(tool, given, takes)
     if not callable(given):
         raise InvalidInput(
-            f"tool {tool}: approval={given!r:.60} is neither True, nor an Approval(…), nor a function of the tool's arguments"
+            f"tool {tool}: approval={shown(given)} is neither True, nor an Approval(…), nor a function of the tool's arguments"
         )
     return Policy(tool, Approval(when=given), takes)
 

@@ -98,7 +98,8 @@ class Commits:
             case Committed():
                 self._done(self._pen.saved(append), append.row, None)
             case StoreUnavailable():
-                self._failed(answer, lambda: self._send(append))
+                # The time at which it goes out counts, and not when it was recorded: an approval may have expired meanwhile (G9).
+                self._failed(answer, lambda: self._send(self._pen.anew(append)))
             case Exception():
                 self._broke(answer)
             case _:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, assert_never
 
-from perdure.core.events import Event
+from perdure.core.events import ApprovalEscalated, ApprovalRequested, AttentionNeeded, BudgetExceeded, Event, RunFailed
 from perdure.core.keys import jitter
 from perdure.errors import InvalidInput, StoreError
 from perdure.settings import Settings
@@ -35,6 +35,9 @@ _TOLD_EVERY = 24
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+# What the store writes a notice for, with the event itself. A failed run is told of when it has no parent.
+TOLD = frozenset((ApprovalRequested, ApprovalEscalated, AttentionNeeded, BudgetExceeded, RunFailed))
 
 notify = logging.getLogger("perdure.notify")
 log = logging.getLogger("perdure.worker")
@@ -67,6 +70,11 @@ class Courier:
             self._misfit = error
             return None
 
+    @property
+    def at_work(self) -> bool:
+        """Whether a notice is on its way."""
+        return self._out > 0
+
     def poke(self) -> None:
         """Something was committed: look again. To be called on the loop's thread; it costs nothing."""
         self._changed.set()
@@ -80,6 +88,9 @@ class Courier:
                     rest_s = await self._round(senders)
                 except StoreError as error:
                     log.error("cannot look for notices: %s; trying again in %.0f s", error, _STORE_AGAIN_S)
+                    rest_s = _STORE_AGAIN_S
+                except Exception:  # an error of ours: without this the worker would go on and nobody ever hear of anything again
+                    log.exception("cannot look for notices; trying again in %.0f s", _STORE_AGAIN_S)
                     rest_s = _STORE_AGAIN_S
                 await self._rest(rest_s)
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 from perdure.agent import Agent
+from perdure.core.budget import Amounts
 from perdure.core.circles import CircleWatch
 from perdure.core.codec import Payload
 from perdure.core.events import (
@@ -43,7 +44,7 @@ from perdure.core.rate import Rate
 from perdure.core.replay import completion_of, replay
 from perdure.core.rest import Ask, Sleep, Stay, Stuck, at_rest
 from perdure.core.state import RunState
-from perdure.errors import Conflict, Diverged, Fenced, PerdureError, StoreError
+from perdure.errors import Conflict, Diverged, Fenced, PerdureError, StoreError, StoreUnavailable
 from perdure.settings import Settings
 from perdure.store.api import Claimed, InboxRow, RowChange, Status, Store
 from perdure.tool import Outcome
@@ -59,6 +60,7 @@ from perdure.worker.pen import Pen
 from perdure.worker.threads import Threads
 
 log = logging.getLogger("perdure.worker")
+_BUSY_S = 0.02
 
 
 class Host(Writes, Helps, Protocol):
@@ -76,7 +78,14 @@ class Host(Writes, Helps, Protocol):
 
     def broke(self, drive: Drive, error: Exception) -> None: ...
 
+    @property
+    def transacting(self) -> bool: ...
+
+    def uncharged_beside(self, run_id: str, budget_of: str) -> Amounts: ...
+
     def is_short_of_room(self, queue: str) -> bool: ...
+
+    def let_go_on(self, run_id: str) -> None: ...
 
 
 class Drive:
@@ -95,15 +104,16 @@ class Drive:
         self._calls = Calls(self.state, host.settings, host.clock, host.loop, host.threads, self.arrive, self.pack)
         self._arrived: deque[Ended | InboxRow] = deque()
         self._read: set[int] = set()  # inbox rows that have been taken and may not be gone from the database yet
-        self._gate = Gate(self.run_id, host.store, self._pen, host.clock)
+        self._gate = Gate(self.run_id, host.store, self._pen, host.clock, host)
         self._asks = Asks(self.state, host, host.clock)
-        self.last_child_s = 0.0  # when a child last ended, by the loop's clock
+        self.last_news_s = 0.0  # when a child last ended, by the loop's clock
         self._orders = Orders(self, host, claimed, self.state, self._pen, self._calls, self._gate, self._asks)
         self._inbox = Inbox(self, host.loop, self.state, self._pen, self._calls, self._asks, self._orders)
         self._commits = Commits(self.run_id, self._pen, host, self._saved, self._lost, lambda error: host.broke(self, error))
         self._shown: Status = "running"  # the status in the run's row
         self._suspect = claimed.row.crashes > 0  # the row still counts crashes that this drive has to answer
         self._precious = False  # what came of an effect is recorded and not durable yet; results of reads may wait, these may not
+        self._transaction: int | None = None  # the call that the commit under way performs
         self.closing: Closing | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._flush: asyncio.TimerHandle | None = None
@@ -164,6 +174,10 @@ class Drive:
             if self._machine is not None:
                 self._machine.close()
             self._host.rested(self)
+
+    def uncharged(self, budget_of: str) -> Amounts:
+        """What is recorded here under that budget and not durable yet."""
+        return self._gate.uncharged(budget_of)
 
     @property
     def giving_up(self) -> bool:
@@ -254,6 +268,10 @@ class Drive:
         self._host.entered = self.run_id
         try:
             work(*args)
+        except StoreUnavailable as error:
+            # Nothing is wrong with the run: whoever takes it next reads what could not be read now.
+            log.error("run %s: %s; it is handed over", self.run_id, error)
+            self.closing = self.closing or Closing("queued", "another look at its journal")
         except Diverged as diverged:
             self.attend("diverged", str(diverged))
         except DoesNotRest as endless:
@@ -305,7 +323,14 @@ class Drive:
     def _hear_of_limit(self, rate: Rate, failure: Failure | None) -> None:
         if failure is not None and failure.kind == "rate_limited":
             wait_s = 1.0 if failure.retry_after_s is None else failure.retry_after_s
-            self._gate.hold_back(rate, self._host.clock.now() + round(wait_s * 1e6))
+            self._hold_back(rate, self._host.clock.now() + round(wait_s * 1e6))
+
+    def _hold_back(self, rate: Rate, until: int) -> None:
+        if self._host.transacting:
+            # A tool's transaction has the write lock, and the loop must not wait. Nobody can take a place in the line meanwhile either.
+            self._host.loop.call_later(_BUSY_S, self._hold_back, rate, until)
+        else:
+            self._gate.hold_back(rate, until)
 
     def pack(self, encoded: bytes) -> Payload:
         return self._pen.pack(encoded)
@@ -378,6 +403,8 @@ class Drive:
         if self.state.finished:
             self._commit(RowChange(self.state.status, error=_error(self.state.failure), release=True, progress=True))
         elif self.closing is not None:
+            if self.closing.attention == "budget" and self._has_room_again():
+                self.closing = Closing("queued", "another worker: its budget was raised meanwhile")
             self._orders.withdraw_due()
             now = self._host.clock.now()
             self._release(
@@ -385,6 +412,9 @@ class Drive:
             )
         else:
             self._wait()
+
+    def _has_room_again(self) -> bool:
+        return self.state.over is not None and self._gate.has_room_again(self.state.over)
 
     def _wait(self) -> None:
         assert self._machine is not None
@@ -421,10 +451,13 @@ class Drive:
                 self._rest()
 
     def _lingers(self) -> bool:
-        """Keep a run whose children end one after the other: giving it up and replaying it for each would cost the square of them."""
-        if len(self.state.alive) == len(self.state.children) or not self.state.alive:
+        """Keep a run whose children end, or whose approvals are decided, one after the other: giving it up and replaying it for each
+        would cost the square of them."""
+        more_to_come = bool(self.state.alive) and len(self.state.alive) < len(self.state.children)
+        more_to_come = more_to_come or (bool(self.state.pending) and len(self.state.pending) < len(self.state.asks))
+        if not more_to_come:
             return False
-        left_s = self.last_child_s + self._host.settings.linger_s - self._host.loop.time()
+        left_s = self.last_news_s + self._host.settings.linger_s - self._host.loop.time()
         if left_s <= 0:
             return False
         self._arm()
@@ -456,10 +489,10 @@ class Drive:
         """Make everything recorded so far durable; what waits for that starts afterwards."""
         self._disarm()
         precious, self._precious, self._orders.urgent = self._precious, False, False
-        number = self._next_transaction()
         # What came of an effect does not wait for the transaction's tool: a crash inside it would make a doubt of a known result.
-        if number is not None and not precious:
-            self._transact(number)
+        self._transaction = None if precious else self._next_transaction()
+        if self._transaction is not None:
+            self._transact(self._transaction)
             return
         progress = self._suspect and self.state.crashes == 0
         if row is None and (progress or self.state.status != self._shown):
@@ -478,6 +511,8 @@ class Drive:
             self._shown, self._suspect = row.status, self._suspect and not row.progress
             if row.release:
                 self.abort()
+                if row.attention == "budget" and self._has_room_again():
+                    self._host.let_go_on(self.run_id)  # whoever added to it meanwhile did not find the run stopped yet
                 return
         durable = set(self._orders.due)
         if result is not None:
@@ -494,7 +529,15 @@ class Drive:
         self.pump()
 
     def _lost(self, why: str) -> None:
-        self._host.broke(self, Conflict(why) if self._is_still_ours() else Fenced(why))
+        starting = (*self._orders.due, *(() if self._transaction is None else (self._transaction,)))
+        lapsed = [number for number in starting if self._has_lapsed(number)]
+        for number in lapsed:
+            self._asks.expire(self.state.asks[number])  # the next worker finds it in its post, and tells the agent
+        self._host.broke(self, Conflict(why) if self._is_still_ours() and not lapsed else Fenced(why))
+
+    def _has_lapsed(self, number: int) -> bool:
+        ask = self.state.asks.get(number)
+        return ask is not None and ask.request.expires_at is not None and ask.request.expires_at <= self._host.clock.now()
 
     def _is_still_ours(self) -> bool:
         """Whether the lease holds and nothing was written meanwhile: then it is what we wanted to write that was refused, such as the

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Protocol
+
 from msgspec import Struct
 
 from perdure.core.budget import NOTHING, Amounts, amounts_of, exceeded
 from perdure.core.events import BudgetExceeded, Limits, Usage
 from perdure.core.rate import Rate
+from perdure.errors import StoreError
 from perdure.store.api import Store
 from perdure.worker.clock import Clock
 from perdure.worker.pen import Pen
 
+log = logging.getLogger("perdure.worker")
+_AGAIN_US = 500_000
+_BUSY_US = 20_000
+_PATIENCE_US = 60_000_000
+_FIELDS = {"usd": "usd_micros", "tokens": "tokens", "calls": "calls", "seconds": "busy_us"}
+
 
 class Later(Struct, frozen=True):
-    """Its rate allows it from this time on."""
+    """Look again at this time."""
 
     at: int
+    has_place: bool = True  # in the line of its rate; otherwise it only looks again then
 
 
 class Over(Struct, frozen=True):
@@ -25,14 +36,26 @@ class Over(Struct, frozen=True):
     limits: Limits
 
 
+class Beside(Protocol):
+    """What is going on beside this run in its worker."""
+
+    @property
+    def transacting(self) -> bool: ...
+
+    def uncharged_beside(self, run_id: str, budget_of: str) -> Amounts: ...
+
+
 class Gate:
     """The limits on one run's calls. What it hands out for a time is kept: whoever waited until then does not queue again."""
 
-    def __init__(self, run_id: str, store: Store, pen: Pen, clock: Clock) -> None:
+    def __init__(self, run_id: str, store: Store, pen: Pen, clock: Clock, host: Beside) -> None:
+        self._host = host
+        self._budgets: frozenset[str] = frozenset()  # whose budgets apply
         self._run_id = run_id
         self._store = store
         self._pen = pen
         self._clock = clock
+        self._waiting: dict[int, int] = {}  # call → since when it has waited for what others have reserved
         self._places: dict[int, int] = {}  # call → when its place in the line comes up
 
     def open(self) -> None:
@@ -40,36 +63,89 @@ class Gate:
         created = self._pen.state.created
         assert created is not None
         may_have = created.budget is not None or created.parent is not None  # the run's own, or one above it
-        self._pen.metered = may_have and bool(self._store.ledgers(self._run_id))
+        self._budgets = frozenset(ledger.run_id for ledger in self._store.ledgers(self._run_id)) if may_have else frozenset()
+        self._pen.metered = bool(self._budgets)
+        if self._pen.metered:
+            self._pen.owe(self._store.reserved(self._run_id))
         # Whoever was parked until its turn has it now: taking another place, behind all who came since, it might never start.
         self._places = {call.number: call.turn for call in self._pen.state.open.values() if call.turn is not None}
 
     def check(self, number: int, rate: Rate | None, estimate: Usage | None) -> Later | Over | None:
-        """None: it may start now."""
+        """None: it may start now. Whatever is wrong with the store, the answer is an answer: half of what an agent asks for at a time
+        must not be left unrecorded."""
+        if self._host.transacting:
+            return Later(
+                self._clock.now() + _BUSY_US, has_place=False
+            )  # a tool's transaction has the write lock, and the loop must not wait
+        try:
+            return self._check(number, rate, estimate)
+        except StoreError as error:
+            log.error("run %s: cannot tell whether call %d may start: %s; trying again", self._run_id, number, error)
+            return Later(self._clock.now() + _AGAIN_US, has_place=False)
+
+    def _check(self, number: int, rate: Rate | None, estimate: Usage | None) -> Later | Over | None:
         if self._pen.metered:
             call = self._pen.state.calls.get(number)
             # What an attempt that was cut off had reserved is its successor's.
-            over = self._over(amounts_of(estimate, calls=1), NOTHING if call is None else call.reserved)
+            over = self._over(number, amounts_of(estimate, calls=1), NOTHING if call is None else call.reserved)
             if over is not None:
                 return over
+            self._waiting.pop(number, None)
         return None if rate is None else self._turn(number, rate)
 
     def hold_back(self, rate: Rate, until: int) -> None:
         """The service has refused us for now: that goes for everybody who uses it."""
         assert rate.key is not None
-        self._store.hold_back(rate.key, until)
+        try:
+            self._store.hold_back(rate.key, until)
+        except StoreError as error:
+            log.error("others cannot be told that %s wants no more for now: %s", rate.key, error)
+
+    def has_room_again(self, over: BudgetExceeded) -> bool:
+        """Whether somebody has added to the budget that was used up."""
+        try:
+            ledgers = self._store.ledgers(self._run_id)
+        except StoreError:
+            return False
+        name = _FIELDS[over.what]
+        wanted = Amounts(**{name: over.wanted})
+        more = self._pen.uncharged
+        # As when it was refused: what others have only reserved is waited for, and is no reason to stop.
+        return any(
+            exceeded(ledger.run_id, ledger.limits, ledger.spent + more.spent, wanted) is None
+            for ledger in ledgers
+            if ledger.run_id == over.budget_of
+        )
+
+    def uncharged(self, budget_of: str) -> Amounts:
+        """What is recorded in this run under that budget and not durable yet."""
+        if budget_of not in self._budgets:
+            return NOTHING
+        charge = self._pen.uncharged
+        return charge.reserved + charge.spent
 
     def forget(self, number: int) -> None:
         self._places.pop(number, None)
 
-    def _over(self, wanted: Amounts, held: Amounts) -> Over | None:
+    def _over(self, number: int, wanted: Amounts, held: Amounts) -> Later | Over | None:
         # What this run has recorded and not committed yet is in no ledger: a whole fan-out may be waiting for one commit.
         uncharged = self._pen.uncharged
         more = uncharged.reserved + uncharged.spent + -held
         for ledger in self._store.ledgers(self._run_id):
             found = exceeded(ledger.run_id, ledger.limits, ledger.spent + ledger.reserved + more, wanted)
-            if found is not None:
-                return Over(found, ledger.limits)
+            if found is None:
+                beside = self._host.uncharged_beside(self._run_id, ledger.run_id)
+                if beside and exceeded(ledger.run_id, ledger.limits, ledger.spent + ledger.reserved + more + beside, wanted) is not None:
+                    # It is promised to other runs of this worker, whose commit is under way: a moment later the ledger knows.
+                    return Later(self._clock.now(), has_place=False)
+                continue
+            if exceeded(ledger.run_id, ledger.limits, ledger.spent + uncharged.spent, wanted) is None:
+                # Nothing is used up: others have reserved what they may not need. When they have ended, there is room or there is not;
+                # and whoever has died with a reservation does not keep the others waiting for ever.
+                now = self._clock.now()
+                if now - self._waiting.setdefault(number, now) < _PATIENCE_US:
+                    return Later(now + _AGAIN_US, has_place=False)
+            return Over(found, ledger.limits)
         return None
 
     def _turn(self, number: int, rate: Rate) -> Later | None:

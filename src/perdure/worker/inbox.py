@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from perdure.core.events import (
@@ -40,7 +41,7 @@ class Driving(Protocol):
 
     run_id: str
     closing: Closing | None
-    last_child_s: float
+    last_news_s: float
 
     def deliver(self, event: Event) -> None: ...
 
@@ -71,12 +72,16 @@ class Inbox:
                 "error", f"something from outside (inbox row {row.inbox_id}) was written by a newer perdure; upgrade this worker"
             )
             return
+        if self.state.finished:
+            log.info("run %s: %s came too late and changes nothing", self._drive.run_id, tag_of(body))
+            self._pen.leave(row.inbox_id)
+            return
         self._pen.consume(row.inbox_id)
+        # Under the sender's own id: a sender that does not know whether its commit took effect finds it there.
+        record = partial(self._pen.record, event_id=row.event_id or None)
         match body:
-            case _ if self.state.finished:
-                log.info("run %s: %s came too late and changes nothing", self._drive.run_id, tag_of(body))
             case CancelRequested() if self.state.cancel is None:
-                event = self._pen.record(body)
+                event = record(body)
                 if self._drive.closing is not None and self._drive.closing.status != "queued":
                     # It was to stand still when its calls have ended; whoever cancels does not wait for them, nor for another person.
                     # The agent is told by the next worker: this one may have kept answers from it.
@@ -84,45 +89,49 @@ class Inbox:
                     self._calls.stop_all()
                 self._drive.guarded(self._drive.deliver, event)
             case RunPaused() if self.state.cancel is None:
-                self._pen.record(body)
+                record(body)
                 if self._drive.closing is None or self._drive.closing.status == "queued":
                     self._drive.closing = Closing("paused", f"somebody who unpauses it; {body.by} paused it")
             case RunUnpaused() if self.state.paused is not None:
-                self._pen.record(body)
+                record(body)
                 if self._drive.closing is not None and self._drive.closing.status == "paused":
                     # Calls that were only proposed meanwhile are the next worker's to start.
                     self._drive.closing = Closing("queued", "another worker: it was unpaused")
             case BudgetRaised():
-                self._pen.record(body)
+                record(body)
             case SignalReceived():
-                self._drive.guarded(self._drive.deliver, self._pen.record(body))
+                self._drive.guarded(self._drive.deliver, record(body))
             case ToolCallResolved() if row.call in self.state.open and self._is_about(body, self.state.open[row.call]):
                 call = self.state.open[row.call]
                 self._calls.forget(row.call)
-                event = self._pen.record(body, call=row.call, cause=call.last_seq)
+                event = record(body, call=row.call, cause=call.last_seq)
                 self._drive.guarded(self._drive.deliver, event)
                 if not call.ended and self._drive.closing is None:
                     self._drive.guarded(self._orders.consider, call)
             case ApprovalVoted() | ApprovalEscalated() | ApprovalDecided() | ApprovalExpired() | ApprovalWithdrawn() if (
                 row.call in self.state.asks
             ):
-                self._drive.guarded(self._hear_of_approval, row.call, body)
+                self._drive.guarded(self._hear_of_approval, row.call, body, record)
             case ChildFinished() if row.call in self.state.alive:
-                self._drive.last_child_s = self._loop.time()
-                event = self._pen.record(body, call=row.call, cause=self.state.alive[row.call].started_seq)
+                self._drive.last_news_s = self._loop.time()
+                event = record(body, call=row.call, cause=self.state.alive[row.call].started_seq)
                 self._drive.guarded(self._drive.deliver, event)
             case _:
                 log.warning("run %s: %s came too late and changes nothing", self._drive.run_id, tag_of(body))
 
     def _hear_of_approval(
-        self, number: int, body: ApprovalVoted | ApprovalEscalated | ApprovalDecided | ApprovalExpired | ApprovalWithdrawn
+        self,
+        number: int,
+        body: ApprovalVoted | ApprovalEscalated | ApprovalDecided | ApprovalExpired | ApprovalWithdrawn,
+        record: Callable[..., Event],
     ) -> None:
         ask = self.state.asks[number]
-        event = self._pen.record(body, call=number, cause=ask.asked_seq)
+        event = record(body, call=number, cause=ask.asked_seq)
         if ask.pending:
             self._asks.watch(ask)
             return
         self._asks.settled(number)
+        self._drive.last_news_s = self._loop.time()
         self._drive.deliver(event)
         call = self.state.open.get(number)
         if call is not None and self._drive.closing is None:

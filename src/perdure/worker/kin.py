@@ -15,9 +15,13 @@ from perdure.core.codec import Payload
 from perdure.core.machine import Facts, StartChild
 from perdure.core.replay import replay
 from perdure.core.state import fold
+from perdure.errors import StoreCorrupt, StoreError
 from perdure.store.api import Served, Store
 
 log = logging.getLogger("perdure.worker")
+_Pair = tuple[Served, Served]  # a parent's kind and that of a child of it
+_AT_ONCE = 10
+_AGAIN_US = 5_000_000
 
 
 class Kin:
@@ -27,24 +31,49 @@ class Kin:
         self._store = store
         self._served = served
         self._max_steps = max_steps
-        self._asked: set[tuple[Served, Served]] = set()  # parents and children: what a parent's code does not lead to, it never will
+        self._known: set[_Pair] = set()  # parents and children: the parent's code has led to the child's
+        self._asking: dict[str, list[_Pair]] = {}
+        self._useless: set[str] = set()  # runs that cannot be replayed, or whose code leads elsewhere now
+        self._failures: dict[_Pair, int] = {}
+        self._not_before: dict[_Pair, int] = {}
+        self._now = 0
 
     def parents_to_ask(self, now: int) -> list[str]:
-        """Runs with a child that is ready and not served, one for each kind of both; each kind is named once."""
-        asked: list[str] = []
-        for parent, child, run_id in self._store.left_behind(list(self._served), now):
-            if (parent, child) not in self._asked:
-                self._asked.add((parent, child))
-                asked.append(run_id)
-        return asked
+        """Runs with a child that is ready and not served, one for each kind of both. Where one was of no use, the next of its kind."""
+        self._now = now
+        self._asking = {}
+        for parent, child, run_id in self._store.left_behind(list(self._served), now, but=sorted(self._useless)):
+            pair = (parent, child)
+            if pair not in self._known and self._not_before.get(pair, now) <= now:
+                self._asking.setdefault(run_id, []).append(pair)
+        return list(self._asking)
 
     def agents_of(self, run_id: str) -> list[Agent[Any, Any]]:
         """The agents that the run has called, found by replaying it: nothing is performed, and nothing is recorded."""
+        pairs = self._asking.pop(run_id, [])
         try:
-            return self._replayed(run_id)
-        except Exception as error:  # whoever drives the run is told; here it only means that nothing was learned
+            found = self._replayed(run_id)
+        except Exception as error:  # whoever drives the run is told; here it only means that nothing was learned from it
             log.info("run %s: cannot be asked for its children's agents: %s: %s", run_id, type(error).__name__, error)
-            return []
+            if isinstance(error, StoreError) and not isinstance(error, StoreCorrupt):
+                # That says nothing about the run: it is asked again.
+                self._not_before.update((pair, self._now + _AGAIN_US) for pair in pairs)
+                return []
+            found = []
+        kinds = {Served(agent.name, agent.version) for agent in found}
+        for pair in pairs:
+            if pair[1] in kinds:
+                self._known.add(pair)
+            else:
+                self._no_use(run_id, pair)
+        return found
+
+    def _no_use(self, run_id: str, pair: _Pair) -> None:
+        """Ask another run of that kind: a few at once, then one at a time, or a worker would do nothing else."""
+        self._useless.add(run_id)
+        self._failures[pair] = self._failures.get(pair, 0) + 1
+        if self._failures[pair] >= _AT_ONCE:
+            self._not_before[pair] = self._now + _AGAIN_US
 
     def _replayed(self, run_id: str) -> list[Agent[Any, Any]]:
         events = self._store.read(run_id)

@@ -57,6 +57,7 @@ from perdure.worker.gate import Gate, Later, Over
 from perdure.worker.pen import Pen
 
 log = logging.getLogger("perdure.worker")
+_SLOW_RULE_S = 0.1
 _START_MARGIN_US = 50_000  # an approval is not used in the last moment of its time: the clock goes on until the intent is recorded
 
 
@@ -108,6 +109,7 @@ class Orders:
         self._gate = gate
         self._asks = asks
         self._keys = CallKeys(claimed.row.tenant, claimed.lease.run_id)
+        self._compared: set[Tool[..., Any]] = set()  # tools that are known to be what they were, or said not to be
         self._obeying = False
         self._refused: deque[Event] = deque()  # recorded while the machine's wishes were, and told to it after the last of them
 
@@ -119,25 +121,42 @@ class Orders:
 
     def _pinned(self, tool: Tool[..., Any]) -> str | None:
         """The tool's pin if this is the run's first call of it."""
+        if tool in self._compared:
+            return None
         pin, what = tool.pin(), f"tool {tool.name}"
         before = self.state.pins.get(what)
-        if before is not None and before != pin:
+        if before is None:
+            return pin
+        self._compared.add(tool)
+        if before != pin:
             log.warning("run %s: %s has changed since the run first called it (%s, now %s)", self._drive.run_id, what, before, pin)
             self._pen.record(PinChanged(what, before, pin), cause=self._claimed.row.seq)
-        return pin if before is None else None
+        return None
 
     def obey_all(self, commands: Sequence[tuple[int, Command]]) -> None:
         """Do what the machine wants. What is refused at once it hears when all of it is recorded, or its answer would get ahead of the rest."""
         outermost, self._obeying = not self._obeying, True
         try:
+            broken: Exception | None = None
             for cause, command in commands:
-                self._obey(command, cause)
+                try:
+                    self._obey(command, cause)
+                except Exception as error:
+                    # All of it is recorded before the run stops for that, or the half of it would look like another program's.
+                    broken = broken or error
+                    self._state_anyway(command, cause)
+            if broken is not None:
+                raise broken
             while outermost and self._refused:
                 self._drive.deliver(self._refused.popleft())
         finally:
             if outermost:
                 self._obeying = False
                 self._refused.clear()
+
+    def _state_anyway(self, command: Command, cause: int) -> None:
+        if isinstance(command, CallTool) and command.number > self.state.numbers:
+            self._propose(command, cause, "handover")
 
     def _obey(self, command: Command, cause: int) -> None:
         match command:
@@ -174,7 +193,7 @@ class Orders:
         if self._drive.giving_up:
             self._propose(command, cause, "handover")
             return
-        if tool.approval is not None and (asks := tool.asks(command.args)) is not False:
+        if (asks := self._asks_now(command)) is not False:
             self._propose(command, cause, "approval")
             self._ask_for(command, asks)
             return
@@ -182,8 +201,8 @@ class Orders:
         match barrier:
             case None:
                 self._initiate(command, cause)
-            case Later(at):
-                self._propose(command, cause, "rate", at)
+            case Later(at, has_place):
+                self._propose(command, cause, "rate" if tool.rate is not None else "budget", at if has_place else None)
                 self._calls.waits[number] = at
             case Over():
                 self._propose(command, cause, "budget")
@@ -207,14 +226,17 @@ class Orders:
     def _over_budget(self, call: CallState, over: Over) -> None:
         unstarted = call.phase in ("proposed", "approved", "retry_wait", "idle", "failing") and not call.doubtful
         if over.limits.on_exceed == "fail" and unstarted:  # what may have happened is not told as a failure
-            failure = Failure(kind="over_budget", type="BudgetExceeded", message=_over_words(over.what))
-            event = self._pen.record(ToolCallFailed(failure, attempt=call.attempt, final=True), call=call.number, cause=call.last_seq)
-            self._refused.append(event)
-            if not self._obeying:
-                self.obey_all(())
+            self._refuse(call, Failure(kind="over_budget", type="BudgetExceeded", message=_over_words(over.what)))
             return
         self._pen.record(over.what, cause=call.last_seq)
         self._drive.attend("budget", f"call {call.number} ({call.tool}): {_over_words(over.what)}")
+
+    def _refuse(self, call: CallState, failure: Failure) -> None:
+        """The call fails before it has begun."""
+        event = self._pen.record(ToolCallFailed(failure, attempt=call.attempt, final=True), call=call.number, cause=call.last_seq)
+        self._refused.append(event)
+        if not self._obeying:
+            self.obey_all(())
 
     def _initiate(self, command: CallTool, cause: int) -> None:
         tool, number = command.tool, command.number
@@ -250,6 +272,11 @@ class Orders:
         tool, number = command.tool, command.number
         policy = tool.approval
         assert policy is not None
+        impossible = policy.check_for(self._claimed.row.actor)
+        if impossible is not None:
+            failure = Failure(kind="refused", type="InvalidInput", message=f"its approval could never be granted: {impossible}")
+            self._refuse(self.state.calls[number], failure)
+            return
         editable = self._pen.pack(codec.encode(tool.editable_schema())) if policy.editable else None
         body = policy.request(
             approval_id(self._claimed.row.tenant, self._drive.run_id, number),
@@ -283,7 +310,7 @@ class Orders:
             return
         barrier = self._barrier(call.number, asked.tool)
         if isinstance(barrier, Later):
-            self._wait_for_turn(call, barrier.at)
+            self._wait_for_turn(call, barrier)
         elif isinstance(barrier, Over):
             self._over_budget(call, barrier)
         else:
@@ -309,6 +336,7 @@ class Orders:
             tool=tool.name,
             effect=tool.effect,
             key=call.key,
+            attempt=call.attempt + 1,
             args=self._pen.pack(asked.args) if ask.edited else None,
             digest=digest,
             timeout_s=tool.timeout_s,
@@ -369,7 +397,7 @@ class Orders:
             return
         barrier = self._barrier(call.number, tool)
         if isinstance(barrier, Later):
-            self._wait_for_turn(call, barrier.at)
+            self._wait_for_turn(call, barrier)
             return
         if isinstance(barrier, Over):
             self._over_budget(call, barrier)
@@ -388,10 +416,10 @@ class Orders:
         self._pen.record(again, call=call.number, cause=cause)
         self._ready(call)
 
-    def _wait_for_turn(self, call: CallState, at: int) -> None:
-        if call.turn != at:
-            self._pen.record(RetryScheduled(attempt=call.attempt + 1, at=at, turn=True), call=call.number, cause=call.last_seq)
-        self._calls.waits[call.number] = at
+    def _wait_for_turn(self, call: CallState, later: Later) -> None:
+        if later.has_place and call.turn != later.at:
+            self._pen.record(RetryScheduled(attempt=call.attempt + 1, at=later.at, turn=True), call=call.number, cause=call.last_seq)
+        self._calls.waits[call.number] = later.at
 
     def _ready(self, call: CallState) -> None:
         if call.effect == "read" and not self._pen.metered:
@@ -419,12 +447,22 @@ class Orders:
             case "awaiting_approval":
                 if not wanted:
                     self.orphans.add(call.number)  # else the approval is watched on its own
-            case "proposed" if wanted and asked.tool.approval is not None and (asks := asked.tool.asks(asked.args)) is not False:
-                self._ask_for(asked, asks)  # the run was given up before anybody could be asked
+            case "proposed" | "failing" if wanted and ask is None and not call.begun and (asks := self._asks_now(asked)) is not False:
+                self._ask_for(asked, asks)  # the run was given up before anybody could be asked, or before the call began
             case "approved":
                 self._start_approved(call) if wanted else self.orphans.add(call.number)
             case _:
                 self.follow(call, self._calls.consider(call, asked, wanted=wanted))
+
+    def _asks_now(self, asked: CallTool) -> str | bool:
+        """Whether somebody has to agree to the call, and why, by the tool's own rule."""
+        if asked.tool.approval is None:
+            return False
+        begun_s = self._host.loop.time()
+        asks: str | bool = asked.tool.asks(asked.args)
+        if (took_s := self._host.loop.time() - begun_s) > _SLOW_RULE_S:
+            log.warning("the approval rule of tool %s took %.1f s, and every run of this worker waited for it", asked.tool.name, took_s)
+        return asks
 
     def follow(self, call: CallState, verdict: Perform | GiveUp | Park | None) -> None:
         match verdict:
@@ -476,10 +514,21 @@ class Orders:
             self._pen.record(ToolCallFailed(failure, attempt=call.attempt), call=number, cause=call.intent_seq)
 
 
-_UNITS = {"usd": ("$", 1e6, ""), "seconds": ("", 1e6, " s"), "tokens": ("", 1, " tokens"), "calls": ("", 1, " calls")}
+_UNITS = {"usd": ("$", 1_000_000, ""), "seconds": ("", 1_000_000, " s"), "tokens": ("", 1, " tokens"), "calls": ("", 1, " calls")}
 
 
 def _over_words(over: BudgetExceeded) -> str:
-    before, unit, after = _UNITS[over.what]
-    used, limit = f"{before}{over.used / unit:,g}{after}", f"{before}{over.limit / unit:,g}{after}"
-    return f"the budget of run {over.budget_of} is used up: {used} of {limit}"
+    used, limit, wanted = (_amount(over.what, number) for number in (over.used, over.limit, over.wanted))
+    # What others had reserved is given back where it was not needed: a sum that counts it is wrong as soon as somebody reads it.
+    how = f"{used} of {limit}" if over.used >= over.limit else f"its {limit} do not cover {wanted} more"
+    return f"the budget of run {over.budget_of} is used up: {how}"
+
+
+def _amount(what: str, number: int) -> str:
+    before, unit, after = _UNITS[what]
+    if unit == 1:
+        return f"{before}{number:,}{after}"
+    whole, part = divmod(number, unit)
+    decimals = f"{part:06d}".rstrip("0")
+    shown = f"{whole:,}.{decimals:0<2}" if before else f"{whole:,}.{decimals}".rstrip(".")
+    return f"{before}{shown}{after}"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from msgspec import structs
+
 from perdure.core import chain, codec
 from perdure.core.budget import NOTHING, Amounts, amounts_of
 from perdure.core.chain import Sealed
@@ -37,6 +39,10 @@ class Pen:
         self._charged = (NOTHING, NOTHING)  # what of the state's reserved and spent is in the ledger
         self.observe: Callable[[Event], None] | None = None  # told of every event right after it is in the state
 
+    def owe(self, reserved: Amounts) -> None:
+        """That much is reserved in the ledgers. What a person has settled while nobody held the run is given back with the next commit."""
+        self._charged = (reserved, self._charged[1])
+
     def rebase(self) -> None:
         """The state has been folded up to the durable end of the journal: go on from there."""
         assert not self._events
@@ -52,9 +58,9 @@ class Pen:
     def dirty(self) -> bool:
         return bool(self._events or self._consumed)
 
-    def record(self, body: AnyBody, *, call: int | None = None, cause: int | None = None) -> Event:
+    def record(self, body: AnyBody, *, call: int | None = None, cause: int | None = None, event_id: str | None = None) -> Event:
         """State a fact. It is in the state at once, and durable after the next commit."""
-        event = Event(self.state.seq + 1, self._clock.new_id(), self._clock.now(), self.lease.epoch, call, cause, body)
+        event = Event(self.state.seq + 1, event_id or self._clock.new_id(), self._clock.now(), self.lease.epoch, call, cause, body)
         self.state.apply(event)
         self._events.append(event)
         if self.observe is not None:
@@ -91,10 +97,23 @@ class Pen:
         """Everything recorded so far as one append. Nothing leaves the buffer before `saved`."""
         sealed = tuple(chain.seal_all(self._head, self._events))
         charge = self.uncharged if self.metered else None
-        self._sent = (self.state.reserved, self.state.spent)
+        if self.metered:
+            self._sent = (self.state.reserved, self.state.spent)
         return Append(
-            self.lease, self._durable_seq, sealed, tuple(self._blobs.values()), row, tuple(self._consumed), tuple(self._left), charge
+            self.lease,
+            self._durable_seq,
+            sealed,
+            tuple(self._blobs.values()),
+            row,
+            tuple(self._consumed),
+            tuple(self._left),
+            charge,
+            self._clock.now(),
         )
+
+    def anew(self, append: Append) -> Append:
+        """The very same, to be sent once more now."""
+        return structs.replace(append, at=self._clock.now())
 
     def saved(self, append: Append) -> Sequence[Event]:
         """That append is durable: forget what it held. Returns its events."""

@@ -25,6 +25,7 @@ GIVE_UP_S = 20.0  # for all of it: an answer that drips in byte by byte never ru
 _LOOKUP_S = 2.0  # on top of it, where the look-up of a name is what hangs
 _POLITENESS_S = 2.0  # for reading an answer that nobody is interested in
 _MAX_ANSWER_BYTES = 64 * 1024
+MIN_SECRET_CHARS = 32
 _LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
 
 
@@ -53,6 +54,11 @@ class Endpoint:
         if not secret:
             raise InvalidInput(
                 "webhook_url is set and webhook_secret is not; set PERDURE_WEBHOOK_SECRET to what the receiver verifies with"
+            )
+        if len(secret) < MIN_SECRET_CHARS:
+            raise InvalidInput(
+                f"webhook_secret has {len(secret)} characters and can be guessed; at least {MIN_SECRET_CHARS} random ones: "
+                'python -c "import secrets; print(secrets.token_hex(32))"'
             )
         self._secret = secret
         self.scheme, self.host, self.port, self.path = _parsed(url)

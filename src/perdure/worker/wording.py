@@ -84,8 +84,9 @@ def _words(event: Event, row: RunRow) -> str:
 
 def _command(notice: NoticeRow) -> str:
     match notice.event.body:
-        case ApprovalRequested(approval=approval) | ApprovalEscalated(approval=approval):
-            return f"perdure approve {shlex.quote(approval)}"
+        case ApprovalRequested(approval=approval, by=who) | ApprovalEscalated(approval=approval, to=who):
+            # Without --by it is whoever types it, which may be nobody that was asked.
+            return f"perdure approve {shlex.quote(approval)}{' --by WHO' if who else ''}"
         case _:
             return f"perdure why {shlex.quote(notice.row.run_id)}"
 
@@ -101,7 +102,8 @@ def _until(expires_at: int | None) -> str:
 def _amount(what: str, number: int) -> str:
     match what:
         case "usd":
-            return f"${number / 1e6:.2f}"
+            whole, part = divmod(number, 1_000_000)
+            return f"${whole:,}.{f'{part:06d}'.rstrip('0'):0<2}"  # exact: a rounded sum looks like one that suffices
         case "seconds":
             return f"{number / 1e6:.1f} s"
         case _:
@@ -148,6 +150,8 @@ def _public(body: AnyBody) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name in body.__struct_fields__:
         value = getattr(body, name)
+        if _does_not_apply(body, name):
+            continue
         if isinstance(value, Payload):
             fields |= _payload(name, value)
         elif isinstance(value, Failure):
@@ -158,6 +162,11 @@ def _public(body: AnyBody) -> dict[str, Any]:
         else:
             fields[name] = msgspec.to_builtins(value)
     return fields
+
+
+def _does_not_apply(body: AnyBody, name: str) -> bool:
+    """A field that says nothing about this request: how one is escalated that is not."""
+    return isinstance(body, ApprovalRequested) and name in ("escalate_to", "escalate_us") and body.on_expiry != "escalate"
 
 
 def _payload(name: str, payload: Payload) -> dict[str, Any]:

@@ -11,12 +11,13 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from perdure.agent import Agent
 from perdure.core.approval import Ruling, Standing
-from perdure.core.events import CancelRequested, Event
+from perdure.core.budget import NOTHING, Amounts
+from perdure.core.events import CancelRequested, Event, RunUnpaused
 from perdure.errors import (
     AlreadyRunning,
     Conflict,
@@ -28,12 +29,12 @@ from perdure.errors import (
     UnknownAgent,
     WrongVersion,
 )
-from perdure.settings import Settings
+from perdure.settings import Queue, Settings
 from perdure.store.api import FINISHED, Append, Appended, ApprovalFilter, ApprovalRow, Claimed, RunRow, Served, Store
 from perdure.store.writer import GroupCommit
 from perdure.worker import forked, outside
 from perdure.worker.clock import Clock
-from perdure.worker.courier import Courier
+from perdure.worker.courier import TOLD, Courier
 from perdure.worker.drive import Drive
 from perdure.worker.kin import Kin
 from perdure.worker.lease import Renewer, Watchdog
@@ -77,6 +78,7 @@ class Worker:
         self._draining = False
         self._transactions = 0  # under way
         self._last_reap_s = float("-inf")
+        self._latest = 0
         self._kin = Kin(store, self.agents, settings.max_steps)
         self._last_kin_s = float("-inf")
 
@@ -130,6 +132,14 @@ class Worker:
     def _sign_on(self) -> None:
         self.store.register(self.id, f"{socket.gethostname()}:{os.getpid()}", os.getpid(), self.clock.now(), list(self.agents), self.queues)
 
+    def uncharged_beside(self, run_id: str, budget_of: str) -> Amounts:
+        """What the other runs of this worker have recorded under that budget and not committed yet, so that no ledger has it."""
+        total = NOTHING
+        for other in self._drives.values():
+            if other.run_id != run_id:
+                total = total + other.uncharged(budget_of)
+        return total
+
     def serve_too(self, agent: Agent[Any, Any]) -> None:
         """A child's agent, which came along with its parent's code."""
         served = Served(agent.name, agent.version)
@@ -163,30 +173,35 @@ class Worker:
                 except StoreError as error:
                     log.error("cannot look for runs: %s; trying again in 1 s", error)
                     await asyncio.wait([stopping], timeout=1.0)
+                except Exception:  # an error of ours, or a row that makes no sense: the runs that are under way go on
+                    log.exception("cannot look for runs; trying again in 1 s")
+                    await asyncio.wait([stopping], timeout=1.0)
         finally:
             stopping.cancel()
         await self.drain()
 
-    async def drive_one(self, run_id: str, *, wait: bool, stop: asyncio.Event | None = None) -> RunRow:
+    async def drive_one(self, run_id: str, *, wait: bool, stop: asyncio.Event | None = None, by_turn: bool = False) -> RunRow:
         """Drive one run, and its children, here until it ends, needs a person, or waits for something from outside.
 
-        Without `wait` it is enough that it waits for anything but its children.
+        Without `wait` it is enough that it waits for anything but its children. With `by_turn` the limits of its queue count, as for
+        any worker; otherwise somebody has asked for it by its name.
         """
         stop = stop or asyncio.Event()
         stopping = asyncio.ensure_future(stop.wait())
         stopping.add_done_callback(lambda _: self._notice())
         try:
-            row = await self._drive_family(run_id, wait, stop)
+            row = await self._drive_family(run_id, wait, stop, self.settings.queues if by_turn else None)
         finally:
             stopping.cancel()
         if stop.is_set():
             await self.drain()
             return self._row(run_id)
-        await self._courier.flush(_FLUSH_NOTICES_S)  # whoever is asked for something must hear of it before this process leaves
+        if self._courier.at_work or ((due := self.store.next_notice()) is not None and due <= self.clock.now()):
+            await self._courier.flush(_FLUSH_NOTICES_S)  # whoever is asked for something must hear of it before this process leaves
         return row
 
-    async def _drive_family(self, run_id: str, wait: bool, stop: asyncio.Event) -> RunRow:
-        row = await self._take_up(run_id)
+    async def _drive_family(self, run_id: str, wait: bool, stop: asyncio.Event, limits: Mapping[str, Queue] | None) -> RunRow:
+        row = await self._take_up(run_id, limits)
         while row.status not in FINISHED and not stop.is_set() and not self._draining:
             drive = self._drives.get(run_id)
             if drive is not None and not drive.state.alive:
@@ -197,7 +212,7 @@ class Worker:
             family = self.store.family(run_id)
             ready = [one for one in (row, *family) if self._is_ready(one)]
             if self._is_ready(row):
-                await self._take_up_if_free(run_id)
+                await self._take_up_if_free(run_id, limits)
             elif ready:
                 self._claim_below(run_id)
             if ready or self._is_driven(row, family) or self._find_kin():
@@ -233,8 +248,8 @@ class Worker:
         """Whether something is being done about it: here, or, for its children, anywhere."""
         return row.run_id in self._drives or any(one.run_id in self._drives or one.holder is not None for one in family)
 
-    async def _take_up(self, run_id: str) -> RunRow:
-        """Claim the run by its name, whether it is ready or not."""
+    async def _take_up(self, run_id: str, limits: Mapping[str, Queue] | None = None) -> RunRow:
+        """Claim the run by its name, whether it is ready or not; with limits only if its queue has room."""
         while self.transacting:
             # A claim needs the write lock, which a transaction's tool may hold for long: the loop must not wait for it.
             await self._nap(self.settings.poll_s)
@@ -244,16 +259,16 @@ class Worker:
             self._last_reap_s = float("-inf")
             self._reap()
             try:
-                self._begin(self.store.claim(self.id, list(self.agents), 1, self.clock.now(), run_id=run_id))
+                self._begin(self.store.claim(self.id, list(self.agents), 1, self.clock.now(), run_id=run_id, limits=limits))
             except RunEnded:
                 pass  # somebody else has finished it since we looked
         return self._row(run_id)
 
-    async def _take_up_if_free(self, run_id: str) -> None:
+    async def _take_up_if_free(self, run_id: str, limits: Mapping[str, Queue] | None) -> None:
         if len(self._drives) >= self.settings.concurrency:
             return
         try:
-            await self._take_up(run_id)
+            await self._take_up(run_id, limits)
         except (AlreadyRunning, Conflict):
             pass  # another worker was faster, or somebody has paused it
 
@@ -294,6 +309,11 @@ class Worker:
             await self._nap(left_s)
 
     # -- claiming -----------------------------------------------------------------------------------------------------
+    def _now(self) -> int:
+        """For claims. What was ready before the clock was set back is ready still."""
+        self._latest = max(self._latest, self.clock.now())
+        return self._latest
+
     def _claim(self) -> None:
         self._reap()
         if self.loop.time() - self._last_kin_s >= _FIND_KIN_EVERY_S:
@@ -301,11 +321,11 @@ class Worker:
         served = list(self.agents)
         while (free := self.settings.concurrency - len(self._drives)) > 0 and not self._draining and not self.transacting:
             ready = self.store.next_ready(served, self.queues)
-            if ready is None or ready > self.clock.now():
+            if ready is None or ready > self._now():
                 return  # found out by reading: a claim takes the write lock, which others may need
             wanted = min(free, 100)
             limits = self.settings.queues
-            claimed = self.store.claim(self.id, served, wanted, self.clock.now(), queues=self.queues, limits=limits)
+            claimed = self.store.claim(self.id, served, wanted, self._now(), queues=self.queues, limits=limits)
             self._begin(claimed)
             if len(claimed) < wanted:
                 return
@@ -313,7 +333,7 @@ class Worker:
     def _find_kin(self) -> bool:
         """Whether there are children that only their parents can name; those are asked next, and then it looks again."""
         self._last_kin_s = self.loop.time()
-        parents = self._kin.parents_to_ask(self.clock.now())
+        parents = self._kin.parents_to_ask(self._now())
         for run_id in parents:
             self.loop.call_soon(self._meet_kin, run_id)  # a plain callback: an agent is entered there
         return bool(parents)
@@ -387,7 +407,7 @@ class Worker:
         """Until a run of ours has come to rest, something was committed by another process, or the next run is ready."""
         full = len(self._drives) >= self.settings.concurrency
         next_ready = None if full else self.store.next_ready(list(self.agents), self.queues)
-        left_s = _REAP_EVERY_S if next_ready is None else (next_ready - self.clock.now()) / 1e6
+        left_s = _REAP_EVERY_S if next_ready is None else (next_ready - self._now()) / 1e6
         if left_s <= 0:
             # A run is ready that this worker may not take yet: a second suspect, or its queue is full. Without a real wait here
             # nothing else would ever run.
@@ -500,6 +520,26 @@ class Worker:
 
         self._write(cancel, done)
 
+    def let_go_on(self, run_id: str) -> None:
+        """Send a run that has stopped for its budget back to work: there is room in it again."""
+        body = RunUnpaused(by="perdure", note="its budget was raised while it stopped")
+        event_id, now = self.clock.new_id(), self.clock.now()
+
+        def expect(row: RunRow) -> None:
+            if row.status != "needs_attention" or row.attention != "budget":
+                raise Conflict(f"run {run_id} is {row.status}: somebody else has let it go on")
+
+        def done(error: Exception | None) -> None:
+            match error:
+                case StoreError():
+                    self.loop.call_later(AGAIN_AFTER_S, self.let_go_on, run_id)
+                case None | Conflict():
+                    pass
+                case _:
+                    raise error
+
+        self._write(lambda: self.store.post(run_id, None, body, event_id=event_id, now=now, expect=expect), done)
+
     def _write(self, work: Callable[[], Any], done: Callable[[Exception | None], None]) -> None:
         """A short write, right here; on a thread while a transaction's tool has the write lock."""
 
@@ -526,6 +566,9 @@ class Worker:
         return self._transactions > 0
 
     def committed(self, run_id: str, events: Sequence[Event]) -> None:
+        for event in events:
+            if type(event.body) in TOLD:
+                self._courier.poke()
         for observe in self._observers:
             try:
                 observe(run_id, events)

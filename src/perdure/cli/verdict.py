@@ -1,0 +1,68 @@
+"""What was decided about an approval: by whom, when, and with which values, where they are others than those proposed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perdure.core.codec import Payload
+from perdure.core.events import ApprovalDecided
+from perdure.errors import StoreCorrupt
+from perdure.inspect.view import loader
+from perdure.inspect.words import clip, clock, plain
+from perdure.store.api import ApprovalRow, Store
+
+CHARS_SHOWN = 400
+_VALUE_SHOWN = 60
+
+
+def settled(store: Store, row: ApprovalRow, now: int) -> str:
+    """Who has decided what, and when; for an approval that is not pending any more."""
+    standing = row.standing
+    what = "approved" if standing.status == "consumed" else standing.status
+    by = f" by {standing.settled_by}" if standing.settled_by else ""
+    at = f" at {clock(row.settled_at, now)}" if row.settled_at is not None else ""
+    then = ", and its call has been started" if standing.status == "consumed" else ""
+    return f"{what}{by}{at}{edited(store, row)}{then}"
+
+
+def noted(row: ApprovalRow) -> str:
+    """What was said with the decision, as the end of a sentence."""
+    return f"; note: {clip(row.standing.note, CHARS_SHOWN)}" if row.standing.note else ""
+
+
+def edited(store: Store, row: ApprovalRow) -> str:
+    """What was approved instead of what was proposed, as in " with cents 9900 → 2500"; "" when that is the same, or nothing is."""
+    if not _is_edited(row):
+        return ""
+    before, after = plain(row.standing.request.input, loader(store)), approved_input(store, row)
+    # An edit is one of fields, and of those alone that may be edited.
+    names = [name for name in after if name not in before or before[name] != after[name]]
+    return f" with {', '.join(f'{name} {_short(before.get(name))} → {_short(after[name])}' for name in names)}"
+
+
+def approved_input(store: Store, row: ApprovalRow) -> Any:
+    """What was approved, whole; None when nothing is."""
+    if not row.standing.digest:
+        return None
+    return plain(_decided(store, row) if _is_edited(row) else row.standing.request.input, loader(store))
+
+
+def _is_edited(row: ApprovalRow) -> bool:
+    return bool(row.standing.digest) and row.standing.digest != row.standing.request.digest
+
+
+def _decided(store: Store, row: ApprovalRow) -> Payload:
+    """The input of the decision: in the journal, or on its way there, in the inbox of the run's holder."""
+    # The inbox first: what is read from it meanwhile is in the journal by the time that is read.
+    bodies = [letter.body for letter in store.unread(row.run_id)]
+    bodies += [event.body for event in store.read(row.run_id)]
+    for body in bodies:
+        if isinstance(body, ApprovalDecided) and body.approval == row.approval and body.input is not None:
+            return body.input
+    raise StoreCorrupt(f"the decision about {row.approval} is not in the journal of run {row.run_id}; see: perdure verify {row.run_id}")
+
+
+def _short(value: Any) -> str:
+    from perdure.cli.common import to_json
+
+    return clip(to_json(value), _VALUE_SHOWN)
