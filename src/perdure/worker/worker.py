@@ -78,7 +78,6 @@ class Worker:
         self._draining = False
         self._transactions = 0  # under way
         self._last_reap_s = float("-inf")
-        self._latest = 0
         self._kin = Kin(store, self.agents, settings.max_steps)
         self._last_kin_s = float("-inf")
 
@@ -309,11 +308,6 @@ class Worker:
             await self._nap(left_s)
 
     # -- claiming -----------------------------------------------------------------------------------------------------
-    def _now(self) -> int:
-        """For claims. What was ready before the clock was set back is ready still."""
-        self._latest = max(self._latest, self.clock.now())
-        return self._latest
-
     def _claim(self) -> None:
         self._reap()
         if self.loop.time() - self._last_kin_s >= _FIND_KIN_EVERY_S:
@@ -321,11 +315,11 @@ class Worker:
         served = list(self.agents)
         while (free := self.settings.concurrency - len(self._drives)) > 0 and not self._draining and not self.transacting:
             ready = self.store.next_ready(served, self.queues)
-            if ready is None or ready > self._now():
+            if ready is None or ready > self.clock.now():
                 return  # found out by reading: a claim takes the write lock, which others may need
             wanted = min(free, 100)
             limits = self.settings.queues
-            claimed = self.store.claim(self.id, served, wanted, self._now(), queues=self.queues, limits=limits)
+            claimed = self.store.claim(self.id, served, wanted, self.clock.now(), queues=self.queues, limits=limits)
             self._begin(claimed)
             if len(claimed) < wanted:
                 return
@@ -333,7 +327,7 @@ class Worker:
     def _find_kin(self) -> bool:
         """Whether there are children that only their parents can name; those are asked next, and then it looks again."""
         self._last_kin_s = self.loop.time()
-        parents = self._kin.parents_to_ask(self._now())
+        parents = self._kin.parents_to_ask(self.clock.now())
         for run_id in parents:
             self.loop.call_soon(self._meet_kin, run_id)  # a plain callback: an agent is entered there
         return bool(parents)
@@ -407,7 +401,7 @@ class Worker:
         """Until a run of ours has come to rest, something was committed by another process, or the next run is ready."""
         full = len(self._drives) >= self.settings.concurrency
         next_ready = None if full else self.store.next_ready(list(self.agents), self.queues)
-        left_s = _REAP_EVERY_S if next_ready is None else (next_ready - self._now()) / 1e6
+        left_s = _REAP_EVERY_S if next_ready is None else (next_ready - self.clock.now()) / 1e6
         if left_s <= 0:
             # A run is ready that this worker may not take yet: a second suspect, or its queue is full. Without a real wait here
             # nothing else would ever run.
