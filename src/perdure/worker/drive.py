@@ -382,8 +382,9 @@ class Drive:
             self._alarm.cancel()
             self._alarm = None
         if wake is not None:
-            # Never longer than a minute at a time, so that a wall clock that jumps is noticed.
-            delay_s = min(max((wake - self._host.clock.now()) / 1e6, 0.0), 60.0)
+            # Never longer than a minute at a time, so that a wall clock that jumps is noticed; and never at once: what is due again
+            # already waits for something beside it, which may take long.
+            delay_s = min(max((wake - self._host.clock.now()) / 1e6, 0.001), 60.0)
             self._alarm = loop.call_later(delay_s, self.pump)
 
     def _flush_now(self) -> None:
