@@ -1,9 +1,9 @@
 """Refund an order; above $20 somebody has to agree, and no process waits for them.
 
-    perdure run examples/approval.py:support order=o-81 --id refund-o-81 --no-wait    code 3: it waits
+    perdure run examples/approval.py:support order=o-81 --id approval-o-81 --no-wait    code 3: it waits
     perdure approvals                                         who is asked for what
     perdure approve ID --by bob --edit '{"cents": 2500}'      from any shell, a minute or two days later
-    perdure resume refund-o-81                                or leave that to `perdure worker examples/approval.py`
+    perdure resume approval-o-81                              or leave that to `perdure worker examples/approval.py`
 
 `perdure reject ID --by bob --reason "…"` is the other answer, and order=o-82 is small enough to need none. The payment service is a
 stand-in: a file that drops duplicates of a key.

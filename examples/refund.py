@@ -1,7 +1,7 @@
 """Refund an order: reads in parallel, a wait of a day that no process sits through, a payment that cannot happen twice.
 
-    perdure run examples/refund.py:refund order=o-81 --id refund-o-81
-    perdure run examples/refund.py:refund order=o-81 pause_s:=2 --id refund-o-82
+    perdure run examples/refund.py:refund order=o-81 --id refund-day --no-wait    code 3: it waits for a day
+    perdure run examples/refund.py:refund order=o-81 pause_s:=2 --id refund-2s
 
 The payment service is a stand-in: a file that drops duplicates of a key, as real ones do.
 """

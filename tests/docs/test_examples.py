@@ -22,6 +22,7 @@ import pytest
 
 from perdure.cli import VERBS, common
 from perdure.core.events import AnyBody
+from perdure.core.keys import approval_id
 from perdure.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,6 +87,65 @@ def test_blocks_of_a_page_are_one_program_unless_they_stand_alone():
     assert programs(page) == ["a = 1\n\n\nprint(a)\n", "print(2)\n"]
 
 
+def runs_when_imported(program: str) -> bool:
+    """Whether `perdure run` on this file would run its `main` as well."""
+    return any(isinstance(line, ast.Expr) and ast.unparse(line).startswith("asyncio.run(") for line in ast.parse(program).body)
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=names_of(WITH_PYTHON))
+def test_the_python_of_a_page_can_be_imported_by_perdure(page):
+    assert not any(map(runs_when_imported, programs(page.read_text())))
+
+
+def test_a_main_that_runs_when_imported_is_noticed():
+    assert runs_when_imported("import asyncio\nasyncio.run(main())\n")
+    assert not runs_when_imported("if __name__ == '__main__':\n    asyncio.run(main())\n")
+
+
+def test_the_deploying_program_runs_twice_in_one_folder(tmp_path):
+    (tmp_path / "page.py").write_text(programs((ROOT / "docs" / "deploying.md").read_text())[0])
+    for _ in range(2):
+        ran = python(tmp_path, "page.py")
+        assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("page", "tenant", "run_id", "call"),
+    [
+        ("README.md", "default", "refund-o-82", 3),
+        ("docs/approvals.md", "default", "refund-o-81", 1),
+        ("docs/notifications.md", "acme", "refund-o-81", 1),
+    ],
+)
+def test_the_approval_ids_of_a_page_are_the_true_ones(page, tenant, run_id, call):
+    shown = set(re.findall(r"\bap-[0-9a-f]{6,}", (ROOT / page).read_text()))
+    assert (true := approval_id(tenant, run_id, call)) in shown
+    assert [some for some in shown if not true.startswith(some)] == []
+
+
+def test_the_approval_that_the_page_shows_is_the_one_that_is_asked(tmp_path):
+    page = (ROOT / "docs" / "approvals.md").read_text()
+    (tmp_path / "shop.py").write_text(programs(page)[0])
+    ran = python(tmp_path, "-m", "perdure", "run", "shop.py:support", "order=o-81", "cents:=9900", "--id", "refund-o-81", "--actor", "ann")
+    assert ran.returncode == 3, ran.stderr
+    [asked] = pending(tmp_path)
+    assert f"{asked['approval']}  refund  (" in page
+    assert f"digest     {str(asked['digest'])[:12]}\n" in page
+
+
+def test_the_undo_of_the_page_does_what_it_shows(tmp_path):
+    page = (ROOT / "docs" / "undo.md").read_text()
+    (tmp_path / "trip.py").write_text(programs(page)[0])
+    [shown] = [block.text for block in blocks(page) if block.language == "console"]
+    typed = ""
+    for line in [line for line in shown.splitlines() if line.startswith("$ ")]:
+        ran = python(tmp_path, "-m", *shlex.split(line)[1:])
+        assert ran.returncode == 0, ran.stderr
+        typed += f"{line}\n{ran.stdout}"
+    time = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
+    assert time.sub("TIME", typed) == time.sub("TIME", shown)
+
+
 def test_the_readme_program_does_nothing_the_second_time(tmp_path):
     (tmp_path / "shop.py").write_text(programs((ROOT / "README.md").read_text())[0])
     first = python(tmp_path, "shop.py")
@@ -103,6 +163,7 @@ def test_the_readme_program_asks_for_the_large_order_and_goes_on_in_another_proc
     first = python(tmp_path, "-m", "perdure", "run", "shop.py:support", "order=o-82", "--id", "refund-o-82")
     assert (first.returncode, first.stdout) == (3, ""), first.stderr
     [asked] = pending(tmp_path)
+    assert f"waits for approval {asked['approval']} (refund)" in (ROOT / "README.md").read_text()
     assert (asked["action"], asked["input"], asked["reason"]) == ("refund", {"cents": 25_000, "order": "o-82"}, "over $100")
 
     approved = python(tmp_path, "-m", "perdure", "approve", str(asked["approval"])[:9], "--note", "talked to them")

@@ -737,3 +737,12 @@ def test_pending_approvals_are_completed(desk):
     program = "from perdure.cli import cli; from click.shell_completion import shell_complete; shell_complete(cli, {}, 'perdure', '_PERDURE_COMPLETE', 'bash_complete')"
     done = subprocess.run([sys.executable, "-c", program], cwd=desk.folder, env=environ, capture_output=True, text=True, check=True)
     assert done.stdout == f"plain,{approval}\n"
+
+
+def test_a_program_that_runs_a_loop_of_its_own_when_it_is_imported_is_resumed_and_undone_all_the_same(desk):
+    (desk.folder / "bare.py").write_text((desk.folder / "desk.py").read_text() + "\n\nasync def main():\n    pass\n\nasyncio.run(main())\n")
+    desk("run", "bare.py:chat", "--id", "bare", code=3)
+    for word in ('"one"', '"two"'):
+        desk("signal", "bare", "chat", word)
+    assert json.loads(desk("resume", "bare", "--json").stdout)["output"] == ["one", "two"]
+    assert "nothing" in desk("undo", "bare", "--dry-run").stdout

@@ -777,3 +777,15 @@ def test_on_exceed_fail_of_a_retry_is_the_call_s_last_word() -> None:
 
 def test_the_settings_of_these_tests_do_not_hold_runs() -> None:
     assert SETTINGS.park_after_s == 0
+
+
+def test_people_hear_once_of_a_budget_that_is_used_up(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with perdure(None, [stepping]) as app:
+            await app.start(stepping, 9, id="r", budget=Budget(calls=3))
+            assert (await app.drive("r")).attention == "budget"
+
+    with caplog.at_level("INFO", "perdure.notify"):
+        run(main())
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "perdure.notify"]
+    assert "3 calls used and 1 call wanted of 3 calls" in told

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +18,7 @@ from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow
 
 if TYPE_CHECKING:
+    from perdure.agent import Agent
     from perdure.app import Perdure
 
 
@@ -35,24 +36,33 @@ def command(run_id: str, target: str | None, adopt: bool, no_wait: bool, url: st
     """
     settings = common.settings_with(url=url)
     log_to_stderr(logging.WARNING)
-    return asyncio.run(_resume(settings, run_id, target, adopt=adopt, wait=not no_wait, url=url, as_json=as_json))
-
-
-async def _resume(settings: Settings, run_id: str, target: str | None, *, adopt: bool, wait: bool, url: str | None, as_json: bool) -> int:
-    from perdure.app import Perdure
     from perdure.inspect.view import require
 
     with common.existing_store(url) as store:
         row = require(store, run_id)
-    if row.status in FINISHED:
-        # No code is needed to read a result.
-        async with Perdure(settings=settings) as app:
-            return finish(app, row, as_json=as_json, url=url)
+    # Loaded before there is a loop: a program that runs something of its own when it is imported does so without harm.
+    agents = [] if row.status in FINISHED else _code_of(row, target, settings, url)
+    return asyncio.run(_resume(settings, row, agents, adopt=adopt, wait=not no_wait, url=url, as_json=as_json))
+
+
+def _code_of(row: RunRow, target: str | None, settings: Settings, url: str | None) -> list[Agent[Any, Any]]:
+    run_id = row.run_id
     if (undone := undone_by(run_id)) is not None:
         # Its code is the journal of the run that it undoes.
         raise InvalidInput(f"run {run_id} is the undo of run {undone}, and goes on with: perdure undo {undone}")
     loaded = load_target(target or recorded_target(run_id, row.target, settings.url, options=common.url_words(url)))
-    async with Perdure(agents=with_children([loaded.agent]), settings=settings) as app:
+    return with_children([loaded.agent])
+
+
+async def _resume(
+    settings: Settings, row: RunRow, agents: list[Agent[Any, Any]], *, adopt: bool, wait: bool, url: str | None, as_json: bool
+) -> int:
+    from perdure.app import Perdure
+
+    run_id = row.run_id
+    async with Perdure(agents=agents, settings=settings) as app:
+        if row.status in FINISHED:
+            return finish(app, row, as_json=as_json, url=url)  # no code is needed to read a result
         if adopt:
             await _adopt(app, row)
         if row.status == "needs_attention":

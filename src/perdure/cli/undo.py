@@ -22,6 +22,7 @@ from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow, Store
 
 if TYPE_CHECKING:
+    from perdure.agent import Agent
     from perdure.app import Perdure
     from perdure.undo import Deed, Progress, UndoPlan
 
@@ -49,22 +50,24 @@ def command(run_id: str, target: str | None, yes: bool, dry_run: bool, url: str 
         row = undoable(store, run_id)
         begun = store.get(undo_id(run_id))
         if begun is not None and begun.status in FINISHED:
+            if not as_json:
+                common.note(f"run {run_id} has had its undo already; nothing is done")
             return _finish(store, run_id, begun, settings.url, url, as_json)  # no code is needed to see that it is done
     words = target or recorded_target(run_id, row.target, settings.url, "undo", common.url_words(url))
-    return asyncio.run(_undo(settings, run_id, row.agent, words, yes=yes, dry_run=dry_run, url=url, as_json=as_json))
+    agent = load_target(words).agent  # before there is a loop: what a program does when it is imported may need one of its own
+    if agent.name != row.agent:
+        raise UnknownAgent(
+            f"run {run_id} belongs to agent {row.agent!r}, and the target is agent {agent.name!r}; name the one that it belongs to"
+        )
+    return asyncio.run(_undo(settings, run_id, agent, yes=yes, dry_run=dry_run, url=url, as_json=as_json))
 
 
 async def _undo(
-    settings: Settings, run_id: str, agent_name: str, target: str, *, yes: bool, dry_run: bool, url: str | None, as_json: bool
+    settings: Settings, run_id: str, agent: Agent[Any, Any], *, yes: bool, dry_run: bool, url: str | None, as_json: bool
 ) -> int:
     from perdure.app import Perdure
     from perdure.undo import progress
 
-    agent = load_target(target).agent
-    if agent.name != agent_name:
-        raise UnknownAgent(
-            f"run {run_id} belongs to agent {agent_name!r}, and the target is agent {agent.name!r}; name the one that it belongs to"
-        )
     async with Perdure(agents=[agent], settings=settings, observers=[_show]) as app:
         begun = app.store.get(undo_id(run_id)) is not None
         if dry_run and begun:

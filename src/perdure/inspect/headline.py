@@ -171,7 +171,8 @@ def _waiting_sentence(scene: Scene, for_long: str) -> str:
     if (news := _news_of_children(scene)) is not None:
         return f"waiting {for_long}{news}"
     if row.ready_at is None:
-        return f"{row.status.replace('_', ' ')} {for_long}: for {what}; no process holds it"
+        then = "no process holds it" if scene.served or not scene.alive else _workers(scene)
+        return f"{row.status.replace('_', ' ')} {for_long}: for {what}; {then}"
     if row.ready_at > now:
         then = "no process holds it" if scene.served else _workers(scene) if scene.alive else "no worker is alive that would go on then"
         return f"waiting {for_long}: for {what}, until {at(row.ready_at, now)}; {then}"

@@ -61,7 +61,7 @@ class Consequences:
                     self.end(cursor, key, run, event, body)
             if refused is not None:
                 return refused
-            if isinstance(body, notices.TOLD):
+            if notices.is_told(body):
                 notices.tell(cursor, key, event)
         return None
 

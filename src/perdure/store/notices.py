@@ -6,7 +6,7 @@ import logging
 
 import apsw
 
-from perdure.core.events import ApprovalEscalated, ApprovalRequested, AttentionNeeded, BudgetExceeded, Event
+from perdure.core.events import AnyBody, ApprovalEscalated, ApprovalRequested, AttentionNeeded, BudgetExceeded, Event
 from perdure.errors import StoreCorrupt
 from perdure.store.api import NoticeRow
 from perdure.store.database import Database
@@ -16,6 +16,11 @@ from perdure.store.rows import Row, event_from, run_row
 TOLD = (ApprovalRequested, ApprovalEscalated, AttentionNeeded, BudgetExceeded)  # and the failure of a run that has no parent
 
 log = logging.getLogger("perdure.store")
+
+
+def is_told(body: AnyBody) -> bool:
+    """Whether people should hear of it by itself. That a run stands still for want of money follows from the budget that was used up."""
+    return isinstance(body, TOLD) and not (isinstance(body, AttentionNeeded) and body.reason == "budget")
 
 
 def tell(cursor: apsw.Cursor, key: int, event: Event) -> None:

@@ -107,7 +107,7 @@ def _amount(what: str, number: int) -> str:
         case "seconds":
             return f"{number / 1e6:.1f} s"
         case _:
-            return f"{number:,} {what}"
+            return f"{number:,} {what.removesuffix('s') if number == 1 else what}"
 
 
 def _shown(payload: Payload) -> str:
