@@ -34,8 +34,9 @@ from perdure import (
     tool,
 )
 from perdure.agent import source_digest
+from perdure.core import codec
 from perdure.core.budget import NOTHING
-from perdure.core.events import BudgetRaised, ToolCallInitiated
+from perdure.core.events import BudgetRaised, ToolCallInitiated, ToolCallResolved
 from perdure.errors import StoreUnavailable
 from perdure.settings import Queue
 from perdure.store.api import Append, Appended
@@ -1089,3 +1090,62 @@ def loses_the_answer(app: Perdure, is_read: Callable[[], bool]) -> list[int]:
 
     database._commit = losing
     return lost
+
+
+# -- what a storm found ---------------------------------------------------------------------------------------------------
+def test_what_a_person_said_about_a_cut_off_call_is_heard_before_it_is_made_again(tmp_path: Path) -> None:
+    """The letter was accepted while its worker was only silent; whoever takes the run over reads it first."""
+    made: list[int] = []
+
+    @tool(effect="keyed")
+    async def pay(call: Call) -> str:
+        made.append(call.attempt)
+        await asyncio.sleep(30)
+        return "paid"
+
+    @agent(version="1")
+    async def payer(run: Run) -> str:
+        return str(await pay())
+
+    async def main() -> Any:
+        async with perdure(tmp_path / "db", [payer]) as first:
+            await first.start(payer, id="r")
+            driving = asyncio.create_task(first.drive("r"))
+            await until(lambda: made == [1])
+            body = ToolCallResolved("happened", by="ann", attempt=1, result=codec.pack(b'"said by ann"')[0])
+            assert first._worker is not None
+            first._worker._stop_listening()
+            assert not first.store.post("r", 1, body, event_id="0" * 32, now=first.clock.now(), expect=lambda row: None)
+            first.abort()  # as a crash would
+            driving.cancel()
+        async with perdure(tmp_path / "db", [payer]) as second:
+            return await second.handle("r").result()
+
+    assert run(main()) == "said by ann"
+    assert made == [1]
+
+
+def test_an_approval_whose_turn_comes_too_late_expires_in_its_time() -> None:
+    clock = ManualClock()
+
+    @tool(effect="once", approval=Approval(expires=5), rate=Rate(1, per=3600))
+    async def pay(number: int) -> str:
+        return f"paid {number}"
+
+    @agent(version="1")
+    async def payer(run: Run) -> list[str]:
+        answers = await asyncio.gather(pay(1), pay(2), return_exceptions=True)
+        return [answer if isinstance(answer, str) else getattr(answer, "outcome", repr(answer)) for answer in answers]
+
+    async def main() -> Any:
+        async with perdure(None, [payer], clock) as app:
+            await app.start(payer, id="r")
+            await app.drive("r", wait=False)
+            for asked in await app.approvals():
+                await app.approve(asked.approval, by="ann")
+            row = await app.drive("r", wait=False)
+            assert row.ready_at == clock.now() + 5_000_000, "its time, and not its turn an hour later"
+            clock.advance(6)
+            return await app.handle("r").result()
+
+    assert run(main()) == ["paid 1", "expired"]

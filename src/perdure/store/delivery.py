@@ -15,6 +15,7 @@ from perdure.core.events import (
     ApprovalWithdrawn,
     Event,
     RunCreated,
+    RunPaused,
     RunUnpaused,
     SignalReceived,
     encode_body,
@@ -26,8 +27,11 @@ from perdure.store.liveness import Liveness
 from perdure.store.queries import QUERIES
 from perdure.store.rows import Row, body_from, body_or_none, event_row, key_of, run_row
 
-# What must be journaled in the order in which it came: signals of a topic, and the life of an approval.
-_IN_ORDER = (SignalReceived, ApprovalVoted, ApprovalEscalated, ApprovalDecided, ApprovalExpired, ApprovalWithdrawn)
+# What must be journaled in the order in which it came: signals of a topic, the life of an approval, a pause and its end.
+_IN_ORDER = (
+    *(SignalReceived, ApprovalVoted, ApprovalEscalated, ApprovalDecided, ApprovalExpired, ApprovalWithdrawn),
+    *(RunPaused, RunUnpaused),
+)
 
 
 class Letter(Struct, frozen=True, gc=False):

@@ -67,6 +67,9 @@ class Mailbox:
         def deliver(cursor: apsw.Cursor) -> tuple[bool, bool]:
             found = _unfinished(cursor, run_id)
             expect(run_row(found))
+            if isinstance(body, RunAdopted) and self._delivery.holds(run_row(found).holder):
+                # Its holder goes on with the code that it has, and would not journal this: the row must not say otherwise.
+                raise AlreadyRunning(f"run {run_id} is held by a worker that is not known to be dead; stop that process first")
             if not _is_news(cursor, found, body):
                 return True, False
             return self._delivery.deliver(cursor, found, Letter(call, body, event_id, now), status), True

@@ -385,6 +385,23 @@ class WaitingConformance:
         hold(store, "r")
         assert [letter.body for letter in store.inbox("w")] == [CancelRequested("ann")], "only its holder knows whether that still applies"
 
+    def test_a_pause_that_was_taken_back_does_not_come_back(self, store: Store) -> None:
+        """It lay unread when the holder gave the run up; what took it back came later."""
+        hand = hold(store, "r")
+        assert post(store, "r", RunPaused("ann")) is False
+        hand.rest("waiting")
+        assert post(store, "r", RunUnpaused("ann")) is True
+        assert [event.body for event in store.read("r")[-2:]] == [RunPaused("ann"), RunUnpaused("ann")]
+        assert store.unread("r") == []
+
+    def test_a_run_that_somebody_may_still_hold_is_not_adopted(self, store: Store) -> None:
+        """Its holder would not journal that, and the row would say another version than the journal."""
+        hold(store, "r")
+        before = found(store, "r").version
+        with pytest.raises(AlreadyRunning, match="stop that process first"):
+            post(store, "r", RunAdopted("other", "ann"))
+        assert (found(store, "r").version, store.unread("r")) == (before, [])
+
     def test_what_has_arrived_and_is_not_read_can_be_seen_whoever_holds_the_run(self, store: Store) -> None:
         hand = hold(store, "r")
         hold(store, "other", worker="w2")

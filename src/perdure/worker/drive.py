@@ -29,6 +29,7 @@ from perdure.core.events import (
     TimerSet,
     ToolCallFailed,
     ToolCallInDoubt,
+    ToolCallResolved,
 )
 from perdure.core.failures import describe
 from perdure.core.loop import DoesNotRest
@@ -206,8 +207,10 @@ class Drive:
         open_before = list(self.state.open.values())
         known = self.state.numbers
         self._orders.obey_all(frontier.pending)
+        self._read_answers()
         for call in open_before:
-            self._orders.consider(call)
+            if not call.ended:
+                self._orders.consider(call)
         for ask in list(self.state.pending.values()):
             self._asks.watch(ask)
         for number, child in self.state.alive.items():
@@ -219,6 +222,12 @@ class Drive:
                 self._orders.obey_all(
                     [(self.state.seq, Abandon(number))]
                 )  # asked for and given up in the same breath, or a child, or an approval
+
+    def _read_answers(self) -> None:
+        """What people have said about calls that were cut off, before anything else is done about those."""
+        for row in [row for row in self._arrived if isinstance(row, InboxRow) and isinstance(row.body, ToolCallResolved)]:
+            self._arrived.remove(row)
+            self._inbox.read(row)
 
     def load(self, payload: Payload) -> bytes:
         inline = payload.inline
@@ -419,8 +428,10 @@ class Drive:
 
     def _wait(self) -> None:
         assert self._machine is not None
-        # A parent that looks after its children every now and then must not keep the room that they need to go on.
-        makes_room = bool(self.state.alive) and self._host.is_short_of_room(self._claimed.row.queue)
+        # A parent that looks after its children every now and then must not keep the room that they need to go on; nor does a run that
+        # waits for money keep it from those who have reserved that.
+        waits_for_others = bool(self.state.alive) or self._gate.waiting
+        makes_room = waits_for_others and self._host.is_short_of_room(self._claimed.row.queue)
         park_after_s = 0.0 if makes_room else self._host.settings.park_after_s
         timer = self._machine.next_timer()
         answer = at_rest(

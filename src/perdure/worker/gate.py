@@ -107,15 +107,13 @@ class Gate:
             ledgers = self._store.ledgers(self._run_id)
         except StoreError:
             return False
-        name = _FIELDS[over.what]
-        wanted = Amounts(**{name: over.wanted})
-        more = self._pen.uncharged
-        # As when it was refused: what others have only reserved is waited for, and is no reason to stop.
-        return any(
-            exceeded(ledger.run_id, ledger.limits, ledger.spent + more.spent, wanted) is None
-            for ledger in ledgers
-            if ledger.run_id == over.budget_of
-        )
+        limits = [getattr(ledger.limits, _FIELDS[over.what]) for ledger in ledgers if ledger.run_id == over.budget_of]
+        return any(limit is None or limit > over.limit for limit in limits)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether some call waits for what other runs have reserved."""
+        return bool(self._waiting)
 
     def uncharged(self, budget_of: str) -> Amounts:
         """What is recorded in this run under that budget and not durable yet."""

@@ -131,13 +131,14 @@ class Inbox:
             self._asks.watch(ask)
             return
         self._asks.settled(number)
+        self._calls.forget(number)  # it may have been waiting for its turn
         self._drive.last_news_s = self._loop.time()
         self._drive.deliver(event)
         call = self.state.open.get(number)
         if call is not None and self._drive.closing is None:
             self._orders.consider(call)
 
-    @staticmethod
-    def _is_about(answer: ToolCallResolved, call: CallState) -> bool:
-        """Whether the answer is about the attempt that is in doubt now, and not about one before it."""
-        return call.phase == "in_doubt" and answer.attempt == call.attempt
+    def _is_about(self, answer: ToolCallResolved, call: CallState) -> bool:
+        """Whether the answer is about the attempt that is in doubt now, or was cut off, and not about one before it."""
+        cut_off = call.phase == "started" and not self._calls.busy(call.number) and call.number not in self._orders.due
+        return (call.phase == "in_doubt" or cut_off) and answer.attempt == call.attempt

@@ -311,9 +311,12 @@ class Orders:
         barrier = self._barrier(call.number, asked.tool)
         if isinstance(barrier, Later):
             self._wait_for_turn(call, barrier)
+            if expires_at is not None:
+                self._asks.waits[call.number] = expires_at  # its turn may come too late
         elif isinstance(barrier, Over):
             self._over_budget(call, barrier)
         else:
+            self._asks.waits.pop(call.number, None)
             self._consume(call, ask, asked)
 
     def _as_approved(self, ask: AskState, asked: CallTool) -> CallTool:
