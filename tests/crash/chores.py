@@ -197,7 +197,7 @@ async def hasty(run: Run) -> str:
 async def racing(run: Run) -> list[str]:
     """What it does next depends on which of its calls ends first."""
     done = [await work(f"after {await ended}", 0) for ended in asyncio.as_completed([work("slow", 0.1), work("fast", 0)])]
-    return [*done, await work("last", 0)]
+    return [*done, await work("last", 1.0)]  # long enough to be killed inside, however slow the machine is
 
 
 @agent(version="1")
