@@ -19,6 +19,7 @@ GUARDS: dict[str, tuple[Callable[[World], None], str]] = {
         scenarios.check_other_arguments_than_the_approved_ones_start_nothing,
         "without anybody's yes",
     ),
+    "workers_do_not_look_at_the_expiry": (scenarios.check_a_worker_ends_what_was_granted_and_has_expired, "needs_attention"),
     "what_is_settled_is_decided_again": (scenarios.check_one_of_two_deciders_wins, r"'counted', 'counted'"),
     "decisions_are_judged_before_their_transaction": (scenarios.check_one_of_two_deciders_wins, r"'counted', 'counted'"),
     "a_park_ignores_the_inbox": (scenarios.check_a_decision_is_heard_while_parking, "was not heard"),

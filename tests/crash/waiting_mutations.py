@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from msgspec import structs
+
 from perdure.core import approval as approving
 from perdure.store import approvals, budgets, consequences, family, journal, mailbox
 from perdure.store.api import Append, Appended, Charge
 from perdure.store.queries import QUERIES
 from perdure.store.sqlite import SqliteStore
+from perdure.worker import drive, orders
 
 
 def _without(*guards: str) -> None:
@@ -43,6 +46,19 @@ def a_start_does_not_look_at_the_expiry() -> None:
 
 def a_start_does_not_compare_arguments() -> None:
     _without("digest = :digest")
+
+
+def workers_do_not_look_at_the_expiry() -> None:
+    real = orders.Orders._start_approved
+
+    def start(self: Any, call: Any) -> None:
+        ask = self.state.asks[call.number]
+        known, ask.request = ask.request, structs.replace(ask.request, expires_at=None)
+        real(self, call)
+        ask.request = known
+
+    orders.Orders._start_approved = start  # type: ignore[method-assign]
+    drive.Drive._has_lapsed = lambda self, number: False  # type: ignore[method-assign]  # nor when the store has refused it
 
 
 def what_is_settled_is_decided_again() -> None:
@@ -108,6 +124,7 @@ WAITING_MUTATIONS: dict[str, Callable[[], None]] = {
         any_answer_is_a_yes,
         a_start_does_not_look_at_the_expiry,
         a_start_does_not_compare_arguments,
+        workers_do_not_look_at_the_expiry,
         what_is_settled_is_decided_again,
         decisions_are_judged_before_their_transaction,
         a_park_ignores_the_inbox,

@@ -789,3 +789,60 @@ def test_people_hear_once_of_a_budget_that_is_used_up(caplog: pytest.LogCaptureF
         run(main())
     (told,) = [record.getMessage() for record in caplog.records if record.name == "perdure.notify"]
     assert "3 calls used and 1 call wanted of 3 calls" in told
+
+
+def test_what_a_dead_worker_had_reserved_is_free_when_a_person_has_settled_its_call(tmp_path: Path) -> None:
+    """Nobody holds the run when the answer comes: the next worker gives the reservation back."""
+    begun = asyncio.Event()
+
+    @tool(effect="once", cost=0.9)
+    async def dear() -> str:
+        begun.set()
+        await asyncio.sleep(30)
+        return "never"
+
+    @tool(effect="once", cost=0.5)
+    async def cheap() -> str:
+        return "made"
+
+    @agent(version="1")
+    async def buyer(run: Run) -> list[str]:
+        return [await dear(), await cheap()]
+
+    async def main() -> Any:
+        async with perdure(tmp_path / "db", [buyer]) as app:
+            await app.start(buyer, id="r", budget=Budget(usd=1))
+            driving = asyncio.create_task(app.drive("r"))
+            await begun.wait()
+            app.abort()
+            driving.cancel()
+        async with perdure(tmp_path / "db", [buyer]) as app:
+            await app.resolve("r", 1, happened="found", by="ann")
+            assert reserved(app, "r").usd_micros == 900_000
+            made = await app.handle("r").result(timeout=5)
+            assert reserved(app, "r") == NOTHING
+            return made
+
+    assert run(main()) == ["found", "made"]
+
+
+def test_children_that_look_at_the_same_moment_do_not_spend_the_same_money(tmp_path: Path) -> None:
+    @tool(effect="read", cost="0.05")
+    async def search(call: Call) -> None:
+        call.spend(usd="0.05")
+
+    @agent(version="1")
+    async def child(run: Run, number: int) -> None:
+        await search()
+
+    @agent(version="1")
+    async def parent(run: Run) -> int:
+        answers = await asyncio.gather(*(child(number) for number in range(40)), return_exceptions=True)
+        return sum(answer is None for answer in answers)
+
+    async def main() -> None:
+        async with Perdure(f"sqlite:///{tmp_path / 'db'}", [parent]) as app:
+            assert await app.run(parent, id="p", budget=Budget(usd="0.20", on_exceed="fail")) == 4
+            assert spent(app, "p").usd_micros == 200_000
+
+    run(main())
