@@ -40,6 +40,7 @@ from perdure.core.events import BudgetRaised, ToolCallInitiated, ToolCallResolve
 from perdure.errors import StoreUnavailable
 from perdure.settings import Queue
 from perdure.store.api import Append, Appended
+from perdure.worker import gate
 
 
 @tool(effect="idempotent")
@@ -1149,3 +1150,47 @@ def test_an_approval_whose_turn_comes_too_late_expires_in_its_time() -> None:
             return await app.handle("r").result()
 
     assert run(main()) == ["paid 1", "expired"]
+
+
+def test_whoever_has_waited_long_enough_for_reserved_money_stops_once_and_nobody_says_that_the_budget_was_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "_PATIENCE_US", 0)
+    begun = asyncio.Event()
+
+    @tool(effect="once", cost=0.5)
+    async def long() -> None:
+        begun.set()
+        await asyncio.sleep(30)
+
+    @tool(effect="once", cost=0.8)
+    async def want() -> None: ...
+
+    @agent(version="1")
+    async def first(run: Run) -> None:
+        await long()
+
+    @agent(version="1")
+    async def second(run: Run) -> None:
+        await run.receive("go")
+        await want()
+
+    @agent(version="1", budget=Budget(usd=1))
+    async def parent(run: Run) -> None:
+        await asyncio.gather(first(), second())
+
+    async def main() -> list[str]:
+        async with perdure(tmp_path / "db", [parent]) as app:
+            await app.start(parent, id="p")
+            working = asyncio.create_task(app.work())
+            await begun.wait()
+            await app.signal("p/2", "go")
+            await until(lambda: status_of(app, "p/2") == "needs_attention")
+            await asyncio.sleep(0.1)
+            assert status_of(app, "p/2") == "needs_attention", "and it stays so"
+            lines = [event.type for event in await app.handle("p/2").events()]
+            app.abort()
+            working.cancel()
+            return lines
+
+    assert run(main()).count("budget_exceeded") == 1

@@ -394,6 +394,15 @@ class WaitingConformance:
         assert [event.body for event in store.read("r")[-2:]] == [RunPaused("ann"), RunUnpaused("ann")]
         assert store.unread("r") == []
 
+    @pytest.mark.parametrize(("attention", "wakes"), [("error", False), ("in_doubt", True), (None, True)])
+    def test_unread_post_wakes_a_run_unless_it_cannot_be_driven_at_all(self, store: Store, attention: Reason | None, wakes: bool) -> None:
+        """One that fails again whenever it is claimed would otherwise be claimed for ever."""
+        hand = hold(store, "r")
+        assert post(store, "r", SignalReceived("t", payload(1), "ann")) is False
+        hand.rest("waiting" if attention is None else "needs_attention", attention=attention)
+        assert (found(store, "r").ready_at is not None) == wakes
+        assert len(store.unread("r")) == 1
+
     def test_a_run_that_somebody_may_still_hold_is_not_adopted(self, store: Store) -> None:
         """Its holder would not journal that, and the row would say another version than the journal."""
         hold(store, "r")
