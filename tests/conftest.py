@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+
+if TYPE_CHECKING:
+    from tests.servers.postgres import Server
 
 # A deadline per example measures the other tests that share the cores, not our code; the watchdog in pyproject.toml bounds the whole.
 hypothesis.settings.register_profile("perdure", deadline=None, print_blob=True)
@@ -14,5 +19,29 @@ hypothesis.settings.load_profile("perdure")
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("PERDURE_")]:
+    for name in [name for name in os.environ if name.startswith(("PERDURE_", "PG"))]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Server]:
+    """One server for each process of the test run, started by the first test that asks for it."""
+    # Here and not above: a quarter of a second that the processes without PostgreSQL need not pay.
+    from tests.servers.postgres import Server
+
+    server = Server()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def postgres_url(postgres: Server) -> Iterator[str]:
+    """A fresh database. The server may be stopped, paused or killed: it is back for the next test."""
+    postgres.revive()
+    url = postgres.new_database()
+    yield url
+    postgres.revive()
+    postgres.drop(url)

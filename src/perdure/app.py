@@ -34,6 +34,7 @@ from perdure.errors import (
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow, CostRow, NewRun, RunRow, Served, Store
 from perdure.store.open import open_store
+from perdure.store.url import shown_url
 from perdure.undo import Undoer, UndoPlan, undoable
 from perdure.worker.clock import Clock
 from perdure.worker.worker import Observer, Worker
@@ -68,7 +69,7 @@ class Perdure:
         self.versions = _by_version(agents)
         self.agents = {agent.name: agent for agent in self.versions.values()}  # of several versions the one given last is started
         self.queues = queues
-        self.clock = clock or Clock()
+        self.clock = clock or Clock(lambda: 0 if self._store is None else self._store.ahead_us)
         self._observers = list(observers)
         self._audit_log = audit_log
         self._audit: AuditLog | None = None
@@ -430,7 +431,7 @@ class Handle:
         """The run's row: its status, what it waits for, its last event."""
         row = self._app.store.get(self.id)
         if row is None or self._tenant not in (None, row.tenant):
-            raise NotFound(f"there is no run {self.id} in {self._app.url}; `perdure list` shows those that there are")
+            raise NotFound(f"there is no run {self.id} in {shown_url(self._app.url)}; `perdure list` shows those that there are")
         return row
 
     async def result(self, timeout: float | None = None) -> Any:

@@ -28,6 +28,7 @@ from perdure.errors import Conflict, Diverged, InvalidInput, NotFound, PerdureEr
 from perdure.run import Run
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, ApprovalFilter, NewRun, RunRow, Store
+from perdure.store.url import shown_url
 from perdure.tool import Tool
 from perdure.worker import outside
 from perdure.worker.clock import Clock
@@ -103,7 +104,7 @@ def undoable(store: Store, run_id: str) -> RunRow:
     """The row of a run that may be undone; the error says why another may not, and what to do."""
     row = store.get(run_id)
     if row is None:
-        raise NotFound(f"there is no run {run_id} in {store.url}; `perdure list` shows those that there are")
+        raise NotFound(f"there is no run {run_id} in {shown_url(store.url)}; `perdure list` shows those that there are")
     undone = undone_by(run_id)
     if undone is not None:
         raise InvalidInput(f"run {run_id} is the undo of run {undone}, and an undo is not undone; start the agent again instead")

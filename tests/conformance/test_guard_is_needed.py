@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from perdure.store import journal
 from perdure.store.api import RowChange
 from perdure.store.open import open_store
-from perdure.store.queries import QUERIES
+from perdure.store.sqlite.queries import QUERIES
 from perdure.testing.conformance import ROWS, StoreConformance
 
 SUITE = StoreConformance()
@@ -46,5 +45,5 @@ def test_without(statement: str, part: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert predicate in guard
     number = predicate.split("?")[1]
     mutated = before + where + guard.replace(predicate, f"?{number} = ?{number}")
-    monkeypatch.setattr(journal, f"_{statement.upper()}", mutated)
+    monkeypatch.setitem(QUERIES, statement, mutated)
     assert goes_red(check)

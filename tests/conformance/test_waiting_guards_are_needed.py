@@ -13,121 +13,106 @@ from tests.unit import test_store_deciding as deciding
 from perdure.core.codec import pack
 from perdure.core.events import SignalReceived
 from perdure.errors import StoreError
-from perdure.store import approvals, budgets, creation, delivery, family, journal, lines, mailbox, notices, sqlite
+from perdure.store import approvals, delivery, family, lines, notices, sql
 from perdure.store.api import Store
 from perdure.store.open import open_store
-from perdure.store.queries import QUERIES
+from perdure.store.sqlite.queries import QUERIES
 from perdure.testing.conformance import StoreConformance
 
 SUITE = StoreConformance()
 SIGNAL = SignalReceived("t", pack(b"1")[0], "ann")
 Check = Callable[[Store], object]
-# (the statement, the guard in it, what stands there instead, the module that uses it, the test that must notice)
-STATEMENTS: dict[str, tuple[str, str, str, ModuleType, Check]] = {
+# (the statement, the guard in it, what stands there instead, the test that must notice)
+STATEMENTS: dict[str, tuple[str, str, str, Check]] = {
     "consumed once": (
         "consume_approval",
         "AND status = 'approved'",
         "",
-        approvals,
         SUITE.test_an_approval_is_consumed_once,
     ),
     "granted": (
         "consume_approval",
         "AND status = 'approved'",
         "",
-        approvals,
         SUITE.test_an_approval_that_nobody_has_granted_starts_nothing,
     ),
     "in time": (
         "consume_approval",
         "AND (expires_at IS NULL OR expires_at > :ts)",
         "AND :ts",
-        approvals,
         SUITE.test_an_approval_that_has_expired_starts_nothing,
     ),
     "in time when it is sent": (
         "consume_approval",
         "AND (expires_at IS NULL OR expires_at > :ts)",
         "AND :ts",
-        approvals,
         SUITE.test_an_approval_that_expires_while_its_call_waits_for_the_disk_starts_nothing,
     ),
     "the approved arguments": (
         "consume_approval",
         "digest = :digest",
         ":digest IS NOT NULL",
-        approvals,
         SUITE.test_an_approval_of_other_arguments_starts_nothing,
     ),
     "the approved tool": (
         "consume_approval",
         "action = :tool",
         ":tool IS NOT NULL",
-        approvals,
         SUITE.test_an_approval_of_another_tool_or_call_starts_nothing,
     ),
     "the approved call": (
         "consume_approval",
         "call = :call",
         ":call",
-        approvals,
         SUITE.test_an_approval_of_another_tool_or_call_starts_nothing,
     ),
-    "the approved run": ("consume_approval", "run = :run", ":run", approvals, SUITE.test_an_approval_of_another_run_starts_nothing),
+    "the approved run": ("consume_approval", "run = :run", ":run", SUITE.test_an_approval_of_another_run_starts_nothing),
     "a refused append is undone": (
         "undo_append",
         "ROLLBACK TO perdure_append",
         "SELECT 1",
-        journal,
         SUITE.test_a_call_that_may_not_start_does_not_hinder_the_others_of_its_batch,
     ),
     "the decision is stored": (
         "change_approval",
         "status = :status",
         "status = iif(:status = '', '', status)",
-        approvals,
         SUITE.test_a_decision_while_the_run_is_held_goes_to_its_holder_and_is_still_the_only_one,
     ),
     "nothing stays pending at the end": (
         "withdraw_approvals",
         "status = 'pending'",
         "status = 'nothing'",
-        approvals,
         SUITE.test_what_a_run_has_left_pending_at_its_end_is_asked_of_nobody_any_more,
     ),
     "a key is taken once": (
         "remember_signal",
         "OR IGNORE",
         "OR REPLACE",
-        mailbox,
         SUITE.test_a_signal_with_a_key_is_taken_once_in_its_topic,
     ),
     "a charge counts above": (
         "charge_budgets",
         "SELECT b.above",
         "SELECT NULL",
-        budgets,
         SUITE.test_a_charge_counts_in_every_budget_above_the_run,
     ),
     "a child stands under its parent's budget": (
         "insert_run",
         "(SELECT ledger FROM perdure_runs WHERE run_id = :parent)",
         "NULL",
-        creation,
         SUITE.test_a_charge_counts_in_every_budget_above_the_run,
     ),
     "reservations end with the run": (
         "give_back",
         "WHERE run = ?",
         "WHERE run = -?",
-        budgets,
         SUITE.test_what_a_run_has_still_reserved_at_its_end_is_given_back,
     ),
     "a taken notice is one taker's": (
         "take_notice",
         "next_at = ?",
         "next_at = min(next_at, ?)",
-        notices,
         SUITE.test_a_notice_is_one_takers_until_its_time_is_over,
     ),
 }
@@ -176,7 +161,7 @@ FUNCTIONS: dict[str, tuple[ModuleType | type, str, Any, Check]] = {
         SUITE.test_limits_apply_to_a_run_that_is_asked_for_by_its_id_when_they_are_given,
     ),
     "a transaction rings": (
-        sqlite,
+        sql,
         "concerns_others",
         lambda batch, answers: False,
         SUITE.test_a_child_that_begins_in_a_transaction_is_made_known_like_any_other,
@@ -225,10 +210,10 @@ def without_triggers(check: Check) -> Check:
 @pytest.mark.parametrize("guard", STATEMENTS)
 def test_without_the_guard_in_its_statement(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """… the promise that it is named for is broken, and a test says so."""
-    name, predicate, instead, module, check = STATEMENTS[guard]
+    name, predicate, instead, check = STATEMENTS[guard]
     assert not goes_red(without_triggers(check))
     assert predicate in QUERIES[name]
-    monkeypatch.setattr(module, "QUERIES", {**QUERIES, name: QUERIES[name].replace(predicate, instead)})
+    monkeypatch.setitem(QUERIES, name, QUERIES[name].replace(predicate, instead))
     assert goes_red(without_triggers(check))
 
 

@@ -14,7 +14,7 @@ from msgspec import structs
 from perdure.core import codec
 from perdure.core.events import ApprovalDecided, Event, ToolCallInitiated
 from perdure.core.machine import CallTool
-from perdure.store.sqlite import SqliteStore
+from perdure.store.sqlite.store import SqliteStore
 from perdure.worker import orders
 
 
@@ -55,7 +55,7 @@ def verdict() -> None:
     """A call starts although it was rejected: the worker takes any answer for a yes."""
     real = SqliteStore.read
 
-    def read(self: SqliteStore, run_id: str, after: int = 0) -> list[Event]:
+    def read(self: Any, run_id: str, after: int = 0) -> list[Event]:
         return [
             structs.replace(event, body=structs.replace(event.body, granted=True)) if isinstance(event.body, ApprovalDecided) else event
             for event in real(self, run_id, after)

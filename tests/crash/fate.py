@@ -41,7 +41,7 @@ from perdure.core.events import (
     ToolCallResolved,
 )
 from perdure.store.api import Append
-from perdure.store.sqlite import SqliteStore
+from perdure.store.sqlite.store import SqliteStore
 from perdure.worker.calls import Calls
 from perdure.worker.courier import Courier
 from perdure.worker.drive import Drive

@@ -13,8 +13,8 @@ from perdure.core import replay as replaying
 from perdure.core.decide import Perform, Reconcile
 from perdure.core.events import Event, Failure, ToolCallCompleted
 from perdure.core.machine import CallCompleted
-from perdure.store import journal
 from perdure.store.liveness import FileLocks
+from perdure.store.sqlite.queries import QUERIES
 from perdure.worker import calls, drive, lease, orders, perform
 from perdure.worker.answers import Raised, Returned
 
@@ -84,9 +84,9 @@ def once_is_repeated() -> None:
 
 
 def the_guard_is_off() -> None:
-    for name in ("_ADVANCE", "_ADVANCE_AND_PROJECT", "_ADVANCE_AND_RELEASE"):
-        before, where, _ = getattr(journal, name).partition("WHERE")
-        setattr(journal, name, f"{before}{where} id = ?4 AND ?5 = ?5 AND ?6 = ?6 AND ?7 = ?7 AND ?8 = ?8")
+    for name in ("advance", "advance_and_project", "advance_and_release"):
+        before, where, _ = QUERIES[name].partition("WHERE")
+        QUERIES[name] = f"{before}{where} id = ?4 AND ?5 = ?5 AND ?6 = ?6 AND ?7 = ?7 AND ?8 = ?8"
 
 
 def locks_prove_nothing() -> None:

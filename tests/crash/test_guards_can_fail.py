@@ -12,8 +12,7 @@ from tests.crash.nursery import Nursery
 from tests.crash.test_races import check_cancel_is_heard_while_parking
 from tests.crash.world import World
 
-from perdure.store import journal
-from perdure.store.queries import QUERIES
+from perdure.store.sqlite.queries import QUERIES
 
 # The mutation, the check, and what the check says about a perdure without that guard.
 GUARDS: dict[str, tuple[Callable[[World], None], str]] = {
@@ -57,6 +56,6 @@ def test_the_check_goes_red_when(mutation: str, tmp_path: Path, nursery: Nursery
 def test_the_check_goes_red_when_a_park_ignores_the_inbox(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     blind = QUERIES["unread_inbox_of_run"].replace("WHERE", "WHERE 0 AND")
     assert blind != QUERIES["unread_inbox_of_run"]
-    monkeypatch.setattr(journal, "QUERIES", {**QUERIES, "unread_inbox_of_run": blind})
+    monkeypatch.setitem(QUERIES, "unread_inbox_of_run", blind)
     with pytest.raises(AssertionError, match="was not heard"):
         check_cancel_is_heard_while_parking(world, monkeypatch)

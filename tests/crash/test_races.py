@@ -18,8 +18,8 @@ from tests.crash.world import KILLED, World
 from perdure import Perdure, RunCancelled
 from perdure.core.events import CancelRequested
 from perdure.settings import Settings
-from perdure.store.database import Database
-from perdure.store.sqlite import SqliteStore
+from perdure.store.sqlite.database import SqliteDatabase
+from perdure.store.sqlite.store import SqliteStore
 from perdure.worker.calls import Ended
 from perdure.worker.drive import Drive
 
@@ -119,10 +119,10 @@ def test_a_commit_that_took_effect_and_was_taken_for_lost_strands_no_run(
     world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, status: str
 ) -> None:
     """COMMIT reports an error after it took effect, and no connection can be opened to look: what is sent again is refused."""
-    append, connect = SqliteStore.append, Database._connect
+    append, connect = SqliteStore.append, SqliteDatabase._connect
     appends, failures = 0, 0
 
-    def broken_connect(database: Database) -> Any:
+    def broken_connect(database: SqliteDatabase) -> Any:
         nonlocal failures
         if failures:
             failures -= 1
@@ -140,7 +140,7 @@ def test_a_commit_that_took_effect_and_was_taken_for_lost_strands_no_run(
     async def main() -> dict[str, Any]:
         async with Perdure(f"sqlite:///{folder}/journal.db", agents=[chores]) as app:
             handle = await app.start(chores, [[kind, "a", 0], [kind, "b", 0]], id="r")
-            monkeypatch.setattr(Database, "_connect", broken_connect)
+            monkeypatch.setattr(SqliteDatabase, "_connect", broken_connect)
             monkeypatch.setattr(SqliteStore, "append", broken_append)
             return await victims.result(handle.result(timeout=10), app, "r")
 

@@ -25,7 +25,7 @@ from perdure.errors import RunNotSucceeded
 from perdure.settings import Settings
 from perdure.store.api import FINISHED
 from perdure.store.open import open_store
-from perdure.store.sqlite import SqliteStore
+from perdure.store.sqlite.store import SqliteStore
 from perdure.worker.clock import Clock
 
 # Waits that only cost time are short, and a wait of any length is given up: a parked run is a boundary too.

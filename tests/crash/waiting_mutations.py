@@ -8,10 +8,10 @@ from typing import Any
 from msgspec import structs
 
 from perdure.core import approval as approving
-from perdure.store import approvals, budgets, consequences, family, journal, mailbox
+from perdure.store import approvals, budgets, consequences, family, mailbox
 from perdure.store.api import Append, Appended, Charge
-from perdure.store.queries import QUERIES
-from perdure.store.sqlite import SqliteStore
+from perdure.store.sqlite.queries import QUERIES
+from perdure.store.sqlite.store import SqliteStore
 from perdure.worker import drive, orders
 
 
@@ -21,7 +21,7 @@ def _without(*guards: str) -> None:
     for guard in guards:
         assert guard in weaker, guard
         weaker = weaker.replace(guard, "1")
-    approvals.QUERIES = {**QUERIES, "consume_approval": weaker}  # type: ignore[attr-defined]
+    QUERIES["consume_approval"] = weaker
 
 
 def _without_trigger() -> None:
@@ -30,7 +30,7 @@ def _without_trigger() -> None:
 
     def init(self: Any, *args: Any, **options: Any) -> None:
         real(self, *args, **options)
-        self._database.write(lambda cursor: cursor.execute("DROP TRIGGER IF EXISTS perdure_approvals_settled"), lambda *_: True)
+        self._database._writer.execute("DROP TRIGGER IF EXISTS perdure_approvals_settled")
 
     SqliteStore.__init__ = init  # type: ignore[method-assign]
 
@@ -80,15 +80,15 @@ def decisions_are_judged_before_their_transaction() -> None:
 def a_park_ignores_the_inbox() -> None:
     blind = QUERIES["unread_inbox_of_run"].replace("WHERE", "WHERE 0 AND")
     assert blind != QUERIES["unread_inbox_of_run"]
-    journal.QUERIES = {**QUERIES, "unread_inbox_of_run": blind}  # type: ignore[attr-defined]
+    QUERIES["unread_inbox_of_run"] = blind
 
 
 def _afterwards(work: list[Callable[[Any], None]]) -> None:
     """Do in a commit of its own what belongs into the commit of the append."""
     real = SqliteStore.append
 
-    def append(self: SqliteStore, batch: Sequence[Append]) -> list[Appended]:
-        answers = real(self, batch)
+    def append(self: Any, batch: Sequence[Append]) -> list[Appended]:
+        answers: list[Appended] = real(self, batch)
         while work:
             self._database.write(work.pop(0), lambda *_: True)
         return answers

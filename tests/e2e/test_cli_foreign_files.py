@@ -134,7 +134,7 @@ def test_what_is_no_regular_file_is_called_that(desk: Desk, kind: str) -> None:
 _AS_NOBODY = """
 import os, sys
 import click, apsw, msgspec, pydantic, rich  # imported as who we are: nobody may not be able to read the sources
-import perdure.cli, perdure.app, perdure.inspect.audit, perdure.store.sqlite, perdure.config
+import perdure.cli, perdure.app, perdure.inspect.audit, perdure.store.sqlite.store, perdure.config
 from perdure.cli import VERBS
 import importlib, pkgutil
 for package in (perdure.cli, perdure.inspect):

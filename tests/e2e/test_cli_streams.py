@@ -95,7 +95,7 @@ def test_too_many_open_files_is_not_called_a_matter_of_permissions(desk: Desk) -
     code = """
 import os, resource, sys
 from perdure.store.open import open_store
-import perdure.store.owner, perdure.store.sqlite
+import perdure.store.sqlite.owner, perdure.store.sqlite.store
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
 taken = []
 try:

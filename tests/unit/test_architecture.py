@@ -40,10 +40,13 @@ def test_imports_point_down_only():
         ("core/keys.py", "import perdure.settings", "core knows errors and itself"),
         ("core/keys.py", "import pydantic", "core knows errors and itself"),
         ("core/chain.py", "import perdure.core.keys", "no cycles"),
+        ("store/journal.py", "import perdure.store.sqlite", "the store's logic knows no database"),
+        ("store/planted.py", "", "the store's logic knows no database"),
     ],
 )
 def test_a_forbidden_import_breaks_a_contract(tmp_path, importer, statement, contract):
-    for module in ("__init__", "errors", "settings", "core/__init__", "core/chain", "store/__init__", "store/api", "testing/__init__"):
+    modules = "errors settings core/__init__ core/chain store/__init__ store/api store/journal store/sqlite/__init__ testing/__init__"
+    for module in ("__init__", *modules.split()):
         write(tmp_path / f"perdure/{module}.py", "")
     write(tmp_path / "perdure/core/keys.py", "import perdure.core.chain, perdure.errors")
     assert lint_imports(tmp_path).returncode == 0

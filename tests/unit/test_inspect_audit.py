@@ -20,7 +20,7 @@ from perdure.core.events import Event
 from perdure.errors import InvalidInput
 from perdure.inspect.audit import Audit, AuditLog
 from perdure.inspect.view import all_rows
-from perdure.store.api import FINISHED, RunRow, Store
+from perdure.store.api import FINISHED, Place, RunRow, Store
 from perdure.store.open import open_store
 from perdure.worker.clock import Clock
 
@@ -191,7 +191,7 @@ def test_following_reads_only_what_has_grown_and_forgets_what_has_ended(path: Pa
         read.append(run_id)
         return reading(run_id, after)
 
-    def watched_growing(after: int = 0, newest: int = 0, limit: int = 1000) -> list[tuple[int, RunRow]]:
+    def watched_growing(after: Place = (0, 0), newest: Place = (0, 0), limit: int = 1000) -> list[tuple[Place, RunRow]]:
         page = growing(after, newest, limit)
         listed.extend(row.run_id for _, row in page)
         return page

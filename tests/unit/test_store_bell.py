@@ -14,8 +14,8 @@ import pytest
 from tests.unit.store_tools import end, first_line, output, python
 
 from perdure.store.api import Store
-from perdure.store.bell import PipeBell
 from perdure.store.open import open_store
+from perdure.store.sqlite.pipes import PipeBell
 from perdure.testing.conformance_queues import queue_run
 
 _LISTEN = """

@@ -15,7 +15,7 @@ from perdure.core.events import ThoughtRecorded
 from perdure.errors import StoreUnavailable
 from perdure.store.api import Committed, Refused, RowChange
 from perdure.store.open import open_store
-from perdure.store.sqlite import SqliteStore
+from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.conformance import LEASE_US, T0, Held, found, hold_one, new_run, post, serving
 
 

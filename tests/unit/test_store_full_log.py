@@ -11,7 +11,7 @@ import pytest
 from tests.unit.store_tools import raw
 
 from perdure.errors import StoreUnavailable
-from perdure.store.sqlite import SqliteStore
+from perdure.store.sqlite.store import SqliteStore
 
 NOW = 1_800_000_000_000_000
 ROOM = 20 * 4096  # far below the length at which SQLite empties a log by itself

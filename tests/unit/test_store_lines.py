@@ -16,9 +16,10 @@ from perdure.core.chain import genesis
 from perdure.settings import Queue
 from perdure.store.api import Served, Store
 from perdure.store.lines import Choice, which
-from perdure.store.migrate import APPLICATION_ID, MIGRATIONS
 from perdure.store.open import open_store
-from perdure.store.queries import QUERIES
+from perdure.store.sqlite.cursor import SqliteCursor
+from perdure.store.sqlite.migrate import APPLICATION_ID, MIGRATIONS
+from perdure.store.sqlite.queries import QUERIES
 from perdure.testing.conformance_queues import A1, A2, NOW, claim, park, queue_run, sign_on, take
 
 MANY = 10_000
@@ -63,7 +64,7 @@ def steps(path: Path, limit: int, served: list[Served], limits: dict[str, Queue]
 
     connection.set_progress_handler(count, 1)
     connection.execute("BEGIN IMMEDIATE")
-    Choice(connection.cursor(), "w", limits or {}, NOW + 100).take(served, None, limit)
+    Choice(SqliteCursor(connection.cursor()), "w", limits or {}, NOW + 100).take(served, None, limit)
     connection.execute(QUERIES["next_ready"], which(served, None)).fetchall()
     connection.execute("ROLLBACK")
     connection.close()

@@ -12,10 +12,11 @@ from tests.unit.store_tools import first_line, output, python, raw
 
 from perdure.core.events import ThoughtRecorded
 from perdure.errors import InvalidInput, StoreCorrupt, StoreError, StoreUnavailable, StoreVersion
-from perdure.store.migrate import APPLICATION_ID, MIGRATIONS
 from perdure.store.open import open_store, sqlite_path
-from perdure.store.owner import holds_journal
-from perdure.store.place import check_place, file_system_of
+from perdure.store.sqlite.migrate import APPLICATION_ID, MIGRATIONS
+from perdure.store.sqlite.owner import holds_journal
+from perdure.store.sqlite.place import check_place, file_system_of
+from perdure.store.url import shown_url
 from perdure.testing.conformance import Held, hold_one, new_run, serving
 
 
@@ -42,8 +43,25 @@ def test_another_url_is_refused_with_the_supported_ones(url: str) -> None:
 
 def test_a_refused_url_does_not_show_its_password() -> None:
     with pytest.raises(InvalidInput) as caught:
-        open_store("postgres://ann:hunter2@host/db")
+        open_store("mysql://ann:hunter2@host/db")
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://ann:hunter2@host/db", "postgresql://…@host/db"),
+        ("postgresql://ann:hun@ter2@host/db", "postgresql://…@host/db"),
+        ("postgresql://host/db?user=ann&password=hunter2&sslmode=require", "postgresql://host/db?user=ann&password=…&sslmode=require"),
+        ("postgresql://host/db?pass%77ord=hunter2", "postgresql://host/db?pass%77ord=…"),
+        ("postgresql://host/db?SSLPassword=hunter2#x", "postgresql://host/db?SSLPassword=…#x"),
+        ("host=h password = hunter2 dbname=d", "host=h password = … dbname=d"),
+        ("host=h password='hunter2 \\'x' dbname=d", "host=h password=… dbname=d"),
+        ("sqlite:///me@work/pass=1.db", "sqlite:///me@work/pass=1.db"),
+    ],
+)
+def test_a_url_is_shown_without_what_lets_anybody_in(url: str, shown: str) -> None:
+    assert shown_url(url) == shown
 
 
 def test_the_file_is_private_and_its_pragmas_are_as_promised(tmp_path: Path) -> None:
@@ -212,7 +230,7 @@ def test_a_missing_folder_is_named_with_the_command_that_makes_it(tmp_path: Path
 
 _OPEN_AS_NOBODY = """
 import os, sys
-import perdure.store.sqlite
+import perdure.store.sqlite.store
 from perdure.store.open import open_store  # imported as who we are: nobody may not be able to read the sources
 if os.getuid() == 0:
     os.setgid(65534), os.setuid(65534)

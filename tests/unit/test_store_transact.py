@@ -12,8 +12,8 @@ import pytest
 from perdure.core.events import ThoughtRecorded
 from perdure.errors import InvalidInput, StoreError
 from perdure.store.api import Append, Committed, Refused, RowChange
-from perdure.store.queries import QUERIES
-from perdure.store.sqlite import SqliteStore
+from perdure.store.sqlite.queries import QUERIES
+from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.conformance import Held, found, hold_one
 
 

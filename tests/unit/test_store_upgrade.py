@@ -25,10 +25,10 @@ from perdure.core.events import (
 )
 from perdure.inspect.verify import verify_run
 from perdure.store.api import Committed, RowChange, Served, Store
-from perdure.store.migrate import MIGRATIONS
 from perdure.store.open import open_store
-from perdure.store.queries import QUERIES
 from perdure.store.rows import event_row
+from perdure.store.sqlite.migrate import MIGRATIONS
+from perdure.store.sqlite.queries import QUERIES
 from perdure.testing.conformance_waiting import NOW, approval, asking, child, found, hold, payload, post, vote
 
 INSERT_RUN = """

@@ -29,7 +29,7 @@ from perdure.core.events import (
 from perdure.errors import StoreUnavailable
 from perdure.settings import Queue
 from perdure.store.api import Append, ApprovalFilter, Charge, Committed, Refused, RowChange, Served
-from perdure.store.sqlite import SqliteStore
+from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.conformance_waiting import (
     HOUR,
     NOW,

@@ -15,7 +15,7 @@ from perdure.core.events import ThoughtRecorded
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.store import writer
 from perdure.store.api import Append, Appended, Committed, Refused
-from perdure.store.sqlite import SqliteStore
+from perdure.store.sqlite.store import SqliteStore
 from perdure.store.writer import GroupCommit
 from perdure.testing.conformance import Held, found, hold_one
 

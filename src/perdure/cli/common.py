@@ -353,7 +353,9 @@ def with_url(text: str, url: str | None) -> str:
 
 def url_words(url: str | None) -> str:
     """What a command to type needs so that it means the database that this one was given."""
-    return f" --url {shlex.quote(url)}" if url else ""
+    from perdure.store.url import shown_url
+
+    return f" --url {shlex.quote(shown_url(url))}" if url else ""
 
 
 def json_option(function: F) -> F:
@@ -420,8 +422,8 @@ def require_database(url: str) -> None:
 
 def require_journal(url: str) -> None:
     """NotFound unless the database exists, StoreCorrupt unless it is ours; for verbs that steer runs through the app."""
-    from perdure.store import owner
     from perdure.store.open import sqlite_path
+    from perdure.store.sqlite import owner
 
     require_database(url)
     if (path := sqlite_path(url)) is not None:

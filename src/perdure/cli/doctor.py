@@ -24,11 +24,11 @@ from perdure.inspect.view import all_rows
 from perdure.inspect.words import plural, size
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, Filter, Status, Store
-from perdure.store.connect import connect_file
-from perdure.store.faults import translated
-from perdure.store.migrate import MIGRATIONS
 from perdure.store.open import sqlite_path
-from perdure.store.owner import require_journal
+from perdure.store.sqlite.connect import connect_file
+from perdure.store.sqlite.faults import translated
+from perdure.store.sqlite.migrate import MIGRATIONS
+from perdure.store.sqlite.owner import require_journal
 
 LARGE_LOG = 256 << 20
 LITTLE_SPACE, NO_SPACE = 1 << 30, 50 << 20

@@ -9,11 +9,11 @@ import click
 
 from perdure.cli import common
 from perdure.errors import InvalidInput, StoreVersion
-from perdure.store.faults import translated
-from perdure.store.migrate import MIGRATIONS
 from perdure.store.open import open_store, sqlite_path
-from perdure.store.owner import holds_journal
-from perdure.store.queries import QUERIES
+from perdure.store.sqlite.faults import translated
+from perdure.store.sqlite.migrate import MIGRATIONS
+from perdure.store.sqlite.owner import holds_journal
+from perdure.store.sqlite.queries import QUERIES
 
 
 @click.command("migrate")

@@ -17,6 +17,7 @@ from perdure.core.keys import check_id
 from perdure.errors import InvalidInput
 from perdure.inspect.words import plural
 from perdure.settings import Settings
+from perdure.store.url import shown_url
 
 
 @click.command("worker")
@@ -59,7 +60,9 @@ async def _serve(settings: Settings, served: list[Target], queues: list[str] | N
         for one in served:
             common.note(common.clean(f"perdure: serving {one.agent.name}@{one.agent.version} ({one.recorded})"))
         only = f", of {plural(len(queues), 'queue')} alone: {', '.join(queues)}" if queues else ""
-        common.note(common.clean(f"perdure: worker {socket.gethostname()}:{os.getpid()} on {settings.url}{only}; SIGTERM drains it"))
+        common.note(
+            common.clean(f"perdure: worker {socket.gethostname()}:{os.getpid()} on {shown_url(settings.url)}{only}; SIGTERM drains it")
+        )
         await app.work(stop=stop)
     common.note("perdure: drained")
 

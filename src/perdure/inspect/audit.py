@@ -23,7 +23,7 @@ from perdure.inspect.audit_fields import detail, error, person
 from perdure.inspect.timeline import Names
 from perdure.inspect.view import PAGE
 from perdure.inspect.words import iso
-from perdure.store.api import FINISHED, Store
+from perdure.store.api import FINISHED, Place, Store
 
 log = logging.getLogger("perdure.audit")
 MAX_KNOWN_RUNS = 10_000
@@ -86,8 +86,8 @@ class Audit:
     def __init__(self, store: Store, since: int = 0) -> None:
         self._store = store
         self._since = since
-        self._newest = 0  # number of the newest run that was ever listed
-        self._unfinished: dict[str, tuple[int, int]] = {}  # runs whose end has not been told: number and created_at, oldest first
+        self._newest: Place = (0, 0)  # of the newest run that was ever listed
+        self._unfinished: dict[str, tuple[Place, int]] = {}  # runs whose end has not been told: place and created_at, oldest first
         self._trails: dict[str, Trail] = {}
 
     def more(self) -> Iterator[dict[str, Any]]:
@@ -121,16 +121,18 @@ class Audit:
         # What was unfinished at the last look and is not listed now has ended in between.
         ended = dict(self._unfinished)
         oldest = next(iter(self._unfinished.values()), None)
-        newest = self._newest
-        after = newest if oldest is None else oldest[0] - 1
+        newest = after = self._newest
+        if oldest is not None:
+            (first, second), _ = oldest
+            after = (first, second - 1)
         while page := self._store.growing(after, newest, PAGE):
             after = page[-1][0]
             self._newest = max(self._newest, after)
-            for number, row in page:
+            for place, row in page:
                 ended.pop(row.run_id, None)
                 if row.updated_at < self._since and row.status in FINISHED:
                     continue
-                self._unfinished.setdefault(row.run_id, (number, row.created_at))
+                self._unfinished.setdefault(row.run_id, (place, row.created_at))
                 told = self._trails[row.run_id].seq if row.run_id in self._trails else 0
                 if row.seq > told and row.updated_at >= self._since:
                     grown.append((row.created_at, row.run_id))

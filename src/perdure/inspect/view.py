@@ -15,6 +15,7 @@ from perdure.errors import NotFound
 from perdure.inspect.cost import budget_view, cost_of
 from perdure.inspect.words import failed, iso, places, plain, seconds
 from perdure.store.api import Filter, Ledger, RunRow, Status, Store
+from perdure.store.url import shown_url
 
 PAGE = 1000
 
@@ -36,7 +37,7 @@ def require(store: Store, run_id: str) -> RunRow:
     """The run's row; NotFound when there is none."""
     row = store.get(run_id)
     if row is None:
-        raise NotFound(f"there is no run {run_id} in {store.url}; `perdure list` shows those that there are")
+        raise NotFound(f"there is no run {run_id} in {shown_url(store.url)}; `perdure list` shows those that there are")
     return row
 
 

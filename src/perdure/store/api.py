@@ -24,6 +24,8 @@ from perdure.core.state import FINISHED as FINISHED
 from perdure.core.state import Status as Status
 from perdure.settings import Queue
 
+Place = tuple[int, int]  # of a run in the order in which runs came into being; what the numbers mean is the store's own affair
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -287,6 +289,11 @@ class Store(Protocol):
     """The journal's database. Every method may be called from any thread and may block."""
 
     url: str
+    remote: bool  # a commit crosses a network: then nobody waits for one on the event loop's own thread
+
+    @property
+    def ahead_us(self) -> int:
+        """How far the database's clock is ahead of this machine's (µs); 0 where they are the same."""
 
     # -- runs ---------------------------------------------------------------------------------------------------------
     def create_run(self, new: NewRun) -> tuple[RunRow, bool]:
@@ -316,11 +323,12 @@ class Store(Protocol):
 
     def hash_at(self, run_id: str, seq: int) -> bytes: ...
 
-    def growing(self, after: int = 0, newest: int = 0, limit: int = 1000) -> list[tuple[int, RunRow]]:
-        """The runs numbered above `after` that are numbered above `newest` or have not finished, each with its number, in that order.
+    def growing(self, after: Place = (0, 0), newest: Place = (0, 0), limit: int = 1000) -> list[tuple[Place, RunRow]]:
+        """The runs placed after `after` that are placed after `newest` or have not finished, each with its place, in that order.
 
-        Numbers follow the order of creation, whatever the clocks say, and a finished run never changes: whoever knows all runs up
-        to `newest` learns from this what may have grown since, and misses nothing.
+        Whatever the clocks say, a run that becomes visible later has a later place, and a finished run never changes: whoever knows
+        all runs up to `newest` learns from this what may have grown since, and misses nothing. Places are compared and handed back;
+        right before (a, b) comes (a, b - 1).
         """
 
     def blob(self, digest: str) -> bytes:

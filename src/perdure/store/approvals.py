@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from typing import get_args
 
-import apsw
 import msgspec
 
 from perdure.core.approval import Ruling, Standing
@@ -14,16 +13,15 @@ from perdure.core.events import ApprovalRequested, Event, ToolCallInitiated
 from perdure.errors import NotFound, RunEnded, StoreCorrupt
 from perdure.store import blobs as blob_store
 from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow, ApprovalStatus, Refused
-from perdure.store.database import Database
+from perdure.store.cursor import Cursor, Database, Row
 from perdure.store.delivery import Delivery, Letter
-from perdure.store.queries import QUERIES
-from perdure.store.rows import Row, body_from, has_arrived, run_row
+from perdure.store.rows import body_from, has_arrived, run_row
 
 log = logging.getLogger("perdure.store")
 _decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
 
 
-def insert(cursor: apsw.Cursor, key: int, run_id: str, event: Event, request: ApprovalRequested) -> Refused | None:
+def insert(cursor: Cursor, key: int, run_id: str, event: Event, request: ApprovalRequested) -> Refused | None:
     """Somebody is asked from now on; Refused when something else has been asked under this id."""
     values = {
         "approval": request.approval,
@@ -35,21 +33,19 @@ def insert(cursor: apsw.Cursor, key: int, run_id: str, event: Event, request: Ap
         "deciders": msgspec.json.encode(request.by).decode(),
         "expires_at": request.expires_at,
     }
-    cursor.execute(QUERIES["insert_approval"], values)
-    if cursor.connection.changes() == 1:
+    if cursor.change("insert_approval", values) == 1:
         return None
     return Refused(f"run {run_id}: call {event.call} would ask for approval {request.approval}, and there is another one with that id")
 
 
-def consume(cursor: apsw.Cursor, key: int, run_id: str, event: Event, start: ToolCallInitiated, at: int) -> Refused | None:
+def consume(cursor: Cursor, key: int, run_id: str, event: Event, start: ToolCallInitiated, at: int) -> Refused | None:
     """Use the approval up; Refused unless it is approved, unused, for this very call and its arguments, and has not expired (G9)."""
     # The intent may have waited long for a disk that was full: what counts is the moment after which the effect begins.
     begins = max(event.ts, at)
     values = {"approval": start.approval, "run": key, "call": event.call, "tool": start.tool, "digest": start.digest, "ts": begins}
-    cursor.execute(QUERIES["consume_approval"], values)
-    if cursor.connection.changes() == 1:
+    if cursor.change("consume_approval", values) == 1:
         return None
-    found: Row | None = cursor.execute(QUERIES["approval_by_id"], (start.approval,)).fetchone()
+    found = cursor.one("approval_by_id", (start.approval,))
     call = f"call {event.call} ({start.tool})"
     try:
         row = None if found is None else approval_row(found)
@@ -75,9 +71,9 @@ def _why_not(row: ApprovalRow | None, start: ToolCallInitiated) -> str:
     return f"is for {row.standing.request.action} (call {row.call} of run {row.run_id})"
 
 
-def withdraw_rest(cursor: apsw.Cursor, key: int, ts: int) -> None:
+def withdraw_rest(cursor: Cursor, key: int, ts: int) -> None:
     """The run has ended: what is still pending is asked of nobody any more."""
-    cursor.execute(QUERIES["withdraw_approvals"], {"run": key, "ts": ts})
+    cursor.change("withdraw_approvals", {"run": key, "ts": ts})
 
 
 class Approvals:
@@ -97,13 +93,15 @@ class Approvals:
         tenant: str | None,
         blobs: tuple[bytes, ...],
     ) -> ApprovalRow:
-        def rule(cursor: apsw.Cursor) -> ApprovalRow:
-            found: Row | None = cursor.execute(QUERIES["approval_by_id"], (approval,)).fetchone()
+        def rule(cursor: Cursor) -> ApprovalRow:
+            known = cursor.one("approval_by_id", (approval,))
             # Another tenant's is not there: whoever asks must not learn even that it exists (G16).
-            if found is None or tenant not in (None, found[4]):
+            if known is None or tenant not in (None, known[4]):
                 raise NotFound(f"there is no approval {approval}; `perdure approvals` shows those that there are")
+            # The run first, as its holder's appends do: the other way round the two would wait for each other.
+            run = cursor.all("run_to_change", (known[1],))[0]
+            found = cursor.all("approval_to_change", (approval,))[0]
             row, seq = approval_row(found), found[17]
-            run = cursor.execute(QUERIES["run_by_id"], (row.run_id,)).fetchall()[0]
             status = run_row(run).status
             if status in FINISHED:
                 raise RunEnded(f"approval {approval}: its run {row.run_id} has finished ({status}) and takes nothing more")
@@ -166,7 +164,7 @@ def _names(data: str, what: str) -> tuple[str, ...]:
         raise StoreCorrupt(f"{what} cannot be decoded ({error}); see what else is damaged: perdure verify") from None
 
 
-def _change(cursor: apsw.Cursor, key: int, after: ApprovalRow) -> None:
+def _change(cursor: Cursor, key: int, after: ApprovalRow) -> None:
     standing = after.standing
     values = {
         "id": key,
@@ -180,4 +178,4 @@ def _change(cursor: apsw.Cursor, key: int, after: ApprovalRow) -> None:
         "note": standing.note,
         "settled_at": after.settled_at,
     }
-    cursor.execute(QUERIES["change_approval"], values)
+    cursor.change("change_approval", values)

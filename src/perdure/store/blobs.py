@@ -5,16 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-import apsw
-
 from perdure.errors import InvalidInput, StoreCorrupt
-from perdure.store.database import Database
-from perdure.store.queries import QUERIES
+from perdure.store.cursor import Cursor, Database
 
 
-def put(cursor: apsw.Cursor, blobs: Iterable[bytes]) -> None:
+def put(cursor: Cursor, blobs: Iterable[bytes]) -> None:
     """Store each under its SHA-256, inside the caller's transaction."""
-    cursor.executemany(QUERIES["insert_blob"], [(hashlib.sha256(blob).digest(), blob) for blob in blobs])
+    cursor.each("insert_blob", [(hashlib.sha256(blob).digest(), blob) for blob in blobs])
 
 
 def get(database: Database, digest: str) -> bytes:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import apsw
-
 from perdure.core.budget import NOTHING, Amounts
-from perdure.core.events import BudgetRaised, Limits
+from perdure.core.events import BudgetExceeded, BudgetRaised, Limits
 from perdure.errors import Conflict
 from perdure.store.api import Charge, Ledger
-from perdure.store.database import Database
-from perdure.store.queries import QUERIES
-from perdure.store.rows import Row
+from perdure.store.cursor import Cursor, Database, Row
+from perdure.store.rows import body_or_none
 
 
-def open_ledger(cursor: apsw.Cursor, key: int, above: int | None, limits: Limits) -> None:
+def open_ledger(cursor: Cursor, key: int, above: int | None, limits: Limits) -> None:
     """Give the run a budget of its own, inside the one above it: a child never opens a fresh allowance."""
     values = {
         "run": key,
@@ -24,28 +21,27 @@ def open_ledger(cursor: apsw.Cursor, key: int, above: int | None, limits: Limits
         "busy_us": limits.busy_us,
         "on_exceed": limits.on_exceed,
     }
-    cursor.execute(QUERIES["insert_budget"], values)
-    cursor.execute(QUERIES["own_ledger"], (key,))
+    cursor.change("insert_budget", values)
+    cursor.change("own_ledger", (key,))
 
 
-def charge(cursor: apsw.Cursor, key: int, differences: Charge) -> None:
+def charge(cursor: Cursor, key: int, differences: Charge) -> None:
     """Count it in the run's budget and in all above it, in the commit of the events that it belongs to."""
     reserved = differences.reserved
     if not reserved and not differences.spent:
         return
     _count(cursor, key, differences)
     if reserved:
-        cursor.execute(QUERIES["reserve"], (key, reserved.usd_micros, reserved.tokens, reserved.calls, reserved.busy_us))
+        cursor.change("reserve", (key, reserved.usd_micros, reserved.tokens, reserved.calls, reserved.busy_us))
 
 
-def give_back(cursor: apsw.Cursor, key: int) -> None:
+def give_back(cursor: Cursor, key: int) -> None:
     """The run has ended: what it has still reserved (nobody saw the end of that attempt) is free for the others."""
-    left: list[Row] = cursor.execute(QUERIES["give_back"], (key,)).fetchall()
-    for row in left:
+    for row in cursor.all("give_back", (key,)):
         _count(cursor, key, Charge(reserved=-Amounts(*row), spent=NOTHING))
 
 
-def _count(cursor: apsw.Cursor, key: int, differences: Charge) -> None:
+def _count(cursor: Cursor, key: int, differences: Charge) -> None:
     spent, reserved = differences.spent, differences.reserved
     values = {
         "run": key,
@@ -58,10 +54,10 @@ def _count(cursor: apsw.Cursor, key: int, differences: Charge) -> None:
         "reserved_calls": reserved.calls,
         "reserved_busy_us": reserved.busy_us,
     }
-    cursor.execute(QUERIES["charge_budgets"], values)
+    cursor.change("charge_budgets", values)
 
 
-def raise_limits(cursor: apsw.Cursor, key: int, run_id: str, raised: BudgetRaised) -> None:
+def raise_limits(cursor: Cursor, key: int, run_id: str, raised: BudgetRaised) -> None:
     """Add to the run's own budget; Conflict when it has none."""
     added = raised.added
     values = {
@@ -71,10 +67,9 @@ def raise_limits(cursor: apsw.Cursor, key: int, run_id: str, raised: BudgetRaise
         "calls": added.calls or 0,
         "busy_us": added.busy_us or 0,
     }
-    cursor.execute(QUERIES["raise_budget"], values)
-    if cursor.connection.changes() == 1:
+    if cursor.change("raise_budget", values) == 1:
         return
-    above = [row[0] for row in cursor.execute(QUERIES["ledgers_of_run"], (run_id,))]
+    above = [row[0] for row in cursor.all("ledgers_of_run", (run_id,))]
     way_out = f"it stands under that of run {above[0]}: raise that one" if above else "and none above it: it may use what it needs"
     raise Conflict(f"run {run_id} has no budget of its own; {way_out}")
 
@@ -89,7 +84,15 @@ def reserved(database: Database, run_id: str) -> Amounts:
 
 
 def over_budget(database: Database, run_id: str) -> list[str]:
-    return [found for (found,) in database.read("over_budget", (run_id,))]
+    return [
+        stopped for stopped, data in database.read("over_budget", (run_id,)) if data is not None and _budget_of(stopped, data) == run_id
+    ]
+
+
+def _budget_of(run_id: str, data: bytes) -> str | None:
+    """Whose budget was used up, by the run's last word about it."""
+    body = body_or_none(data, f"the last budget_exceeded of run {run_id}")
+    return body.budget_of if isinstance(body, BudgetExceeded) else None
 
 
 def _ledger(row: Row) -> Ledger:

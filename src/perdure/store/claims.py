@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
 
-import apsw
 import msgspec
 
 from perdure.core.chain import seal
@@ -16,17 +15,16 @@ from perdure.core.events import Event, RunClaimed
 from perdure.errors import AlreadyRunning, Conflict, NotFound, RunEnded, UnknownAgent, WrongVersion
 from perdure.settings import Queue
 from perdure.store.api import FINISHED, Claimed, Lease, RunRow, Served, WorkerRow
-from perdure.store.database import Database
+from perdure.store.cursor import Cursor, Database, Row
 from perdure.store.journal import Journal
 from perdure.store.lines import SUSPECT_CRASHES, Choice, Room, crashes_if_taken, which
 from perdure.store.liveness import Liveness
-from perdure.store.queries import QUERIES
-from perdure.store.rows import Row, event_row, key_of, lost_of, run_row
+from perdure.store.rows import event_row, key_of, lost_of, run_row
 
 T = TypeVar("T")
 _pairs = msgspec.json.Decoder(tuple[tuple[str, str], ...]).decode
 _texts = msgspec.json.Decoder(tuple[str, ...]).decode
-_LEASE_RAN_OUT, _PROVEN_DEAD = 1, 2  # perdure_runs.lost
+LEASE_RAN_OUT, PROVEN_DEAD = 1, 2  # perdure_runs.lost
 
 
 class Claims:
@@ -43,8 +41,8 @@ class Claims:
         newly = self._liveness.hold(worker)
         try:
             self._database.write(
-                lambda cursor: cursor.execute(QUERIES["insert_worker"], values),
-                lambda cursor, _: cursor.execute(QUERIES["worker_by_id"], (worker,)).fetchone() is not None,
+                lambda cursor: cursor.change("insert_worker", values),
+                lambda cursor, _: cursor.one("worker_by_id", (worker,)) is not None,
             )
         except BaseException:
             if newly:
@@ -54,19 +52,18 @@ class Claims:
     def unregister(self, worker: str, now: int) -> None:
         """A run that was not given up before is a takeover for whoever claims it: its calls may have been in flight."""
 
-        def leave(cursor: apsw.Cursor) -> None:
-            cursor.execute(QUERIES["lose_runs"], {"worker": worker, "now": now, "lost": _LEASE_RAN_OUT})
-            cursor.execute(QUERIES["delete_worker"], (worker,))
+        def leave(cursor: Cursor) -> None:
+            cursor.change("lose_runs", {"worker": worker, "now": now, "lost": LEASE_RAN_OUT})
+            cursor.change("delete_worker", (worker,))
 
-        self._database.write(leave, lambda cursor, _: cursor.execute(QUERIES["worker_by_id"], (worker,)).fetchone() is None)
+        self._database.write(leave, lambda cursor, _: cursor.one("worker_by_id", (worker,)) is None)
         self._liveness.free(worker)
 
     def renew(self, worker: str, now: int) -> None:
         self._liveness.refresh(worker)
 
-        def beat(cursor: apsw.Cursor) -> None:
-            cursor.execute(QUERIES["beat"], (now, worker))
-            if cursor.connection.changes() != 1:
+        def beat(cursor: Cursor) -> None:
+            if cursor.change("beat", {"worker": worker, "now": now}) != 1:
                 raise NotFound(
                     f"worker {worker} is not registered (any more), so that it holds nothing that could be renewed; register it again"
                 )
@@ -90,7 +87,7 @@ class Claims:
     def claim_this(self, worker: str, served: Sequence[Served], run_id: str, now: int, limits: Mapping[str, Queue]) -> list[Claimed]:
         """That run alone, ready or not, unless the limits leave no room for it: turns do not apply to what somebody asks for by name."""
 
-        def choose(cursor: apsw.Cursor) -> list[tuple[Row, int]]:
+        def choose(cursor: Cursor) -> list[tuple[Row, int]]:
             found, lost = self._this_one(cursor, served, run_id)
             row, room = run_row(found), Room(cursor, limits)
             room.look([row.queue])
@@ -103,12 +100,10 @@ class Claims:
     def claim_below(self, worker: str, served: Sequence[Served], run_id: str, limit: int, now: int) -> list[Claimed]:
         """Ready runs of that run's family, suspects one at a time."""
 
-        def choose(cursor: apsw.Cursor) -> list[tuple[Row, int]]:
-            may_take_suspect = cursor.execute(QUERIES["holds_suspect"], (worker,)).fetchone() is None
+        def choose(cursor: Cursor) -> list[tuple[Row, int]]:
+            may_take_suspect = cursor.one("holds_suspect", (worker,)) is None
             chosen = []
-            for row in cursor.execute(
-                QUERIES["ready_below"], {"run_id": run_id, "now": now, "limit": limit, **which(served, None)}
-            ).fetchall():
+            for row in cursor.all("ready_below", {"run_id": run_id, "now": now, "limit": limit, **which(served, None)}):
                 if crashes_if_taken(row) >= SUSPECT_CRASHES:
                     if not may_take_suspect:
                         continue
@@ -118,16 +113,19 @@ class Claims:
 
         return self._take(worker, now, choose)
 
-    def _take(self, worker: str, now: int, choose: Callable[[apsw.Cursor], list[tuple[Row, int]]]) -> list[Claimed]:
-        def take(cursor: apsw.Cursor) -> list[tuple[int, Claimed]]:
-            registered: Row | None = cursor.execute(QUERIES["worker_by_id"], (worker,)).fetchone()
+    def _take(self, worker: str, now: int, choose: Callable[[Cursor], list[tuple[Row, int]]]) -> list[Claimed]:
+        def take(cursor: Cursor) -> list[tuple[int, Claimed]]:
+            registered = cursor.one("worker_by_id", (worker,))
             if registered is None:
                 raise NotFound(f"worker {worker} is not registered; register it before it claims anything")
-            return [(key_of(row), _take(cursor, row, lost, worker, registered[0], now)) for row, lost in choose(cursor)]
+            takes = [_Take(row, lost, worker, registered[0], now) for row, lost in choose(cursor)]
+            cursor.each("claim_run", [take.values for take in takes])
+            cursor.each("insert_event", [take.event for take in takes])
+            return [(take.key, take.claimed) for take in takes]
 
-        def arrived(cursor: apsw.Cursor, taken: list[tuple[int, Claimed]]) -> bool:
+        def arrived(cursor: Cursor, taken: list[tuple[int, Claimed]]) -> bool:
             # The nonce is of this claim alone.
-            return any(cursor.execute(QUERIES["guard_of_run"], (key,)).fetchall()[0][4] == claimed.lease.nonce for key, claimed in taken)
+            return any(cursor.all("guard_of_run", (key,))[0][4] == claimed.lease.nonce for key, claimed in taken)
 
         taken = self._database.write(take, arrived)
         for key, claimed in taken:
@@ -146,24 +144,20 @@ class Claims:
 
     def reap(self, worker: str, lease_us: int, now: int) -> int:
         # Nobody declares itself dead: a worker that asks is alive, and its renewer decides about its own leases.
-        rows = [row for row in self._database.read("list_workers") if row[0] != worker]
+        by_clock = {"lease_us": lease_us, "now": now}
+        rows = [row for row in self._database.read("list_workers", by_clock) if row[0] != worker]
         gone = [row[0] for row in rows if self._liveness.is_dead(row[0])]
-        silent = [row[0] for row in rows if row[4] < now - lease_us and row[0] not in gone]
+        silent = [row[0] for row in rows if row[-1] and row[5] and row[0] not in gone]  # of those that hold anything
         orphaned = [holder for (holder,) in self._database.read("holders_without_worker")]
         if not (gone or silent or orphaned):
             return 0
 
-        def lose(cursor: apsw.Cursor) -> int:
-            before = cursor.connection.total_changes()
-            for dead in gone:
-                cursor.execute(QUERIES["lose_runs"], {"worker": dead, "now": now, "lost": _PROVEN_DEAD})
-            for missing in orphaned:
-                cursor.execute(QUERIES["lose_runs"], {"worker": missing, "now": now, "lost": _LEASE_RAN_OUT})
-            for mute in silent:
-                # Its process exists and may wake up: the row stays, so that its next sign of life counts again.
-                cursor.execute(QUERIES["lose_runs_of_silent_worker"], {"worker": mute, "now": now, "before": now - lease_us})
-            lost = cursor.connection.total_changes() - before
-            cursor.executemany(QUERIES["delete_worker"], [(dead,) for dead in gone])
+        def lose(cursor: Cursor) -> int:
+            lost = sum(cursor.change("lose_runs", {"worker": dead, "now": now, "lost": PROVEN_DEAD}) for dead in gone)
+            lost += sum(cursor.change("lose_runs", {"worker": missing, "now": now, "lost": LEASE_RAN_OUT}) for missing in orphaned)
+            # Its process exists and may wake up: the row stays, so that its next sign of life counts again.
+            lost += sum(cursor.change("lose_runs_of_silent_worker", {"worker": mute, **by_clock}) for mute in silent)
+            cursor.each("delete_worker", [(dead,) for dead in gone])
             return lost
 
         lost = self._database.write(lose, lambda cursor, _: False)
@@ -179,17 +173,19 @@ class Claims:
                 pid,
                 started_at,
                 beat_at,
-                beat_at >= now - lease_us and not self._liveness.is_dead(worker),
+                not is_silent and not self._liveness.is_dead(worker),
                 runs,
                 tuple(Served(agent, version) for agent, version in _listed(serves, _pairs)),
                 None if queues is None else _listed(queues, _texts),
             )
-            for worker, name, pid, started_at, beat_at, runs, serves, queues in self._database.read("list_workers")
+            for worker, name, pid, started_at, beat_at, runs, serves, queues, is_silent in self._database.read(
+                "list_workers", {"lease_us": lease_us, "now": now}
+            )
         ]
 
-    def _this_one(self, cursor: apsw.Cursor, served: Sequence[Served], run_id: str) -> tuple[Row, int]:
+    def _this_one(self, cursor: Cursor, served: Sequence[Served], run_id: str) -> tuple[Row, int]:
         """The run and how its holder was lost, if it may be taken."""
-        found: Row | None = cursor.execute(QUERIES["run_by_id"], (run_id,)).fetchone()
+        found = cursor.one("run_to_change", (run_id,))
         if found is None:
             raise NotFound(f"there is no run {run_id}; `perdure list` shows those that there are")
         row = run_row(found)
@@ -197,10 +193,10 @@ class Claims:
         if row.holder is None:
             return found, lost_of(found)
         if not self._liveness.is_dead(row.holder):
-            name, beat_at = cursor.execute(QUERIES["worker_by_id"], (row.holder,)).fetchone() or (row.holder, row.updated_at)
+            name, beat_at = cursor.one("worker_by_id", (row.holder,)) or (row.holder, row.updated_at)
             seen = datetime.fromtimestamp(beat_at / 1e6, UTC).isoformat(timespec="seconds")
             raise AlreadyRunning(f"run {run_id} is held by worker {name}, last seen {seen}; wait for it, or stop that process")
-        return found, _PROVEN_DEAD
+        return found, PROVEN_DEAD
 
 
 def _listed(data: str, decode: Callable[[str], tuple[T, ...]]) -> tuple[T, ...]:
@@ -229,27 +225,30 @@ def _check_resumable(row: RunRow, served: Sequence[Served]) -> None:
         )
 
 
-def _take(cursor: apsw.Cursor, found: Row, lost: int, worker: str, name: str, now: int) -> Claimed:
-    row, key = run_row(found), key_of(found)
-    body = RunClaimed(worker=worker, name=name, takeover=lost > 0, proven_dead=lost == _PROVEN_DEAD)
-    epoch, seq, nonce = row.epoch + 1, row.seq + 1, secrets.token_bytes(16)
-    sealed = seal(row.head, Event(seq, uuid.uuid4().hex, now, epoch, None, row.seq, body))
-    crashes = row.crashes + (lost > 0)
-    values = {"id": key, "epoch": epoch, "nonce": nonce, "worker": worker, "seq": seq, "head": sealed.hash, "crashes": crashes, "now": now}
-    cursor.execute(QUERIES["claim_run"], values)
-    cursor.execute(QUERIES["insert_event"], event_row(key, sealed))
-    after: RunRow = msgspec.structs.replace(
-        row,
-        status=row.status if row.status == "cancelling" else "running",
-        waiting_for=None,
-        ready_at=None,
-        seq=seq,
-        head=sealed.hash,
-        epoch=epoch,
-        holder=worker,
-        crashes=crashes,
-        error=None,
-        attention=None,
-        updated_at=max(row.updated_at, now),
-    )
-    return Claimed(Lease(row.run_id, worker, epoch, nonce), after)
+class _Take:
+    """One run in a worker's hands: what is written for it, and what the worker gets."""
+
+    def __init__(self, found: Row, lost: int, worker: str, name: str, now: int) -> None:
+        row, self.key = run_row(found), key_of(found)
+        body = RunClaimed(worker=worker, name=name, takeover=lost > 0, proven_dead=lost == PROVEN_DEAD)
+        epoch, seq, nonce = row.epoch + 1, row.seq + 1, secrets.token_bytes(16)
+        sealed = seal(row.head, Event(seq, uuid.uuid4().hex, now, epoch, None, row.seq, body))
+        crashes = row.crashes + (lost > 0)
+        lease = {"epoch": epoch, "nonce": nonce, "worker": worker}
+        self.values = {"id": self.key, **lease, "seq": seq, "head": sealed.hash, "crashes": crashes, "now": now}
+        self.event = event_row(self.key, sealed)
+        after: RunRow = msgspec.structs.replace(
+            row,
+            status=row.status if row.status == "cancelling" else "running",
+            waiting_for=None,
+            ready_at=None,
+            seq=seq,
+            head=sealed.hash,
+            epoch=epoch,
+            holder=worker,
+            crashes=crashes,
+            error=None,
+            attention=None,
+            updated_at=max(row.updated_at, now),
+        )
+        self.claimed = Claimed(Lease(row.run_id, worker, epoch, nonce), after)

@@ -5,8 +5,6 @@ Most events have no consequence; finding that out costs one look at their type.
 
 from __future__ import annotations
 
-import apsw
-
 from perdure.core.events import (
     ApprovalRequested,
     ChildStarted,
@@ -19,6 +17,7 @@ from perdure.core.events import (
 )
 from perdure.store import approvals, budgets, family, notices
 from perdure.store.api import Append, Refused
+from perdure.store.cursor import Cursor
 from perdure.store.delivery import Delivery
 
 _CONSEQUENTIAL = frozenset((*notices.TOLD, ChildStarted, RunSucceeded, RunFailed, RunCancelled))
@@ -45,7 +44,7 @@ class Consequences:
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
 
-    def follow(self, cursor: apsw.Cursor, key: int, events: list[Event], at: int) -> Refused | None:
+    def follow(self, cursor: Cursor, key: int, events: list[Event], at: int) -> Refused | None:
         """Write what follows of events that were sent at that time; Refused means that the whole append must be undone."""
         run = family.relations(cursor, key)
         for event in events:
@@ -65,7 +64,7 @@ class Consequences:
                 notices.tell(cursor, key, event)
         return None
 
-    def end(self, cursor: apsw.Cursor, key: int, run: family.Relations, event: Event, end: Terminal) -> None:
+    def end(self, cursor: Cursor, key: int, run: family.Relations, event: Event, end: Terminal) -> None:
         """Whoever waits for the run hears of its end: its parent, or people when it has none and has failed."""
         if run.asking:
             approvals.withdraw_rest(cursor, key, event.ts)

@@ -2,9 +2,139 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from perdure.core.events import Usage
+from perdure.errors import StoreCorrupt
 from perdure.store.api import CostRow
-from perdure.store.database import Database
+from perdure.store.cursor import Database, Row
+
+_PAGE = 2000  # events: however long a journal is, this much of it is in memory
+_NOTHING = Usage()
+
+
+class _Told(Struct, frozen=True, gc=False):
+    """What counts of the beginning or the end of an attempt; the rest of the event is skipped."""
+
+    tool: str = ""
+    attempt: int = 1
+    usage: Usage | None = None
+    failure: Any = None
+
+
+_decode = msgspec.json.Decoder(_Told).decode
+
+
+class _Attempt:
+    """One attempt: it counts once, however often its end was told."""
+
+    __slots__ = ("began", "ended", "model", "tokens_cached", "tokens_in", "tokens_out", "tool", "usd_micros")
+
+    def __init__(self) -> None:
+        self.tool = ""
+        self.began: int | None = None
+        self.ended: int | None = None
+        self.model: str | None = None
+        self.usd_micros = self.tokens_in = self.tokens_out = self.tokens_cached = 0
+
+    def add(self, kind: str, ts: int, told: _Told) -> None:
+        if kind == "tool_call_initiated":
+            self.tool = told.tool
+            self.began = ts if self.began is None else min(self.began, ts)
+        elif kind != "tool_call_in_doubt" or told.failure is not None:
+            # How long it took counts only when somebody saw its end.
+            self.ended = ts if self.ended is None else min(self.ended, ts)
+        usage = told.usage or _NOTHING
+        self.model = usage.model if self.model is None else max(self.model, usage.model or "")
+        self.usd_micros = max(self.usd_micros, usage.usd_micros)
+        self.tokens_in = max(self.tokens_in, usage.tokens_in)
+        self.tokens_out = max(self.tokens_out, usage.tokens_out)
+        self.tokens_cached = max(self.tokens_cached, usage.tokens_cached)
+
+
+class _Sums:
+    """A group's."""
+
+    def __init__(self) -> None:
+        self.runs = self.calls = self.busy_us = self.usd_micros = self.tokens_in = self.tokens_out = self.tokens_cached = 0
+
+    def add(self, attempt: _Attempt, began: int) -> None:
+        self.busy_us += max((began if attempt.ended is None else attempt.ended) - began, 0)
+        self.usd_micros += attempt.usd_micros
+        self.tokens_in += attempt.tokens_in
+        self.tokens_out += attempt.tokens_out
+        self.tokens_cached += attempt.tokens_cached
+
+    def row(self, group: str) -> CostRow:
+        return CostRow(group, self.runs, self.calls, self.busy_us, self.usd_micros, self.tokens_in, self.tokens_out, self.tokens_cached)
 
 
 def costs(database: Database, by: str, since: int, tenant: str | None) -> list[CostRow]:
-    return [CostRow(*row) for row in database.read("costs", {"by": by, "since": since, "tenant": tenant})]
+    """By group, the most expensive first; an attempt counts on the day on which it began."""
+    groups: dict[str, _Sums] = {}
+    for (_, run_id, agent, its_tenant), rows in groupby(_told(database, since, tenant), lambda row: (row[0], *row[2:5])):
+        calls: set[tuple[str, int]] = set()
+        for (call, _), attempt in _attempts(run_id, rows).items():
+            if attempt.began is None or attempt.began < since:
+                continue
+            group = _group(by, run_id, agent, its_tenant, attempt, attempt.began)
+            groups.setdefault(group, _Sums()).add(attempt, attempt.began)
+            calls.add((group, call))
+        for group, _ in calls:
+            groups[group].calls += 1
+        for group in {group for group, _ in calls}:
+            groups[group].runs += 1
+    found = [sums.row(group) for group, sums in groups.items()]
+    return sorted(found, key=lambda row: (-row.usd_micros, -row.tokens_in - row.tokens_out, -row.calls, row.group))
+
+
+def _told(database: Database, since: int, tenant: str | None) -> Iterator[Row]:
+    """The beginnings and ends of attempts, run by run, each run's in order."""
+    run = seq = 0
+    while True:
+        page = database.read("attempts_told", {"run": run, "seq": seq, "since": since, "tenant": tenant, "limit": _PAGE})
+        yield from page
+        if len(page) < _PAGE:
+            return
+        run, seq = page[-1][:2]
+
+
+def _attempts(run_id: str, rows: Iterator[Row]) -> dict[tuple[int, int], _Attempt]:
+    """By call and number."""
+    found: dict[tuple[int, int], _Attempt] = {}
+    for _, seq, _, _, _, call, kind, ts, data in rows:
+        try:
+            told = _decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, TypeError) as error:
+            raise StoreCorrupt(
+                f"event {seq} of run {run_id} cannot be decoded ({error}); see what else is damaged: perdure verify"
+            ) from None
+        attempt = found.get((call, told.attempt))
+        if attempt is None:
+            attempt = found[call, told.attempt] = _Attempt()
+        attempt.add(kind, ts, told)
+    return found
+
+
+def _group(by: str, run_id: str, agent: str, tenant: str, attempt: _Attempt, began: int) -> str:
+    match by:
+        case "agent":
+            return agent
+        case "tenant":
+            return tenant
+        case "run":
+            return run_id
+        case "root":
+            return run_id.partition("/")[0]
+        case "tool":
+            return attempt.tool
+        case "model":
+            return attempt.model or "no model"
+        case _:
+            return datetime.fromtimestamp(began // 1_000_000, UTC).date().isoformat()

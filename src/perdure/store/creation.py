@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import apsw
-
 from perdure.core.chain import genesis, seal
 from perdure.core.events import Event, RunCreated
 from perdure.store import blobs, budgets
 from perdure.store.api import NewRun
+from perdure.store.cursor import Cursor
 from perdure.store.lines import line_of
-from perdure.store.queries import QUERIES
-from perdure.store.rows import Row, event_row
+from perdure.store.rows import event_row
 
 
-def insert_run(cursor: apsw.Cursor, new: NewRun, *, parent_seq: int | None = None) -> None:
-    """Create the run, inside the caller's transaction; parent_seq is where its parent's journal says so."""
+def insert_run(cursor: Cursor, new: NewRun, *, parent_seq: int | None = None) -> bool:
+    """Create the run, inside the caller's transaction; parent_seq is where its parent's journal says so. False when the id is taken."""
     created = new.created
     assert isinstance(created, RunCreated), created
     assert created.run_id == new.run_id, (created.run_id, new.run_id)
@@ -45,10 +43,13 @@ def insert_run(cursor: apsw.Cursor, new: NewRun, *, parent_seq: int | None = Non
             priority=created.priority,
         ),
     }
-    inserted: Row = cursor.execute(QUERIES["insert_run"], values).fetchall()[0]
-    key, above = inserted
-    cursor.execute(QUERIES["insert_event"], event_row(key, sealed))
+    inserted = cursor.all("insert_run", values)
+    if not inserted:
+        return False
+    key, above = inserted[0]
+    cursor.change("insert_event", event_row(key, sealed))
     if created.budget is not None:
         budgets.open_ledger(cursor, key, above, created.budget)
     if new.blobs:
         blobs.put(cursor, new.blobs)
+    return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import apsw
 from msgspec import Struct
 
 from perdure.core.chain import seal
@@ -23,9 +22,9 @@ from perdure.core.events import (
 from perdure.core.landing import landing
 from perdure.store import notices
 from perdure.store.api import RunRow, Status
+from perdure.store.cursor import Cursor, Row
 from perdure.store.liveness import Liveness
-from perdure.store.queries import QUERIES
-from perdure.store.rows import Row, body_from, body_or_none, event_row, key_of, run_row
+from perdure.store.rows import body_from, body_or_none, event_row, key_of, run_row
 
 # What must be journaled in the order in which it came: signals of a topic, the life of an approval, a pause and its end.
 _IN_ORDER = (
@@ -54,7 +53,7 @@ class Delivery:
         """Whether somebody who lives holds it; a dead holder does not count as one."""
         return holder is not None and not self._liveness.is_dead(holder)
 
-    def deliver(self, cursor: apsw.Cursor, found: Row, letter: Letter, status: Status | None = None) -> bool:
+    def deliver(self, cursor: Cursor, found: Row, letter: Letter, status: Status | None = None) -> bool:
         """True: it is in the journal. False: in the inbox, and the holder journals it."""
         if self.holds(run_row(found).holder):
             values = {
@@ -64,7 +63,7 @@ class Delivery:
                 "now": letter.ts,
                 "data": encode_body(letter.body).decode(),
             }
-            cursor.execute(QUERIES["insert_inbox"], values)
+            cursor.change("insert_inbox", values)
             return False
         if isinstance(letter.body, _IN_ORDER):
             found = _journal_unread(cursor, found, letter.ts)
@@ -72,19 +71,18 @@ class Delivery:
         return True
 
 
-def _journal_unread(cursor: apsw.Cursor, found: Row, now: int) -> Row:
+def _journal_unread(cursor: Cursor, found: Row, now: int) -> Row:
     """Put what the last holder has left unread into the journal first, or it would come after this; the run as it is then."""
-    unread: list[Row] = cursor.execute(QUERIES["unread_of_run"], (key_of(found),)).fetchall()
-    for inbox_id, call, event_id, data in unread:
+    for inbox_id, call, event_id, data in cursor.all("unread_of_run", (key_of(found),)):
         body = body_or_none(data, f"inbox row {inbox_id} of run {run_row(found).run_id}")
         if isinstance(body, _IN_ORDER):
             _journal(cursor, found, Letter(call, body, event_id.hex(), now))
-            cursor.execute(QUERIES["consume_inbox"], (inbox_id, key_of(found)))
-            found = cursor.execute(QUERIES["run_by_id"], (run_row(found).run_id,)).fetchall()[0]
+            cursor.change("consume_inbox", (inbox_id, key_of(found)))
+            found = cursor.all("run_by_id", (run_row(found).run_id,))[0]
     return found
 
 
-def _journal(cursor: apsw.Cursor, found: Row, letter: Letter, status: Status | None = None) -> None:
+def _journal(cursor: Cursor, found: Row, letter: Letter, status: Status | None = None) -> None:
     row, key = run_row(found), key_of(found)
     cause = row.seq if letter.cause is None else letter.cause
     event = Event(row.seq + 1, letter.event_id, letter.ts, row.epoch, letter.call, cause, letter.body)
@@ -93,15 +91,16 @@ def _journal(cursor: apsw.Cursor, found: Row, letter: Letter, status: Status | N
     if isinstance(letter.body, RunUnpaused) and row.status == "paused" and row.epoch == 0:
         ready_at = max(letter.ts, _not_before(cursor, key, row.run_id))
     moved = {"id": key, "seq": event.seq, "head": sealed.hash, "now": letter.ts, "status": status or after}
-    cursor.execute(QUERIES["post_to_unheld"], {**moved, "ready_at": ready_at, "waiting_for": waiting_for})
-    cursor.execute(QUERIES["insert_event"], event_row(key, sealed))
+    cursor.change("post_to_unheld", {**moved, "ready_at": ready_at, "waiting_for": waiting_for})
+    cursor.change("insert_event", event_row(key, sealed))
     if isinstance(letter.body, notices.TOLD):
         notices.tell(cursor, key, event)
 
 
-def _not_before(cursor: apsw.Cursor, key: int, run_id: str) -> int:
+def _not_before(cursor: Cursor, key: int, run_id: str) -> int:
     """The time before which the run does not begin: the pause has taken it out of the row."""
-    created = body_from(cursor.execute(QUERIES["first_event"], (key,)).get, f"event 1 of run {run_id}")
+    (first,) = cursor.one("first_event", (key,)) or (b"",)
+    created = body_from(first, f"event 1 of run {run_id}")
     assert isinstance(created, RunCreated), created
     return created.not_before or 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from typing import Literal
 
-import apsw
 from msgspec import Struct
 
 from perdure.core.codec import Payload
@@ -23,9 +22,9 @@ from perdure.core.events import (
 )
 from perdure.store.api import FINISHED, NewRun, Refused
 from perdure.store.creation import insert_run
+from perdure.store.cursor import Cursor
 from perdure.store.delivery import Delivery, Letter
-from perdure.store.queries import QUERIES
-from perdure.store.rows import Row, run_row
+from perdure.store.rows import run_row
 
 
 class Relations(Struct, frozen=True, gc=False):
@@ -44,19 +43,23 @@ class Relations(Struct, frozen=True, gc=False):
     asking: int  # some approval of it is pending
 
 
-def relations(cursor: apsw.Cursor, key: int) -> Relations:
-    found: Row = cursor.execute(QUERIES["relations_of_run"], (key,)).fetchall()[0]
-    return Relations(*found)
+def relations(cursor: Cursor, key: int) -> Relations:
+    return Relations(*cursor.all("relations_of_run", (key,))[0])
 
 
-def start_child(cursor: apsw.Cursor, parent: Relations, event: Event, started: ChildStarted) -> Refused | None:
+def start_child(cursor: Cursor, parent: Relations, event: Event, started: ChildStarted) -> Refused | None:
     """Create the run; nothing to do when this very child exists, Refused when something else has its id."""
-    found: Row | None = cursor.execute(QUERIES["run_by_id"], (started.run_id,)).fetchone()
-    if found is not None:
-        row = run_row(found)
-        if (row.parent, row.parent_call, row.input_digest) == (parent.run_id, event.call, started.digest):
-            return None
-        return Refused(f"run {parent.run_id}: its call {event.call} would be run {started.run_id}, and there is another run with that id")
+    found = cursor.one("run_by_id", (started.run_id,))
+    if found is None and _insert_child(cursor, parent, event, started):
+        return None
+    # Somebody else may have taken the id after we looked: then it is there by now.
+    row = run_row(found or cursor.all("run_by_id", (started.run_id,))[0])
+    if (row.parent, row.parent_call, row.input_digest) == (parent.run_id, event.call, started.digest):
+        return None
+    return Refused(f"run {parent.run_id}: its call {event.call} would be run {started.run_id}, and there is another run with that id")
+
+
+def _insert_child(cursor: Cursor, parent: Relations, event: Event, started: ChildStarted) -> bool:
     created = RunCreated(
         started.run_id,
         started.agent,
@@ -72,22 +75,20 @@ def start_child(cursor: apsw.Cursor, parent: Relations, event: Event, started: C
         depth=parent.depth + 1,
         budget=started.budget,
     )
-    insert_run(cursor, NewRun(started.run_id, created, uuid.uuid4().hex, event.ts, started.digest), parent_seq=event.seq)
-    return None
+    return insert_run(cursor, NewRun(started.run_id, created, uuid.uuid4().hex, event.ts, started.digest), parent_seq=event.seq)
 
 
-def tell_parent(cursor: apsw.Cursor, delivery: Delivery, child: Relations, event: Event, end: Terminal) -> None:
+def tell_parent(cursor: Cursor, delivery: Delivery, child: Relations, event: Event, end: Terminal) -> None:
     """Hand the parent what became of its call; a parent that has finished does not hear of it."""
-    found: Row | None = cursor.execute(QUERIES["run_by_id"], (child.parent,)).fetchone()
+    found = cursor.one("run_to_change", (child.parent,))
     if found is None or run_row(found).status in FINISHED:
         return
     delivery.deliver(cursor, found, Letter(child.parent_call, _finished(child.run_id, end), uuid.uuid4().hex, event.ts, child.parent_seq))
 
 
-def cancel_children(cursor: apsw.Cursor, delivery: Delivery, run_id: str, now: int) -> None:
+def cancel_children(cursor: Cursor, delivery: Delivery, run_id: str, now: int) -> None:
     """Ask the children of a run that was ended without its agent to stop: nobody is left who waits for them. They ask theirs."""
-    below: list[Row] = cursor.execute(QUERIES["family_of_run"], (run_id,)).fetchall()
-    for found in below:
+    for found in cursor.all("family_to_change", {"run_id": run_id}):
         child = run_row(found)
         if child.parent == run_id and child.status != "cancelling":
             asked = CancelRequested(by=f"run {run_id}", reason="its parent was ended")

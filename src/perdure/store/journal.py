@@ -6,24 +6,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import apsw
 import msgspec
 
 from perdure.core.chain import genesis
 from perdure.core.events import Event
-from perdure.errors import NotFound, StoreCorrupt, StoreError
+from perdure.errors import NotFound, StoreCorrupt
 from perdure.store import blobs, budgets
 from perdure.store.api import FINISHED, Append, Appended, Committed, Refused, RowChange, Stored
-from perdure.store.confined import confined
 from perdure.store.consequences import Consequences, consequential, may_be_refused
-from perdure.store.database import Database
-from perdure.store.queries import QUERIES
-from perdure.store.rows import Row, event_from, event_row
+from perdure.store.cursor import Cursor, Database, Row
+from perdure.store.rows import event_from, event_row
 
-_ADVANCE = QUERIES["advance"]
-_ADVANCE_AND_PROJECT = QUERIES["advance_and_project"]
-_ADVANCE_AND_RELEASE = QUERIES["advance_and_release"]
-_INSERT_EVENT = QUERIES["insert_event"]
 _COMMITTED = Committed()
 
 
@@ -47,21 +40,19 @@ class Journal:
         tail: list[Append] = []
         called_s = time.monotonic()
 
-        def both(cursor: apsw.Cursor) -> tuple[Appended, Any]:
+        def both(cursor: Cursor) -> tuple[Appended, Any]:
             self._append_or_stop(cursor, head, called_s)
             try:
-                with confined(cursor.connection) as connection:
+                with self._database.lend(cursor) as connection:
                     last, value = work(connection)
             except BaseException as error:
                 raise _ToolRaised(error) from None
-            if not cursor.connection.in_transaction:
-                raise StoreError(f"run {head.lease.run_id}: the tool's SQL rolled its transaction back (OR ROLLBACK); nothing has happened")
             self._append_or_stop(cursor, last, called_s)
             tail.append(last)
             return _COMMITTED, value
 
         try:
-            return self._database.write(both, lambda cursor, _: self._arrived(cursor, [head, *tail], [_COMMITTED, _COMMITTED]))
+            return self._database.write(both, lambda cursor, _: self._arrived(cursor, [head, *tail], [_COMMITTED, _COMMITTED]), again=False)
         except _Stopped as stopped:
             return stopped.answer, None
         except _ToolRaised as raised:
@@ -73,14 +64,14 @@ class Journal:
         self._keys[run_id] = key
 
     def read(self, run_id: str, after: int) -> list[Event]:
-        events = [event_from(run_id, row) for row in self._database.read("read_events", (run_id, after))]
+        events = [event_from(run_id, row) for row in self._database.read("read_events", {"run_id": run_id, "after": after})]
         for seq, event in enumerate(events, after + 1):
             if event.seq != seq:
                 raise StoreCorrupt(f"event {seq} of run {run_id} is missing; see what else is damaged: perdure verify {run_id}")
         return events
 
     def stored(self, run_id: str) -> list[Stored]:
-        return [Stored(*row) for row in self._database.read("stored_events", (run_id,))]
+        return [Stored(*row) for row in self._database.read("stored_events", {"run_id": run_id})]
 
     def hash_at(self, run_id: str, seq: int) -> bytes:
         """The hash of the event at seq; before the first one, what the chain begins with."""
@@ -92,7 +83,7 @@ class Journal:
         found: bytes = rows[0][0]
         return found
 
-    def _append_all(self, cursor: apsw.Cursor, batch: Sequence[Append], called_s: float) -> list[Appended]:
+    def _append_all(self, cursor: Cursor, batch: Sequence[Append], called_s: float) -> list[Appended]:
         answers: list[Appended] = []
         rows: list[Row] = []
         for append in batch:
@@ -106,15 +97,15 @@ class Journal:
                     blobs.put(cursor, append.blobs)
                 if append.row is not None and _gives_up(append.row):
                     self._keys.pop(run_id, None)  # or the keys of a worker's whole life would pile up
-        cursor.executemany(_INSERT_EVENT, rows)
+        cursor.each("insert_event", rows)
         return answers
 
-    def _append_one(self, cursor: apsw.Cursor, append: Append, key: int, called_s: float) -> Appended:
+    def _append_one(self, cursor: Cursor, append: Append, key: int, called_s: float) -> Appended:
         """The guard, and what follows from the events. Anything but Committed means that nothing was written."""
         events = consequential(append)
         undoable = may_be_refused(events)
         if undoable:
-            cursor.execute(QUERIES["begin_append"])
+            cursor.change("begin_append")
         answer = _advance(cursor, append, key)
         if append.charge is not None and answer is _COMMITTED:
             budgets.charge(cursor, key, append.charge)
@@ -124,23 +115,23 @@ class Journal:
             answer = self._consequences.follow(cursor, key, events, append.at + waited_us) or _COMMITTED
         if undoable:
             if answer is not _COMMITTED:
-                cursor.execute(QUERIES["undo_append"])
-            cursor.execute(QUERIES["keep_append"])
+                cursor.change("undo_append")
+            cursor.change("keep_append")
         return answer
 
-    def _append_or_stop(self, cursor: apsw.Cursor, append: Append, called_s: float) -> None:
+    def _append_or_stop(self, cursor: Cursor, append: Append, called_s: float) -> None:
         (answer,) = self._append_all(cursor, [append], called_s)
         if answer is not _COMMITTED:
             raise _Stopped(answer)
 
-    def _look_up_key(self, cursor: apsw.Cursor, run_id: str) -> int | None:
-        found: Row | None = cursor.execute(QUERIES["run_key"], (run_id,)).fetchone()
+    def _look_up_key(self, cursor: Cursor, run_id: str) -> int | None:
+        found = cursor.one("run_key", (run_id,))
         if found is None:
             return None
         self._keys[run_id] = found[0]
         return self._keys[run_id]
 
-    def _arrived(self, cursor: apsw.Cursor, batch: Sequence[Append], answers: list[Appended]) -> bool:
+    def _arrived(self, cursor: Cursor, batch: Sequence[Append], answers: list[Appended]) -> bool:
         """Whether the transaction is there: it was one commit, so that a single event of ours proves it whole."""
         absent = False
         for place, append in enumerate(batch):
@@ -149,7 +140,7 @@ class Journal:
             found = None
             if append.events:
                 key = self._look_up_key(cursor, append.lease.run_id)
-                found = cursor.execute(QUERIES["event_at"], (key, append.expected_seq + 1)).fetchone()
+                found = cursor.one("event_at", (key, append.expected_seq + 1))
             if found is None:
                 absent = True
             elif found[0].hex() == append.events[0].event.event_id:
@@ -159,32 +150,30 @@ class Journal:
         return not absent  # False: whoever asked may append the same events again
 
 
-def _advance(cursor: apsw.Cursor, append: Append, key: int) -> Appended:
+def _advance(cursor: Cursor, append: Append, key: int) -> Appended:
     """The guard and the projection in one UPDATE. Anything but Committed means that nothing was written."""
     lease, row, events, before = append.lease, append.row, append.events, append.expected_seq
     head, ts = (events[-1].hash, events[-1].event.ts) if events else (None, 0)
     guarded = (before + len(events), head, ts, key, lease.epoch, lease.nonce, lease.worker, before)
     if row is None:
-        cursor.execute(_ADVANCE, guarded)
+        moved = cursor.change("advance", guarded)
     elif not _gives_up(row):
-        cursor.execute(_ADVANCE_AND_PROJECT, (*guarded, row.status, row.waiting_for, row.error, row.progress, row.attention))
+        moved = cursor.change("advance_and_project", (*guarded, row.status, row.waiting_for, row.error, row.progress, row.attention))
     else:
-        unread = (
-            cursor.execute(QUERIES["unread_inbox_of_run"], (key, msgspec.json.encode(append.consumed + append.left).decode())).fetchone()
-            is not None
-        )
+        unread = cursor.one("unread_inbox_of_run", (key, msgspec.json.encode(append.consumed + append.left).decode())) is not None
         # What arrives while the holder gives the run up must wake somebody: with unread rows the run is ready at once. What reaches
         # a run that has just finished changes nothing any more, and stays: its sender was told that it has arrived.
         # A run that cannot be driven at all stands still for a person, whatever lies there: it would only be claimed for ever.
         wakes = unread and row.attention != "error"
         ready_at = None if row.status in FINISHED else ts if wakes else row.ready_at
-        cursor.execute(_ADVANCE_AND_RELEASE, (*guarded, row.status, row.waiting_for, row.error, row.progress, row.attention, ready_at))
-    if cursor.connection.changes() != 1:
-        refusal = _refusal(cursor, append, key)
-        assert refusal is not None, append.lease
-        return refusal
+        released = (row.status, row.waiting_for, row.error, row.progress, row.attention, ready_at)
+        moved = cursor.change("advance_and_release", (*guarded, *released))
+    if moved != 1:
+        why = refusal(cursor, append, key)
+        assert why is not None, append.lease
+        return why
     if append.consumed:
-        cursor.executemany(QUERIES["consume_inbox"], [(inbox_id, key) for inbox_id in append.consumed])
+        cursor.each("consume_inbox", [(inbox_id, key) for inbox_id in append.consumed])
     return _COMMITTED
 
 
@@ -201,10 +190,10 @@ def _collect(append: Append, key: int, rows: list[Row]) -> None:
         rows.append(event_row(key, sealed))
 
 
-def _refusal(cursor: apsw.Cursor, append: Append, key: int) -> Refused | None:
+def refusal(cursor: Cursor, append: Append, key: int) -> Refused | None:
     """Which part of the guard does not hold, in words; None when all of it does."""
     lease = append.lease
-    status, seq, epoch, holder, nonce = cursor.execute(QUERIES["guard_of_run"], (key,)).fetchall()[0]
+    status, seq, epoch, holder, nonce = cursor.all("guard_of_run", (key,))[0]
     if status in FINISHED:
         return Refused(f"run {lease.run_id} has finished ({status})")
     if holder is None:

@@ -11,13 +11,12 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import apsw
 import msgspec
 
 from perdure.settings import Queue
 from perdure.store.api import Served
-from perdure.store.queries import QUERIES
-from perdure.store.rows import Row, key_of, lost_of
+from perdure.store.cursor import Cursor, Row
+from perdure.store.rows import key_of, lost_of
 
 SUSPECT_CRASHES = 2
 _READY_AT, _CRASHES = 10, 15  # where they are in the columns that run_by_id and ready_of_line share
@@ -25,22 +24,22 @@ Party = tuple[str, str]  # queue, tenant
 _FIRST_OF_ALL = (-(2**63), 0)  # before every ready_at and id
 
 
-def line_of(cursor: apsw.Cursor, *, agent: str, version: str, queue: str, tenant: str, priority: int) -> int:
+def line_of(cursor: Cursor, *, agent: str, version: str, queue: str, tenant: str, priority: int) -> int:
     """The line that a run of this kind stands in; made if there is none yet."""
     kind = (agent, version, queue, tenant, priority)
-    found: Row | None = cursor.execute(QUERIES["line"], kind).fetchone()
+    found = cursor.one("line", kind)
     if found is None:
-        found = cursor.execute(QUERIES["insert_line"], kind).fetchall()[0]
+        cursor.change("insert_line", kind)  # or somebody else does at the same moment: then that one is it
+        found = cursor.all("line", kind)[0]
     line: int = found[0]
     return line
 
 
-def move(cursor: apsw.Cursor, run_key: int, version: str) -> None:
+def move(cursor: Cursor, run_key: int, version: str) -> None:
     """Another version goes on with the run: from now on it stands in that version's line."""
-    kind: Row = cursor.execute(QUERIES["kind_of_run"], (run_key,)).fetchall()[0]
-    agent, queue, tenant, priority = kind
+    agent, queue, tenant, priority = cursor.all("kind_of_run", (run_key,))[0]
     line = line_of(cursor, agent=agent, version=version, queue=queue, tenant=tenant, priority=priority)
-    cursor.execute(QUERIES["move_run"], (version, line, run_key))
+    cursor.change("move_run", (version, line, run_key))
 
 
 def which(served: Iterable[Served], queues: Sequence[str] | None) -> dict[str, str | None]:
@@ -55,17 +54,20 @@ def which(served: Iterable[Served], queues: Sequence[str] | None) -> dict[str, s
 class Room:
     """How many runs of each queue, and of each tenant in it, are held by whomever, and whether the limits leave room for one more."""
 
-    def __init__(self, cursor: apsw.Cursor, limits: Mapping[str, Queue]) -> None:
+    def __init__(self, cursor: Cursor, limits: Mapping[str, Queue]) -> None:
         self._cursor = cursor
         self._limits = limits
         self._of_tenant: Counter[Party] = Counter()
         self._of_queue: Counter[str] = Counter()
 
     def look(self, queues: Iterable[str]) -> None:
-        """Count what is held, unless none of these queues has a limit."""
-        if any(queue in self._limits for queue in queues):
-            counted: list[Row] = self._cursor.execute(QUERIES["held_by_party"]).fetchall()
-            for queue, tenant, held in counted:
+        """Count what is held, unless none of these queues has a limit. From here on nobody else counts in those that have one."""
+        limited = sorted({queue for queue in queues if queue in self._limits})
+        # In one order for everybody: two who begin at different ends would wait for each other.
+        for queue in limited:
+            self._cursor.alone(f"queue {queue}")
+        if limited:
+            for queue, tenant, held in self._cursor.all("held_by_party"):
                 self.count(queue, tenant, held)
 
     def count(self, queue: str, tenant: str, held: int) -> None:
@@ -85,15 +87,15 @@ class Room:
 class Choice:
     """Which ready runs a worker gets, made inside the transaction that claims them: no limit is exceeded by two who choose at once."""
 
-    def __init__(self, cursor: apsw.Cursor, worker: str, limits: Mapping[str, Queue], now: int) -> None:
+    def __init__(self, cursor: Cursor, worker: str, limits: Mapping[str, Queue], now: int) -> None:
         self._cursor = cursor
         self._room = Room(cursor, limits)
         self._now = now
-        self._may_take_suspect = cursor.execute(QUERIES["holds_suspect"], (worker,)).fetchone() is None
+        self._may_take_suspect = cursor.one("holds_suspect", (worker,)) is None
 
     def take(self, served: Sequence[Served], queues: Sequence[str] | None, limit: int) -> list[Row]:
         """Up to `limit` runs, in the order in which their tenants had their turns, which are remembered."""
-        heads: list[Row] = self._cursor.execute(QUERIES["lines_with_ready_runs"], {**which(served, queues), "now": self._now}).fetchall()
+        heads = self._cursor.all("lines_with_ready_runs", {**which(served, queues), "now": self._now})
         if not heads:
             return []
         self._room.look(queue for _, queue, *_ in heads)
@@ -112,7 +114,7 @@ class Choice:
         """One run of each in turn; whoever had one goes to the end."""
         taken: list[Row] = []
         turns: dict[Party, int] = {}
-        newest: int = self._cursor.execute(QUERIES["newest_turn"]).get
+        newest: int = self._cursor.all("newest_turn")[0][0]
         heapq.heapify(order)
         while order and len(taken) < limit:
             _, ready_at, party, runs = order[0]
@@ -125,7 +127,7 @@ class Choice:
             newest += 1
             turns[party] = newest
             heapq.heapreplace(order, (newest, ready_at, party, runs))
-        self._cursor.executemany(QUERIES["had_turn"], [(*party, turn) for party, turn in turns.items()])
+        self._cursor.each("had_turn", [(*party, turn) for party, turn in sorted(turns.items())])
         return taken
 
     def _of_party(self, waiting: list[tuple[int, int]], page: int) -> Iterator[Row]:
@@ -139,7 +141,7 @@ class Choice:
         after = _FIRST_OF_ALL
         while True:
             wanted = {"line": line, "now": self._now, "after_ready": after[0], "after_id": after[1], "limit": page}
-            rows = self._cursor.execute(QUERIES["ready_of_line"], {**wanted, "suspects": self._may_take_suspect}).fetchall()
+            rows = self._cursor.all("ready_of_line", {**wanted, "suspects": self._may_take_suspect})
             yield from rows
             if len(rows) < page:
                 return

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import apsw
-
 from perdure.core.chain import seal
 from perdure.core.events import (
     AnyBody,
@@ -23,10 +21,9 @@ from perdure.store import budgets, family, lines
 from perdure.store.api import FINISHED, InboxRow, NewRun, RunRow, Status
 from perdure.store.consequences import Consequences
 from perdure.store.creation import insert_run
-from perdure.store.database import Database
+from perdure.store.cursor import Cursor, Database, Row
 from perdure.store.delivery import Delivery, Letter
-from perdure.store.queries import QUERIES
-from perdure.store.rows import Row, body_or_none, event_row, has_arrived, key_of, run_row
+from perdure.store.rows import body_or_none, event_row, has_arrived, key_of, run_row
 
 _ERROR_CHARS = 500  # of the row; the journal has all of it
 _STATUS: dict[type, Status] = {RunSucceeded: "succeeded", RunFailed: "failed", RunCancelled: "cancelled"}
@@ -41,15 +38,16 @@ class Mailbox:
         self._consequences = consequences
 
     def create_run(self, new: NewRun) -> tuple[RunRow, bool]:
-        def create(cursor: apsw.Cursor) -> tuple[RunRow, bool]:
-            found = cursor.execute(QUERIES["run_by_id"], (new.run_id,)).fetchone()
+        def create(cursor: Cursor) -> tuple[RunRow, bool]:
+            found = cursor.one("run_by_id", (new.run_id,))
             if found is not None:
                 return run_row(found), False
-            insert_run(cursor, new)
-            return run_row(cursor.execute(QUERIES["run_by_id"], (new.run_id,)).fetchall()[0]), True
+            # Somebody else may have taken the id after we looked: then it is there by now.
+            created = insert_run(cursor, new)
+            return run_row(cursor.all("run_by_id", (new.run_id,))[0]), created
 
         # After an unknown commit the run is there or it is not; asking for the same id again is safe either way.
-        return self._database.write(create, lambda cursor, _: cursor.execute(QUERIES["run_key"], (new.run_id,)).fetchone() is not None)
+        return self._database.write(create, lambda cursor, _: cursor.one("run_key", (new.run_id,)) is not None)
 
     def post(
         self,
@@ -64,7 +62,7 @@ class Mailbox:
     ) -> bool:
         """Whether it is in the journal; one letter that the run has had before is."""
 
-        def deliver(cursor: apsw.Cursor) -> tuple[bool, bool]:
+        def deliver(cursor: Cursor) -> tuple[bool, bool]:
             found = _unfinished(cursor, run_id)
             expect(run_row(found))
             if isinstance(body, RunAdopted) and self._delivery.holds(run_row(found).holder):
@@ -79,7 +77,8 @@ class Mailbox:
         return appended
 
     def end(self, run_id: str, body: Terminal, *, event_id: str, now: int) -> None:
-        def finish(cursor: apsw.Cursor) -> None:
+        def finish(cursor: Cursor) -> None:
+            _lock_parent(cursor, run_id)
             found = _unfinished(cursor, run_id)
             row, key = run_row(found), key_of(found)
             if self._delivery.holds(row.holder):
@@ -89,8 +88,8 @@ class Mailbox:
             sealed = seal(row.head, Event(row.seq + 1, event_id, now, row.epoch, None, row.seq, body))
             error = f"{body.failure.type}: {body.failure.message}"[:_ERROR_CHARS] if isinstance(body, RunFailed) else None
             values = {"id": key, "seq": row.seq + 1, "head": sealed.hash, "now": now, "status": _STATUS[type(body)], "error": error}
-            cursor.execute(QUERIES["end_unheld"], values)
-            cursor.execute(QUERIES["insert_event"], event_row(key, sealed))
+            cursor.change("end_unheld", values)
+            cursor.change("insert_event", event_row(key, sealed))
             self._consequences.end(cursor, key, family.relations(cursor, key), sealed.event, body)
             family.cancel_children(cursor, self._delivery, run_id, now)
 
@@ -108,8 +107,15 @@ def _inbox_row(row: Row) -> InboxRow:
     return InboxRow(inbox_id, run_id, call, body_or_none(data, f"inbox row {inbox_id} of run {run_id}"), event_id.hex())
 
 
-def _unfinished(cursor: apsw.Cursor, run_id: str) -> Row:
-    found: Row | None = cursor.execute(QUERIES["run_by_id"], (run_id,)).fetchone()
+def _lock_parent(cursor: Cursor, run_id: str) -> None:
+    """Runs are locked from the oldest to the youngest, and the parent will hear of the end: two who end relatives must not wait for each other."""
+    found = cursor.one("run_by_id", (run_id,))
+    if found is not None and (parent := run_row(found).parent) is not None:
+        cursor.one("run_to_change", (parent,))
+
+
+def _unfinished(cursor: Cursor, run_id: str) -> Row:
+    found = cursor.one("run_to_change", (run_id,))
     if found is None:
         raise NotFound(f"there is no run {run_id}; `perdure list` shows those that there are")
     row = run_row(found)
@@ -118,12 +124,11 @@ def _unfinished(cursor: apsw.Cursor, run_id: str) -> Row:
     return found
 
 
-def _is_news(cursor: apsw.Cursor, found: Row, body: AnyBody) -> bool:
+def _is_news(cursor: Cursor, found: Row, body: AnyBody) -> bool:
     """Write what follows from the body, whoever journals it in the end; False for a signal that the run has had before."""
     match body:
         case SignalReceived() if body.key is not None:
-            cursor.execute(QUERIES["remember_signal"], (key_of(found), body.topic, body.key))
-            return cursor.connection.changes() == 1
+            return cursor.change("remember_signal", (key_of(found), body.topic, body.key)) == 1
         case BudgetRaised():
             budgets.raise_limits(cursor, key_of(found), run_row(found).run_id, body)
         case RunAdopted():

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 
-import apsw
-
 from perdure.core.events import AnyBody, ApprovalEscalated, ApprovalRequested, AttentionNeeded, BudgetExceeded, Event
 from perdure.errors import StoreCorrupt
 from perdure.store.api import NoticeRow
-from perdure.store.database import Database
-from perdure.store.queries import QUERIES
-from perdure.store.rows import Row, event_from, run_row
+from perdure.store.cursor import Cursor, Database, Row
+from perdure.store.rows import event_from, run_row
 
 TOLD = (ApprovalRequested, ApprovalEscalated, AttentionNeeded, BudgetExceeded)  # and the failure of a run that has no parent
 
@@ -23,9 +20,9 @@ def is_told(body: AnyBody) -> bool:
     return isinstance(body, TOLD) and not (isinstance(body, AttentionNeeded) and body.reason == "budget")
 
 
-def tell(cursor: apsw.Cursor, key: int, event: Event) -> None:
+def tell(cursor: Cursor, key: int, event: Event) -> None:
     """Somebody should hear of this event, from now on."""
-    cursor.execute(QUERIES["insert_notice"], (key, event.seq, event.ts))
+    cursor.change("insert_notice", (key, event.seq, event.ts))
 
 
 class Notices:
@@ -39,27 +36,27 @@ class Notices:
         if not self._database.read("due_notices", (now, 1)):
             return []
 
-        def take(cursor: apsw.Cursor) -> list[Row]:
-            due: list[Row] = cursor.execute(QUERIES["due_notices"], (now, limit)).fetchall()
-            cursor.executemany(QUERIES["take_notice"], [(now + hold_us, row[0]) for row in due])
+        def take(cursor: Cursor) -> list[Row]:
+            due = cursor.all("notices_to_take", (now, limit))
+            cursor.each("take_notice", [(now + hold_us, row[0]) for row in due])
             return due
 
-        def arrived(cursor: apsw.Cursor, due: list[Row]) -> bool:
-            return any(cursor.execute(QUERIES["notice"], (row[0],)).fetchone() == (now + hold_us, row[3] + 1) for row in due)
+        def arrived(cursor: Cursor, due: list[Row]) -> bool:
+            return any(cursor.one("notice", (row[0],)) == (now + hold_us, row[3] + 1) for row in due)
 
         taken = [self._notice(*row) for row in self._database.write(take, arrived)]
         return [notice for notice in taken if notice is not None]
 
     def done(self, notice_id: int) -> None:
         self._database.write(
-            lambda cursor: cursor.execute(QUERIES["delete_notice"], (notice_id,)),
-            lambda cursor, _: cursor.execute(QUERIES["notice"], (notice_id,)).fetchone() is None,
+            lambda cursor: cursor.change("delete_notice", (notice_id,)),
+            lambda cursor, _: cursor.one("notice", (notice_id,)) is None,
         )
 
     def failed(self, notice_id: int, next_at: int, error: str) -> None:
         self._database.write(
-            lambda cursor: cursor.execute(QUERIES["put_notice_off"], (next_at, error, notice_id)),
-            lambda cursor, _: (cursor.execute(QUERIES["notice"], (notice_id,)).fetchone() or (next_at,))[0] == next_at,
+            lambda cursor: cursor.change("put_notice_off", (next_at, error, notice_id)),
+            lambda cursor, _: (cursor.one("notice", (notice_id,)) or (next_at,))[0] == next_at,
         )
 
     def next_at(self) -> int | None:

@@ -7,8 +7,11 @@ from pathlib import Path
 
 from perdure.errors import InvalidInput
 from perdure.store.api import Store
+from perdure.store.url import shown_url
 
-_FORMS = "sqlite:///file.db (relative), sqlite:////absolute.db, sqlite:// (in memory)"
+_FILES = "sqlite:///file.db (relative), sqlite:////absolute.db, sqlite:// (in memory)"
+_FORMS = f"{_FILES}, postgresql://user@host/database"
+_POSTGRES = ("postgresql://", "postgres://")
 
 
 def open_store(url: str, *, synchronous: str = "full", busy_s: float = 10.0, create: bool = True) -> Store:
@@ -16,8 +19,13 @@ def open_store(url: str, *, synchronous: str = "full", busy_s: float = 10.0, cre
 
     A database of another program is refused before anything is touched; so is one without a journal, unless one may be created.
     """
-    from perdure.store import owner
-    from perdure.store.sqlite import SqliteStore  # a driver is loaded when its URL asks for it
+    # A driver is loaded when its URL asks for it.
+    if is_postgres(url):
+        from perdure.store.postgres.open import open_postgres
+
+        return open_postgres(url, create=create)
+    from perdure.store.sqlite import owner
+    from perdure.store.sqlite.store import SqliteStore
 
     path = sqlite_path(url)
     if path is not None and not create:
@@ -27,18 +35,17 @@ def open_store(url: str, *, synchronous: str = "full", busy_s: float = 10.0, cre
     return SqliteStore(url, path, synchronous=synchronous, busy_s=busy_s)
 
 
+def is_postgres(url: str) -> bool:
+    return url.startswith(_POSTGRES)
+
+
 def sqlite_path(url: str) -> Path | None:
     """The file that a sqlite: URL means; None for a database in memory."""
     if url in ("sqlite://", "sqlite:"):
         return None
     scheme, found, rest = url.partition("://")
     if scheme != "sqlite" or not found:
-        raise InvalidInput(f"{_without_password(url)!r} is not the URL of a store; supported: {_FORMS}")
+        raise InvalidInput(f"{shown_url(url)!r} is not the URL of a store; supported: {_FORMS}")
     if not rest.startswith("/") or not rest[1:] or "?" in rest or "\0" in rest:
-        raise InvalidInput(f"{url!r} does not name a file; supported: {_FORMS}, without a host and without options")
+        raise InvalidInput(f"{shown_url(url)!r} does not name a file; supported: {_FILES}, without a host and without options")
     return Path(os.path.abspath(rest[1:]))
-
-
-def _without_password(url: str) -> str:
-    head, at, tail = url.rpartition("@")
-    return f"{head.split('://')[0]}://…@{tail}" if at else url

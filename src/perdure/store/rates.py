@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import apsw
-
 from perdure.core.rate import Rate, next_start
-from perdure.store.database import Database
-from perdure.store.queries import QUERIES
-from perdure.store.rows import Row
+from perdure.store.cursor import Cursor, Database
 
 # Whoever has waited for the write lock is seconds behind the others. A clock that is further behind than this was set back.
 _SET_BACK_US = 60_000_000
@@ -26,32 +22,32 @@ class Rates:
             return max(now, rows[0][1]) if rows else now
         key = rate.key
 
-        def book(cursor: apsw.Cursor) -> tuple[int, int]:
-            found: Row | None = cursor.execute(QUERIES["rate"], (key,)).fetchone()
-            due, paused_until, seen_at = found or (0, 0, 0)
+        def book(cursor: Cursor) -> tuple[int, int]:
+            cursor.change("make_rate", (key,))
+            due, paused_until, seen_at = cursor.all("rate_to_change", (key,))[0]
             lag = seen_at - now
             if lag > _SET_BACK_US:
                 # The line goes back with the clock, or everybody would wait for the time that it has lost.
                 due, paused_until = due - lag, paused_until - lag
             at, due = next_start(rate, due=due, paused_until=paused_until, now=now)
             seen_at = now if lag > _SET_BACK_US else max(now, seen_at)
-            cursor.execute(QUERIES["book_rate"], {"key": key, "due": due, "paused_until": paused_until, "seen_at": seen_at})
+            cursor.change("book_rate", {"key": key, "due": due, "paused_until": paused_until, "seen_at": seen_at})
             return at, due
 
-        def arrived(cursor: apsw.Cursor, booked: tuple[int, int]) -> bool:
-            found: Row | None = cursor.execute(QUERIES["rate"], (key,)).fetchone()
-            return found is not None and found[0] >= booked[1]
+        def arrived(cursor: Cursor, booked: tuple[int, int]) -> bool:
+            found = cursor.one("rate", (key,))
+            return found is not None and bool(found[0] >= booked[1])
 
         return self._database.write(book, arrived)[0]
 
     def hold_back(self, key: str, until: int) -> None:
         """Nobody starts anything under the key before then; a longer pause stays."""
 
-        def pause(cursor: apsw.Cursor) -> None:
-            cursor.execute(QUERIES["hold_rate_back"], {"key": key, "until": until})
+        def pause(cursor: Cursor) -> None:
+            cursor.change("hold_rate_back", {"key": key, "until": until})
 
-        def arrived(cursor: apsw.Cursor, _: None) -> bool:
-            found: Row | None = cursor.execute(QUERIES["rate"], (key,)).fetchone()
-            return found is not None and found[1] >= until
+        def arrived(cursor: Cursor, _: None) -> bool:
+            found = cursor.one("rate", (key,))
+            return found is not None and bool(found[1] >= until)
 
         self._database.write(pause, arrived)

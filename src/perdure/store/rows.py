@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import apsw
 import msgspec
 
 from perdure.core.chain import Sealed
 from perdure.core.events import AnyBody, Event, decode_body
 from perdure.errors import StoreCorrupt
 from perdure.store.api import RunRow
-from perdure.store.queries import QUERIES
-
-Row = tuple[Any, ...]
+from perdure.store.cursor import Cursor, Row
 
 
 def run_row(row: Row) -> RunRow:
@@ -37,7 +32,8 @@ def event_row(key: int, sealed: Sealed) -> Row:
     """The parameters of insert_event."""
     event = sealed.event
     return (
-        key << 32 | event.seq,
+        key,
+        event.seq,
         bytes.fromhex(event.event_id),
         event.ts,
         event.epoch,
@@ -69,7 +65,7 @@ def body_or_none(data: bytes, what: str) -> AnyBody | None:
         return None  # that run's trouble alone: whoever drives it stops it for a person
 
 
-def has_arrived(cursor: apsw.Cursor, run_id: str, event_id: str) -> bool:
+def has_arrived(cursor: Cursor, run_id: str, event_id: str) -> bool:
     """Whether what somebody handed to the run is there, in its journal or its inbox; asked after a COMMIT with an unknown outcome."""
-    wanted = (run_id, bytes.fromhex(event_id))
-    return any(cursor.execute(QUERIES[query], wanted).fetchone() is not None for query in ("event_of_run", "inbox_event_of_run"))
+    wanted = {"run_id": run_id, "event_id": bytes.fromhex(event_id)}
+    return any(cursor.one(name, wanted) is not None for name in ("event_of_run", "inbox_event_of_run"))

@@ -2,7 +2,8 @@
 
 Where the commit is made depends on what it costs for each of those who share it. While that is little, the loop's own thread makes
 it, once for everything that one turn of the loop has submitted: a thread would cost more in hand-overs than the disk takes. Where
-the disk is slow for the number of runs that wait for it, a writer thread makes it and the loop goes on meanwhile.
+the disk is slow for the number of runs that wait for it, a writer thread makes it and the loop goes on meanwhile. A commit that crosses
+a network is always the thread's: a server that does not answer must not stop the loop.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class GroupCommit:
         Only on the loop's own thread.
         """
         waiting = _Waiting(append, done, None)
-        if self._cost_s > CHEAP_S or self._committing:
+        if self._cost_s > CHEAP_S or self._committing or self._store.remote:
             self._put(waiting)
             return
         self._here.append(waiting)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -50,6 +51,13 @@ class StoreConformance(QueueConformance, WaitingConformance):
     @pytest.fixture
     def make_store(self) -> Callable[[], Store]:
         raise NotImplementedError("give make_store: a fixture that returns a function which opens a new, empty store")
+
+    def age(self, store: Store, us: int) -> None:
+        """Let so many microseconds pass for every worker's lease.
+
+        Nothing to do for a store that judges leases by the `now` that it is told, as these tests do. One that judges by a clock of its
+        own sets every sign of life back by as much.
+        """
 
     @pytest.fixture
     def store(self, make_store: Callable[[], Store]) -> Iterator[Store]:
@@ -116,14 +124,17 @@ class StoreConformance(QueueConformance, WaitingConformance):
         for n in range(5):
             store.create_run(new_run(f"r{n}", ts=T0 - n))  # a clock that goes back does not change the order
         store.append([claim_one(store, "r1").append(RunSucceeded(payload("done")), row=RowChange("succeeded"))])
-        numbers = {row.run_id: number for number, row in store.growing()}
-        assert list(numbers) == ["r0", "r1", "r2", "r3", "r4"]
-        assert sorted(numbers.values()) == list(numbers.values())
-        assert [row.run_id for _, row in store.growing(newest=numbers["r3"])] == ["r0", "r2", "r3", "r4"]
-        assert [row.run_id for _, row in store.growing(after=numbers["r0"], newest=numbers["r3"], limit=2)] == ["r2", "r3"]
-        assert store.growing(after=numbers["r4"]) == []
-        ((number, row),) = store.growing(after=numbers["r3"])
-        assert (number, row) == (numbers["r4"], found(store, "r4"))
+        places = {row.run_id: place for place, row in grown(store, 5)}
+        assert list(places) == ["r0", "r1", "r2", "r3", "r4"]
+        assert sorted(places.values()) == list(places.values())
+        assert places["r0"] > (0, 0)
+        assert [row.run_id for _, row in store.growing(newest=places["r3"])] == ["r0", "r2", "r3", "r4"]
+        assert [row.run_id for _, row in store.growing(after=places["r0"], newest=places["r3"], limit=2)] == ["r2", "r3"]
+        assert store.growing(after=places["r4"]) == []
+        ((place, row),) = store.growing(after=places["r3"])
+        assert (place, row) == (places["r4"], found(store, "r4"))
+        first, second = places["r3"]
+        assert [row.run_id for _, row in store.growing(after=(first, second - 1))] == ["r3", "r4"]
 
     # -- the guard ----------------------------------------------------------------------------------------------------
 
@@ -336,7 +347,7 @@ class StoreConformance(QueueConformance, WaitingConformance):
         hold_one(store, "r")
         store.register("w2", "host:22", 22, T0)
         assert store.claim("w2", serving("a"), 9, T0 + 10 * LEASE_US) == []
-        with pytest.raises(AlreadyRunning, match=r"run r is held by worker host:1, last seen 2023-11-14T22:13:20"):
+        with pytest.raises(AlreadyRunning, match=r"run r is held by worker host:1, last seen 20\d\d-"):
             store.claim("w2", serving("a"), 1, T0, run_id="r")
 
     def test_a_run_is_claimed_by_its_id_whether_it_is_ready_or_not(self, store: Store) -> None:
@@ -365,8 +376,10 @@ class StoreConformance(QueueConformance, WaitingConformance):
     def test_runs_of_a_silent_worker_are_taken_over_and_the_zombie_is_refused(self, store: Store) -> None:
         zombie = hold_one(store, "r")
         store.register("w2", "host:2", 2, T0)
-        assert store.reap("w2", LEASE_US, T0 + LEASE_US) == 0
+        self.age(store, LEASE_US - 9 * SECOND)
+        assert store.reap("w2", LEASE_US, T0 + LEASE_US - 9 * SECOND) == 0
         now = T0 + LEASE_US + 1
+        self.age(store, 9 * SECOND + 1)
         store.renew("w2", now)
         assert store.reap("w2", LEASE_US, now) == 1
         assert_refused(store, zombie.append(ThoughtRecorded("I was only asleep")), "r")
@@ -394,6 +407,7 @@ class StoreConformance(QueueConformance, WaitingConformance):
     def test_a_silent_worker_that_wakes_up_counts_as_alive_again(self, store: Store) -> None:
         hold_one(store, "r")
         store.register("w2", "host:2", 2, T0)
+        self.age(store, LEASE_US + 1)
         store.reap("w2", LEASE_US, T0 + LEASE_US + 1)
         assert [row.alive for row in store.workers(T0 + LEASE_US + 1, LEASE_US)] == [False, False]
         store.renew("w", T0 + LEASE_US + 2)
@@ -402,6 +416,7 @@ class StoreConformance(QueueConformance, WaitingConformance):
 
     def test_a_worker_does_not_reap_itself(self, store: Store) -> None:
         hold_one(store, "r")
+        self.age(store, 10 * LEASE_US)
         assert store.reap("w", LEASE_US, T0 + 10 * LEASE_US) == 0
 
     def test_runs_that_a_worker_still_holds_when_it_leaves_are_taken_over(self, store: Store) -> None:
@@ -419,7 +434,8 @@ class StoreConformance(QueueConformance, WaitingConformance):
         hold_one(store, "r1")
         hold_one(store, "r2")
         (row,) = store.workers(T0, LEASE_US)
-        assert (row.worker, row.name, row.pid, row.beat_at, row.alive, row.runs) == ("w", "host:1", 1, T0, True, 2)
+        assert (row.worker, row.name, row.pid, row.alive, row.runs) == ("w", "host:1", 1, True, 2)
+        assert row.beat_at >= T0
 
     def test_crashes_count_takeovers_in_a_row_until_there_is_progress(self, store: Store) -> None:
         store.create_run(new_run("r"))
@@ -560,6 +576,14 @@ def payload(value: Any) -> Any:
 def new_run(run_id: str, *, agent: str = "a", tenant: str = "default", actor: str | None = None, ts: int = T0) -> NewRun:
     created = RunCreated(run_id, agent, "1", tenant, payload({"order": "o-81"}), actor=actor)
     return NewRun(run_id, created, uuid.uuid4().hex, ts, hashlib.sha256(b"input").hexdigest())
+
+
+def grown(store: Store, count: int) -> list[tuple[tuple[int, int], RunRow]]:
+    """What has grown, once so many runs can be seen: a store may keep a run back while an older transaction is still under way."""
+    deadline_s = time.monotonic() + 10
+    while len(rows := store.growing()) < count and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return rows
 
 
 def found(store: Store, run_id: str) -> RunRow:

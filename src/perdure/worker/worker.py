@@ -31,6 +31,7 @@ from perdure.errors import (
 )
 from perdure.settings import Queue, Settings
 from perdure.store.api import FINISHED, Append, Appended, ApprovalFilter, ApprovalRow, Claimed, RunRow, Served, Store
+from perdure.store.url import shown_url
 from perdure.store.writer import GroupCommit
 from perdure.worker import forked, outside
 from perdure.worker.clock import Clock
@@ -285,7 +286,7 @@ class Worker:
     def _row(self, run_id: str) -> RunRow:
         row = self.store.get(run_id)
         if row is None:
-            raise NotFound(f"there is no run {run_id} in {self.store.url}; `perdure list` shows those that there are")
+            raise NotFound(f"there is no run {run_id} in {shown_url(self.store.url)}; `perdure list` shows those that there are")
         return row
 
     async def drain(self) -> None:
@@ -467,8 +468,9 @@ class Worker:
     # -- what drives ask of their host --------------------------------------------------------------------------------
     def commit(self, append: Append, done: Callable[[Appended | Exception], None]) -> None:
         """Durable, then done(answer). One run alone commits right here; many share commits on the writer's thread."""
-        if len(self._drives) > 1 or self.transacting:
-            # A transaction's tool may hold the write lock for long: then the writer's thread waits for it, and not the loop.
+        if len(self._drives) > 1 or self.transacting or self.store.remote:
+            # A transaction's tool may hold the write lock for long, and a server may take its time: then the writer's thread waits for
+            # it, and not the loop.
             self._group.submit(append, done)
             return
         try:
@@ -556,8 +558,8 @@ class Worker:
 
     @property
     def transacting(self) -> bool:
-        """Whether a tool of this process is inside a transaction, and so in possession of the write lock."""
-        return self._transactions > 0
+        """Whether a tool of this process is inside a transaction, and so in possession of the write lock, where there is only one."""
+        return self._transactions > 0 and not self.store.remote
 
     def committed(self, run_id: str, events: Sequence[Event]) -> None:
         for event in events:

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from perdure.errors import StoreUnavailable
-from perdure.store.faults import OUT_OF_FILES, TOO_MANY_FILES
-from perdure.store.guard import opening
+from perdure.store.sqlite.faults import OUT_OF_FILES, TOO_MANY_FILES
+from perdure.store.sqlite.guard import opening
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
 # Their locks or their shared memory do not work between machines, and WAL needs both.

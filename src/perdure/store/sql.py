@@ -1,12 +1,11 @@
-"""The Store on SQLite: each part of the protocol in its own module, joined here over one database."""
+"""The Store over any SQL database: each part of the protocol in its own module, joined here. A dialect brings the database."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
-import apsw
 import msgspec
 
 from perdure.core.approval import Ruling, Standing
@@ -14,7 +13,7 @@ from perdure.core.budget import Amounts
 from perdure.core.events import AnyBody, Event, Terminal
 from perdure.core.rate import Rate
 from perdure.settings import Queue
-from perdure.store import blobs, budgets, soundness
+from perdure.store import blobs, budgets
 from perdure.store.api import (
     Append,
     Appended,
@@ -27,6 +26,7 @@ from perdure.store.api import (
     Ledger,
     NewRun,
     NoticeRow,
+    Place,
     RunRow,
     Served,
     Status,
@@ -34,38 +34,48 @@ from perdure.store.api import (
     WorkerRow,
 )
 from perdure.store.approvals import Approvals
-from perdure.store.bell import Listeners, PipeBell, concerns_others
+from perdure.store.bell import Bell, concerns_others
 from perdure.store.claims import Claims
 from perdure.store.consequences import Consequences
 from perdure.store.costs import costs
-from perdure.store.database import Database
+from perdure.store.cursor import Database
 from perdure.store.delivery import Delivery
 from perdure.store.journal import Journal
-from perdure.store.liveness import FileLocks, InProcess
+from perdure.store.liveness import Liveness
 from perdure.store.mailbox import Mailbox
-from perdure.store.migrate import MIGRATIONS
 from perdure.store.notices import Notices
 from perdure.store.rates import Rates
 from perdure.store.rows import key_of, run_row
 
 
-class SqliteStore:
-    """A journal in one SQLite file, or in memory when there is no path."""
+class SqlStore(ABC):
+    """Everything but what only the dialect knows: how to look after its database, and how a part of this is done better there."""
 
-    def __init__(self, url: str, path: Path | None, *, synchronous: str = "full", busy_s: float = 10.0) -> None:
+    remote = False
+
+    def __init__(self, url: str, database: Database, bell: Bell, liveness: Liveness) -> None:
         self.url = url
-        self._database = Database(path, synchronous, busy_s)
-        folder = None if path is None else path.with_name(f"{path.name}-workers")
-        self._liveness = InProcess() if folder is None else FileLocks(folder)
-        self._bell = Listeners() if folder is None else PipeBell(folder)
-        delivery = Delivery(self._liveness)
+        self._database = database
+        self._bell = bell
+        self._liveness = liveness
+        delivery = Delivery(liveness)
         consequences = Consequences(delivery)
-        self._journal = Journal(self._database, consequences)
-        self._claims = Claims(self._database, self._journal, self._liveness)
-        self._mailbox = Mailbox(self._database, delivery, consequences)
-        self._approvals = Approvals(self._database, delivery)
-        self._notices = Notices(self._database)
-        self._rates = Rates(self._database)
+        self._journal = self._make_journal(consequences)
+        self._claims = self._make_claims(self._journal)
+        self._mailbox = Mailbox(database, delivery, consequences)
+        self._approvals = Approvals(database, delivery)
+        self._notices = Notices(database)
+        self._rates = Rates(database)
+
+    @property
+    def ahead_us(self) -> int:
+        return 0
+
+    def _make_journal(self, consequences: Consequences) -> Journal:
+        return Journal(self._database, consequences)
+
+    def _make_claims(self, journal: Journal) -> Claims:
+        return Claims(self._database, journal, self._liveness)
 
     def create_run(self, new: NewRun) -> tuple[RunRow, bool]:
         row, created = self._mailbox.create_run(new)
@@ -78,7 +88,7 @@ class SqliteStore:
         return run_row(rows[0]) if rows else None
 
     def family(self, run_id: str) -> list[RunRow]:
-        return [run_row(row) for row in self._database.read("family_of_run", (run_id,))]
+        return [run_row(row) for row in self._database.read("family_of_run", {"run_id": run_id})]
 
     def append(self, batch: Sequence[Append]) -> list[Appended]:
         answers = self._journal.append(batch)
@@ -108,9 +118,10 @@ class SqliteStore:
     def hash_at(self, run_id: str, seq: int) -> bytes:
         return self._journal.hash_at(run_id, seq)
 
-    def growing(self, after: int = 0, newest: int = 0, limit: int = 1000) -> list[tuple[int, RunRow]]:
-        rows = self._database.read("growing_runs", {"after": after, "newest": newest, "limit": limit})
-        return [(key_of(row), run_row(row)) for row in rows]
+    def growing(self, after: Place = (0, 0), newest: Place = (0, 0), limit: int = 1000) -> list[tuple[Place, RunRow]]:
+        places = {"after_commit": after[0], "after": after[1], "newest_commit": newest[0], "newest": newest[1]}
+        rows = self._database.read("growing_runs", {**places, "limit": limit})
+        return [((row[-1], key_of(row)), run_row(row)) for row in rows]
 
     def blob(self, digest: str) -> bytes:
         return blobs.get(self._database, digest)
@@ -244,26 +255,17 @@ class SqliteStore:
     def next_notice(self) -> int | None:
         return self._notices.next_at()
 
+    @abstractmethod
     def facts(self) -> dict[str, str]:
-        path = self._database.path
-        sizes = {} if path is None else {name: f"{_size(path, suffix):,} bytes" for name, suffix in (("size", ""), ("log", "-wal"))}
-        pragmas = {
-            name: str(self._database.pragma(name)) for name in ("journal_mode", "synchronous", "page_size", "page_count", "freelist_count")
-        }
-        failing, last_error = self._database.read("failing_notices")[0]
-        return {
-            "file": self._database.where,
-            **sizes,
-            **pragmas,
-            "notices_failing": str(failing),
-            "notice_error": last_error or "",
-            "schema_version": str(len(MIGRATIONS)),
-            "sqlite": apsw.sqlite_lib_version(),
-            "apsw": apsw.apsw_version(),
-        }
+        """What the dialect knows of its database; `notice_facts` go with it."""
 
-    def problems(self) -> list[str]:
-        return soundness.problems(self._database)
+    @abstractmethod
+    def problems(self) -> list[str]: ...
+
+    def notice_facts(self) -> dict[str, str]:
+        """The part of `facts` that is the same in every dialect."""
+        failing, last_error = self._database.read("failing_notices")[0]
+        return {"notices_failing": str(failing), "notice_error": last_error or ""}
 
     def close(self) -> None:
         self._bell.close()
@@ -273,8 +275,3 @@ class SqliteStore:
     # Last, because inside the class the name `list` means this method from here on.
     def list(self, wanted: Filter) -> list[RunRow]:
         return [run_row(row) for row in self._database.read("list_runs", msgspec.structs.asdict(wanted))]
-
-
-def _size(path: Path, suffix: str) -> int:
-    file = path.with_name(path.name + suffix)
-    return file.stat().st_size if file.exists() else 0

@@ -31,7 +31,7 @@ UPDATE perdure_runs SET seq = ?1, head = coalesce(?2, head), updated_at = max(up
 WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8
 
 -- name: insert_event
-INSERT INTO perdure_events (id, event_id, ts, epoch, call, cause, data, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO perdure_events (id, event_id, ts, epoch, call, cause, data, hash) VALUES (?1 << 32 | ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
 
 -- name: insert_blob
 -- Content-addressed: a second copy of the same bytes is the same blob.
@@ -62,12 +62,26 @@ SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, statu
     seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
 FROM perdure_runs WHERE run_id = ?
 
+-- name: run_to_change
+-- As run_by_id, and nobody else writes to the run before this transaction ends: here nobody could in any case.
+SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+FROM perdure_runs WHERE run_id = ?
+
 -- name: family_of_run
 -- Those below it: a child's id is its parent's, a slash and a number, and '0' comes right after '/'.
 SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
     seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
 FROM perdure_runs
-WHERE run_id > ?1 || '/' AND run_id < ?1 || '0' AND status NOT IN ('succeeded', 'failed', 'cancelled')
+WHERE run_id > :run_id || '/' AND run_id < :run_id || '0' AND status NOT IN ('succeeded', 'failed', 'cancelled')
+
+-- name: family_to_change
+-- As family_of_run, the oldest first, for whoever writes to them.
+SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+FROM perdure_runs
+WHERE run_id > :run_id || '/' AND run_id < :run_id || '0' AND status NOT IN ('succeeded', 'failed', 'cancelled')
+ORDER BY id
 
 -- name: list_runs
 -- Newest first. created_at pages, and id settles ties.
@@ -83,19 +97,24 @@ ORDER BY created_at DESC, id DESC LIMIT :limit
 -- name: read_events
 -- data as a blob: the very bytes that were hashed, even when they are no longer text.
 SELECT seq, event_id, ts, epoch, call, cause, CAST(data AS BLOB)
-FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id = ?1) + ?2 AND id < (SELECT id << 32 FROM perdure_runs WHERE run_id = ?1) + 4294967296 ORDER BY id
+FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + :after
+    AND id < (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + 4294967296
+ORDER BY id
 
 -- name: stored_events
 SELECT seq, event_id, ts, epoch, call, cause, CAST(data AS BLOB), hash
-FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id = ?1) AND id < (SELECT id << 32 FROM perdure_runs WHERE run_id = ?1) + 4294967296 ORDER BY id
+FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id)
+    AND id < (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + 4294967296
+ORDER BY id
 
 -- name: hash_at
-SELECT hash FROM perdure_events WHERE id = (SELECT id << 32 FROM perdure_runs WHERE run_id = ?1) + ?2
+SELECT hash FROM perdure_events WHERE id = (SELECT id << 32 FROM perdure_runs WHERE run_id = ?) + ?
 
 -- name: growing_runs
 -- What may have changed since somebody knew all runs up to :newest: those that are new, and those that had not finished.
+-- A place is (0, id): one writer at a time gives ids in the order of commits.
 SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost, 0
 FROM perdure_runs
 WHERE id > :after AND (id > :newest OR status NOT IN ('succeeded', 'failed', 'cancelled'))
 ORDER BY id LIMIT :limit
@@ -128,12 +147,12 @@ PRAGMA data_version
 -- == Creating and posting =============================================================================================
 
 -- name: insert_run
--- A child stands under the budget that its parent stands under, unless it gets one of its own.
+-- A child stands under the budget that its parent stands under, unless it gets one of its own. No row when the id is taken.
 INSERT INTO perdure_runs (run_id, agent, version, tenant, actor, queue, target, input_digest, status, ready_at, seq, head, epoch,
     created_at, updated_at, priority, parent, parent_call, parent_seq, depth, line, ledger)
 VALUES (:run_id, :agent, :version, :tenant, :actor, :queue, :target, :input_digest, 'queued', :ready_at, 1, :head, 0, :ts, :ts,
     :priority, :parent, :parent_call, :parent_seq, :depth, :line, (SELECT ledger FROM perdure_runs WHERE run_id = :parent))
-RETURNING id, ledger
+ON CONFLICT (run_id) DO NOTHING RETURNING id, ledger
 
 -- name: post_to_unheld
 -- Nobody holds the run, or a dead worker does: what was posted is in its journal.
@@ -156,11 +175,13 @@ INSERT INTO perdure_inbox (run, call, event_id, ts, data) VALUES (:id, :call, :e
 
 -- name: event_of_run
 -- Whether a post has arrived in the journal, asked after a COMMIT with an unknown outcome.
-SELECT 1 FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id = ?1) AND id < (SELECT id << 32 FROM perdure_runs WHERE run_id = ?1) + 4294967296 AND event_id = ?2
+SELECT 1 FROM perdure_events
+WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id)
+    AND id < (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + 4294967296 AND event_id = :event_id
 
 -- name: inbox_event_of_run
 -- Whether a post has arrived in the inbox, asked after a COMMIT with an unknown outcome.
-SELECT 1 FROM perdure_inbox WHERE run = (SELECT id FROM perdure_runs WHERE run_id = ?) AND event_id = ?
+SELECT 1 FROM perdure_inbox WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND event_id = :event_id
 
 -- name: inbox_of_worker
 SELECT i.id, r.run_id, i.call, CAST(i.data AS BLOB), i.event_id
@@ -220,6 +241,13 @@ SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.s
 FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_events AS e ON e.id = (a.run << 32 | a.seq)
 WHERE a.approval = ?
 
+-- name: approval_to_change
+-- As approval_by_id, for whoever holds its run with run_to_change: always that one first.
+SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
+    a.voters, a.digest, a.settled_by, a.note, a.id, a.seq, CAST(e.data AS BLOB)
+FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_events AS e ON e.id = (a.run << 32 | a.seq)
+WHERE a.approval = ?
+
 -- name: list_approvals
 SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
     a.voters, a.digest, a.settled_by, a.note, a.id, a.seq, CAST(e.data AS BLOB)
@@ -253,8 +281,9 @@ UPDATE perdure_budgets SET
 WHERE run IN (SELECT run FROM applies)
 
 -- name: reserve
-INSERT INTO perdure_reserved (run, usd_micros, tokens, calls, busy_us) VALUES (?1, ?2, ?3, ?4, ?5)
-ON CONFLICT (run) DO UPDATE SET usd_micros = usd_micros + ?2, tokens = tokens + ?3, calls = calls + ?4, busy_us = busy_us + ?5
+INSERT INTO perdure_reserved (run, usd_micros, tokens, calls, busy_us) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (run) DO UPDATE SET usd_micros = usd_micros + excluded.usd_micros, tokens = tokens + excluded.tokens,
+    calls = calls + excluded.calls, busy_us = busy_us + excluded.busy_us
 
 -- name: give_back
 DELETE FROM perdure_reserved WHERE run = ? RETURNING usd_micros, tokens, calls, busy_us
@@ -280,44 +309,26 @@ SELECT r.run_id, b.limit_usd_micros, b.limit_tokens, b.limit_calls, b.limit_busy
 FROM applies JOIN perdure_budgets AS b ON b.run = applies.run JOIN perdure_runs AS r ON r.id = b.run ORDER BY applies.distance
 
 -- name: over_budget
--- Of the runs under this budget, those that stand still and whose last word about it names this one. CROSS JOIN: from budgets to runs.
+-- Of the runs under this budget, those that stand still for want of one, each with its last word about that. CROSS JOIN: from budgets to runs.
 WITH RECURSIVE below (run) AS (
-    SELECT id FROM perdure_runs WHERE run_id = ?1
+    SELECT id FROM perdure_runs WHERE run_id = ?
     UNION
     SELECT b.run FROM perdure_budgets AS b JOIN below ON b.above = below.run
 )
-SELECT r.run_id FROM below CROSS JOIN perdure_runs AS r ON r.ledger = below.run
-WHERE r.status = 'needs_attention' AND r.attention = 'budget' AND ?1 = (
-    SELECT e.data ->> '$.budget_of' FROM perdure_events AS e
+SELECT r.run_id, (
+    SELECT CAST(e.data AS BLOB) FROM perdure_events AS e
     WHERE e.id > r.id << 32 AND e.id <= (r.id << 32 | 4294967295) AND e.type = 'budget_exceeded' ORDER BY e.id DESC LIMIT 1)
+FROM below CROSS JOIN perdure_runs AS r ON r.ledger = below.run
+WHERE r.status = 'needs_attention' AND r.attention = 'budget'
 ORDER BY r.id
 
--- name: costs
--- An attempt counts once, on the day on which it began, however often its end was told; how long it took only when somebody saw its end.
-WITH told AS (
-    SELECT r.id AS run, r.run_id, r.agent, r.tenant, e.call, e.ts, e.type, e.data, coalesce(e.data ->> '$.attempt', 1) AS attempt
-    FROM perdure_runs AS r JOIN perdure_events AS e ON e.id > r.id << 32 AND e.id <= (r.id << 32 | 4294967295)
-    WHERE r.updated_at >= :since AND (:tenant IS NULL OR r.tenant = :tenant) AND e.call IS NOT NULL
-        AND e.type IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt')
-), attempts AS (
-    SELECT run, call, max(run_id) AS run_id, max(agent) AS agent, max(tenant) AS tenant,
-        max(iif(type = 'tool_call_initiated', data ->> '$.tool', NULL)) AS tool,
-        min(iif(type = 'tool_call_initiated', ts, NULL)) AS began,
-        min(iif(type IN ('tool_call_completed', 'tool_call_failed') OR type = 'tool_call_in_doubt' AND data -> '$.failure' IS NOT NULL, ts, NULL)) AS ended,
-        max(data ->> '$.usage.model') AS model,
-        max(coalesce(data ->> '$.usage.usd_micros', 0)) AS usd_micros,
-        max(coalesce(data ->> '$.usage.tokens_in', 0)) AS tokens_in,
-        max(coalesce(data ->> '$.usage.tokens_out', 0)) AS tokens_out,
-        max(coalesce(data ->> '$.usage.tokens_cached', 0)) AS tokens_cached
-    FROM told GROUP BY run, call, attempt
-)
-SELECT CASE :by WHEN 'agent' THEN agent WHEN 'tenant' THEN tenant WHEN 'run' THEN run_id
-        WHEN 'root' THEN substr(run_id, 1, instr(run_id || '/', '/') - 1) WHEN 'tool' THEN tool
-        WHEN 'model' THEN coalesce(model, 'no model') ELSE date(began / 1000000, 'unixepoch') END AS what,
-    count(DISTINCT run), count(DISTINCT run << 32 | call), sum(max(coalesce(ended, began) - began, 0)),
-    sum(usd_micros), sum(tokens_in), sum(tokens_out), sum(tokens_cached)
-FROM attempts WHERE began >= :since
-GROUP BY what ORDER BY sum(usd_micros) DESC, sum(tokens_in + tokens_out) DESC, count(DISTINCT run << 32 | call) DESC, what
+-- name: attempts_told
+-- The beginnings and ends of attempts, by runs and in order, from a place on. CROSS JOIN: from runs to events, so that nothing is sorted.
+SELECT r.id, e.seq, r.run_id, r.agent, r.tenant, e.call, e.type, e.ts, CAST(e.data AS BLOB)
+FROM perdure_runs AS r CROSS JOIN perdure_events AS e ON e.id > (r.id << 32 | iif(r.id = :run, :seq, 0)) AND e.id <= (r.id << 32 | 4294967295)
+WHERE r.id >= :run AND r.updated_at >= :since AND (:tenant IS NULL OR r.tenant = :tenant) AND e.call IS NOT NULL
+    AND e.type IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt')
+ORDER BY r.id, e.id LIMIT :limit
 
 -- == Notices ==========================================================================================================
 
@@ -325,6 +336,10 @@ GROUP BY what ORDER BY sum(usd_micros) DESC, sum(tokens_in + tokens_out) DESC, c
 INSERT INTO perdure_notices (run, seq, next_at) VALUES (?, ?, ?)
 
 -- name: due_notices
+SELECT id, run, seq, attempts FROM perdure_notices WHERE next_at <= ? ORDER BY next_at, id LIMIT ?
+
+-- name: notices_to_take
+-- As due_notices, for one taker at a time.
 SELECT id, run, seq, attempts FROM perdure_notices WHERE next_at <= ? ORDER BY next_at, id LIMIT ?
 
 -- name: take_notice
@@ -336,7 +351,7 @@ SELECT next_at, attempts FROM perdure_notices WHERE id = ?
 
 -- name: event_of_notice
 SELECT r.run_id, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, CAST(e.data AS BLOB)
-FROM perdure_runs AS r JOIN perdure_events AS e ON e.id = (r.id << 32 | ?2) WHERE r.id = ?1
+FROM perdure_runs AS r JOIN perdure_events AS e ON r.id = ? AND e.id = (r.id << 32 | ?)
 
 -- name: delete_notice
 DELETE FROM perdure_notices WHERE id = ?
@@ -358,7 +373,8 @@ SELECT min(next_at) FROM perdure_notices
 SELECT id FROM perdure_lines WHERE agent = ? AND version = ? AND queue = ? AND tenant = ? AND priority = ?
 
 -- name: insert_line
-INSERT INTO perdure_lines (agent, version, queue, tenant, priority) VALUES (?, ?, ?, ?, ?) RETURNING id
+-- Changes nothing when somebody else has made it.
+INSERT OR IGNORE INTO perdure_lines (agent, version, queue, tenant, priority) VALUES (?, ?, ?, ?, ?)
 
 -- name: kind_of_run
 SELECT agent, queue, tenant, priority FROM perdure_runs WHERE id = ?
@@ -449,13 +465,15 @@ ON CONFLICT (worker) DO UPDATE SET name = excluded.name, pid = excluded.pid, bea
 DELETE FROM perdure_workers WHERE worker = ?
 
 -- name: beat
-UPDATE perdure_workers SET beat_at = max(beat_at, ?) WHERE worker = ?
+UPDATE perdure_workers SET beat_at = max(beat_at, :now) WHERE worker = :worker
 
 -- name: worker_by_id
 SELECT name, beat_at FROM perdure_workers WHERE worker = ?
 
 -- name: list_workers
-SELECT worker, name, pid, started_at, beat_at, (SELECT count(*) FROM perdure_runs WHERE holder = worker), serves, queues
+-- The last column: whether its lease has run out.
+SELECT worker, name, pid, started_at, beat_at, (SELECT count(*) FROM perdure_runs WHERE holder = worker), serves, queues,
+    beat_at < :now - :lease_us
 FROM perdure_workers ORDER BY started_at, worker
 
 -- name: holders_without_worker
@@ -472,11 +490,18 @@ WHERE holder = :worker
 -- As lose_runs, unless the worker has given a sign of life since we looked.
 UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = 1, ready_at = :now, updated_at = max(updated_at, :now),
     status = iif(status = 'cancelling', status, 'queued')
-WHERE holder = :worker AND EXISTS (SELECT 1 FROM perdure_workers AS w WHERE w.worker = :worker AND w.beat_at < :before)
+WHERE holder = :worker AND EXISTS (SELECT 1 FROM perdure_workers AS w WHERE w.worker = :worker AND w.beat_at < :now - :lease_us)
 
 -- == Rates ============================================================================================================
 
 -- name: rate
+SELECT due, paused_until, seen_at FROM perdure_rates WHERE key = ?
+
+-- name: make_rate
+-- So that there is a row to change, and of all who come for a place one goes first.
+INSERT OR IGNORE INTO perdure_rates (key, due, paused_until, seen_at) VALUES (?, 0, 0, 0)
+
+-- name: rate_to_change
 SELECT due, paused_until, seen_at FROM perdure_rates WHERE key = ?
 
 -- name: book_rate

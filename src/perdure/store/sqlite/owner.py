@@ -12,9 +12,9 @@ from pathlib import Path
 import apsw
 
 from perdure.errors import StoreCorrupt
-from perdure.store.faults import translated
-from perdure.store.migrate import APPLICATION_ID
-from perdure.store.place import check_place
+from perdure.store.sqlite.faults import translated
+from perdure.store.sqlite.migrate import APPLICATION_ID
+from perdure.store.sqlite.place import check_place
 
 _FLAGS = apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY
 _MAGIC = b"SQLite format 3\0"

@@ -7,24 +7,24 @@ from functools import cache
 
 import apsw
 
-from perdure.store.database import Database
-from perdure.store.migrate import MIGRATIONS
-from perdure.store.queries import QUERIES
+from perdure.store.sqlite.database import SqliteDatabase
+from perdure.store.sqlite.migrate import MIGRATIONS
+from perdure.store.sqlite.queries import QUERIES
 
 
-def problems(database: Database) -> list[str]:
+def problems(database: SqliteDatabase) -> list[str]:
     """Each in words; empty when there is none."""
     return [*_orphans(database), *_unfindable(database), *_changes(database)]
 
 
-def _orphans(database: Database) -> Iterator[str]:
+def _orphans(database: SqliteDatabase) -> Iterator[str]:
     for run, events, run_id in database.read("journals_without_run"):
         # As bytes: whoever has deleted the row may have been at the text as well.
         name = f"run number {run}" if run_id is None else f"run {run_id.decode('utf-8', 'backslashreplace')!r}"
         yield f"{name}: its row is gone, and a journal of {events:,} events is left: somebody has deleted it; restore it from a backup"
 
 
-def _unfindable(database: Database) -> Iterator[str]:
+def _unfindable(database: SqliteDatabase) -> Iterator[str]:
     count, first = database.read("runs_in_no_line")[0]
     if count:
         yield (
@@ -34,7 +34,7 @@ def _unfindable(database: Database) -> Iterator[str]:
         )
 
 
-def _changes(database: Database) -> Iterator[str]:
+def _changes(database: SqliteDatabase) -> Iterator[str]:
     found = {(kind, name): sql for kind, name, sql in database.read("schema_objects")}
     for (kind, name), sql in _expected().items():
         if found.get((kind, name)) == sql:

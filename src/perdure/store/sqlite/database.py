@@ -1,28 +1,32 @@
-"""One database: a connection that writes, one that reads, and the only place where a transaction begins and ends."""
+"""One file: a connection that writes, one that reads, and the only place where a transaction begins and ends."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import apsw
 
 from perdure.errors import InvalidInput, StoreError, StoreUnavailable
-from perdure.store.connect import check_synchronous, connect_file, connect_memory
-from perdure.store.faults import translated
-from perdure.store.guard import unwatch, watch
-from perdure.store.migrate import migrate
-from perdure.store.place import check_place, create_private
-from perdure.store.queries import QUERIES
+from perdure.store.cursor import Cursor, Params, Row
+from perdure.store.sqlite.confined import ToolConnection, confined
+from perdure.store.sqlite.connect import check_synchronous, connect_file, connect_memory
+from perdure.store.sqlite.cursor import SqliteCursor
+from perdure.store.sqlite.faults import translated
+from perdure.store.sqlite.guard import unwatch, watch
+from perdure.store.sqlite.migrate import migrate
+from perdure.store.sqlite.place import check_place, create_private
+from perdure.store.sqlite.queries import QUERIES
 
 T = TypeVar("T")
 _BEGIN, _COMMIT, _ROLLBACK, _DATA_VERSION = (QUERIES[name] for name in ("begin", "commit", "rollback", "data_version"))
 
 
-class Database:
+class SqliteDatabase:
     """Thread-safe. In memory (path None) there is one connection, and readers wait for the writer."""
 
     def __init__(self, path: Path | None, synchronous: str, busy_s: float) -> None:
@@ -52,11 +56,8 @@ class Database:
         self._watched = None if path is None else watch(path)
         self._file = None if path is None else os.stat(path)
 
-    def write(self, work: Callable[[apsw.Cursor], T], arrived: Callable[[apsw.Cursor, T], bool]) -> T:
-        """Do the work in one transaction, durable when it returns. When it raises a StoreError, nothing was acknowledged.
-
-        `arrived` is asked on a fresh connection after a COMMIT whose outcome is unknown: are the traces of this work there?
-        """
+    def write(self, work: Callable[[Cursor], T], arrived: Callable[[Cursor, T], bool], *, again: bool = True) -> T:
+        """Do the work in one transaction, alone with the file from its first statement on."""
         with self._write_lock:
             self._check_file()
             try:
@@ -66,7 +67,7 @@ class Database:
             except apsw.Error as error:
                 raise translated(error, self.where) from None
             try:
-                done = work(cursor)
+                done = work(SqliteCursor(cursor))
                 self._commit(connection, cursor, lambda fresh: arrived(fresh, done))
             except BaseException as error:
                 self._rollback(connection)
@@ -93,15 +94,24 @@ class Database:
                 f"{self.where} was deleted, moved or replaced while it was in use; put that very file back, or end this process"
             )
 
-    def read(self, query: str, params: Any = ()) -> list[tuple[Any, ...]]:
-        """All rows of a query, by its name in queries.sql."""
+    def read(self, name: str, params: Params = ()) -> list[Row]:
+        """All rows of a statement, by its name in queries.sql."""
         with self._read_lock:
             try:
-                return self._reader.execute(QUERIES[query], params).fetchall()
+                return self._reader.execute(QUERIES[name], params).fetchall()
             except UnicodeEncodeError:
                 return []  # a lone surrogate: nothing in here can be called that
             except apsw.Error as error:
                 raise translated(error, self.where) from None
+
+    @contextmanager
+    def lend(self, cursor: Cursor) -> Iterator[ToolConnection]:
+        """The connection, for as long as the tool's transaction lasts; StoreError when the tool's own SQL has ended that."""
+        assert isinstance(cursor, SqliteCursor), cursor
+        with confined(cursor.connection) as connection:
+            yield connection
+        if not cursor.connection.in_transaction:
+            raise StoreError("the tool's SQL rolled its transaction back (OR ROLLBACK); nothing has happened")
 
     def version(self) -> int:
         """Grows with every commit: data_version tells those of other connections, the counter our own."""
@@ -148,7 +158,7 @@ class Database:
         assert not self._writer.in_transaction, "a transaction was begun inside another: a tool's work must not use the store"
         return self._writer
 
-    def _commit(self, connection: apsw.Connection, cursor: apsw.Cursor, arrived: Callable[[apsw.Cursor], bool]) -> None:
+    def _commit(self, connection: apsw.Connection, cursor: apsw.Cursor, arrived: Callable[[Cursor], bool]) -> None:
         try:
             cursor.execute(_COMMIT)
         except apsw.Error as error:
@@ -191,8 +201,8 @@ class Database:
         writer, self._writer = self._writer, None
         writer.close(True)
 
-    def _look(self, arrived: Callable[[apsw.Cursor], bool]) -> bool:
+    def _look(self, arrived: Callable[[Cursor], bool]) -> bool:
         try:
-            return arrived(self._connection().cursor())
+            return arrived(SqliteCursor(self._connection().cursor()))
         except (apsw.Error, StoreError):
             return False  # still unknown: the caller tries again later, with the same event ids

@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-from importlib import resources
+from typing import Any
 
 import apsw
-from msgspec import Struct
 
-from perdure.errors import StoreCorrupt, StoreVersion
-from perdure.store.queries import QUERIES
+from perdure.errors import StoreCorrupt
+from perdure.store.migrations import Migration, check_applied, load
+from perdure.store.sqlite.queries import QUERIES
 
 APPLICATION_ID = int.from_bytes(b"perd", "big")  # what `file journal.db` shows
-
-
-class Migration(Struct, frozen=True):
-    version: int
-    checksum: str
-    sql: str
-
-
-def load() -> tuple[Migration, ...]:
-    """Every schema/NNNN_*.sql of this perdure, in order, without a hole."""
-    files = sorted(
-        (file for file in resources.files("perdure.store").joinpath("schema").iterdir() if file.name.endswith(".sql")),
-        key=lambda file: file.name,
-    )
-    found = tuple(
-        Migration(int(file.name.split("_")[0]), hashlib.sha256(file.read_bytes()).hexdigest(), file.read_text("utf-8")) for file in files
-    )
-    assert [migration.version for migration in found] == list(range(1, len(found) + 1)), [file.name for file in files]
-    return found
-
-
-MIGRATIONS = load()
+MIGRATIONS = load("perdure.store.sqlite")
 
 
 def migrate(connection: apsw.Connection, where: str) -> None:
@@ -58,17 +36,8 @@ def _applied(connection: apsw.Connection, where: str) -> int:
         raise StoreCorrupt(f"{where} belongs to another program (application id {owner:#x}); choose another file")
     if not connection.execute(QUERIES["has_schema_table"]).fetchall():
         return 0
-    applied = connection.execute(QUERIES["applied_migrations"]).fetchall()
-    if len(applied) > len(MIGRATIONS):
-        raise StoreVersion(
-            f"{where} has schema version {len(applied)}, this perdure knows {len(MIGRATIONS)}: upgrade perdure, nothing was changed"
-        )
-    for migration, (version, checksum) in zip(MIGRATIONS, applied, strict=False):
-        if (version, checksum) != (migration.version, migration.checksum):
-            raise StoreCorrupt(
-                f"{where}: schema version {version} is not the one that perdure releases; it was made or changed by something else"
-            )
-    return len(applied)
+    applied: list[Any] = connection.execute(QUERIES["applied_migrations"]).fetchall()
+    return check_applied(MIGRATIONS, applied, where)
 
 
 def _apply(connection: apsw.Connection, migration: Migration) -> None:

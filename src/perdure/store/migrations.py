@@ -1,0 +1,44 @@
+"""Numbered schema files with checksums: what every dialect's migrations have in common."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from importlib import resources
+
+from msgspec import Struct
+
+from perdure.errors import StoreCorrupt, StoreVersion
+
+
+class Migration(Struct, frozen=True):
+    version: int
+    checksum: str
+    sql: str
+
+
+def load(package: str) -> tuple[Migration, ...]:
+    """Every schema/NNNN_*.sql of the package, in order, without a hole."""
+    files = sorted(
+        (file for file in resources.files(package).joinpath("schema").iterdir() if file.name.endswith(".sql")),
+        key=lambda file: file.name,
+    )
+    found = tuple(
+        Migration(int(file.name.split("_")[0]), hashlib.sha256(file.read_bytes()).hexdigest(), file.read_text("utf-8")) for file in files
+    )
+    assert [migration.version for migration in found] == list(range(1, len(found) + 1)), [file.name for file in files]
+    return found
+
+
+def check_applied(known: Sequence[Migration], applied: Sequence[tuple[int, str]], where: str) -> int:
+    """How many of the known versions are there; an error when what is there is newer, or not what perdure releases."""
+    if len(applied) > len(known):
+        raise StoreVersion(
+            f"{where} has schema version {len(applied)}, this perdure knows {len(known)}: upgrade perdure, nothing was changed"
+        )
+    for migration, (version, checksum) in zip(known, applied, strict=False):
+        if (version, checksum) != (migration.version, migration.checksum):
+            raise StoreCorrupt(
+                f"{where}: schema version {version} is not the one that perdure releases; it was made or changed by something else"
+            )
+    return len(applied)

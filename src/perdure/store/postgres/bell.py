@@ -1,0 +1,250 @@
+"""The doorbell on PostgreSQL: one connection of this process that listens, rings for others, and holds its workers' session locks.
+
+NOTIFY is sent after a commit, by itself, and once for however many commits there were meanwhile: inside a transaction it would have all
+that ring wait for each other. It is a hint. Behind a proxy that pools transactions nothing is heard and no lock is held; then everybody
+looks by itself a few times a second, and a dead worker is noticed when its lease runs out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import select
+import threading
+import time
+import uuid
+
+import psycopg
+
+from perdure.errors import StoreError
+from perdure.store.bell import Listeners, Ring
+from perdure.store.liveness import closed_in_children
+from perdure.store.postgres.connect import Connection
+from perdure.store.postgres.connections import Connections
+from perdure.store.postgres.cursor import PostgresCursor
+
+log = logging.getLogger("perdure.store")
+CHANNEL = "perdure"
+_IDLE_S = 5.0  # after so long without a word the connection is asked whether it is still there
+_PROBE_S = 1.0
+_TRY_AGAIN_S = 0.2, 5.0
+_SPREAD_S = 0.0005  # per worker: of all who hear that one run is ready the first to look takes it, and the others need not come at once
+_LOCK = "SELECT pg_try_advisory_lock(hashtextextended(current_schema() || ' ' || $1::text, 0))"
+_UNLOCK = "SELECT pg_advisory_unlock(hashtextextended(current_schema() || ' ' || $1::text, 0))"
+_NOTIFY = "SELECT pg_notify($1::text, $2::text)"
+
+
+class NotifyBell:
+    """Thread-safe. The thread and its connection exist only while somebody listens or is held alive."""
+
+    def __init__(self, connections: Connections, schema: str) -> None:
+        self._connections = connections
+        self._schema = schema
+        self._own = Listeners()
+        self._token = uuid.uuid4().hex
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._wake: tuple[int, int] | None = None
+        self._stopping = False
+        self._attending = threading.Event()
+        self._missed = False  # something may have been
+        self._ringing = False
+        self._wanted: set[str] = set()  # workers whose session lock is to be held
+        self._held: set[str] = set()
+        self.crowd = 1  # how many workers there are
+        self.heard = 0  # rings, of whomever
+        self.listening = False
+
+    def listen(self, ring: Ring) -> Ring:
+        stop = self._own.listen(ring)
+        self._start()
+        self._attending.wait(_PROBE_S)  # whoever looks after this call has returned misses nothing any more
+        return stop
+
+    def ring(self) -> None:
+        self._ring_here()
+        with self._lock:
+            self._ringing = True
+            running = self._thread is not None
+        if running:
+            self._poke()
+        else:
+            self._notify_at_once()
+
+    def hold(self, worker: str) -> None:
+        """Others see from now on whether this worker's connection lives."""
+        with self._lock:
+            self._wanted.add(worker)
+        self._start()
+        self._poke()
+
+    def free(self, worker: str) -> None:
+        with self._lock:
+            self._wanted.discard(worker)
+        self._poke()
+
+    def close(self) -> None:
+        self._own.close()
+        with self._lock:
+            self._stopping = True
+            thread = self._thread
+        if thread is not None:
+            self._poke()
+            if thread is not threading.current_thread():
+                thread.join()
+
+    # -- the thread ---------------------------------------------------------------------------------------------------
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is not None or self._stopping:
+                return
+            self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            closed_in_children.update(self._wake)
+            self._thread = threading.Thread(target=self._run, name="perdure doorbell", daemon=True)
+            self._thread.start()
+
+    def _poke(self) -> None:
+        with self._lock:
+            if self._wake is not None and self._wake[1] in closed_in_children:
+                try:
+                    os.write(self._wake[1], b"\0")
+                except BlockingIOError:
+                    pass  # full: it is awake already
+
+    def _run(self) -> None:
+        pause_s = _TRY_AGAIN_S[0]
+        while not self._stopping:
+            try:
+                connection = self._connections.open()
+            except StoreError:
+                self._missed = True
+                self._sleep(pause_s)  # whoever writes says in the log that the server is away
+                pause_s = min(2 * pause_s, _TRY_AGAIN_S[1])
+                continue
+            pause_s = _TRY_AGAIN_S[0]
+            try:
+                self._attend(connection)
+            except (psycopg.Error, StoreError, OSError) as error:
+                log.info("the doorbell of %s fell silent: %s; connecting again", self._connections.where, " ".join(str(error).split()))
+            finally:
+                self.listening = False
+                self._held.clear()
+                connection.close()
+            self._missed = True
+            if not self._stopping:
+                self._sleep(random.uniform(0.0, pause_s))
+        self._close_wake()
+
+    def _attend(self, connection: Connection) -> None:
+        """Be there for as long as the connection lives."""
+        connection.execute(f"LISTEN {CHANNEL}".encode())
+        if not connection.direct and not self._is_ours(connection):
+            connection.close()
+            self._attend_deaf()
+            return
+        self.listening = True
+        self._attending.set()
+        if self._missed:
+            self._ring_here()
+        quiet_since_s = time.monotonic()
+        while not self._stopping:
+            self._serve(connection)
+            if self._hears(connection, self._patience(quiet_since_s)):
+                quiet_since_s = time.monotonic()
+                # The others wake up at this very moment too.
+                time.sleep(random.random() * min(self.crowd * _SPREAD_S, 0.05))
+                self._ring_here()
+            elif time.monotonic() - quiet_since_s >= _IDLE_S:
+                self._ask(connection)
+                quiet_since_s = time.monotonic()
+
+    def _attend_deaf(self) -> None:
+        """Behind a proxy that pools transactions: only ring for others."""
+        log.info("%s is behind a proxy that pools transactions: what others commit is noticed by looking", self._connections.where)
+        self._attending.set()
+        while not self._stopping:
+            self._sleep(_IDLE_S)
+            if self._ringing:
+                self._notify_at_once()
+
+    def _is_ours(self, connection: Connection) -> bool:
+        """Whether this connection hears what is sent over another one: then the session is ours, whatever stands in between."""
+        token = uuid.uuid4().hex
+        with self._connections.lent() as other:
+            other.execute(_NOTIFY, (CHANNEL, token))
+        # Statements in between: a proxy would hand the session to somebody else by now.
+        connection.execute(b"SELECT 1")
+        return any(note.payload == token for note in connection.notifies(timeout=_PROBE_S, stop_after=1))
+
+    def _patience(self, quiet_since_s: float) -> float:
+        unheld = self._wanted - self._held
+        return 0.5 if unheld else max(_IDLE_S - (time.monotonic() - quiet_since_s), 0.0)
+
+    def _serve(self, connection: Connection) -> None:
+        """Do what was asked for meanwhile."""
+        with self._lock:
+            ringing, self._ringing = self._ringing, False
+            wanted = set(self._wanted)
+        if ringing:
+            connection.execute(_NOTIFY, (CHANNEL, f"{self._schema} {self._token}"))
+        for worker in wanted - self._held:
+            # Refused while the server has not noticed yet that our last connection is gone: then the old lock speaks for us.
+            if (connection.execute(_LOCK, (worker,)).fetchone() or (False,))[0]:
+                PostgresCursor(connection).change("has_session", (worker,))
+                self._held.add(worker)
+        for worker in self._held - wanted:
+            connection.execute(_UNLOCK, (worker,))
+            self._held.discard(worker)
+
+    def _hears(self, connection: Connection, patience_s: float) -> bool:
+        """Wait for a ring from elsewhere, or for something to do; whether it was a ring."""
+        assert self._wake is not None
+        waiting = select.poll()
+        waiting.register(connection.fileno(), select.POLLIN)
+        waiting.register(self._wake[0], select.POLLIN)
+        ready = {descriptor for descriptor, _ in waiting.poll(patience_s * 1000)}
+        if self._wake[0] in ready:
+            self._drain_wake()
+        if connection.fileno() not in ready:
+            return False
+        notes = list(connection.notifies(timeout=0))
+        return any(note.payload.startswith(f"{self._schema} ") and not note.payload.endswith(self._token) for note in notes)
+
+    def _ask(self, connection: Connection) -> None:
+        asked_us = time.time_ns() // 1000
+        ((server_us,),) = PostgresCursor(connection).all("clock")
+        self._connections.ahead_us = server_us - (asked_us + time.time_ns() // 1000) // 2
+
+    # -- small ones ---------------------------------------------------------------------------------------------------
+    def _ring_here(self) -> None:
+        self.heard += 1
+        self._own.ring()
+
+    def _notify_at_once(self) -> None:
+        self._ringing = False
+        try:
+            with self._connections.lent() as connection:
+                connection.execute(_NOTIFY, (CHANNEL, f"{self._schema} {self._token}"))
+        except (psycopg.Error, StoreError):
+            pass  # a hint: those who did not hear it look by themselves
+
+    def _sleep(self, seconds: float) -> None:
+        assert self._wake is not None
+        if select.select([self._wake[0]], [], [], seconds)[0]:
+            self._drain_wake()
+
+    def _drain_wake(self) -> None:
+        assert self._wake is not None
+        try:
+            os.read(self._wake[0], 65_536)
+        except BlockingIOError:
+            pass
+
+    def _close_wake(self) -> None:
+        with self._lock:
+            wake, self._wake, self._thread = self._wake, None, None
+        for descriptor in wake or ():
+            if descriptor in closed_in_children:
+                closed_in_children.discard(descriptor)
+                os.close(descriptor)

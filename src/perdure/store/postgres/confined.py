@@ -1,0 +1,151 @@
+"""The connection that an effect="transaction" tool works with: its own tables only, inside a transaction that is ours to end.
+
+SQLite asks us about everything that a statement touches. PostgreSQL does not, so that here the text of each statement is looked at: it
+keeps a tool from ending our transaction or reaching our tables by mistake. Against somebody who hides names from us (in a function, in
+a string that is executed) only the server's own rights help.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.types.numeric import IntDumper
+from psycopg.types.string import StrDumperUnknown
+
+from perdure.errors import InvalidInput, StoreError
+from perdure.store.postgres.connect import Connection
+
+_ALLOWED = frozenset(
+    ("select", "insert", "update", "delete", "merge", "with", "values", "table", "create", "alter", "drop", "truncate", "comment", "lock")
+)
+_IDLE = "SET LOCAL idle_in_transaction_session_timeout = '60s'"  # a tool may think in between, but not sleep with rows locked
+_TOKEN = re.compile(
+    r"""
+    (?P<skip> --[^\n]* | /\*(?:[^*]|\*(?!/))*\*/ | \s+ )
+  | (?P<text> [eE]'(?:[^'\\]|\\.|'')*' | '(?:[^']|'')*' | (?P<dollar>\$\w*\$)(?:.|\n)*?(?P=dollar) )
+  | (?P<quoted> [uU]&"(?:[^"]|"")*" | "(?:[^"]|"")*" )
+  | (?P<cast> :: )
+  | :(?P<name> [A-Za-z_]\w* )
+  | (?P<mark> \?\d* )
+  | (?P<word> [A-Za-z_\u0080-\uffff][\w$\u0080-\uffff]* )
+  | (?P<other> . )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+class ToolConnection:
+    """SQL on the journal's own database. What it writes is committed together with the call's result, or not at all.
+
+    Parameters are written as on SQLite, so that one tool serves both: `?` with a list, or `:name` with a dict.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection: Connection | None = connection
+
+    def execute(self, sql: str, params: Any = ()) -> list[tuple[Any, ...]]:
+        """Run the statement; all its rows."""
+        return self._run(sql, [params])
+
+    def executemany(self, sql: str, params: Iterable[Any]) -> list[tuple[Any, ...]]:
+        """Run the statement once for each set of parameters; all rows."""
+        return self._run(sql, list(params))
+
+    def _run(self, sql: str, many: Sequence[Any]) -> list[tuple[Any, ...]]:
+        text, names = _numbered(sql)
+        cursor = psycopg.RawCursor(self._open())
+        # Untyped text, so that the server takes it for whatever the column is: a date, a uuid, JSON.
+        cursor.adapters.register_dumper(str, StrDumperUnknown)
+        cursor.adapters.register_dumper(int, IntDumper)
+        rows: list[tuple[Any, ...]] = []
+        for params in many:
+            # With parameters, though there may be none: several statements in one string are refused by the server then.
+            cursor.execute(text.encode(), _in_order(sql, names, params), prepare=False)
+            rows += cursor.fetchall() if cursor.description is not None else []
+        return rows
+
+    def _open(self) -> Connection:
+        if self._connection is None:
+            raise StoreError("call.connection was used after its tool had returned; do all the work inside the tool")
+        if self._connection.closed or self._connection.pgconn.transaction_status != TransactionStatus.INTRANS:
+            raise StoreError("the tool's transaction has failed: after an error nothing more can be done in it; let the error go up")
+        return self._connection
+
+
+@contextmanager
+def confined(connection: Connection) -> Iterator[ToolConnection]:
+    """The connection in the tool's hands, for as long as the tool runs."""
+    handle = ToolConnection(connection)
+    connection.execute(_IDLE)
+    try:
+        yield handle
+        # A tool that has caught the server's error must not have the rest of the transaction taken for a success.
+        if connection.pgconn.transaction_status != TransactionStatus.INTRANS:
+            raise StoreError("one of the tool's statements failed, so that its transaction was rolled back; nothing has happened")
+    finally:
+        handle._connection = None
+
+
+def _numbered(sql: str) -> tuple[str, list[str] | None]:
+    """The statement with numbered parameters, and their names; InvalidInput when a tool may not run it."""
+    out: list[str] = []
+    names: list[str] = []
+    marks = 0
+    first: str | None = None
+    for token in _TOKEN.finditer(sql):
+        kind, text = token.lastgroup, token[0]
+        if kind == "dollar":
+            kind = "text"
+        word = text.lower()
+        first = first or (word if kind == "word" else None)
+        if kind in ("word", "quoted") and ("perdure" in word or word.startswith("u&")):
+            raise _not_allowed(sql)
+        if kind == "name":
+            if token["name"] not in names:
+                names.append(token["name"])
+            text = f"${names.index(token['name']) + 1}"
+        elif kind == "mark":
+            marks += 1
+            text = f"${text[1:] or marks}"
+        out.append(text)
+    if first not in _ALLOWED or (first in ("alter", "create", "drop") and _touches_more_than_tables(sql)):
+        raise _not_allowed(sql)
+    if names and marks:
+        raise InvalidInput(f"{' '.join(sql.split())[:80]!r} mixes ? and :name; use one of them")
+    return "".join(out), names or None
+
+
+def _touches_more_than_tables(sql: str) -> bool:
+    return (
+        re.match(r"(?is)\s*(?:alter|create|drop)\s+(?:database|role|user|group|system|tablespace|event|publication|subscription)\b", sql)
+        is not None
+    )
+
+
+def _in_order(sql: str, names: list[str] | None, params: Any) -> list[Any]:
+    if names is None:
+        if isinstance(params, Mapping):
+            if params:
+                raise InvalidInput(
+                    f"{' '.join(sql.split())[:80]!r} has no :name, and was given {', '.join(map(str, params))}; use ? and a list"
+                )
+            return []
+        return list(params)
+    if not isinstance(params, Mapping):
+        raise InvalidInput(f"{' '.join(sql.split())[:80]!r} has named parameters; give a dict")
+    missing = [name for name in names if name not in params]
+    if missing:
+        raise InvalidInput(f"{' '.join(sql.split())[:80]!r} needs a value for :{missing[0]}")
+    return [params[name] for name in names]
+
+
+def _not_allowed(sql: str) -> InvalidInput:
+    return InvalidInput(
+        f"a transaction tool may not run {' '.join(sql.split())[:80]!r}: no transaction control, no SET, no COPY, no DO or CALL, nothing in "
+        "perdure's own tables; use tables of your own"
+    )

@@ -1,0 +1,125 @@
+"""Opening a connection: what durability rests on is looked at before the first statement, and no wait is without an end."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Any
+
+import psycopg
+from psycopg import conninfo
+from psycopg.abc import PQGen
+from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
+from psycopg.types.string import StrDumper
+
+from perdure.errors import InvalidInput, StoreError, StoreUnavailable
+from perdure.store.postgres.faults import translated
+from perdure.store.url import shown_url
+
+OLDEST = 130000  # xid8 and pg_current_xact_id came with version 13
+CONNECT_S = 5
+ANSWER_S = 10.0  # how long a server may take to answer before its connection is closed
+# Both give up by themselves on a peer that has vanished, also while nobody waits.
+_KEEP_ALIVE = {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3", "tcp_user_timeout": "15000"}
+_LOOK = """
+SELECT current_setting('server_version_num')::int, current_setting('server_encoding'), pg_is_in_recovery(),
+    current_setting('transaction_read_only') = 'on', current_setting('synchronous_commit'),
+    (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, inet_client_port(), current_schema()
+"""
+
+
+class Connection(psycopg.Connection[tuple[Any, ...]]):
+    """A connection that is closed when the server does not answer in time: a half-open peer would never answer at all."""
+
+    answer_s = ANSWER_S
+    ahead_us = 0  # by how much the server's clock was ahead of ours when this connection was made
+    direct = False  # nobody stands between us and our server process: what the session remembers is ours
+    schema = ""
+    made_s = 0.0
+
+    def wait(self, gen: PQGen[Any], interval: float = 0.1, timeout: float | None = None) -> Any:
+        try:
+            return super().wait(gen, interval, self.answer_s if timeout is None else timeout)
+        except psycopg.errors._WaitTimeout:
+            if timeout is not None:
+                raise  # whoever waits for notifications has asked for it
+            self.close()
+            raise psycopg.OperationalError(f"no answer within {self.answer_s:g} s") from None
+
+
+def parameters(url: str) -> dict[str, Any]:
+    """What the URL says, with an end to every wait where it says nothing about it."""
+    try:
+        said = conninfo.conninfo_to_dict(url)
+    except psycopg.Error as error:
+        reason = " ".join(str(error).split())
+        raise InvalidInput(f"{shown_url(url)!r} is not the URL of a PostgreSQL database ({shown_url(reason)})") from None
+    return {"connect_timeout": CONNECT_S, "application_name": "perdure", "gssencmode": "disable", **_KEEP_ALIVE, **said}
+
+
+def where(said: dict[str, Any]) -> str:
+    """The database in messages: never with a password."""
+    host = said.get("host") or said.get("hostaddr") or "the local socket"
+    return f"PostgreSQL at {host}:{said.get('port') or 5432}/{said.get('dbname') or said.get('user') or ''}"
+
+
+def connect(said: dict[str, Any], place: str) -> Connection:
+    """A connection on which every statement is a transaction of its own unless somebody begins one."""
+    began_s, began_us = time.monotonic(), time.time_ns() // 1000
+    try:
+        connection = Connection.connect(**said, autocommit=True, cursor_factory=psycopg.RawCursor)
+    except psycopg.Error as error:
+        raise translated(error, place) from None
+    try:
+        asked_us = time.time_ns() // 1000
+        found = connection.execute(_LOOK).fetchone()
+        heard_us = time.time_ns() // 1000
+        assert found is not None
+        version, encoding, standby, read_only, commits, server_us, port, schema = found
+        _check(place, version, encoding, standby or read_only, commits, schema)
+    except psycopg.Error as error:
+        connection.close()
+        raise translated(error, place) from None
+    except BaseException:
+        connection.close()
+        raise
+    connection.made_s = began_s
+    connection.ahead_us = server_us - (asked_us + heard_us) // 2 if heard_us >= began_us else 0
+    connection.schema = schema
+    # Behind a proxy that pools transactions the next statement may meet another server process, which has never heard of what was
+    # prepared on this one. The port tells: it is ours, unless somebody connects on our behalf.
+    connection.direct = port is not None and port == _own_port(connection)
+    connection.prepare_threshold = 1 if connection.direct else None
+    # One type for all numbers: PostgreSQL would choose by their size, and every choice is another statement to prepare.
+    connection.adapters.register_dumper(int, Int8BinaryDumper)
+    connection.adapters.register_dumper(int, Int8Dumper)
+    connection.adapters.register_dumper(str, StrDumper)
+    return connection
+
+
+def _check(place: str, version: int, encoding: str, read_only: bool, commits: str, schema: str | None) -> None:
+    if version < OLDEST:
+        raise StoreError(f"{place} is PostgreSQL {version // 10000}, and perdure needs {OLDEST // 10000} or newer; upgrade the server")
+    if encoding != "UTF8":
+        raise StoreError(f"{place} keeps text as {encoding}, and a journal is UTF-8; create a database for it with ENCODING 'UTF8'")
+    if read_only:
+        raise StoreUnavailable(
+            f"{place} takes no writes: it is a read-only standby, or default_transaction_read_only is on; connect to the primary"
+        )
+    if commits == "off":
+        # G1: an acknowledged append survives what the server's own commit survives, and such a commit survives nothing.
+        raise StoreError(
+            f"{place}: synchronous_commit is off, so that a commit is told before it is kept; ALTER ROLE … SET synchronous_commit = on"
+        )
+    if schema is None:
+        raise StoreError(f"{place}: this user has no schema to keep the journal in; create one and put it into its search_path")
+
+
+def _own_port(connection: Connection) -> int | None:
+    try:
+        with socket.socket(fileno=os.dup(connection.fileno())) as ours:
+            address = ours.getsockname()
+    except OSError:
+        return None
+    return address[1] if isinstance(address, tuple) and len(address) > 1 else None  # a local socket has no port

@@ -1,0 +1,166 @@
+"""The few connections of a process: taken for one statement or one transaction, thrown away at the first doubt about them.
+
+A server that is away is asked again after a pause that grows; meanwhile whoever wants a connection hears so at once. So nobody waits
+twice for the same dead server, nothing spins, and the log has one line when it goes and one when it comes back.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from perdure.errors import StoreError, StoreUnavailable
+from perdure.store.postgres.connect import ANSWER_S, Connection, connect, parameters, where
+
+log = logging.getLogger("perdure.store")
+LIMIT = 10
+_IDLE_S = 60.0  # kept open for the next one this long
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+
+
+class Connections:
+    """Thread-safe. At most `limit` at a time; the one used last is the first to be used again."""
+
+    def __init__(self, url: str, limit: int = LIMIT, answer_s: float = ANSWER_S) -> None:
+        self._said = parameters(url)
+        self.where = where(self._said)
+        self.answer_s = answer_s
+        self.ahead_us = 0
+        self._limit = limit
+        self._idle: list[tuple[float, Connection]] = []
+        self._out = 0
+        self._freed = threading.Condition()
+        self._closed = False
+        self._down_since_s: float | None = None
+        self._again_s = 0.0
+        self._pause_s = _FIRST_PAUSE_S
+        self._why: StoreError = StoreUnavailable(f"{self.where} has not been reached yet")
+
+    @contextmanager
+    def lent(self) -> Iterator[Connection]:
+        """A connection for this caller alone. It is kept for the next one if it comes back as it went out."""
+        connection = self._take()
+        try:
+            yield connection
+        except psycopg.Error:
+            if not connection.closed and connection.pgconn.transaction_status != TransactionStatus.IDLE:
+                connection.close()
+            raise
+        finally:
+            self._give_back(connection)
+
+    def open(self) -> Connection:
+        """A connection that is not one of the few: the caller keeps it, and closes it."""
+        with self._freed:
+            self._refuse_if_away()
+        return self._connect()
+
+    def lost(self) -> None:
+        """Somebody's connection broke: the idle ones went with the same server."""
+        with self._freed:
+            idle, self._idle = self._idle, []
+        for _, connection in idle:
+            connection.close()
+
+    def close(self) -> None:
+        with self._freed:
+            self._closed = True
+        self.lost()
+
+    def _take(self) -> Connection:
+        deadline_s = time.monotonic() + self.answer_s
+        with self._freed:
+            while True:
+                if self._closed:
+                    raise StoreError(f"{self.where} has been closed by this process; open the store again")
+                while self._idle:
+                    since_s, connection = self._idle.pop()
+                    if _is_usable(connection) and time.monotonic() - since_s < _IDLE_S:
+                        self._out += 1
+                        return connection
+                    connection.close()
+                if self._out < self._limit:
+                    self._refuse_if_away()
+                    self._out += 1
+                    break
+                if not self._freed.wait(deadline_s - time.monotonic()):
+                    raise StoreUnavailable(
+                        f"{self.where}: all {self._limit} connections of this process have been busy for {self.answer_s:g} s; "
+                        "the server is slow, or transaction tools take their time"
+                    )
+        try:
+            return self._connect()
+        except BaseException:
+            with self._freed:
+                self._out -= 1
+                self._freed.notify()
+            raise
+
+    def _give_back(self, connection: Connection) -> None:
+        keep = not connection.closed and connection.pgconn.transaction_status == TransactionStatus.IDLE
+        if not keep:
+            connection.close()
+        connection.answer_s = self.answer_s
+        stale: list[Connection] = []
+        with self._freed:
+            self._out -= 1
+            now_s = time.monotonic()
+            if keep and not self._closed:
+                self._idle.append((now_s, connection))
+                # The oldest lie at the front: a burst leaves no connections behind for good.
+                while self._idle and now_s - self._idle[0][0] > _IDLE_S:
+                    stale.append(self._idle.pop(0)[1])
+            elif keep:
+                stale.append(connection)
+            self._freed.notify()
+        for old in stale:
+            old.close()
+
+    def _refuse_if_away(self) -> None:
+        if self._down_since_s is not None and time.monotonic() < self._again_s:
+            raise type(self._why)(str(self._why))
+
+    def _connect(self) -> Connection:
+        try:
+            connection = connect(self._said, self.where)
+        except StoreError as error:
+            self._is_away(error)
+            raise
+        connection.answer_s = self.answer_s
+        self._is_back(connection)
+        return connection
+
+    def _is_away(self, error: StoreError) -> None:
+        with self._freed:
+            first = self._down_since_s is None
+            if first:
+                self._down_since_s = time.monotonic()
+                self._pause_s = _FIRST_PAUSE_S
+            self._why = error
+            self._again_s = time.monotonic() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        if first:
+            log.warning("%s", error)
+
+    def _is_back(self, connection: Connection) -> None:
+        with self._freed:
+            since_s, self._down_since_s = self._down_since_s, None
+            self.ahead_us = connection.ahead_us
+        if since_s is not None:
+            log.warning("%s is back after %.1f s", self.where, time.monotonic() - since_s)
+
+
+def _is_usable(connection: Connection) -> bool:
+    """Whether nothing has happened to it while it lay idle: a server that has gone away leaves an end of file in the socket."""
+    if connection.closed:
+        return False
+    waiting = select.poll()
+    waiting.register(connection.fileno(), select.POLLIN)
+    return not waiting.poll(0)

@@ -1,0 +1,191 @@
+"""One database: the only place where a transaction begins and ends, and where a COMMIT without an answer is cleared up."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from perdure.errors import InvalidInput, StoreError, StoreUnavailable
+from perdure.store.cursor import Cursor, Params, Row
+from perdure.store.postgres.confined import confined
+from perdure.store.postgres.connect import Connection
+from perdure.store.postgres.connections import Connections
+from perdure.store.postgres.cursor import PostgresCursor
+from perdure.store.postgres.faults import is_loss, is_rolled_back, translated
+
+T = TypeVar("T")
+log = logging.getLogger("perdure.store")
+_ROUNDS = 6  # of a transaction that others rolled back
+_SLOW_S = 2.0
+# A worker that is paused inside a transaction must not keep its rows from everybody for as long as it sleeps.
+_BEGIN = (
+    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = {idle}; SET LOCAL lock_timeout = {lock}; "
+    "SELECT pg_current_xact_id()::text"
+)
+_STATUS = "SELECT pg_xact_status($1::text::xid8)"
+TOOL_S = 600.0  # a tool's own statements may take as long as its time-out lets it
+
+
+class PostgresDatabase:
+    """Thread-safe: every statement or transaction has a connection to itself for as long as it takes."""
+
+    def __init__(self, connections: Connections) -> None:
+        self.connections = connections
+        self.where = connections.where
+        self.commits = 0
+
+    def write(self, work: Callable[[Cursor], T], arrived: Callable[[Cursor, T], bool], *, again: bool = True) -> T:
+        """See Database. `again` is False for work that must not be done twice, not even when the first time was rolled back."""
+        for left in range(_ROUNDS - 1, -1, -1):
+            try:
+                return self._write(work, arrived)
+            except psycopg.Error as error:
+                if not (again and left and is_rolled_back(error)):
+                    raise translated(error, self.where) from None
+                # Two transactions met in opposite order, and the server has ended ours: whoever comes back at once meets it again.
+                log.info("%s: a transaction was rolled back because of another one; doing it again", self.where)
+                time.sleep(random.uniform(0.001, 0.02) * (_ROUNDS - left))
+            except UnicodeEncodeError as error:
+                raise InvalidInput(f"text with a lone surrogate cannot be stored: {ascii(error.object)[:80]}") from None
+        raise AssertionError("unreachable")
+
+    def read(self, name: str, params: Params = ()) -> list[Row]:
+        """A connection that broke has told us nothing, and reading changes nothing: it is done again, once, on a new one."""
+        return self.reading(lambda cursor: cursor.all(name, params))
+
+    def reading(self, look: Callable[[PostgresCursor], T]) -> T:
+        """Statements that change nothing, each for itself."""
+        for last in (False, True):
+            try:
+                with self.connections.lent() as connection:
+                    return look(PostgresCursor(connection))
+            except UnicodeEncodeError:
+                return look(_Nothing())  # type: ignore[arg-type]  # a lone surrogate: nothing in here can be called that
+            except psycopg.Error as error:
+                if last or not is_loss(error):
+                    raise translated(error, self.where) from None
+                self.connections.lost()
+        raise AssertionError("unreachable")
+
+    @contextmanager
+    def lend(self, cursor: Cursor) -> Iterator[Any]:
+        assert isinstance(cursor, PostgresCursor)
+        cursor.connection.answer_s = TOOL_S
+        try:
+            with confined(cursor.connection) as handle:
+                yield handle
+        finally:
+            cursor.connection.answer_s = self.connections.answer_s
+
+    def version(self) -> int:
+        return self.commits
+
+    def close(self) -> None:
+        self.connections.close()
+
+    def _write(self, work: Callable[[Cursor], T], arrived: Callable[[Cursor, T], bool]) -> T:
+        began_s = time.monotonic()
+        with self._transaction() as (cursor, xid):
+            try:
+                done = work(cursor)
+            except BaseException:
+                _roll_back(cursor.connection)
+                raise
+            try:
+                self._commit(cursor.connection)
+            except psycopg.Error as error:
+                if not is_loss(error):
+                    raise
+                # The crash window: COMMIT was sent, and nobody has heard what became of it.
+                self.connections.lost()
+                self._clear_up(xid, error, lambda fresh: arrived(fresh, done))
+        self.commits += 1
+        took_s = time.monotonic() - began_s
+        if took_s > _SLOW_S:
+            log.warning("%s took %.1f s for a commit; everything that waits for it waits as long", self.where, took_s)
+        return done
+
+    @contextmanager
+    def _transaction(self) -> Iterator[tuple[PostgresCursor, str]]:
+        for last in (False, True):
+            with self.connections.lent() as connection:
+                try:
+                    xid = self._begin(connection)
+                except psycopg.Error as error:
+                    # Nothing was asked of it yet but to begin: a connection that died while it lay idle costs nothing.
+                    if last or not is_loss(error):
+                        raise
+                    connection.close()
+                    self.connections.lost()
+                    continue
+                yield PostgresCursor(connection), xid
+                return
+
+    def _begin(self, connection: Connection) -> str:
+        idle_ms, lock_ms = round(self.connections.answer_s * 1000), round(self.connections.answer_s * 500)
+        # Several statements in one message, so that beginning costs one round trip.
+        cursor = psycopg.Cursor(connection)
+        cursor.execute(_BEGIN.format(idle=idle_ms, lock=lock_ms).encode())
+        while cursor.nextset():
+            pass
+        ((xid,),) = cursor.fetchall()
+        assert isinstance(xid, str), xid
+        return xid
+
+    def _commit(self, connection: Connection) -> None:
+        if connection.execute(b"COMMIT").statusmessage != "COMMIT":
+            # PostgreSQL answers ROLLBACK, and no error, when a statement before it had failed.
+            raise StoreError(f"{self.where} rolled the transaction back: one of its statements had failed; nothing was written")
+
+    def _clear_up(self, xid: str, error: psycopg.Error, arrived: Callable[[Cursor], bool]) -> None:
+        """Return when the transaction is there; raise when it is not, or when nobody can tell in time."""
+        deadline_s = time.monotonic() + self.connections.answer_s
+        while True:
+            try:
+                status = self.reading(lambda cursor: _status_of(cursor.connection, xid))
+                if status == "committed" or (status is None and self.reading(arrived)):
+                    return
+                if status != "in progress":
+                    raise translated(error, self.where)
+            except StoreUnavailable:
+                if time.monotonic() > deadline_s:
+                    raise
+            if time.monotonic() > deadline_s:
+                raise translated(error, self.where)
+            time.sleep(0.05)
+
+
+def _status_of(connection: Connection, xid: str) -> str | None:
+    """What became of the transaction; None when this server cannot tell."""
+    try:
+        found = connection.execute(_STATUS, (xid,)).fetchone()
+    except psycopg.Error as error:
+        if is_loss(error):
+            raise
+        return None  # another server took over and has never heard of it, or it is not quite PostgreSQL
+    return found[0] if found is not None else None
+
+
+def _roll_back(connection: Connection) -> None:
+    try:
+        if not connection.closed and connection.pgconn.transaction_status != TransactionStatus.IDLE:
+            connection.execute(b"ROLLBACK")
+    except psycopg.Error:
+        connection.close()  # the server rolls back what nobody commits
+
+
+class _Nothing:
+    """A database in which nothing is found."""
+
+    def all(self, name: str, params: Params = ()) -> list[Row]:
+        return []
+
+    def one(self, name: str, params: Params = ()) -> Row | None:
+        return None

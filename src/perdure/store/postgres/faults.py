@@ -1,0 +1,61 @@
+"""What PostgreSQL says, in our words: one line that names the thing, the rule and the way out. No psycopg error leaves this package."""
+
+from __future__ import annotations
+
+import psycopg
+
+from perdure.errors import StoreCorrupt, StoreError, StoreUnavailable
+
+# The whole transaction was rolled back because of what somebody else did at the same time: doing it again is all there is to do.
+_ROLLED_BACK = frozenset(("40001", "40P01"))
+_BUSY = {
+    "53300": "has no connection left for us; raise max_connections, or use fewer or smaller workers (perdure keeps a few for each process)",
+    "53100": "has no room on its disk; nothing was written: make room and try again",
+    "53200": "is out of memory; nothing was written",
+    "55P03": "kept us waiting for a row that another transaction has locked for too long; nothing was written: try again",
+    "25P03": "ended our transaction because we had paused in it; nothing was written",
+    "57014": "cancelled the statement; nothing was written: see statement_timeout and who cancels statements there",
+    "25006": "takes no writes: it is a read-only standby, or default_transaction_read_only is on; connect to the primary",
+}
+_REFUSED = {
+    "28": "does not let us in ({error}); check user and password in the URL, and pg_hba.conf",
+    "3D": "has no such database ({error}); create it first: createdb NAME",
+}
+
+
+def is_loss(error: psycopg.Error) -> bool:
+    """Whether the connection is gone, so that nobody has heard what became of the statement."""
+    state = error.sqlstate
+    if state is None:
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return state.startswith("08") or state in ("57P01", "57P02", "57P03", "57P05", "25P03")
+
+
+def is_rolled_back(error: psycopg.Error) -> bool:
+    """A deadlock or a serialization failure: nothing was written, and the same work may be done again at once."""
+    return error.sqlstate in _ROLLED_BACK
+
+
+def translated(error: psycopg.Error, where: str) -> StoreError:
+    """The StoreError that tells a caller what to do about it; which type it is says whether trying again makes sense."""
+    state, said = error.sqlstate or "", _one_line(error)
+    if state in _BUSY:
+        return StoreUnavailable(f"{where} {_BUSY[state]}")
+    if state[:2] in _REFUSED:
+        return StoreError(f"{where} {_REFUSED[state[:2]].format(error=said)}")
+    if is_loss(error) or state[:2] in ("53", "57", "58"):
+        return StoreUnavailable(f"{where} cannot be reached ({said}); nothing was acknowledged: it is tried again")
+    if is_rolled_back(error):
+        return StoreUnavailable(f"{where} rolled our transaction back because of another one ({said}); nothing was written: try again")
+    if state == "42501":
+        return StoreError(
+            f"{where}: this user may not do that ({said}); let the owner of the tables run `perdure migrate` and grant the rest: "
+            "GRANT SELECT, INSERT, UPDATE, DELETE on every table whose name begins with perdure_"
+        )
+    if state in ("42P01", "42703", "42883"):
+        return StoreCorrupt(f"{where} is not as perdure has made it ({said}); somebody has changed its tables: restore a backup")
+    return StoreError(f"{where}: {said}")
+
+
+def _one_line(error: psycopg.Error) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,0 +1,275 @@
+"""Appends on PostgreSQL: those of many runs in one statement, and one whose answer was lost cleared up before anything else.
+
+One statement is one transaction and one round trip. An append from which more follows (an approval, a child, a budget, a run given up)
+takes the common path, with everything that it touches locked first.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import psycopg
+from msgspec import structs
+
+from perdure.core.events import RunCancelled, RunSucceeded, Terminal
+from perdure.errors import StoreUnavailable
+from perdure.store.api import FINISHED, Append, Appended, Committed, Lease, Refused
+from perdure.store.consequences import Consequences, consequential
+from perdure.store.cursor import Cursor
+from perdure.store.journal import Journal, refusal
+from perdure.store.postgres.database import PostgresDatabase
+from perdure.store.postgres.faults import is_loss, is_rolled_back, translated
+from perdure.store.postgres.queries import QUERIES, shown
+from perdure.store.rows import event_row
+
+log = logging.getLogger("perdure.store")
+_COMMITTED = Committed()
+_EVENT = "(${0}::bigint, ${1}::bytea, ${2}::bigint, ${3}::bigint, ${4}::bigint, ${5}::bigint, ${6}::text, ${7}::bytea)"
+_EVENT_COLUMNS = 8
+_FEW_EVENTS = 8
+_ENDS = (RunSucceeded, RunCancelled)  # a failure is told to people, and takes the common path for it
+
+
+class PostgresJournal(Journal):
+    _database: PostgresDatabase
+
+    def __init__(self, database: PostgresDatabase, consequences: Consequences) -> None:
+        super().__init__(database, consequences)
+        self._nonces: dict[tuple[str, int], list[bytes]] = {}  # of leases that were fenced by ourselves: all that may be there now
+        self._doubtful: set[str] = set()  # first event ids of appends of which nobody knows whether they have arrived
+
+    def append(self, batch: Sequence[Append]) -> list[Appended]:
+        called_s = time.monotonic()
+        if self._doubtful and any(_name(append) in self._doubtful for append in batch):
+            return self._settle(batch, called_s)
+        plain, rest = self._split(batch)
+        try:
+            committed = self._append_plain(plain) if plain else set()
+        except _Lost as lost:
+            # The crash window: the statement was sent, and nobody has heard what became of it.
+            log.warning("%s; looking what became of %d appends", lost, len(plain))
+            return self._settle(batch, called_s)
+        rest = [append for append in batch if id(append) not in committed]
+        answers = dict(zip(map(id, rest), self._append_rest(rest, called_s), strict=True)) if rest else {}
+        self._forget(batch)
+        return [answers.get(id(append), _COMMITTED) for append in batch]
+
+    # -- many at once -------------------------------------------------------------------------------------------------
+    def _split(self, batch: Sequence[Append]) -> tuple[list[Append], list[Append]]:
+        """Those that can go in one statement, at most one of each run; and the others, which keep their order behind them."""
+        plain: list[Append] = []
+        rest: list[Append] = []
+        seen: set[str] = set()
+        for append in batch:
+            run_id = append.lease.run_id
+            (plain if run_id not in seen and run_id in self._keys and _is_plain(append) else rest).append(append)
+            seen.add(run_id)
+        return plain, rest
+
+    def _append_plain(self, plain: list[Append]) -> set[int]:
+        """The ids (of the objects) of those whose guard held. The others have changed nothing, and the common path says why."""
+        if len(plain) == 1 and 0 < len(plain[0].events) <= _FEW_EVENTS and not _ends(plain[0]):
+            append = plain[0]
+            sql, values = self._one(append)
+            written = self._statement(lambda connection: psycopg.RawCursor(connection).execute(sql, values, binary=True).rowcount)
+            return {id(append)} if written == len(append.events) else set()
+        plain.sort(key=lambda append: self._keys[append.lease.run_id])  # the order in which everybody locks
+        statement, params = QUERIES["append_many"], self._many(plain)
+        moved = self._statement(
+            lambda connection: psycopg.RawCursor(connection).execute(statement.sql, statement.values(params), binary=True).fetchall()
+        )
+        keys = {key for (key,) in moved}
+        return {id(append) for append in plain if self._keys[append.lease.run_id] in keys}
+
+    def _statement(self, run: Callable[[Any], Any]) -> Any:
+        for left in range(5, -1, -1):
+            try:
+                with self._database.connections.lent() as connection:
+                    answer = run(connection)
+            except psycopg.Error as error:
+                if is_loss(error):
+                    self._database.connections.lost()
+                    raise _Lost(translated(error, self._database.where)) from None
+                if not (left and is_rolled_back(error)):
+                    raise translated(error, self._database.where) from None
+                continue
+            self._database.commits += 1
+            return answer
+        raise AssertionError("unreachable")
+
+    def _one(self, append: Append) -> tuple[bytes, list[Any]]:
+        lease, row, events, before = self._current(append.lease), append.row, append.events, append.expected_seq
+        last = events[-1]
+        key = self._keys[lease.run_id]
+        values: list[Any] = [before + len(events), last.hash, last.event.ts, key, lease.epoch, lease.nonce, lease.worker, before]
+        if row is not None:
+            values += [row.status, shown(row.waiting_for), shown(row.error), row.progress, row.attention]
+        for event in self._events(append, key):
+            values += event[1:]
+        return _composed(QUERIES["advance" if row is None else "advance_and_project"].sql, len(events)), values
+
+    def _many(self, plain: Sequence[Append]) -> dict[str, Any]:
+        leases = [self._current(append.lease) for append in plain]
+        rows = [append.row for append in plain]
+        events = [event for append in plain for event in self._events(append, self._keys[append.lease.run_id])]
+        columns = tuple(zip(*events, strict=True)) or ((),) * 9
+        names = ("e_runs", "e_seqs", "e_ids", "e_times", "e_epochs", "e_calls", "e_causes", "e_data", "e_hashes")
+        return {
+            "ids": [self._keys[lease.run_id] for lease in leases],
+            "epochs": [lease.epoch for lease in leases],
+            "nonces": [lease.nonce for lease in leases],
+            "holders": [lease.worker for lease in leases],
+            "befores": [append.expected_seq for append in plain],
+            "seqs": [append.expected_seq + len(append.events) for append in plain],
+            "heads": [append.events[-1].hash if append.events else None for append in plain],
+            "times": [append.events[-1].event.ts if append.events else 0 for append in plain],
+            "projects": [row is not None for row in rows],
+            "statuses": [row.status if row else None for row in rows],
+            "waits": [shown(row.waiting_for) if row else None for row in rows],
+            "errors": [shown(row.error) if row else None for row in rows],
+            "progresses": [row is not None and row.progress for row in rows],
+            "attentions": [row.attention if row else None for row in rows],
+            "ends": [_ends(append) for append in plain],
+            **dict(zip(names, map(list, columns), strict=True)),
+        }
+
+    def _events(self, append: Append, key: int) -> list[tuple[Any, ...]]:
+        for seq, sealed in enumerate(append.events, append.expected_seq + 1):
+            assert sealed.event.seq == seq and sealed.event.epoch == append.lease.epoch, (append.lease, sealed.event.seq, seq)
+        return [event_row(key, sealed) for sealed in append.events]
+
+    # -- the common path ----------------------------------------------------------------------------------------------
+    def _append_rest(self, rest: list[Append], called_s: float) -> list[Appended]:
+        try:
+            return self._database.write(
+                lambda cursor: self._append_all(cursor, rest, called_s), lambda cursor, answers: self._arrived(cursor, rest, answers)
+            )
+        except StoreUnavailable:
+            # Most likely nothing was written; whoever sends them again is answered only once that is certain.
+            self._doubtful.update(name for append in rest if (name := _name(append)) is not None)
+            raise
+
+    def _append_all(self, cursor: Cursor, batch: Sequence[Append], called_s: float) -> list[Appended]:
+        ending = [append for append in batch if any(isinstance(sealed.event.body, Terminal) for sealed in append.events)]
+        charging = [append for append in batch if append.charge is not None]
+        cursor.all("lock_runs", {"keys": self._keys_of(cursor, batch), "ending": self._keys_of(cursor, ending)})
+        if charging or ending:
+            cursor.all("lock_budgets", {"keys": self._keys_of(cursor, [*charging, *ending])})
+        current = [structs.replace(append, lease=self._current(append.lease)) for append in batch]
+        return super()._append_all(cursor, current, called_s)
+
+    def _keys_of(self, cursor: Cursor, batch: Sequence[Append]) -> list[int]:
+        keys = [self._keys.get(append.lease.run_id) or self._look_up_key(cursor, append.lease.run_id) for append in batch]
+        return [key for key in keys if key is not None]
+
+    # -- appends without an answer ------------------------------------------------------------------------------------
+    def _settle(self, batch: Sequence[Append], called_s: float) -> list[Appended]:
+        """Find out what has arrived, append what has not, and make sure that nothing of it arrives later."""
+        names = {name for append in batch if (name := _name(append)) is not None}
+        self._doubtful |= names
+        deadline_s = time.monotonic() + self._database.connections.answer_s / 2
+        while True:
+            fresh = {_lease_name(append.lease): secrets.token_bytes(16) for append in batch}
+            for append in batch:
+                # Before it is sent: whether this commit arrives can be unknown as well.
+                self._nonces.setdefault(_lease_name(append.lease), [append.lease.nonce]).append(fresh[_lease_name(append.lease)])
+            try:
+                answers = self._fence_and_append(batch, called_s, fresh)
+            except StoreUnavailable:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.1)
+                continue
+            self._nonces |= {lease: [nonce] for lease, nonce in fresh.items()}
+            self._doubtful -= names
+            self._forget(batch)
+            return answers
+
+    def _fence_and_append(self, batch: Sequence[Append], called_s: float, fresh: dict[tuple[str, int], bytes]) -> list[Appended]:
+        return self._database.write(
+            lambda cursor: self._settle_all(cursor, batch, called_s, fresh), lambda cursor, found: self._arrived(cursor, batch, found)
+        )
+
+    def _settle_all(self, cursor: Cursor, batch: Sequence[Append], called_s: float, fresh: dict[tuple[str, int], bytes]) -> list[Appended]:
+        answers: list[Appended] = []
+        held: dict[tuple[str, int], bool] = {}
+        keys = self._keys_of(cursor, batch)
+        cursor.all("lock_runs", {"keys": keys, "ending": keys})
+        for append in batch:
+            lease, name = append.lease, _lease_name(append.lease)
+            key = self._look_up_key(cursor, lease.run_id)
+            if key is None:
+                answers.append(Refused(f"there is no run {lease.run_id}"))
+                continue
+            if name not in held:
+                values = {"id": key, "epoch": lease.epoch, "worker": lease.worker, "nonce": fresh[name], "nonces": self._nonces[name]}
+                held[name] = cursor.change("fence", values) == 1
+            found = cursor.one("event_at", (key, append.expected_seq + 1)) if append.events else None
+            if found is not None and found[0].hex() == append.events[0].event.event_id:
+                answers.append(_COMMITTED)  # it was one transaction: its first event proves it whole
+            elif found is not None or not held[name]:
+                why = refusal(cursor, append, key)
+                answers.append(why or Refused(f"run {lease.run_id}: another worker has written event {append.expected_seq + 1}"))
+            else:
+                owned = structs.replace(append, lease=structs.replace(lease, nonce=fresh[name]))
+                answers += super()._append_all(cursor, [owned], called_s)
+        return answers
+
+    def _current(self, lease: Lease) -> Lease:
+        """The lease under the nonce that it has now."""
+        if not self._nonces:
+            return lease
+        known = self._nonces.get(_lease_name(lease))
+        return lease if known is None else structs.replace(lease, nonce=known[-1])
+
+    def _forget(self, batch: Sequence[Append]) -> None:
+        """What was given up needs nothing remembered."""
+        for append in batch:
+            if append.row is not None and (append.row.release or append.row.status in FINISHED):
+                self._keys.pop(append.lease.run_id, None)
+                self._nonces.pop(_lease_name(append.lease), None)
+
+
+class _Lost(Exception):
+    """The connection broke while a statement was under way."""
+
+
+def _lease_name(lease: Lease) -> tuple[str, int]:
+    return lease.run_id, lease.epoch
+
+
+def _name(append: Append) -> str | None:
+    return append.events[0].event.event_id if append.events else None
+
+
+def _is_plain(append: Append) -> bool:
+    """Whether nothing follows from it but what the one statement does."""
+    if append.blobs or append.consumed or append.charge is not None:
+        return False
+    if append.row is not None and append.row.release and append.row.status not in FINISHED:
+        return False
+    events = consequential(append)
+    return not events or (len(events) == 1 and isinstance(events[0].body, _ENDS) and _ends(append) and "/" not in append.lease.run_id)
+
+
+def _ends(append: Append) -> bool:
+    return append.row is not None and append.row.status in FINISHED
+
+
+@lru_cache(maxsize=64)
+def _composed(advance: str, events: int) -> bytes:
+    """The guard and so many events in one statement, made of the guard's own text and a count."""
+    first = max(int(number) for number in re.findall(r"\$(\d+)", advance)) + 1
+    rows = ", ".join(
+        _EVENT.format(*range(start, start + _EVENT_COLUMNS)) for start in range(first, first + events * _EVENT_COLUMNS, _EVENT_COLUMNS)
+    )
+    return (
+        f"WITH moved AS ({advance} RETURNING id) INSERT INTO perdure_events (run, seq, event_id, ts, epoch, call, cause, data, hash) "
+        f"SELECT moved.id, e.* FROM moved, (VALUES {rows}) AS e"
+    ).encode()

@@ -1,0 +1,80 @@
+"""Who is alive, over several machines. A lock file proves a death on this machine only; elsewhere the database has to tell.
+
+What it tells is never a proof: a connection that is gone may be a process that is gone, or a cable. So it counts as silence, and only
+after some seconds in which the worker could have come back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+from perdure.errors import StoreUnavailable
+from perdure.store.liveness import FileLocks
+from perdure.store.postgres.bell import NotifyBell
+
+log = logging.getLogger("perdure.store")
+
+
+class MachineLocks:
+    """The lock files of this machine's workers for one database, and the session locks that others see."""
+
+    def __init__(self, bell: NotifyBell, database: str) -> None:
+        self._bell = bell
+        name = hashlib.sha256(database.encode()).hexdigest()[:16]
+        self._folder = Path(tempfile.gettempdir()) / f"perdure-{os.getuid()}-{name}"
+        self._files = FileLocks(self._folder)
+        self._held: set[str] = set()
+
+    def hold(self, worker: str) -> bool:
+        newly = worker not in self._held
+        if newly:
+            try:
+                self._check_folder()
+                self._files.hold(worker)
+                self._held.add(worker)
+            except StoreUnavailable as error:
+                # Nothing is lost but time: that this worker has died is noticed when its lease runs out.
+                log.warning("%s", error)
+        self._bell.hold(worker)
+        return newly
+
+    def refresh(self, worker: str) -> None:
+        if worker in self._held:
+            self._files.refresh(worker)
+
+    def free(self, worker: str) -> None:
+        self._bell.free(worker)
+        if worker in self._held:
+            self._held.discard(worker)
+            self._files.free(worker)
+
+    def is_dead(self, worker: str) -> bool:
+        # Somebody else's folder of that name proves nothing.
+        return self._is_ours() and self._files.is_dead(worker)
+
+    def forget(self, worker: str) -> None:
+        self._files.forget(worker)
+
+    def close(self) -> None:
+        self._files.close()
+
+    def _check_folder(self) -> None:
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise StoreUnavailable(
+                f"{self._folder} cannot be made ({error.strerror}); its lock files would tell of a death at once"
+            ) from None
+        if not self._is_ours():
+            raise StoreUnavailable(f"{self._folder} belongs to somebody else, so that no lock file is kept in it; remove it")
+
+    def _is_ours(self) -> bool:
+        try:
+            status = os.stat(self._folder, follow_symlinks=False)
+        except OSError:
+            return False
+        return status.st_uid == os.getuid() and not status.st_mode & 0o022

@@ -1,0 +1,636 @@
+-- Every statement that perdure sends to PostgreSQL by name, under the names that the SQLite journal has, with the same parameters.
+-- Values come in as parameters only; nothing here is ever assembled from data.
+--
+-- What differs from SQLite: there are several writers at a time. So whatever is read in order to be changed is locked (FOR NO KEY
+-- UPDATE; several runs always in ascending order of their numbers), claims pass by what others are at (SKIP LOCKED), and leases are
+-- judged by the clock of the database.
+
+-- == The append path ==================================================================================================
+
+-- name: advance
+-- The guard: exactly one row changes, or somebody else has the run or its seq has moved.
+UPDATE perdure_runs SET seq = ?1, head = coalesce(?2::bytea, head), updated_at = greatest(updated_at, ?3::bigint)
+WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8
+
+-- name: advance_and_project
+-- The guard, and what the events did to the projection. `holder` and `ready_at` stay as they are, and so do their indexes.
+UPDATE perdure_runs SET seq = ?1, head = coalesce(?2::bytea, head), updated_at = greatest(updated_at, ?3::bigint),
+    status = ?9, waiting_for = ?10, error = ?11, crashes = CASE WHEN ?12 THEN 0 ELSE crashes END, attention = ?13
+WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8
+
+-- name: advance_and_release
+-- The guard, and the holder gives the run up: to whoever claims it from ready_at on, or for good.
+UPDATE perdure_runs SET seq = ?1, head = coalesce(?2::bytea, head), updated_at = greatest(updated_at, ?3::bigint),
+    status = ?9, waiting_for = ?10, error = ?11, crashes = CASE WHEN ?12 THEN 0 ELSE crashes END, attention = ?13, ready_at = ?14,
+    holder = NULL, nonce = NULL
+WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8
+
+-- name: lock_runs
+-- Before an append that touches more than its own run, or gives its run up: those runs and the parents of those that end, in the order
+-- in which everybody locks. What is read after this is what was committed before: an inbox looked at earlier could be out of date.
+SELECT id FROM perdure_runs
+WHERE id = ANY (:keys::bigint[]) OR run_id = ANY (SELECT r.parent FROM perdure_runs AS r WHERE r.id = ANY (:ending::bigint[]))
+ORDER BY id FOR NO KEY UPDATE
+
+-- name: lock_budgets
+-- Before appends that charge: all budgets that any of them charges, in the order in which everybody locks.
+WITH RECURSIVE applies (run) AS (
+    SELECT ledger FROM perdure_runs WHERE id = ANY (:keys::bigint[])
+    UNION
+    SELECT b.above FROM perdure_budgets AS b JOIN applies ON b.run = applies.run
+)
+SELECT run FROM perdure_budgets WHERE run IN (SELECT run FROM applies) ORDER BY run FOR NO KEY UPDATE
+
+-- name: fence
+-- After an append without an answer: waits for it if it is under way, and refuses it if it comes later. The nonce is one of those that
+-- this lease has had; the epoch stays, since the same worker goes on.
+UPDATE perdure_runs SET nonce = :nonce WHERE id = :id AND epoch = :epoch AND holder = :worker AND nonce = ANY (:nonces::bytea[])
+
+-- name: append_many
+-- The guarded appends of many runs in one statement, which is one transaction and one round trip. Each run's guard is its own; what it
+-- guards is written, and the rest is not. Only for appends from which nothing else follows.
+WITH given AS (
+    SELECT * FROM unnest(:ids::bigint[], :epochs::bigint[], :nonces::bytea[], :holders::text[], :befores::bigint[], :seqs::bigint[],
+        :heads::bytea[], :times::bigint[], :projects::boolean[], :statuses::text[], :waits::text[], :errors::text[], :progresses::boolean[],
+        :attentions::text[], :ends::boolean[])
+    AS g (id, epoch, nonce, holder, before, seq, head, ts, projects, status, waiting_for, error, progress, attention, ends)
+), moved AS (
+    UPDATE perdure_runs AS r SET seq = g.seq, head = coalesce(g.head, r.head), updated_at = greatest(r.updated_at, g.ts),
+        status = CASE WHEN g.projects THEN g.status ELSE r.status END,
+        waiting_for = CASE WHEN g.projects THEN g.waiting_for ELSE r.waiting_for END,
+        error = CASE WHEN g.projects THEN g.error ELSE r.error END,
+        attention = CASE WHEN g.projects THEN g.attention ELSE r.attention END,
+        crashes = CASE WHEN g.progress THEN 0 ELSE r.crashes END,
+        holder = CASE WHEN g.ends THEN NULL ELSE r.holder END,
+        nonce = CASE WHEN g.ends THEN NULL ELSE r.nonce END
+    FROM given AS g WHERE r.id = g.id AND r.epoch = g.epoch AND r.nonce = g.nonce AND r.holder = g.holder AND r.seq = g.before
+        AND (NOT g.ends OR r.parent IS NULL AND r.ledger IS NULL)
+    RETURNING r.id, g.ends, g.ts
+), withdrawn AS (
+    UPDATE perdure_approvals AS a SET status = 'withdrawn', settled_at = m.ts FROM moved AS m
+    WHERE m.ends AND a.run = m.id AND a.status = 'pending'
+), written AS (
+    INSERT INTO perdure_events (run, seq, event_id, ts, epoch, call, cause, data, hash)
+    SELECT e.* FROM unnest(:e_runs::bigint[], :e_seqs::bigint[], :e_ids::bytea[], :e_times::bigint[], :e_epochs::bigint[],
+        :e_calls::bigint[], :e_causes::bigint[], :e_data::text[], :e_hashes::bytea[])
+    AS e (run, seq, event_id, ts, epoch, call, cause, data, hash)
+    WHERE e.run IN (SELECT id FROM moved)
+)
+SELECT id FROM moved
+
+-- name: insert_event
+INSERT INTO perdure_events (run, seq, event_id, ts, epoch, call, cause, data, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: insert_blob
+-- Content-addressed: a second copy of the same bytes is the same blob.
+INSERT INTO perdure_blobs (digest, data) VALUES (?, ?) ON CONFLICT DO NOTHING
+
+-- name: consume_inbox
+-- The events of this commit stand for these rows now.
+DELETE FROM perdure_inbox WHERE id = ? AND run = ?
+
+-- name: unread_inbox_of_run
+-- Whether anything has arrived that this commit does not stand for.
+SELECT 1 FROM perdure_inbox WHERE run = ? AND id NOT IN (SELECT value::bigint FROM jsonb_array_elements_text(?::jsonb) AS v (value)) LIMIT 1
+
+-- name: guard_of_run
+-- What a refused append ran into, to say so in words.
+SELECT status, seq, epoch, holder, nonce FROM perdure_runs WHERE id = ?
+
+-- name: run_key
+SELECT id FROM perdure_runs WHERE run_id = ?
+
+-- name: event_at
+SELECT event_id FROM perdure_events WHERE run = ? AND seq = ?
+
+-- == Reading ==========================================================================================================
+
+-- name: run_by_id
+SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+FROM perdure_runs WHERE run_id = ?
+
+-- name: run_to_change
+-- As run_by_id, and nobody else writes to the run before this transaction ends.
+SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+FROM perdure_runs WHERE run_id = ? FOR NO KEY UPDATE
+
+-- name: family_of_run
+-- Those below it: a child's id is its parent's, a slash and a number, and '0' comes right after '/'.
+SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+FROM perdure_runs
+WHERE run_id > :run_id::text || '/' AND run_id < :run_id::text || '0' AND status NOT IN ('succeeded', 'failed', 'cancelled')
+
+-- name: family_to_change
+-- As family_of_run, the oldest first, and nobody else writes to them before this transaction ends.
+SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+FROM perdure_runs
+WHERE run_id > :run_id::text || '/' AND run_id < :run_id::text || '0' AND status NOT IN ('succeeded', 'failed', 'cancelled')
+ORDER BY id FOR NO KEY UPDATE
+
+-- name: list_runs
+-- Newest first. created_at pages, and id settles ties.
+SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+FROM perdure_runs
+WHERE (:before::bigint IS NULL OR created_at < :before)
+    AND (:status::text IS NULL OR status = :status)
+    AND (:agent::text IS NULL OR agent = :agent)
+    AND (:tenant::text IS NULL OR tenant = :tenant)
+ORDER BY created_at DESC, id DESC LIMIT :limit
+
+-- name: read_events
+-- data as bytes: those that were hashed.
+SELECT seq, event_id, ts, epoch, call, cause, convert_to(data, 'UTF8')
+FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND seq > :after ORDER BY seq
+
+-- name: stored_events
+SELECT seq, event_id, ts, epoch, call, cause, convert_to(data, 'UTF8'), hash
+FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) ORDER BY seq
+
+-- name: hash_at
+SELECT hash FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = ?) AND seq = ?
+
+-- name: growing_runs
+-- What may have changed since somebody knew all runs up to a place: those that are new, and those that had not finished.
+-- Ids and transaction numbers are given before the commit. Only what was born before every transaction that is still under way counts:
+-- nothing can appear below it any more. A dump that was restored into a younger server has numbers from its future; those are old.
+WITH now AS (SELECT pg_current_snapshot() AS snapshot),
+settled AS (
+    SELECT r.*, CASE WHEN r.born >= pg_snapshot_xmax(now.snapshot) THEN 0 ELSE r.born::text::bigint END AS commit
+    FROM perdure_runs AS r, now WHERE r.born < pg_snapshot_xmin(now.snapshot) OR r.born >= pg_snapshot_xmax(now.snapshot)
+)
+SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost, commit
+FROM settled
+WHERE (commit, id) > (:after_commit::bigint, :after::bigint)
+    AND ((commit, id) > (:newest_commit::bigint, :newest::bigint) OR status NOT IN ('succeeded', 'failed', 'cancelled'))
+ORDER BY commit, id LIMIT :limit
+
+-- name: journals_without_run
+-- From the first event of one journal straight to that of the next, however long they are.
+WITH RECURSIVE journals (number) AS (
+    SELECT min(run) FROM perdure_events
+    UNION
+    SELECT (SELECT min(run) FROM perdure_events WHERE run > number) FROM journals WHERE number IS NOT NULL
+)
+SELECT number, (SELECT count(*) FROM perdure_events WHERE run = number),
+    (SELECT convert_to(data, 'UTF8') FROM perdure_events WHERE run = number AND seq = 1)
+FROM journals WHERE number IS NOT NULL AND number NOT IN (SELECT id FROM perdure_runs)
+
+-- name: triggers
+SELECT c.relname, t.tgname, pg_get_triggerdef(t.oid), t.tgenabled::text
+FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid
+WHERE NOT t.tgisinternal AND c.relname LIKE 'perdure\_%' AND c.relnamespace = current_schema()::regnamespace ORDER BY 1, 2
+
+-- name: functions
+SELECT proname, prosrc FROM pg_proc WHERE proname LIKE 'perdure\_%' AND pronamespace = current_schema()::regnamespace ORDER BY 1
+
+-- name: blob
+SELECT data FROM perdure_blobs WHERE digest = ?
+
+-- == Creating and posting =============================================================================================
+
+-- name: insert_run
+-- A child stands under the budget that its parent stands under, unless it gets one of its own. No row when the id is taken.
+INSERT INTO perdure_runs (run_id, agent, version, tenant, actor, queue, target, input_digest, status, ready_at, seq, head, epoch,
+    created_at, updated_at, priority, parent, parent_call, parent_seq, depth, line, ledger)
+VALUES (:run_id, :agent, :version, :tenant, :actor, :queue, :target, :input_digest, 'queued', :ready_at, 1, :head, 0, :ts::bigint, :ts,
+    :priority, :parent, :parent_call, :parent_seq, :depth, :line, (SELECT ledger FROM perdure_runs WHERE run_id = :parent::text))
+ON CONFLICT (run_id) DO NOTHING RETURNING id, ledger
+
+-- name: post_to_unheld
+-- Nobody holds the run, or a dead worker does: what was posted is in its journal.
+UPDATE perdure_runs SET seq = :seq, head = :head, updated_at = greatest(updated_at, :now::bigint), status = :status::text,
+    waiting_for = :waiting_for, attention = CASE WHEN :status::text = 'needs_attention' THEN attention END, ready_at = :ready_at,
+    holder = NULL, nonce = NULL, lost = CASE WHEN holder IS NULL THEN lost ELSE 2 END
+WHERE id = :id
+
+-- name: end_unheld
+-- As post_to_unheld, and it is the last that the run takes.
+UPDATE perdure_runs SET seq = :seq, head = :head, updated_at = greatest(updated_at, :now::bigint), status = :status, waiting_for = NULL,
+    attention = NULL, error = :error, crashes = 0, ready_at = NULL, holder = NULL, nonce = NULL
+WHERE id = :id
+
+-- name: first_event
+SELECT convert_to(data, 'UTF8') FROM perdure_events WHERE run = ? AND seq = 1
+
+-- name: insert_inbox
+INSERT INTO perdure_inbox (run, call, event_id, ts, data) VALUES (:id, :call, :event_id, :now, :data)
+
+-- name: event_of_run
+-- Whether a post has arrived in the journal, asked after a COMMIT with an unknown outcome.
+SELECT 1 FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND event_id = :event_id
+
+-- name: inbox_event_of_run
+-- Whether a post has arrived in the inbox, asked after a COMMIT with an unknown outcome.
+SELECT 1 FROM perdure_inbox WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND event_id = :event_id
+
+-- name: inbox_of_worker
+SELECT i.id, r.run_id, i.call, convert_to(i.data, 'UTF8'), i.event_id
+FROM perdure_inbox AS i JOIN perdure_runs AS r ON r.id = i.run WHERE r.holder = ? ORDER BY i.id
+
+-- name: inbox_of_run
+SELECT i.id, r.run_id, i.call, convert_to(i.data, 'UTF8'), i.event_id
+FROM perdure_runs AS r JOIN perdure_inbox AS i ON i.run = r.id WHERE r.run_id = ? ORDER BY i.id
+
+-- name: unread_of_run
+SELECT id, call, event_id, convert_to(data, 'UTF8') FROM perdure_inbox WHERE run = ? ORDER BY id
+
+-- name: remember_signal
+-- Changes nothing when the run has had a signal with this key on this topic.
+INSERT INTO perdure_signals (run, topic, key) VALUES (?, ?, ?) ON CONFLICT DO NOTHING
+
+-- == What follows from events =========================================================================================
+
+-- name: begin_append
+-- One append of several: when what follows from its events is refused, it alone is undone.
+SAVEPOINT perdure_append
+
+-- name: keep_append
+RELEASE SAVEPOINT perdure_append
+
+-- name: undo_append
+ROLLBACK TO SAVEPOINT perdure_append
+
+-- name: relations_of_run
+SELECT run_id, tenant, actor, queue, priority, depth, parent, parent_call, parent_seq, ledger IS NOT NULL,
+    EXISTS (SELECT 1 FROM perdure_approvals AS a WHERE a.run = r.id AND a.status = 'pending')
+FROM perdure_runs AS r WHERE id = ?
+
+-- name: insert_approval
+-- Changes nothing when the id is taken.
+INSERT INTO perdure_approvals (approval, run, seq, call, action, asked_at, deciders, expires_at)
+VALUES (:approval, :run, :seq, :call, :action, :asked_at, :deciders, :expires_at) ON CONFLICT DO NOTHING
+
+-- name: consume_approval
+-- G9: this very call with these very arguments, approved, not used before and not expired; or nothing changes.
+UPDATE perdure_approvals SET status = 'consumed'
+WHERE approval = :approval AND run = :run AND call = :call AND action = :tool AND digest = :digest AND status = 'approved'
+    AND (expires_at IS NULL OR expires_at > :ts)
+
+-- name: withdraw_approvals
+-- The run has ended: nobody wants the answer any more.
+UPDATE perdure_approvals SET status = 'withdrawn', settled_at = :ts WHERE run = :run AND status = 'pending'
+
+-- name: change_approval
+UPDATE perdure_approvals SET status = :status, deciders = :deciders, expires_at = :expires_at, escalated = :escalated, voters = :voters,
+    digest = :digest, settled_by = :settled_by, note = :note, settled_at = :settled_at
+WHERE id = :id
+
+-- name: approval_by_id
+SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
+    a.voters, a.digest, a.settled_by, a.note, a.id, a.seq, convert_to(e.data, 'UTF8')
+FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_events AS e ON e.run = a.run AND e.seq = a.seq
+WHERE a.approval = ?
+
+-- name: approval_to_change
+-- As approval_by_id, for whoever holds its run with run_to_change: always that one first.
+SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
+    a.voters, a.digest, a.settled_by, a.note, a.id, a.seq, convert_to(e.data, 'UTF8')
+FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_events AS e ON e.run = a.run AND e.seq = a.seq
+WHERE a.approval = ? FOR NO KEY UPDATE OF a
+
+-- name: list_approvals
+SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
+    a.voters, a.digest, a.settled_by, a.note, a.id, a.seq, convert_to(e.data, 'UTF8')
+FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_events AS e ON e.run = a.run AND e.seq = a.seq
+WHERE a.status = ANY (ARRAY(SELECT jsonb_array_elements_text(:statuses::jsonb)))
+    AND (:tenant::text IS NULL OR r.tenant = :tenant)
+    AND (:run_id::text IS NULL OR r.run_id = :run_id)
+ORDER BY a.expires_at NULLS LAST, a.asked_at, a.id LIMIT :limit
+
+-- == Budgets and costs ================================================================================================
+
+-- name: insert_budget
+INSERT INTO perdure_budgets (run, above, limit_usd_micros, limit_tokens, limit_calls, limit_busy_us, on_exceed)
+VALUES (:run, :above, :usd_micros, :tokens, :calls, :busy_us, :on_exceed)
+
+-- name: own_ledger
+UPDATE perdure_runs SET ledger = id WHERE id = ?
+
+-- name: charge_budgets
+-- The run's budget and all above it, or the sum of the parts would exceed the whole. The root first: everybody locks in that order.
+WITH RECURSIVE applies (run) AS (
+    SELECT ledger FROM perdure_runs WHERE id = :run
+    UNION
+    SELECT b.above FROM perdure_budgets AS b JOIN applies ON b.run = applies.run
+), locked AS (
+    SELECT run FROM perdure_budgets WHERE run IN (SELECT run FROM applies) ORDER BY run FOR NO KEY UPDATE
+)
+UPDATE perdure_budgets AS b SET
+    spent_usd_micros = spent_usd_micros + :spent_usd_micros, spent_tokens = spent_tokens + :spent_tokens,
+    spent_calls = spent_calls + :spent_calls, spent_busy_us = spent_busy_us + :spent_busy_us,
+    reserved_usd_micros = reserved_usd_micros + :reserved_usd_micros, reserved_tokens = reserved_tokens + :reserved_tokens,
+    reserved_calls = reserved_calls + :reserved_calls, reserved_busy_us = reserved_busy_us + :reserved_busy_us
+FROM locked WHERE b.run = locked.run
+
+-- name: reserve
+INSERT INTO perdure_reserved AS r (run, usd_micros, tokens, calls, busy_us) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (run) DO UPDATE SET usd_micros = r.usd_micros + excluded.usd_micros, tokens = r.tokens + excluded.tokens,
+    calls = r.calls + excluded.calls, busy_us = r.busy_us + excluded.busy_us
+
+-- name: give_back
+DELETE FROM perdure_reserved WHERE run = ? RETURNING usd_micros, tokens, calls, busy_us
+
+-- name: reserved_by_run
+SELECT usd_micros, tokens, calls, busy_us FROM perdure_reserved WHERE run = (SELECT id FROM perdure_runs WHERE run_id = ?)
+
+-- name: raise_budget
+-- What has no limit keeps none.
+UPDATE perdure_budgets SET limit_usd_micros = limit_usd_micros + :usd_micros, limit_tokens = limit_tokens + :tokens,
+    limit_calls = limit_calls + :calls, limit_busy_us = limit_busy_us + :busy_us
+WHERE run = :run
+
+-- name: ledgers_of_run
+WITH RECURSIVE applies (run, distance) AS (
+    SELECT ledger, 0 FROM perdure_runs WHERE run_id = ?
+    UNION
+    SELECT b.above, applies.distance + 1 FROM perdure_budgets AS b JOIN applies ON b.run = applies.run
+)
+SELECT r.run_id, b.limit_usd_micros, b.limit_tokens, b.limit_calls, b.limit_busy_us, b.on_exceed,
+    b.spent_usd_micros, b.spent_tokens, b.spent_calls, b.spent_busy_us,
+    b.reserved_usd_micros, b.reserved_tokens, b.reserved_calls, b.reserved_busy_us
+FROM applies JOIN perdure_budgets AS b ON b.run = applies.run JOIN perdure_runs AS r ON r.id = b.run ORDER BY applies.distance
+
+-- name: over_budget
+-- Of the runs under this budget, those that stand still for want of one, each with its last word about that.
+WITH RECURSIVE below (run) AS (
+    SELECT id FROM perdure_runs WHERE run_id = ?
+    UNION
+    SELECT b.run FROM perdure_budgets AS b JOIN below ON b.above = below.run
+)
+SELECT r.run_id, (
+    SELECT convert_to(e.data, 'UTF8') FROM perdure_events AS e
+    WHERE e.run = r.id AND e.type = 'budget_exceeded' ORDER BY e.seq DESC LIMIT 1)
+FROM below JOIN perdure_runs AS r ON r.ledger = below.run
+WHERE r.status = 'needs_attention' AND r.attention = 'budget'
+ORDER BY r.id
+
+-- name: attempts_told
+-- The beginnings and ends of attempts, by runs and in order, from a place on.
+SELECT r.id, e.seq, r.run_id, r.agent, r.tenant, e.call, e.type, e.ts, convert_to(e.data, 'UTF8')
+FROM perdure_runs AS r JOIN perdure_events AS e ON e.run = r.id
+WHERE (e.run, e.seq) > (:run::bigint, :seq::bigint) AND r.updated_at >= :since AND (:tenant::text IS NULL OR r.tenant = :tenant)
+    AND e.call IS NOT NULL AND e.type IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt')
+ORDER BY e.run, e.seq LIMIT :limit
+
+-- == Notices ==========================================================================================================
+
+-- name: insert_notice
+INSERT INTO perdure_notices (run, seq, next_at) VALUES (?, ?, ?)
+
+-- name: due_notices
+SELECT id, run, seq, attempts FROM perdure_notices WHERE next_at <= ? ORDER BY next_at, id LIMIT ?
+
+-- name: notices_to_take
+-- As due_notices, for one taker at a time: what another one is just taking is passed by.
+SELECT id, run, seq, attempts FROM perdure_notices WHERE next_at <= ? ORDER BY next_at, id LIMIT ? FOR UPDATE SKIP LOCKED
+
+-- name: take_notice
+-- Until next_at it belongs to whoever has taken it.
+UPDATE perdure_notices SET next_at = ?, attempts = attempts + 1 WHERE id = ?
+
+-- name: notice
+SELECT next_at, attempts FROM perdure_notices WHERE id = ?
+
+-- name: event_of_notice
+SELECT r.run_id, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, convert_to(e.data, 'UTF8')
+FROM perdure_runs AS r JOIN perdure_events AS e ON e.run = r.id WHERE r.id = ? AND e.seq = ?
+
+-- name: delete_notice
+DELETE FROM perdure_notices WHERE id = ?
+
+-- name: put_notice_off
+UPDATE perdure_notices SET next_at = ?, error = ? WHERE id = ?
+
+-- name: failing_notices
+-- How many have been tried in vain, and what was said about the youngest of them.
+SELECT count(*), (SELECT error FROM perdure_notices WHERE error IS NOT NULL ORDER BY id DESC LIMIT 1)
+FROM perdure_notices WHERE error IS NOT NULL
+
+-- name: next_notice
+SELECT min(next_at) FROM perdure_notices
+
+-- == Who works ========================================================================================================
+
+-- name: line
+SELECT id FROM perdure_lines WHERE agent = ? AND version = ? AND queue = ? AND tenant = ? AND priority = ?
+
+-- name: insert_line
+-- Changes nothing when somebody else has made it.
+INSERT INTO perdure_lines (agent, version, queue, tenant, priority) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
+
+-- name: kind_of_run
+SELECT agent, queue, tenant, priority FROM perdure_runs WHERE id = ?
+
+-- name: move_run
+UPDATE perdure_runs SET version = ?, line = ? WHERE id = ?
+
+-- name: lines_with_ready_runs
+-- The served lines whose first run is ready, each with that and its tenant's last turn.
+SELECT l.id, l.queue, l.tenant, l.priority, h.ready_at,
+    coalesce((SELECT turn FROM perdure_turns AS t WHERE t.queue = l.queue AND t.tenant = l.tenant), 0)
+FROM jsonb_array_elements(:served::jsonb) AS s (value)
+    JOIN perdure_lines AS l ON l.agent = s.value ->> 0 AND l.version = s.value ->> 1
+    CROSS JOIN LATERAL (SELECT ready_at FROM perdure_runs WHERE line = l.id AND ready_at <= :now ORDER BY ready_at LIMIT 1) AS h
+WHERE :queues::jsonb IS NULL OR l.queue IN (SELECT jsonb_array_elements_text(:queues::jsonb))
+
+-- name: ready_below
+-- The ready runs of a family; see family_of_run. What another worker is just taking is passed by.
+SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+FROM perdure_runs
+WHERE run_id > :run_id::text || '/' AND run_id < :run_id::text || '0' AND ready_at <= :now AND :queues::jsonb IS NULL
+    AND EXISTS (SELECT 1 FROM jsonb_array_elements(:served::jsonb) AS s (value) WHERE s.value ->> 0 = agent AND s.value ->> 1 = version)
+ORDER BY ready_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+
+-- name: ready_of_line
+-- The ready runs of a line from a place on, those that have waited longest first. Suspects only if they are wanted.
+-- What another worker is just taking is passed by.
+SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+FROM perdure_runs
+WHERE line = :line AND ready_at <= :now AND (ready_at, id) > (:after_ready::bigint, :after_id::bigint)
+    AND (:suspects::boolean OR crashes + (lost > 0)::int < 2)
+ORDER BY ready_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+
+-- name: holds_suspect
+SELECT 1 FROM perdure_runs WHERE holder = ? AND crashes >= 2 LIMIT 1
+
+-- name: held_by_party
+-- How many runs of each tenant in each queue are held. Counted in the index of held runs alone.
+SELECT l.queue, l.tenant, sum(h.held)::bigint
+FROM (SELECT line, count(*) AS held FROM perdure_runs WHERE holder IS NOT NULL GROUP BY line) AS h
+    JOIN perdure_lines AS l ON l.id = h.line
+GROUP BY l.queue, l.tenant
+
+-- name: newest_turn
+SELECT coalesce(max(turn), 0) FROM perdure_turns
+
+-- name: had_turn
+-- Whose turn it was is told by whoever gets to it: nobody waits for another worker that writes down the same at the same moment.
+WITH free AS (
+    SELECT queue, tenant FROM perdure_turns WHERE queue = ?1 AND tenant = ?2 FOR NO KEY UPDATE SKIP LOCKED
+), kept AS (
+    UPDATE perdure_turns AS t SET turn = greatest(turn, ?3::bigint) FROM free WHERE t.queue = free.queue AND t.tenant = free.tenant
+)
+INSERT INTO perdure_turns (queue, tenant, turn) VALUES (?1, ?2, ?3) ON CONFLICT (queue, tenant) DO NOTHING
+
+-- name: claim_run
+-- A new epoch over the old one: whoever held the run before is refused from here on.
+UPDATE perdure_runs SET epoch = :epoch, nonce = :nonce, holder = :worker, seq = :seq, head = :head, crashes = :crashes,
+    lost = 0, ready_at = NULL, waiting_for = NULL, error = NULL, attention = NULL, updated_at = greatest(updated_at, :now::bigint),
+    status = CASE WHEN status = 'cancelling' THEN status ELSE 'running' END
+WHERE id = :id
+
+-- name: next_ready
+-- The head of each served line, whether it is ready or sleeps.
+SELECT min(h.ready_at)
+FROM jsonb_array_elements(:served::jsonb) AS s (value)
+    JOIN perdure_lines AS l ON l.agent = s.value ->> 0 AND l.version = s.value ->> 1
+    CROSS JOIN LATERAL (SELECT ready_at FROM perdure_runs WHERE line = l.id AND ready_at IS NOT NULL ORDER BY ready_at LIMIT 1) AS h
+WHERE :queues::jsonb IS NULL OR l.queue IN (SELECT jsonb_array_elements_text(:queues::jsonb))
+
+-- name: left_behind
+-- From ready children in lines that are not served upwards, until a parent is of a kind that is: that one can name the kind below it.
+WITH RECURSIVE served (agent, version) AS (SELECT value ->> 0, value ->> 1 FROM jsonb_array_elements(:served::jsonb) AS s (value)),
+below (agent, version, parent) AS (
+    SELECT l.agent, l.version, c.parent
+    FROM perdure_lines AS l JOIN perdure_runs AS c ON c.line = l.id AND c.ready_at <= :now AND c.parent IS NOT NULL
+    WHERE NOT EXISTS (SELECT 1 FROM served AS s WHERE s.agent = l.agent AND s.version = l.version)
+    UNION
+    SELECT p.agent, p.version, p.parent FROM below JOIN perdure_runs AS p ON p.run_id = below.parent
+    WHERE p.parent IS NOT NULL AND NOT EXISTS (SELECT 1 FROM served AS s WHERE s.agent = p.agent AND s.version = p.version)
+)
+SELECT p.agent, p.version, below.agent, below.version, min(p.run_id)
+FROM below JOIN perdure_runs AS p ON p.run_id = below.parent
+WHERE EXISTS (SELECT 1 FROM served AS s WHERE s.agent = p.agent AND s.version = p.version)
+    AND p.run_id NOT IN (SELECT jsonb_array_elements_text(:but::jsonb))
+GROUP BY 1, 2, 3, 4
+
+-- name: insert_worker
+-- Again for the same worker: what it serves now. Its lease counts by the clock of the database.
+INSERT INTO perdure_workers AS w (worker, name, pid, started_at, beat_at, serves, queues)
+VALUES (:worker, :name, :pid, :now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, :served, :queues)
+ON CONFLICT (worker) DO UPDATE SET name = excluded.name, pid = excluded.pid, beat_at = excluded.beat_at, serves = excluded.serves,
+    queues = excluded.queues, started_at = CASE WHEN w.pid = excluded.pid THEN w.started_at ELSE excluded.started_at END
+
+-- name: delete_worker
+DELETE FROM perdure_workers WHERE worker = ?
+
+-- name: beat
+UPDATE perdure_workers SET beat_at = greatest(beat_at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
+WHERE worker = :worker AND :now::bigint IS NOT NULL
+
+-- name: worker_by_id
+SELECT name, beat_at FROM perdure_workers WHERE worker = ?
+
+-- name: list_workers
+-- The last column: whether its lease has run out, by the clock of the database.
+SELECT worker, name, pid, started_at, beat_at, (SELECT count(*) FROM perdure_runs WHERE holder = worker), serves, queues,
+    beat_at < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - :lease_us::bigint AND :now::bigint IS NOT NULL
+FROM perdure_workers ORDER BY started_at, worker
+
+-- name: workers_without_session
+-- Those whose connection, with the lock that it held, is gone: dead, or cut off for the moment.
+SELECT w.worker, w.beat_at FROM perdure_workers AS w
+WHERE w.session AND NOT EXISTS (
+    SELECT 1 FROM pg_locks AS l
+    WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND (l.classid::bigint << 32 | l.objid::bigint) = hashtextextended(current_schema() || ' ' || w.worker, 0))
+
+-- name: has_session
+-- A sign of life as well: whoever saw it without a connection sees that it is back.
+UPDATE perdure_workers SET session = TRUE, beat_at = greatest(beat_at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) WHERE worker = ?
+
+-- name: forget_workers
+-- Those that have been silent for very long and hold nothing: their machines are gone.
+DELETE FROM perdure_workers AS w
+WHERE beat_at < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - :silent_us::bigint
+    AND NOT EXISTS (SELECT 1 FROM perdure_runs AS r WHERE r.holder = w.worker)
+
+-- name: holders_without_worker
+SELECT DISTINCT holder FROM perdure_runs AS r
+WHERE holder IS NOT NULL AND NOT EXISTS (SELECT 1 FROM perdure_workers AS w WHERE w.worker = r.holder)
+
+-- name: lose_runs
+-- Their holder is gone: claimable at once, and the next claim knows that it is a takeover. What somebody is just writing to is passed
+-- by; the next look finds it.
+UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :now::bigint, updated_at = greatest(updated_at, :now::bigint),
+    status = CASE WHEN status = 'cancelling' THEN status ELSE 'queued' END
+WHERE id IN (SELECT id FROM perdure_runs WHERE holder = :worker ORDER BY id FOR NO KEY UPDATE SKIP LOCKED)
+
+-- name: lose_runs_of_silent_worker
+-- As lose_runs, unless the worker has given a sign of life since we looked.
+UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = 1, ready_at = :now::bigint, updated_at = greatest(updated_at, :now::bigint),
+    status = CASE WHEN status = 'cancelling' THEN status ELSE 'queued' END
+WHERE id IN (SELECT id FROM perdure_runs WHERE holder = :worker ORDER BY id FOR NO KEY UPDATE SKIP LOCKED)
+    AND EXISTS (SELECT 1 FROM perdure_workers AS w WHERE w.worker = :worker AND w.beat_at < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - :lease_us::bigint)
+
+-- name: lose_runs_of_cut_off_worker
+-- As lose_runs, unless the worker has given a sign of life since we first saw it without a connection.
+UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :now::bigint, updated_at = greatest(updated_at, :now::bigint),
+    status = CASE WHEN status = 'cancelling' THEN status ELSE 'queued' END
+WHERE id IN (SELECT id FROM perdure_runs WHERE holder = :worker ORDER BY id FOR NO KEY UPDATE SKIP LOCKED)
+    AND EXISTS (SELECT 1 FROM perdure_workers AS w WHERE w.worker = :worker AND w.beat_at = :beat_at)
+
+-- name: count_workers
+-- How many there are, and how many of them have been silent for very long and hold nothing.
+SELECT count(*), count(*) FILTER (WHERE w.beat_at < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - :silent_us::bigint
+    AND NOT EXISTS (SELECT 1 FROM perdure_runs AS r WHERE r.holder = w.worker))
+FROM perdure_workers AS w
+
+-- == Rates ============================================================================================================
+
+-- name: rate
+SELECT due, paused_until, seen_at FROM perdure_rates WHERE key = ?
+
+-- name: make_rate
+-- So that there is a row to lock, and of all who come for a place one goes first.
+INSERT INTO perdure_rates (key, due, paused_until, seen_at) VALUES (?, 0, 0, 0) ON CONFLICT DO NOTHING
+
+-- name: rate_to_change
+SELECT due, paused_until, seen_at FROM perdure_rates WHERE key = ? FOR NO KEY UPDATE
+
+-- name: book_rate
+INSERT INTO perdure_rates (key, due, paused_until, seen_at) VALUES (:key, :due, :paused_until, :seen_at)
+ON CONFLICT (key) DO UPDATE SET due = excluded.due, paused_until = excluded.paused_until, seen_at = excluded.seen_at
+
+-- name: hold_rate_back
+INSERT INTO perdure_rates AS r (key, due, paused_until, seen_at) VALUES (:key, 0, :until, 0)
+ON CONFLICT (key) DO UPDATE SET paused_until = greatest(r.paused_until, excluded.paused_until)
+
+-- == What one transaction at a time may do ============================================================================
+
+-- name: make_lock
+INSERT INTO perdure_locks (key) VALUES (?) ON CONFLICT DO NOTHING
+
+-- name: take_lock
+SELECT 1 FROM perdure_locks WHERE key = ? FOR UPDATE
+
+-- == Opening ==========================================================================================================
+
+-- name: migrating
+-- Of several processes that start at once, one makes the schema. For this transaction only: nothing is left behind in a session.
+SELECT pg_advisory_xact_lock(hashtextextended('perdure schema ' || current_schema(), 0))
+
+-- name: has_schema_table
+SELECT 1 WHERE to_regclass(format('%I.perdure_schema', current_schema())) IS NOT NULL
+
+-- name: applied_migrations
+SELECT version::bigint, checksum FROM perdure_schema ORDER BY version
+
+-- name: record_migration
+INSERT INTO perdure_schema (version, checksum, applied_at) VALUES (?, ?, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
+
+-- name: clock
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+
+-- name: facts
+SELECT current_setting('server_version'), pg_size_pretty(pg_database_size(current_database())), current_setting('fsync'),
+    current_setting('synchronous_commit'), current_setting('max_connections'),
+    (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'), inet_client_port() IS NULL

@@ -1,0 +1,53 @@
+"""What is wrong with a database as a whole: journals without a run, guards that somebody has taken away."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from perdure.store.postgres.database import PostgresDatabase
+from perdure.store.postgres.migrate import MIGRATIONS
+
+_TRIGGER = re.compile(r"CREATE TRIGGER (\w+)[^;]*?\bON (perdure_\w+)", re.DOTALL)
+_FUNCTION = re.compile(r"CREATE (?:OR REPLACE )?FUNCTION (perdure_\w+)\(.*?AS \$\$(.*?)\$\$", re.DOTALL)
+
+
+def problems(database: PostgresDatabase) -> list[str]:
+    """Each in words; empty when there is none."""
+    return [*_orphans(database), *_triggers(database), *_functions(database)]
+
+
+def _orphans(database: PostgresDatabase) -> Iterator[str]:
+    for run, events, data in database.read("journals_without_run"):
+        yield (
+            f"{_name(run, data)}: its row is gone, and a journal of {events:,} events is left: somebody has deleted it; "
+            "restore it from a backup"
+        )
+
+
+def _name(run: int, data: bytes | None) -> str:
+    try:
+        return f"run {msgspec.json.decode(data or b'')['run_id']!r}"
+    except (msgspec.MsgspecError, UnicodeDecodeError, TypeError, KeyError):
+        return f"run number {run}"
+
+
+def _triggers(database: PostgresDatabase) -> Iterator[str]:
+    found = {(table, name): enabled for table, name, _, enabled in database.read("triggers")}
+    for migration in MIGRATIONS:
+        for name, table in _TRIGGER.findall(migration.sql):
+            enabled = found.get((table, name))
+            if enabled not in ("O", "A"):
+                what = "is missing" if enabled is None else "is switched off"
+                yield f"the trigger {name} on {table} {what}: somebody has changed the database; find out what else was changed"
+
+
+def _functions(database: PostgresDatabase) -> Iterator[str]:
+    found: dict[str, str] = {row[0]: row[1] for row in database.read("functions")}
+    expected = {name: body for migration in MIGRATIONS for name, body in _FUNCTION.findall(migration.sql)}
+    for name, body in expected.items():
+        if found.get(name) != body:
+            what = "is not the one that perdure makes" if name in found else "is missing"
+            yield f"the function {name} {what}: somebody has changed the database; find out what else was changed"

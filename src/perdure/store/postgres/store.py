@@ -1,0 +1,69 @@
+"""The Store on PostgreSQL."""
+
+from __future__ import annotations
+
+import time
+
+import psycopg
+
+from perdure.store.consequences import Consequences
+from perdure.store.journal import Journal
+from perdure.store.postgres import soundness
+from perdure.store.postgres.bell import NotifyBell
+from perdure.store.postgres.claims import PostgresClaims
+from perdure.store.postgres.connections import Connections
+from perdure.store.postgres.database import PostgresDatabase
+from perdure.store.postgres.journal import PostgresJournal
+from perdure.store.postgres.liveness import MachineLocks
+from perdure.store.postgres.migrate import MIGRATIONS
+from perdure.store.sql import SqlStore
+
+# How often a look is due although nobody has rung: a bell that is heard makes looking a second net, and without one it is all there is.
+_LOOK_S, _LOOK_DEAF_S = 1.0, 0.25
+
+
+class PostgresStore(SqlStore):
+    """A journal in a PostgreSQL database, shared by any number of workers on any number of machines."""
+
+    remote = True
+    _database: PostgresDatabase
+
+    def __init__(self, url: str, connections: Connections, schema: str) -> None:
+        self._connections = connections
+        self._notify = NotifyBell(connections, schema)
+        database = PostgresDatabase(connections)
+        super().__init__(url, database, self._notify, MachineLocks(self._notify, f"{connections.where} {schema}"))
+        self.schema = schema
+
+    @property
+    def ahead_us(self) -> int:
+        return self._connections.ahead_us
+
+    def _make_journal(self, consequences: Consequences) -> PostgresJournal:
+        return PostgresJournal(self._database, consequences)
+
+    def _make_claims(self, journal: Journal) -> PostgresClaims:
+        return PostgresClaims(self._database, journal, self._liveness, self._notify)
+
+    def version(self) -> int:
+        """Every part of the sum only grows, so that it changes when any of them does. Nothing is asked of the server for it."""
+        look_s = _LOOK_S if self._notify.listening else _LOOK_DEAF_S
+        return self._database.commits + self._notify.heard + int(time.monotonic() / look_s)
+
+    def facts(self) -> dict[str, str]:
+        (row,) = self._database.read("facts")
+        names = ("server", "size", "fsync", "synchronous_commit", "max_connections", "connections_used", "behind_proxy")
+        said = dict(zip(names, map(str, row), strict=True))
+        return {
+            "database": self._database.where,
+            "schema": self.schema,
+            **said,
+            "clock_ahead": f"{self.ahead_us / 1000:.1f} ms",
+            "doorbell": "listening" if self._notify.listening else "not listening in this process",
+            **self.notice_facts(),
+            "schema_version": str(len(MIGRATIONS)),
+            "psycopg": psycopg.__version__,
+        }
+
+    def problems(self) -> list[str]:
+        return soundness.problems(self._database)

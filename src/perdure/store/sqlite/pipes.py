@@ -1,0 +1,160 @@
+"""The doorbell of a file: every listener has a named pipe of its own in the folder of the workers' locks.
+
+Ringing writes one byte into each. A pipe that nobody has open belongs to a dead process and is removed by whoever rings it.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import select
+import stat
+import threading
+import time
+import uuid
+from pathlib import Path
+
+from perdure.store.bell import Listeners, Ring, call
+from perdure.store.liveness import closed_in_children
+
+log = logging.getLogger("perdure.store")
+_SUFFIX = ".bell"
+_PIPE_BYTES = 65_536  # as much as a pipe holds: however often it was rung, one read empties it
+_SETTLED_NS = 1_000_000_000
+
+
+class PipeBell:
+    """Named pipes in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._own = Listeners()
+        self._pipes: dict[str, _Pipe] = {}
+        self._complained = False
+        self._listed: tuple[int, list[str]] = (-1, [])  # the folder's mtime, and the pipes that it held then
+
+    def listen(self, ring: Ring) -> Ring:
+        stop_own = self._own.listen(ring)
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            pipe = _Pipe(self._folder, ring)
+        except OSError as error:
+            if not self._complained:
+                self._complained = True
+                log.warning("no doorbell in %s (%s): what other processes commit is noticed by looking", self._folder, error.strerror)
+            return stop_own
+        self._pipes[pipe.name] = pipe
+
+        def stop() -> None:
+            stop_own()
+            self._pipes.pop(pipe.name, None)
+            pipe.stop()
+
+        return stop
+
+    def ring(self) -> None:
+        self._own.ring()
+        try:
+            for name in self._others():
+                _ring_pipe(self._folder / name)
+        except OSError:
+            pass  # no folder, no listeners; and whatever else is wrong with it, others find out by looking
+
+    def close(self) -> None:
+        self._own.close()
+        while self._pipes:
+            self._pipes.popitem()[1].stop()
+
+    def _others(self) -> list[str]:
+        """The pipes of other processes, and of other stores in this one."""
+        changed_at = os.stat(self._folder).st_mtime_ns
+        if self._listed[0] == changed_at:
+            names = self._listed[1]
+        else:
+            names = [name for name in os.listdir(self._folder) if name.endswith(_SUFFIX)]
+            # File times are coarse: what came right after the last change may carry the same time, and must not be overlooked for ever.
+            if abs(time.time_ns() - changed_at) > _SETTLED_NS:
+                self._listed = (changed_at, names)
+        return [name for name in names if name not in self._pipes]
+
+
+class _Pipe:
+    """One listener's pipe, and the thread that waits at it."""
+
+    def __init__(self, folder: Path, ring: Ring) -> None:
+        token = uuid.uuid4().hex
+        self.name = f"{token}{_SUFFIX}"
+        self._path = folder / self.name
+        self._ring = ring
+        self._stopped = False
+        self._closing = threading.Lock()
+        self._descriptor = _open_pipe(folder / f"{token}.new", self._path)
+        closed_in_children.add(self._descriptor)
+        self._thread = threading.Thread(target=self._wait, name="perdure doorbell", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, which closes the pipe, and remove it; in a forked child nothing, since all of it is the parent's."""
+        if self._stopped or self._descriptor not in closed_in_children:
+            return
+        with self._closing:
+            # The thread may be awake already, and closes the pipe when it sees this: not before the last byte is in it, which
+            # would go into whatever file has that number by then.
+            self._stopped = True
+            self._path.unlink(missing_ok=True)
+            try:
+                os.write(self._descriptor, b"\0")
+            except BlockingIOError:
+                pass  # full: the thread is awake already
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _wait(self) -> None:
+        waiting = select.poll()
+        waiting.register(self._descriptor, select.POLLIN)
+        while not self._stopped:
+            waiting.poll()
+            try:
+                os.read(self._descriptor, _PIPE_BYTES)
+            except BlockingIOError:
+                continue
+            if not self._stopped:
+                call(self._ring)
+        # Here and not in stop: a number that is closed under a thread that polls it may be another file by then.
+        with self._closing:
+            closed_in_children.discard(self._descriptor)
+            os.close(self._descriptor)
+
+
+def _open_pipe(new: Path, path: Path) -> int:
+    """A pipe that gets its name only once it is open: before that, whoever rang would take it for one of the dead."""
+    os.mkfifo(new, 0o600)
+    try:
+        # O_RDWR: open at both ends it never sees the end of a file when those who ring come and go.
+        descriptor = os.open(new, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.rename(new, path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+    return descriptor
+
+
+def _ring_pipe(path: Path) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # nobody has it open: its process is dead
+            path.unlink(missing_ok=True)
+        return
+    try:
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            os.write(descriptor, b"\0")
+    except OSError:
+        pass  # full: it is ringing already; or its process has died this very moment
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,53 @@
+"""The Store on SQLite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import apsw
+
+from perdure.store.bell import Listeners
+from perdure.store.liveness import FileLocks, InProcess
+from perdure.store.sql import SqlStore
+from perdure.store.sqlite import soundness
+from perdure.store.sqlite.database import SqliteDatabase
+from perdure.store.sqlite.migrate import MIGRATIONS
+from perdure.store.sqlite.pipes import PipeBell
+
+
+class SqliteStore(SqlStore):
+    """A journal in one SQLite file, or in memory when there is no path."""
+
+    _database: SqliteDatabase
+
+    def __init__(self, url: str, path: Path | None, *, synchronous: str = "full", busy_s: float = 10.0) -> None:
+        database = SqliteDatabase(path, synchronous, busy_s)
+        if path is None:
+            super().__init__(url, database, Listeners(), InProcess())
+        else:
+            folder = path.with_name(f"{path.name}-workers")
+            super().__init__(url, database, PipeBell(folder), FileLocks(folder))
+
+    def facts(self) -> dict[str, str]:
+        path = self._database.path
+        sizes = {} if path is None else {name: f"{_size(path, suffix):,} bytes" for name, suffix in (("size", ""), ("log", "-wal"))}
+        pragmas = {
+            name: str(self._database.pragma(name)) for name in ("journal_mode", "synchronous", "page_size", "page_count", "freelist_count")
+        }
+        return {
+            "file": self._database.where,
+            **sizes,
+            **pragmas,
+            **self.notice_facts(),
+            "schema_version": str(len(MIGRATIONS)),
+            "sqlite": apsw.sqlite_lib_version(),
+            "apsw": apsw.apsw_version(),
+        }
+
+    def problems(self) -> list[str]:
+        return soundness.problems(self._database)
+
+
+def _size(path: Path, suffix: str) -> int:
+    file = path.with_name(path.name + suffix)
+    return file.stat().st_size if file.exists() else 0

@@ -1,0 +1,292 @@
+"""A PostgreSQL of our own for tests and benchmarks: real, durable (fsync is on), killable, and gone afterwards."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Literal
+
+import psutil  # type: ignore[import-untyped]
+import psycopg
+from tests.servers.binaries import NoPostgres, account, binaries
+from tests.servers.undertaker import bury, end_processes, hire, processes_in, send
+
+SUPERUSER = "admin"
+OWNER = "app"
+"""Who owns the databases that tests get: nobody special, so that nothing of ours comes to need a superuser."""
+
+_PATIENCE_S = 30.0
+_SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "max_connections": "200",
+    "shared_buffers": "32MB",
+    "min_wal_size": "64MB",
+    "max_wal_size": "256MB",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "log_checkpoints": "off",
+    "log_line_prefix": "%m [%p] %q%u@%d ",
+    "dynamic_shared_memory_type": "mmap",  # in the data directory, which goes away even after SIGKILL
+    "huge_pages": "off",
+    "jit": "off",
+}
+
+
+class PortTaken(Exception):
+    """Something else listens on the server's port."""
+
+
+class Server:
+    """A PostgreSQL of our own: own data directory, free port on 127.0.0.1, never root, ended by its pid.
+
+    It is not started yet. Settings are postgresql.conf's: `Server(max_connections="10")`.
+    """
+
+    def __init__(self, **settings: str) -> None:
+        self._who = account()
+        self.folder = _own_folder()
+        os.chown(self.folder, self._who.uid, self._who.gid)
+        if not self._who.can_enter(self.folder):
+            shutil.rmtree(self.folder)
+            raise NoPostgres(f"the server's user cannot enter {self.folder}; name a folder that everybody may pass through: TMPDIR=/tmp")
+        self.data = self.folder / "data"
+        self.log = self.folder / "log"
+        self._postmaster: subprocess.Popen[bytes] | None = None
+        self._has_answered = False
+        self._numbers = itertools.count(1)
+        self.port = _free_port()
+        # From here on a SIGKILL of this process leaves nothing behind.
+        self._undertaker = hire(self.folder)
+        try:
+            self._bin = binaries(self._who, self.folder)
+            self._initdb({**_SETTINGS, **settings})
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def url(self) -> str:
+        """Of the maintenance database, as superuser."""
+        return self._url("postgres", SUPERUSER)
+
+    @property
+    def is_running(self) -> bool:
+        return self._postmaster is not None and self._postmaster.poll() is None
+
+    def start(self, wait: bool = True) -> None:
+        """Return when it answers and has been found to be ours; with wait=False as soon as its process exists."""
+        assert not self.is_running, "the server runs already"
+        self._launch()
+        if not wait:
+            return
+        for _ in range(5):
+            try:
+                self.wait_ready()
+                return
+            except PortTaken:
+                # Somebody took the port after we had chosen it. Until the first answer nobody knows ours, so another one will do.
+                if self._has_answered:
+                    raise
+                self.port = _free_port()
+                self._launch()
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Return when it answers on its port, and the one that answers there is ours."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while self._status() not in ("ready", "standby"):
+            assert self._postmaster is not None, "the server was not started"
+            code = self._postmaster.poll()
+            if code is not None:
+                error = PortTaken if "could not create any TCP/IP sockets" in self.log_tail() else RuntimeError
+                raise error(f"PostgreSQL ended with code {code} while it started on port {self.port}:\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"PostgreSQL did not start within {_PATIENCE_S} s:\n{self.log_tail()}")
+            time.sleep(0.01)
+        check_ours(self.url, self.data)
+        self._has_answered = True
+
+    def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
+        """Shut down: fast ends every transaction in order, immediate leaves recovery to the next start."""
+        assert self._postmaster is not None, "the server was not started"
+        self._postmaster.send_signal({"fast": signal.SIGINT, "immediate": signal.SIGQUIT}[mode])
+        self.resume()  # a stopped process would keep the signal for later
+        self._postmaster.wait(_PATIENCE_S)
+
+    def restart(self, mode: Literal["fast", "immediate"] = "fast") -> None:
+        self.stop(mode)
+        self.start()
+
+    def kill(self) -> None:
+        """SIGKILL for the postmaster and all its children, as a power cut would."""
+        end_processes(self.folder)
+        if self._postmaster is not None:
+            self._postmaster.wait(_PATIENCE_S)
+
+    def pause(self) -> None:
+        """SIGSTOP for all its processes: connections stay open, the kernel still accepts new ones, and nothing answers."""
+        assert self._postmaster is not None, "the server was not started"
+        self._postmaster.send_signal(signal.SIGSTOP)
+        # Only the postmaster forks, so once it stands still the others are all there are; the one it was forking shows up a moment later.
+        while running := [process for process in processes_in(self.folder) if not _is_stopped(process)]:
+            for process in running:
+                send(process, signal.SIGSTOP)
+            time.sleep(0.001)
+
+    def resume(self) -> None:
+        for process in processes_in(self.folder):
+            send(process, signal.SIGCONT)
+
+    def revive(self) -> None:
+        """Bring it to its normal state, whatever a test has done to it: running, not paused, no standby."""
+        self.resume()
+        if (self.data / "standby.signal").exists():
+            self.stop("immediate")
+            (self.data / "standby.signal").unlink()
+        if self.is_running:
+            self.wait_ready()
+        else:
+            self.start()
+
+    def restart_as_standby(self) -> None:
+        """Come back as a read-only standby that waits for a primary which never comes; revive() ends that."""
+        self.stop()
+        (self.data / "standby.signal").touch()
+        self.start()
+
+    def new_database(self) -> str:
+        """URL of a new, empty database, owned by the user in the URL."""
+        name = f"test_{os.getpid()}_{next(self._numbers)}"
+        self.execute(f'CREATE DATABASE "{name}" OWNER {OWNER}')
+        return self._url(name, OWNER)
+
+    def drop(self, url: str) -> None:
+        """Drop a database, whoever is connected to it."""
+        name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
+        self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+    def execute(self, statement: str) -> None:
+        """Run one statement as superuser in the maintenance database, outside any transaction."""
+        with psycopg.connect(self.url, autocommit=True, connect_timeout=10) as connection:
+            connection.execute(statement.encode())
+
+    def log_tail(self, lines: int = 20) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else "(no log)"
+
+    def close(self) -> None:
+        """End its processes and remove its folder."""
+        bury(self.folder)
+        if self._postmaster is not None:
+            self._postmaster.wait(_PATIENCE_S)
+        self._undertaker.kill()
+        self._undertaker.wait(_PATIENCE_S)
+
+    def _launch(self) -> None:
+        with self.log.open("ab") as log:
+            self._postmaster = subprocess.Popen(
+                [self._bin / "postgres", "-D", self.data, "-p", str(self.port)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={"PATH": os.defpath, "LC_ALL": "C"},
+                cwd=self.folder,
+                start_new_session=True,  # Ctrl-C is for pytest, which then stops the server itself
+                **self._who.popen(),
+            )
+
+    def _url(self, database: str, user: str) -> str:
+        # Whoever tests with a proxy reads the protocol on the way.
+        return f"postgresql://{user}@127.0.0.1:{self.port}/{database}?sslmode=disable&gssencmode=disable"
+
+    def _initdb(self, settings: dict[str, str]) -> None:
+        made = subprocess.run(
+            [
+                *(self._bin / "initdb", "-D", self.data, "--username", SUPERUSER, "--auth", "trust"),
+                *("--encoding", "UTF8", "--locale", "C", "--no-sync", "--no-instructions"),
+            ],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env={"PATH": os.defpath, "LC_ALL": "C"},
+            cwd=self.folder,
+            timeout=120,
+            check=False,
+            **self._who.popen(),
+        )
+        if made.returncode != 0:
+            raise NoPostgres(f"initdb failed with code {made.returncode}:\n{made.stdout}{made.stderr}")
+        (self.data / "pg_hba.conf").write_text("host all all 127.0.0.1/32 trust\n")
+        with (self.data / "postgresql.conf").open("a") as conf:
+            conf.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
+        self._create_owner()
+
+    def _create_owner(self) -> None:
+        # Single-user mode: there is an owner before anybody can connect.
+        subprocess.run(
+            [self._bin / "postgres", "--single", "-D", self.data, "postgres"],
+            input=f"CREATE ROLE {OWNER} LOGIN\n",
+            capture_output=True,
+            text=True,
+            env={"PATH": os.defpath, "LC_ALL": "C"},
+            cwd=self.folder,
+            timeout=60,
+            check=True,
+            **self._who.popen(),
+        )
+
+    def _status(self) -> str:
+        """What the postmaster says about itself, and not one that was killed and left its file."""
+        try:
+            lines = (self.data / "postmaster.pid").read_text().splitlines()
+        except FileNotFoundError:
+            return "absent"
+        if self._postmaster is None or len(lines) < 8 or lines[0] != str(self._postmaster.pid):
+            return "starting"
+        return lines[7].strip()
+
+
+def check_ours(url: str, data: Path) -> None:
+    """Refuse to go on with a server that happens to listen where ours should."""
+    with psycopg.connect(url, connect_timeout=10) as connection:
+        row = connection.execute("SHOW data_directory").fetchone()
+    assert row is not None
+    if Path(row[0]) != data:
+        raise RuntimeError(f"the server at {url} is not ours: its data directory is {row[0]}, ours is {data}")
+
+
+def _own_folder() -> Path:
+    # Not pytest's tmp_path: it lies below a folder that only we may enter. Resolved, since processes are found by this name.
+    return Path(tempfile.mkdtemp(prefix="perdure-pg-")).resolve()
+
+
+def _free_port() -> int:
+    """A port outside the range from which the kernel takes client ports.
+
+    While the server is down, a client that keeps trying could otherwise be given that very port and connect to itself.
+    """
+    for _ in range(200):
+        port = random.randrange(15000, 32000)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("no free port between 15000 and 32000 on 127.0.0.1")
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    try:
+        return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
