@@ -35,6 +35,15 @@ async def last_words() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@tool(effect="idempotent")
+async def labour(text: str) -> str:
+    """Takes a millisecond of its worker's processor."""
+    until = time.thread_time() + 0.001
+    while time.thread_time() < until:
+        pass
+    return text
+
+
 class Crowd:
     """Lets nobody go on before everybody is there."""
 
@@ -69,6 +78,13 @@ def text_of(number: int) -> str:
 async def steps(run: Run, calls: int) -> int:
     for number in range(calls):
         await step(text_of(number))
+    return calls
+
+
+@agent(version="1")
+async def labours(run: Run, calls: int) -> int:
+    for number in range(calls):
+        await labour(text_of(number))
     return calls
 
 

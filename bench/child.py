@@ -23,6 +23,15 @@ async def serve(url: str, _: str) -> None:
         await app.work()
 
 
+async def stand_by(url: str, _: str) -> None:
+    """Be ready, begin when told to, and serve the queue until SIGTERM."""
+    async with Perdure(url, agents=[agents.steps, agents.labours]) as app:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, app.drain)
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        await app.work()
+
+
 async def build(url: str, calls: str) -> None:
     """A run of that many calls, and a process that dies in the one after."""
     # Nobody measures this part, so that it need not wait for the disk.
@@ -85,7 +94,7 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # bytes on macOS
 
 
-ROLES = {"serve": serve, "build": build, "resume": resume, "crowd": crowd, "park": park, "idle": idle}
+ROLES = {"serve": serve, "stand_by": stand_by, "build": build, "resume": resume, "crowd": crowd, "park": park, "idle": idle}
 
 if __name__ == "__main__":
     role, url, argument = sys.argv[1:]

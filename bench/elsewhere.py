@@ -77,13 +77,13 @@ def idle(folder: Path) -> list[Figure]:
     """From `start` returning here to the first effect in another process that had nothing to do."""
     url = url_of(new_path(folder))
     with worker(folder, url):
-        waits = Sample.of(asyncio.run(_waits(url, 40)))
+        waits = Sample.of(asyncio.run(latencies(url, 40)))
     return [
         Figure("an idle worker elsewhere begins a queued run", waits, "ms", 10, "at most", "from start() to the first effect, 40 times")
     ]
 
 
-async def _waits(url: str, times: int) -> list[float]:
+async def latencies(url: str, times: int) -> list[float]:
     waits = []
     async with Perdure(url) as app:
         await (await app.start(agents.punctual)).result(timeout=_PATIENCE_S)  # by then the worker is there

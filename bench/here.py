@@ -52,7 +52,7 @@ def sequential(folder: Path) -> list[Figure]:
         0.5,
         note=_beside(rate, "calls/s", commits),
     )
-    commits, rate = beside_raw(folder, lambda url: _one_run(url, agents.steps, 1000))
+    commits, rate = beside_raw(folder, lambda url: one_run(url, agents.steps, 1000))
     later = Figure("the same where the log has its full length", rate.over(commits), "×", note=_beside(rate, "calls/s", commits))
     return [first, later]
 
@@ -64,13 +64,13 @@ def _on_new_files(folder: Path, calls: int) -> tuple[Sample, Sample]:
     for _ in range(_MOST):
         gc.collect()
         theirs.append(raw.first_commits_per_s(folder, calls))
-        own.append(asyncio.run(_one_run(url_of(new_path(folder)), agents.steps, calls)))
+        own.append(asyncio.run(one_run(url_of(new_path(folder)), agents.steps, calls)))
     return Sample.of(theirs), Sample.of(own)
 
 
 def reading(folder: Path) -> list[Figure]:
     """One run of 1,000 reads: no commit is waited for, so that this is what durability costs where little is at stake."""
-    commits, rate = beside_raw(folder, lambda url: _one_run(url, agents.looks, 1000))
+    commits, rate = beside_raw(folder, lambda url: one_run(url, agents.looks, 1000))
     cost = Sample.of([1e6 / one for one in rate.values])
     return [Figure("one run, 1,000 reads: a call", cost, "µs", note=_beside(rate, "calls/s", commits))]
 
@@ -84,7 +84,7 @@ def space(folder: Path) -> list[Figure]:
     def size(runs: Sequence[int]) -> int:
         path = new_path(folder)
         for one in runs:
-            asyncio.run(_one_run(url_of(path), agents.steps, one, quick))  # closing empties the log
+            asyncio.run(one_run(url_of(path), agents.steps, one, quick))  # closing empties the log
         return path.stat().st_size
 
     per_call = Sample.of([(size([0, calls]) - size([0])) / calls for _ in range(_LEAST)])
@@ -94,7 +94,7 @@ def space(folder: Path) -> list[Figure]:
 def concurrent(folder: Path) -> list[Figure]:
     """200 runs of 20 calls at a time in one process: they share commits."""
     runs, calls = 200, 20
-    commits, seconds = beside_raw(folder, lambda url: _serve(url, agents.steps, [calls] * runs))
+    commits, seconds = beside_raw(folder, lambda url: serve(url, agents.steps, [calls] * runs))
     rate = Sample.of([runs * calls / one for one in seconds.values])
     target = min(10_000.0, 4 * commits.median)
     return [
@@ -111,12 +111,12 @@ def concurrent(folder: Path) -> list[Figure]:
 def queued(folder: Path) -> list[Figure]:
     """1,000 runs of one call, queued before the worker begins."""
     runs = 1000
-    commits, seconds = beside_raw(folder, lambda url: _serve(url, agents.steps, [1] * runs))
+    commits, seconds = beside_raw(folder, lambda url: serve(url, agents.steps, [1] * runs))
     rate = Sample.of([runs / one for one in seconds.values])
     return [Figure("1,000 queued runs of one call", rate, "runs/s", 1500, note=_beside(rate, "runs/s", commits))]
 
 
-async def _one_run(url: str, agent: Agent[..., Any], calls: int, settings: Settings | None = None) -> float:
+async def one_run(url: str, agent: Agent[..., Any], calls: int, settings: Settings | None = None) -> float:
     """Calls per second of one run, driven in this process."""
     async with Perdure(url, agents=[agent], settings=settings) as app:
         begun = time.perf_counter()
@@ -124,9 +124,9 @@ async def _one_run(url: str, agent: Agent[..., Any], calls: int, settings: Setti
         return calls / (time.perf_counter() - begun)
 
 
-async def _serve(url: str, agent: Agent[..., Any], inputs: Sequence[int]) -> float:
-    """Seconds from a worker's start until it has finished all of these runs, which were queued before."""
-    left, stop = len(inputs), asyncio.Event()
+def counted(runs: int) -> tuple[Callable[[str, Sequence[Event]], None], asyncio.Event]:
+    """An observer, and what it sets when that many runs have succeeded."""
+    left, stop = runs, asyncio.Event()
 
     def count(run_id: str, events: Sequence[Event]) -> None:
         nonlocal left
@@ -134,6 +134,12 @@ async def _serve(url: str, agent: Agent[..., Any], inputs: Sequence[int]) -> flo
         if not left:
             stop.set()
 
+    return count, stop
+
+
+async def serve(url: str, agent: Agent[..., Any], inputs: Sequence[int]) -> float:
+    """Seconds from a worker's start until it has finished all of these runs, which were queued before."""
+    count, stop = counted(len(inputs))
     async with Perdure(url, agents=[agent], observers=[count]) as app:
         for one in inputs:
             await app.start(agent, one)

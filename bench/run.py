@@ -17,6 +17,7 @@ from pathlib import Path
 import elsewhere
 import here
 import machine
+import postgres
 import report
 import waiting
 from figures import Figure
@@ -41,20 +42,30 @@ WORKLOADS: tuple[Callable[[Path], list[Figure]], ...] = (
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure perdure on this machine.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--only", choices=("sqlite", "postgres"), help="measure on one of the two alone")
     wanted = parser.parse_args()
     RESULTS.mkdir(exist_ok=True)
     # Beside the results and not in /tmp, which is often memory: an fsync that costs nothing would make every ratio meaningless.
     with tempfile.TemporaryDirectory(prefix="scratch-", dir=RESULTS) as scratch:
         folder = Path(scratch)
-        facts = machine.facts(folder)
-        for name, value in facts.items():
-            print(f"{name}: {value}")
-        figures = [figure for workload in WORKLOADS for figure in _measured(workload, folder)]
+        facts = _told(machine.facts(folder))
+        chosen = [workload for workload in WORKLOADS if wanted.only in (None, "sqlite")]
+        figures = [figure for workload in chosen for figure in _measured(workload, folder)]
+        if wanted.only in (None, "postgres"):
+            with postgres.started(folder) as on_postgres:
+                facts |= _told(on_postgres.facts(folder))
+                figures += [figure for workload in on_postgres.workloads for figure in _measured(workload, folder)]
     print(f"\n{report.table(figures)}\n")
     missed = sum(figure.verdict == "miss" for figure in figures)
     print(f"{missed} missed; medians, with lowest and highest as spread" if missed else "every target is met")
     for path in _write(facts, figures, wanted.json):
         print(f"written: {path}", file=sys.stderr)
+
+
+def _told(facts: dict[str, str]) -> dict[str, str]:
+    for name, value in facts.items():
+        print(f"{name}: {value}", flush=True)
+    return facts
 
 
 def _measured(workload: Callable[[Path], list[Figure]], folder: Path) -> list[Figure]:

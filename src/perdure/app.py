@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -29,6 +30,7 @@ from perdure.errors import (
     ResultTimeout,
     RunCancelled,
     RunFailed,
+    StoreUnavailable,
     UnknownAgent,
 )
 from perdure.settings import Settings
@@ -42,6 +44,7 @@ from perdure.worker.worker import Observer, Worker
 if TYPE_CHECKING:
     from perdure.inspect.audit import AuditLog
 
+log = logging.getLogger("perdure")
 T = TypeVar("T")
 CostsBy = Literal["agent", "tenant", "model", "day", "run", "root", "tool"]
 
@@ -79,7 +82,9 @@ class Perdure:
         self._drain = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self._store = open_store(self.url, synchronous=self.settings.synchronous)
+        self._store = open_store(
+            self.url, synchronous=self.settings.synchronous, busy_s=self.settings.answer_s, connections=self.settings.connections
+        )
         if self._audit_log is not None:
             from perdure.inspect.audit import AuditLog  # only who wants one pays for its import
 
@@ -397,11 +402,15 @@ class Perdure:
         after = 0 if since is None else _moment(since, 0)
         return await asyncio.to_thread(self.store.costs, by, since=after, tenant=tenant)
 
+    async def ask(self, question: Callable[[], T]) -> T:
+        """The store's answer: here, which is quickest; on a thread where it crosses a network, since a server may not answer for long."""
+        return await asyncio.to_thread(question) if self.store.remote else question()
+
     async def _write(self, work: Callable[[], T]) -> T:
-        """Write right here, which is quickest; on a thread while a transaction's tool, which may take long, has the write lock."""
+        """As `ask`; and on a thread while a transaction's tool, which may take long, has the write lock."""
         if self._worker is not None and self._worker.transacting:
             return await asyncio.to_thread(work)
-        return work()
+        return await self.ask(work)
 
     # -- inside -------------------------------------------------------------------------------------------------------
     def _agent(self, agent: Agent[Any, Any] | str) -> Agent[Any, Any]:
@@ -429,7 +438,7 @@ class Handle:
 
     async def status(self) -> RunRow:
         """The run's row: its status, what it waits for, its last event."""
-        row = self._app.store.get(self.id)
+        row = await self._app.ask(lambda: self._app.store.get(self.id))
         if row is None or self._tenant not in (None, row.tenant):
             raise NotFound(f"there is no run {self.id} in {shown_url(self._app.url)}; `perdure list` shows those that there are")
         return row
@@ -447,7 +456,7 @@ class Handle:
         except TimeoutError:
             raise ResultTimeout(self.id, f"no result after {timeout} s; it goes on") from None
         if row.status == "succeeded":
-            body = (await self.events())[-1].body
+            body = (await self._app.ask(lambda: self._app.store.read(self.id, row.seq - 1)))[-1].body
             assert isinstance(body, RunSucceeded)
             encoded = self._app.load(body.output)
             agent = self._app.versions.get(Served(row.agent, row.version)) or self._app.agents.get(row.agent)
@@ -461,16 +470,28 @@ class Handle:
     async def _end(self) -> RunRow:
         """Until the run, or a child that it waits for, has ended or needs a person. Drives it if it is ready, or if its worker has died."""
         app, began = self._app, asyncio.get_running_loop().time()
+        known = False
         while True:
-            row = await self.status()
+            try:
+                row = await self.status()
+            except StoreUnavailable as error:
+                if not known:
+                    raise
+                # Whoever waits goes on waiting: the run goes on elsewhere, or will when the database is back.
+                log.warning("run %s: cannot look how it is: %s; trying again", self.id, error)
+                await asyncio.sleep(0.5)
+                continue
+            known = True
             if row.status in FINISHED or (row.status == "needs_attention" and row.ready_at is None):
                 return row
-            if row.status == "waiting" and (stuck := self._stuck_child()) is not None:
+            if row.status == "waiting" and (stuck := await self._stuck_child()) is not None:
                 return stuck
-            ready = row.holder is not None or (row.ready_at is not None and row.ready_at <= app.clock.now()) or self._has_work()
+            ready = row.holder is not None or (row.ready_at is not None and row.ready_at <= app.clock.now()) or await self._has_work()
             if Served(row.agent, row.version) in app.versions and ready:
                 try:
-                    await (await app._working()).drive_one(self.id, wait=True, by_turn=True)
+                    row = await (await app._working()).drive_one(self.id, wait=True, by_turn=True)
+                    if row.status in FINISHED:
+                        return row
                     continue
                 except (AlreadyRunning, Conflict):
                     pass  # a live worker has it, or was faster: wait for them
@@ -478,16 +499,17 @@ class Handle:
             left_s = 0.0 if row.ready_at is None else (row.ready_at - app.clock.now()) / 1e6
             await self._change(min(max(left_s, 0.005), 1.0) if left_s > 0 else 1.0, since=began)
 
-    def _stuck_child(self) -> RunRow | None:
+    async def _stuck_child(self) -> RunRow | None:
         """A child that needs a person, when nothing else of the family can bring the run on."""
-        family = self._app.store.family(self.id)
+        family = await self._app.ask(lambda: self._app.store.family(self.id))
         moving = any(row.holder is not None or row.ready_at is not None or row.status == "waiting_approval" for row in family)
         return None if moving else next((row for row in family if row.status == "needs_attention"), None)
 
-    def _has_work(self) -> bool:
+    async def _has_work(self) -> bool:
         """Whether a child of it is ready and nobody is at it."""
         now = self._app.clock.now()
-        return any(row.holder is None and row.ready_at is not None and row.ready_at <= now for row in self._app.store.family(self.id))
+        family = await self._app.ask(lambda: self._app.store.family(self.id))
+        return any(row.holder is None and row.ready_at is not None and row.ready_at <= now for row in family)
 
     async def _change(self, at_most_s: float, *, since: float) -> None:
         """Until anything is committed. Looks often at first, and the less often the longer it has waited: an answer is late by 2 %."""
@@ -500,7 +522,7 @@ class Handle:
         """The run's journal, from the event after `after` on."""
         _check_after(after)
         await self.status()
-        return self._app.store.read(self.id, after)
+        return await self._app.ask(lambda: self._app.store.read(self.id, after))
 
     async def follow(self, after: int = 0) -> AsyncIterator[Event]:
         """The run's journal as it grows, until the run ends."""
@@ -508,7 +530,8 @@ class Handle:
         since = asyncio.get_running_loop().time()
         while True:
             row = await self.status()
-            for event in self._app.store.read(self.id, after):
+            seen = after
+            for event in await self._app.ask(lambda seen=seen: self._app.store.read(self.id, seen)):  # type: ignore[misc]
                 after, since = event.seq, asyncio.get_running_loop().time()
                 yield event
             if row.status in FINISHED and after >= row.seq:

@@ -34,6 +34,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     url: Text = "sqlite:///perdure.db"
     lease_s: Period = 30.0  # without a sign of life for this long a worker counts as dead, even if its process exists
     synchronous: Synchronous = "full"  # "normal" survives a killed process but not a power loss; there is nothing below it
+    answer_s: Period = 10.0  # how long a database may take to answer before its connection is closed and the wait ends
+    connections: Count = 10  # that one process has open to PostgreSQL at most, beside the one that listens
     concurrency: Count = 200  # runs that one worker drives at a time
     threads: Count = 64  # sync tools that run at a time in one worker
     drain_timeout_s: Span = 30.0

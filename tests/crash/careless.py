@@ -14,7 +14,7 @@ from msgspec import structs
 from perdure.core import codec
 from perdure.core.events import ApprovalDecided, Event, ToolCallInitiated
 from perdure.core.machine import CallTool
-from perdure.store.sqlite.store import SqliteStore
+from perdure.store.sql import SqlStore
 from perdure.worker import orders
 
 
@@ -53,7 +53,7 @@ def arguments() -> None:
 
 def verdict() -> None:
     """A call starts although it was rejected: the worker takes any answer for a yes."""
-    real = SqliteStore.read
+    real = SqlStore.read
 
     def read(self: Any, run_id: str, after: int = 0) -> list[Event]:
         return [
@@ -61,7 +61,7 @@ def verdict() -> None:
             for event in real(self, run_id, after)
         ]
 
-    SqliteStore.read = read  # type: ignore[method-assign]
+    SqlStore.read = read  # type: ignore[method-assign]
 
 
 CARELESS: dict[str, Callable[[], None]] = {found.__name__: found for found in (expiry, arguments, verdict)}

@@ -10,22 +10,18 @@ from tests.crash.world import RUN, World
 from perdure.core.events import Event, RunClaimed, ToolCallInitiated
 from perdure.inspect.verify import verify_run
 from perdure.store.api import FINISHED
-from perdure.store.open import open_store
 
 TERMINAL = ("run_succeeded", "run_failed", "run_cancelled")
 
 
 def check_journal(world: World, run_id: str = RUN) -> list[Event]:
     """Nothing acknowledged is missing, seq has no gap, epochs never fall, nothing follows the end, `perdure verify` agrees (G1, G3, G10, G11)."""
-    store = open_store(f"sqlite:///{world.disk}/journal.db")
-    try:
+    with world.journal.reading() as store:
         row = store.get(run_id)
         assert row is not None, f"run {run_id} does not exist"
         verdict = verify_run(store, row)
         assert verdict.problem is None, verdict
         events = store.read(run_id)
-    finally:
-        store.close()
     missing = world.acknowledged(run_id) - {event.event_id for event in events}
     assert not missing, f"acknowledged, and not in the journal: {missing}"
     assert [event.seq for event in events] == list(range(1, len(events) + 1))

@@ -10,6 +10,7 @@ import sys
 import time
 from typing import Any
 
+from tests.crash import paid
 from tests.crash.ledger import Ledger
 
 from perdure import Call, NotSent, Retry, Run, Tool, ToolFailed, agent, tool
@@ -53,8 +54,8 @@ async def refuse(what: str, seconds: float) -> str:
 
 @tool(effect="transaction")
 def book(what: str, seconds: float, call: Call) -> str:
-    call.connection.execute("CREATE TABLE IF NOT EXISTS paid (what TEXT, run TEXT, number INTEGER, attempt INTEGER) STRICT")
-    call.connection.execute("INSERT INTO paid VALUES (?, ?, ?, ?)", (what, call.run_id, call.number, call.attempt))
+    call.connection.execute(paid.MAKE)
+    call.connection.execute(paid.WRITE, (what, call.run_id, call.number, call.attempt))
     return f"{what} done"
 
 

@@ -1,13 +1,19 @@
-"""A nursery for each process of the test run, a world for each test."""
+"""A nursery for each process of the test run, a world for each test: on both stores, unless the test says that it is about one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from tests.crash.journals import Databases
 from tests.crash.nursery import Nursery
 from tests.crash.world import World
+from tests.crash.worlds import Worlds
+
+if TYPE_CHECKING:
+    from tests.servers.postgres import Server
 
 
 @pytest.fixture(scope="session")
@@ -17,8 +23,28 @@ def nursery() -> Iterator[Nursery]:
     opened.close()
 
 
+@pytest.fixture(scope="session")
+def databases(postgres: Server) -> Iterator[Databases]:
+    opened = Databases(postgres)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def dialect(request: pytest.FixtureRequest) -> str:
+    """On which store the test takes place: each on both, one after the other."""
+    chosen: str = request.param
+    return chosen
+
+
 @pytest.fixture
-def world(tmp_path: Path, nursery: Nursery) -> World:
-    folder = tmp_path / "world"
-    folder.mkdir()
-    return World(folder, nursery)
+def worlds(tmp_path: Path, nursery: Nursery, dialect: str, request: pytest.FixtureRequest) -> Iterator[Worlds]:
+    # Asked for only here: a test on SQLite starts no server.
+    made = Worlds(tmp_path, nursery, request.getfixturevalue("databases") if dialect == "postgres" else None)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def world(worlds: Worlds) -> World:
+    return worlds.new()

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any
 
-from tests.crash import fate
+from tests.crash import fate, paid
 from tests.crash.ledger import Ledger
 
 from perdure import Call, Outcome, Run, Tool, ToolFailed, agent, tool
@@ -23,7 +23,8 @@ async def do(what: str, call: Call, *, by_key: bool = False) -> str:
         doom.on_drain()
         await asyncio.sleep(0.03)
     if doom.place in ("renew", "flight"):
-        await asyncio.sleep(0.3 if doom.place == "renew" else 60)
+        doom.in_flight = True
+        await asyncio.sleep(60)
     doom.meet("effect", "before")
     receipt = ledger.perform(what, call, by_key=by_key)
     doom.meet("effect", "after")
@@ -82,10 +83,11 @@ def transaction(what: str, call: Call) -> str:
         doom.on_drain()
         time.sleep(0.03)
     if doom.place in ("renew", "flight"):
-        time.sleep(0.3 if doom.place == "renew" else 60)
+        doom.in_flight = True
+        time.sleep(0.5 if doom.place == "renew" else 60)  # on SQLite the renewal comes through when the tool lets go of the write lock
     doom.meet("effect", "before")
-    call.connection.execute("CREATE TABLE IF NOT EXISTS paid (what TEXT, run TEXT, number INTEGER, attempt INTEGER) STRICT")
-    call.connection.execute("INSERT INTO paid VALUES (?, ?, ?, ?)", (what, call.run_id, call.number, call.attempt))
+    call.connection.execute(paid.MAKE)
+    call.connection.execute(paid.WRITE, (what, call.run_id, call.number, call.attempt))
     doom.meet("effect", "after")
     return f"{what} done"
 

@@ -3,13 +3,15 @@
 A *place* is a step of a run: the commit of an intent, the effect itself, the claim. A *moment* is when, at that place:
 
     before     the method is about to be called
-    torn       half of the commit's first write to the log is on the disk
-    unsynced   the log is written and not synced
-    synced     the log is synced, and nobody has been told
+    half       of the commit: SQLite has half of its first write to the log on the disk, PostgreSQL everything but the COMMIT
+    handed     over, to the kernel or the server: the log is written and not synced; COMMIT has been sent, and no answer read
+    kept       durable, and nobody has been told: the log is synced; the server's answer has come, and nobody has read it
     after      the method has returned
     held       the method is about to be called, and is not until the test says so: what others do meanwhile meets it at that instant
+    frozen     (PostgreSQL) as `half`, and it is not killed but stopped, inside its transaction
 
-At the place `disk` the moment is `op`: before the nth write or sync of any of the database's files.
+At the place `disk` the moment is `op`: before the nth write or sync of any of the database's files. At the place `wire` it is before the
+nth statement that is sent to the server.
 
 The death is SIGKILL, sent by the process to itself: nothing of it runs any further, no handler, no `finally`.
 """
@@ -24,7 +26,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import apsw
+from tests.crash.dying_disk import DyingDisk
+from tests.crash.dying_wire import DyingWire
 from tests.crash.ledger import Ledger
 
 from perdure.core.events import (
@@ -41,7 +44,7 @@ from perdure.core.events import (
     ToolCallResolved,
 )
 from perdure.store.api import Append
-from perdure.store.sqlite.store import SqliteStore
+from perdure.store.sql import SqlStore
 from perdure.worker.calls import Calls
 from perdure.worker.courier import Courier
 from perdure.worker.drive import Drive
@@ -72,6 +75,7 @@ class Fate:
         self.moment = moment
         self.tool = tool  # the tool under test: intents and results of others do not count
         self.on_drain: Callable[[], None] = lambda: None
+        self.in_flight = False  # the effect has begun: renewals before that do not count
         self._left = nth
         self._inside = threading.local()  # which thread is inside the place's method
         self._lock = threading.Lock()
@@ -111,19 +115,32 @@ class Fate:
     def is_inside(self) -> bool:
         return getattr(self._inside, "here", False)
 
+    def is_due(self, moment: str) -> bool:
+        """Whether this is the moment: this thread is inside the place's method, and for the nth time as far as that."""
+        return self.is_inside and moment == self.moment and self._is_time()
+
+    def strike(self) -> None:
+        die()
+
+    def freeze(self) -> None:
+        """As kill -STOP does, at this very instruction; it goes on when somebody lets it."""
+        # To this thread: a signal to the process may meet another one first, and this one would go on for a moment.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+
     def arm(self) -> None:
         """From now on this process can die."""
-        if self.moment in ("torn", "unsynced", "synced", "op"):
-            self._disk = DyingDisk(self)  # kept: a VFS that nobody holds is gone
-        self.wrap(SqliteStore, "create_run", lambda *_: {"create"})
-        self.wrap(SqliteStore, "claim", lambda *_, **__: {"claim"})
-        self.wrap(SqliteStore, "renew", lambda *_: {"renew"})
-        self.wrap(SqliteStore, "append", self._of_batch)
-        self.wrap(SqliteStore, "transact", lambda head, _: self._of_batch([head]))
+        if self.moment in ("half", "handed", "kept", "frozen", "op"):
+            # Both: which store it opens is its own affair.
+            self._ways = DyingDisk(self), DyingWire(self)
+        self.wrap(SqlStore, "create_run", lambda *_: {"create"})
+        self.wrap(SqlStore, "claim", lambda *_, **__: {"claim"})
+        self.wrap(SqlStore, "renew", lambda *_: {"renew"} if self.in_flight else set())
+        self.wrap(SqlStore, "append", self._of_batch)
+        self.wrap(SqlStore, "transact", lambda head, _: self._of_batch([head]))
         self.wrap(Calls, "start", lambda call, *_: {"start"} if self.tool in (call.tool, ANY) else set())
-        self.wrap(SqliteStore, "decide", lambda *_, **__: {"decide"})
-        self.wrap(SqliteStore, "post", lambda *_, **__: {"post"})
-        self.wrap(SqliteStore, "notice_done", lambda *_: {"told"})
+        self.wrap(SqlStore, "decide", lambda *_, **__: {"decide"})
+        self.wrap(SqlStore, "post", lambda *_, **__: {"post"})
+        self.wrap(SqlStore, "notice_done", lambda *_: {"told"})
         self.wrap(Courier, "_tell", lambda *_: {"taken"})  # a notice is out of the store, and nobody has heard of it
         self.wrap(Courier, "_reading", lambda *_: {"sent"})  # the receiver has answered
         self.wrap(Drive, "arrive", lambda ended: {"arrive"} if ended.number == CALL or self.tool == ANY else set())
@@ -163,40 +180,6 @@ class Fate:
 
     def _is_intent(self, body: AnyBody) -> bool:
         return isinstance(body, ToolCallInitiated) and body.tool == self.tool
-
-
-class DyingDisk(apsw.VFS):
-    """The disk, on which a process dies in the middle of a commit. It becomes the default of this process."""
-
-    def __init__(self, fate: Fate) -> None:
-        self.fate = fate
-        super().__init__("dying", "unix", makedefault=True)
-
-    def xOpen(self, name: Any, flags: Any) -> apsw.VFSFile:
-        return _DyingFile(self.fate, name, flags)
-
-
-class _DyingFile(apsw.VFSFile):
-    def __init__(self, fate: Fate, name: Any, flags: Any) -> None:
-        super().__init__("unix", name, flags)
-        self._fate = fate
-        self._is_log = bool(flags[0] & apsw.SQLITE_OPEN_WAL)
-
-    def xWrite(self, data: Any, offset: int) -> None:
-        self._fate.meet("disk", "op")
-        if self._is_log and self._fate.is_inside and self._fate.moment == "torn" and self._fate._is_time():
-            super().xWrite(data[: len(data) // 2], offset)
-            die()
-        super().xWrite(data, offset)
-
-    def xSync(self, flags: int) -> None:
-        self._fate.meet("disk", "op")
-        inside = self._is_log and self._fate.is_inside
-        if inside and self._fate.moment == "unsynced" and self._fate._is_time():
-            die()
-        super().xSync(flags)
-        if inside and self._fate.moment == "synced" and self._fate._is_time():
-            die()
 
 
 FATE = Fate()  # of this process; a victim replaces it before it starts anything

@@ -2,8 +2,8 @@
 
 Requests and answers are lines of JSON on its stdin and stdout:
 
-    {"start": "victims:errand", "args": {…}, "log": path, "mutation": name}  → {"pid": n}
-    {"wait": n, "within_s": s}                                               → {"code": exit code, or minus the signal, or null}
+    {"start": "victims:errand", "args": {…}, "log": path, "journal": url, "mutation": name}  → {"pid": n}
+    {"wait": n, "within_s": s}                                                               → {"code": exit code, or minus the signal, or null}
 
 When its stdin ends, it kills whoever of its children still lives, and ends.
 """
@@ -26,6 +26,7 @@ from tests.crash.mutations import MUTATIONS
 from tests.crash.waiting_mutations import WAITING_MUTATIONS
 
 Victim = Callable[..., None]
+JOURNAL = "CRASH_JOURNAL"  # how a victim finds its journal: the URL in its environment
 
 
 # -- the tests' side ----------------------------------------------------------------------------------------------------------
@@ -38,9 +39,10 @@ class Nursery:
         self._process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._requests, self._answers = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
 
-    def start(self, victim: Victim, log: Path, mutation: str = "", **args: Any) -> int:
+    def start(self, victim: Victim, log: Path, journal: str, mutation: str = "", **args: Any) -> int:
         """The process id of a new process that runs the function with these arguments; with a mutation, without one of our guards."""
-        request = {"start": f"{victim.__module__}:{victim.__name__}", "args": args, "log": str(log), "mutation": mutation}
+        name = f"{victim.__module__}:{victim.__name__}"
+        request = {"start": name, "args": args, "log": str(log), "journal": journal, "mutation": mutation}
         return cast(int, self._ask(request)["pid"])
 
     def wait(self, pid: int, within_s: float = 60.0) -> int | None:
@@ -94,6 +96,7 @@ def _bear(request: dict[str, Any]) -> int:
         for source, target in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
         os.closerange(3, 64)
+        os.environ[JOURNAL] = request["journal"]
         if request["mutation"]:
             {**MUTATIONS, **WAITING_MUTATIONS}[request["mutation"]]()
         module, _, name = request["start"].rpartition(":")

@@ -17,7 +17,6 @@ from tests.crash.victims import prepare, tell
 from perdure import Budget, Perdure
 from perdure.errors import Conflict, PerdureError, RunEnded, StoreError
 from perdure.store.api import ApprovalFilter
-from perdure.store.open import open_store
 
 
 def decide(folder: str, report: str, approval: str, granted: bool = True, by: str = "ann", die: Sequence[Any] = ()) -> None:
@@ -153,13 +152,3 @@ def refused(folder: str, report: str, run_id: str) -> None:
                 tell(report, error=type(error).__name__)
 
     asyncio.run(main())
-
-
-def approvals_of(folder: Path, run_id: str | None = None) -> list[str]:
-    """The ids of all approvals there ever were, in the order in which they were asked for."""
-    store = open_store(f"sqlite:///{folder}/disk/journal.db")
-    try:
-        rows = store.approvals(ApprovalFilter(status=None, run_id=run_id, limit=100_000))
-    finally:
-        store.close()
-    return [row.approval for row in sorted(rows, key=lambda row: (row.run_id, row.call))]

@@ -154,7 +154,7 @@ def check_a_held_run_is_not_taken(world: World) -> None:
 
 
 def check_a_blocked_loop_keeps_its_lease(world: World) -> None:
-    world.begin(r=[["block", "b", 1.2], ["deed", "after", 0]])
+    world.begin(r=[["block", "b", 2.5], ["deed", "after", 0]])
     blocked = world.start(victims.serve, until=["r"], settings=SHORT)
     world.ledger.wait_for(lambda lines: len(lines) == 1)
     # Another worker looks on, and would take the run if its lease ran out.

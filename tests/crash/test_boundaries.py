@@ -11,26 +11,26 @@ from tests.crash.checks import check_attention, check_intent_first, check_journa
 from tests.crash.errands import ORDER, OUTPUT, TOOLS
 from tests.crash.world import KILLED, RUN, World
 
-COMMIT = ("before", "torn", "unsynced", "synced", "after")
+COMMIT = ("before", "half", "handed", "kept", "after")
 # In the order in which a run comes to them: place, moment, which visit.
 BOUNDARIES: list[tuple[str, str, int]] = [
     *(("create", moment, 1) for moment in COMMIT),
     *(("claim", moment, 1) for moment in COMMIT),
     *(("intent", moment, 1) for moment in COMMIT),
     ("start", "before", 1),
-    *(("renew", moment, 1) for moment in ("before", "torn", "after")),
+    *(("renew", moment, 1) for moment in ("before", "half", "after")),
     ("effect", "before", 1),
     ("effect", "after", 1),
     ("arrive", "before", 1),
     *(("result", moment, 1) for moment in COMMIT),
     *(("handover", moment, 1) for moment in COMMIT),
     *(("park", moment, 1) for moment in COMMIT),
-    *(("claim", moment, 2) for moment in ("before", "synced", "after")),
+    *(("claim", moment, 2) for moment in ("before", "kept", "after")),
     *(("end", moment, 1) for moment in COMMIT),
 ]
-DURABLE = ("unsynced", "synced", "after")  # a killed process loses nothing that it has handed to the kernel
+DURABLE = ("handed", "kept", "after")  # a killed process loses nothing that it has handed to the kernel
 # A transaction is one commit with its intent, and has no attempt of its own.
-NOT_FOR = {"transaction": {("start", "before"), ("arrive", "before"), ("renew", "torn"), *(("result", moment) for moment in COMMIT)}}
+NOT_FOR = {"transaction": {("start", "before"), ("arrive", "before"), ("renew", "half"), *(("result", moment) for moment in COMMIT)}}
 CASES = [(kind, *boundary) for kind in TOOLS for boundary in BOUNDARIES if boundary[:2] not in NOT_FOR.get(kind, set())]
 
 
@@ -111,14 +111,14 @@ def test_killed_from_outside_while_the_tool_is_inside_its_effect(world: World, k
 
 SECOND = [
     *((kind, "claim", "after") for kind in TOOLS),
-    *((kind, "claim", "torn") for kind in TOOLS),
+    *((kind, "claim", "half") for kind in TOOLS),
     *((kind, "append", "before") for kind in TOOLS),
-    *((kind, "append", "synced") for kind in TOOLS),
+    *((kind, "append", "kept") for kind in TOOLS),
     *((kind, "effect", "after") for kind in ("read", "idempotent", "keyed", "transaction")),
     *((kind, "start", "before") for kind in ("read", "idempotent", "keyed")),
     *((kind, "reconcile", "before") for kind in ("keyed_reconcile", "once_reconcile")),
-    *((kind, "resolved", moment) for kind in ("keyed_reconcile", "once_reconcile") for moment in ("before", "synced")),
-    *(("once", "doubt", moment) for moment in ("torn", "synced")),
+    *((kind, "resolved", moment) for kind in ("keyed_reconcile", "once_reconcile") for moment in ("before", "kept")),
+    *(("once", "doubt", moment) for moment in ("half", "kept")),
 ]
 
 
@@ -134,7 +134,7 @@ def test_killed_again_while_another_process_recovers_the_run(world: World, kind:
 
 @pytest.mark.parametrize("kind", ["idempotent", "keyed", "once_reconcile"])
 def test_killed_four_times_in_a_row_the_run_still_ends_well(world: World, kind: str) -> None:
-    for place, moment in (("intent", "after"), ("claim", "after"), ("append", "torn"), ("append", "before")):
+    for place, moment in (("intent", "after"), ("claim", "after"), ("append", "half"), ("append", "before")):
         world.kill_at(place, moment, kind=kind)
     check_succeeded(world, world.resume(kind=kind), kind)
 

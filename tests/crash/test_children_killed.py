@@ -17,7 +17,7 @@ from tests.crash.world import KILLED, RUN, World
 
 from perdure.core.events import ToolCallInitiated
 
-COMMIT = ("before", "torn", "unsynced", "synced", "after")
+COMMIT = ("before", "half", "handed", "kept", "after")
 CROWD = 200
 HEIRS = 50
 
@@ -53,7 +53,7 @@ def test_killed_while_the_parent_journals_what_its_child_has_sent_it(world: Worl
 
 
 def test_killed_four_times_in_a_row_the_family_still_ends_well(world: World) -> None:
-    for place, moment in (("birth", "synced"), ("effect", "after"), ("child end", "synced"), ("end", "torn")):
+    for place, moment in (("birth", "kept"), ("effect", "after"), ("child end", "kept"), ("end", "half")):
         world.rest("clan", 2, 0.01, die=[place, moment, 1, "toil"])
     check_clan(world, world.rest("clan", 2, 0.01), 2)
 

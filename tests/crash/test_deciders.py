@@ -11,13 +11,13 @@ from tests.crash.waiting_checks import approval_rows, check_approvals
 from tests.crash.waiting_scenarios import check_one_of_two_deciders_wins
 from tests.crash.world import KILLED, RUN, World
 
-ROUNDS = 200
+ROUNDS = {"sqlite": 200, "postgres": 100}
 QUESTIONS = 60
 
 
 @pytest.mark.parametrize("held", [False, True])
 def test_of_two_deciders_one_wins_and_the_other_is_told(world: World, held: bool) -> None:
-    check_one_of_two_deciders_wins(world, ROUNDS, held=held)
+    check_one_of_two_deciders_wins(world, ROUNDS[world.dialect], held=held)
 
 
 @pytest.mark.parametrize("killed", [False, True])

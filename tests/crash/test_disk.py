@@ -1,4 +1,4 @@
-"""Disks that are full, read-only or fail, and a death at every single write: nothing acknowledged is lost, no effect is doubled."""
+"""SQLite's disk: full, read-only or failing, and a death at every single write: nothing acknowledged is lost, no effect is doubled."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.crash import victims
 from tests.crash.checks import check_journal, check_succeeded
 from tests.crash.errands import ORDER
-from tests.crash.nursery import Nursery
 from tests.crash.world import KILLED, RUN, World
+from tests.crash.worlds import Worlds
+
+pytestmark = pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 
 
 @pytest.mark.parametrize("kind", ["keyed", "once_reconcile", "transaction"])
@@ -43,9 +44,9 @@ def test_killed_before_any_single_write_or_sync_of_a_whole_run_the_run_ends_well
 
 
 @pytest.fixture
-def small(tmp_path: Path, nursery: Nursery) -> Iterator[World]:
+def small(worlds: Worlds) -> Iterator[World]:
     """A world whose journal lies on a file system of its own, which can be full or read-only."""
-    world = World(tmp_path, nursery)
+    world = worlds.new()
     mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "perdure-test", str(world.disk)]
     if os.getuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
         pytest.skip("mounting a small file system needs privileges that this user does not have")

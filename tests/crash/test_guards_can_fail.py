@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from tests.crash import scenarios
 from tests.crash.mutations import MUTATIONS
-from tests.crash.nursery import Nursery
 from tests.crash.test_races import check_cancel_is_heard_while_parking
+from tests.crash.waiting_mutations import a_park_ignores_the_inbox
 from tests.crash.world import World
+from tests.crash.worlds import Worlds
 
-from perdure.store.sqlite.queries import QUERIES
+from perdure.store.postgres import queries as postgres
+from perdure.store.sqlite import queries as sqlite
 
 # The mutation, the check, and what the check says about a perdure without that guard.
 GUARDS: dict[str, tuple[Callable[[World], None], str]] = {
@@ -47,15 +48,16 @@ def test_with_the_guard_in_place_the_check_is_green_and_not(mutation: str, world
 
 
 @pytest.mark.parametrize("mutation", GUARDS)
-def test_the_check_goes_red_when(mutation: str, tmp_path: Path, nursery: Nursery) -> None:
+def test_the_check_goes_red_when(mutation: str, worlds: Worlds) -> None:
     check, words = GUARDS[mutation]
     with pytest.raises(AssertionError, match=words):
-        check(World(tmp_path, nursery, mutation))
+        check(worlds.new(mutation))
 
 
 def test_the_check_goes_red_when_a_park_ignores_the_inbox(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    blind = QUERIES["unread_inbox_of_run"].replace("WHERE", "WHERE 0 AND")
-    assert blind != QUERIES["unread_inbox_of_run"]
-    monkeypatch.setitem(QUERIES, "unread_inbox_of_run", blind)
+    name = "unread_inbox_of_run"
+    for queries in (sqlite.QUERIES, postgres.QUERIES):
+        monkeypatch.setitem(queries, name, queries[name])  # as it is, to have it back afterwards
+    a_park_ignores_the_inbox()
     with pytest.raises(AssertionError, match="was not heard"):
         check_cancel_is_heard_while_parking(world, monkeypatch)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import apsw
@@ -18,6 +17,7 @@ from tests.crash.world import KILLED, World
 from perdure import Perdure, RunCancelled
 from perdure.core.events import CancelRequested
 from perdure.settings import Settings
+from perdure.store.sql import SqlStore
 from perdure.store.sqlite.database import SqliteDatabase
 from perdure.store.sqlite.store import SqliteStore
 from perdure.worker.calls import Ended
@@ -71,16 +71,15 @@ def test_a_cancel_that_arrives_while_a_long_journal_is_being_read_is_heard(world
 
 
 @pytest.fixture
-def folder(world: World, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test's own process is the victim."""
     monkeypatch.setenv(ledger.VARIABLE, str(world.ledger.path))
-    return world.disk
 
 
-def test_a_cancel_that_meets_the_last_result_comes_too_late_and_harms_nothing(
-    world: World, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("here")
+def test_a_cancel_that_meets_the_last_result_comes_too_late_and_harms_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> Any:
-        async with Perdure(f"sqlite:///{folder}/journal.db", agents=[chores]) as app:
+        async with Perdure(world.journal.url, agents=[chores]) as app:
 
             def both(drive: Drive, ended: Ended) -> None:
                 # Both are there when the drive turns to them: the end of the last call, and behind it a person's cancel.
@@ -105,20 +104,23 @@ def test_a_cancel_that_meets_the_last_result_comes_too_late_and_harms_nothing(
     check_journal(world, "r")
 
 
-def test_a_call_that_waits_for_another_attempt_does_not_keep_its_run_from_ending(world: World, folder: Path) -> None:
+@pytest.mark.usefixtures("here")
+def test_a_call_that_waits_for_another_attempt_does_not_keep_its_run_from_ending(world: World) -> None:
     async def main() -> Any:
-        async with Perdure(f"sqlite:///{folder}/journal.db", agents=[hasty]) as app:
+        async with Perdure(world.journal.url, agents=[hasty]) as app:
             return await app.run(hasty, id="r")
 
     assert asyncio.run(main()) == "done: False"
     assert "thought_recorded" in [event.type for event in check_journal(world, "r")]
 
 
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(("kind", "status"), [("work", "succeeded"), ("deed", "needs_attention")])
 def test_a_commit_that_took_effect_and_was_taken_for_lost_strands_no_run(
-    world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, status: str
+    world: World, monkeypatch: pytest.MonkeyPatch, kind: str, status: str
 ) -> None:
-    """COMMIT reports an error after it took effect, and no connection can be opened to look: what is sent again is refused."""
+    """SQLite's COMMIT reports an error after it took effect, and no connection can be opened to look: what is sent again is refused."""
     append, connect = SqliteStore.append, SqliteDatabase._connect
     appends, failures = 0, 0
 
@@ -138,7 +140,7 @@ def test_a_commit_that_took_effect_and_was_taken_for_lost_strands_no_run(
         return append(store, batch)
 
     async def main() -> dict[str, Any]:
-        async with Perdure(f"sqlite:///{folder}/journal.db", agents=[chores]) as app:
+        async with Perdure(world.journal.url, agents=[chores]) as app:
             handle = await app.start(chores, [[kind, "a", 0], [kind, "b", 0]], id="r")
             monkeypatch.setattr(SqliteDatabase, "_connect", broken_connect)
             monkeypatch.setattr(SqliteStore, "append", broken_append)
@@ -155,13 +157,13 @@ def test_a_commit_that_took_effect_and_was_taken_for_lost_strands_no_run(
 
 def check_cancel_is_heard_while_parking(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancel that arrives between the holder's last look and its commit of the park ends the run at once, not an hour later."""
-    real, url = SqliteStore.append, f"sqlite:///{world.disk}/journal.db"
+    real, url = SqlStore.append, world.journal.url
 
     async def main() -> None:
         async with Perdure(url, agents=[sleeper], settings=Settings(park_after_s=0)) as app:
 
-            def cancelled_first(store: SqliteStore, batch: Any) -> Any:
-                monkeypatch.setattr(SqliteStore, "append", real)
+            def cancelled_first(store: SqlStore, batch: Any) -> Any:
+                monkeypatch.setattr(SqlStore, "append", real)
                 store.post(
                     "r",
                     None,
@@ -174,7 +176,7 @@ def check_cancel_is_heard_while_parking(world: World, monkeypatch: pytest.Monkey
                 return real(store, batch)
 
             handle = await app.start(sleeper, 3600.0, id="r")
-            monkeypatch.setattr(SqliteStore, "append", cancelled_first)
+            monkeypatch.setattr(SqlStore, "append", cancelled_first)
             await handle.result(timeout=3)
 
     try:
@@ -187,5 +189,6 @@ def check_cancel_is_heard_while_parking(world: World, monkeypatch: pytest.Monkey
     raise AssertionError("the run succeeded")
 
 
-def test_a_cancel_that_meets_a_park_is_heard(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("here")
+def test_a_cancel_that_meets_a_park_is_heard(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     check_cancel_is_heard_while_parking(world, monkeypatch)

@@ -25,7 +25,7 @@ class Commands:
         self.running: list[subprocess.Popen[str]] = []
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "perdure", *words, "--url", f"sqlite:///{self.world.disk}/journal.db"]
+        command = [sys.executable, "-m", "perdure", *words, "--url", self.world.journal.url]
         env = {**os.environ, **FASTER, "PYTHONPATH": os.pathsep.join(sys.path), ledger.VARIABLE: str(self.world.ledger.path)}
         process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.running.append(process)

@@ -70,7 +70,10 @@ def test_all_twenty_runs_of_a_killed_worker_are_finished_by_another(world: World
 
 @pytest.mark.parametrize("shift_s", [-3600.0, 3600.0])
 def test_a_wall_clock_that_is_wrong_by_an_hour_harms_no_run(world: World, shift_s: float) -> None:
-    """Two workers whose clocks differ by an hour may take runs from each other; the guard keeps every effect single."""
+    """On SQLite two workers whose clocks differ by an hour may take runs from each other; the guard keeps every effect single.
+
+    On PostgreSQL leases are the database's affair, and nobody takes anything.
+    """
     runs = {f"r{n}": [["work", f"a{n}", 0.02], ["work", f"b{n}", 0.02]] for n in range(6)}
     world.begin(**runs)
     pids = [world.start(victims.serve, until=list(runs), clock=clock, settings={"concurrency": 2}) for clock in ([], [shift_s])]
@@ -81,6 +84,27 @@ def test_a_wall_clock_that_is_wrong_by_an_hour_harms_no_run(world: World, shift_
         assert row.status == "succeeded", row
         check_one_effect_each(world, run_id, [f"a{n}", f"b{n}"])
         check_journal(world, run_id)
+        if world.dialect == "postgres":
+            assert [claim.takeover for claim in claims(world, run_id)] == [False]
+
+
+@pytest.mark.parametrize("dialect", ["postgres"], indirect=True)
+@pytest.mark.parametrize("wrong", ["holder", "onlooker"])
+def test_a_wall_clock_that_is_wrong_by_an_hour_takes_nothing_from_a_worker_that_lives(world: World, wrong: str) -> None:
+    """By the clock of either its last sign of life is an hour old; by the database's clock, which decides, it is not."""
+    world.begin(r=[["deed", "o", 0.6]])
+    jump = world.folder / "jump"
+    behind, ahead = ([-3600.0, str(jump)], []) if wrong == "holder" else ([], [3600.0])
+    holder = world.start(victims.drive, run_id="r", report=world.report(), clock=behind, settings=SHORT)
+    world.ledger.wait_for(lambda lines: len(lines) == 1)
+    jump.touch()
+    onlooker = world.start(victims.serve, until=["r"], clock=ahead, settings=SHORT)
+    codes = world.wait(holder), world.wait(onlooker)
+    assert codes == (0, 0), world.log()
+    assert [claim.takeover for claim in claims(world, "r")] == [False], "it was taken from a worker that lives"
+    assert {line["pid"] for line in world.ledger.lines()} == {holder}
+    check_one_effect_each(world, "r", ["o"])
+    check_journal(world, "r")
 
 
 @pytest.mark.parametrize("shift_s", [-3600.0, 3600.0])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from tests.crash import waiting_scenarios as scenarios
-from tests.crash.nursery import Nursery
 from tests.crash.waiting_mutations import WAITING_MUTATIONS
 from tests.crash.world import World
+from tests.crash.worlds import Worlds
 
 # The mutation, the check, and what the check says about a perdure without that guard.
 GUARDS: dict[str, tuple[Callable[[World], None], str]] = {
@@ -39,7 +38,7 @@ def test_with_the_guard_in_place_the_check_is_green_and_not(mutation: str, world
 
 
 @pytest.mark.parametrize("mutation", GUARDS)
-def test_the_check_goes_red_when(mutation: str, tmp_path: Path, nursery: Nursery) -> None:
+def test_the_check_goes_red_when(mutation: str, worlds: Worlds) -> None:
     check, words = GUARDS[mutation]
     with pytest.raises(AssertionError, match=words):
-        check(World(tmp_path, nursery, mutation))
+        check(worlds.new(mutation))

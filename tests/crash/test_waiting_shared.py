@@ -60,7 +60,7 @@ def test_signals_of_killed_senders_to_a_run_of_killed_workers_arrive_once_each_a
 
 def _next_death(chance: random.Random) -> list[Any]:
     """After some signals: before one is sent, in the middle of its commit, or when it has arrived and the sender does not know."""
-    return ["post", chance.choice(["before", "torn", "unsynced", "synced", "after"]), chance.randint(10, 35)]
+    return ["post", chance.choice(["before", "half", "handed", "kept", "after"]), chance.randint(10, 35)]
 
 
 def test_a_queue_that_four_workers_share_never_has_more_than_its_limit_under_way(world: World) -> None:
@@ -129,12 +129,12 @@ def test_a_worker_that_is_told_to_stop_loses_nothing_of_what_is_pending(world: W
 
 ENDINGS = [
     ("decide", "before"),
-    ("decide", "torn"),
-    ("decide", "synced"),
-    ("child end", "torn"),
-    ("child end", "synced"),
-    ("end", "torn"),
-    ("end", "synced"),
+    ("decide", "half"),
+    ("decide", "kept"),
+    ("child end", "half"),
+    ("child end", "kept"),
+    ("end", "half"),
+    ("end", "kept"),
 ]
 
 

@@ -6,7 +6,7 @@ import asyncio
 import random
 from typing import Any
 
-from tests.crash import fate
+from tests.crash import fate, paid
 from tests.crash.ledger import Ledger
 
 from perdure import Call, NotSent, Outcome, Retry, Run, Tool, agent, tool
@@ -60,8 +60,8 @@ async def mail(what: str, ms: int, call: Call) -> str:
 @tool(effect="transaction", retry=AGAIN)
 def book(what: str, ms: int, call: Call) -> str:
     fate.current().meet("effect", "before")
-    call.connection.execute("CREATE TABLE IF NOT EXISTS paid (what TEXT, run TEXT, number INTEGER, attempt INTEGER) STRICT")
-    call.connection.execute("INSERT INTO paid VALUES (?, ?, ?, ?)", (what, call.run_id, call.number, call.attempt))
+    call.connection.execute(paid.MAKE)
+    call.connection.execute(paid.WRITE, (what, call.run_id, call.number, call.attempt))
     fate.current().meet("effect", "after")
     return f"{what} done"
 

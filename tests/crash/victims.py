@@ -17,6 +17,7 @@ from tests.crash import chores, clans, errands, fate, ledger, petitions
 from tests.crash import thicket as thickets
 from tests.crash.careless import CARELESS
 from tests.crash.failing import FailingDisk
+from tests.crash.nursery import JOURNAL
 
 from perdure import Agent, Perdure
 from perdure.cli.driving import stop_on_signals
@@ -25,7 +26,7 @@ from perdure.errors import RunNotSucceeded
 from perdure.settings import Settings
 from perdure.store.api import FINISHED
 from perdure.store.open import open_store
-from perdure.store.sqlite.store import SqliteStore
+from perdure.store.sql import SqlStore
 from perdure.worker.clock import Clock
 
 # Waits that only cost time are short, and a wait of any length is given up: a parked run is a boundary too.
@@ -44,7 +45,7 @@ def prepare(folder: str, settings: dict[str, Any] | None = None) -> tuple[str, S
     """The journal's URL and the settings of this process."""
     os.environ[ledger.VARIABLE] = f"{folder}/ledger"
     logging.basicConfig(level=logging.INFO)
-    return f"sqlite:///{folder}/disk/journal.db", msgspec.convert({**QUICK, **(settings or {})}, Settings)
+    return os.environ[JOURNAL], msgspec.convert({**QUICK, **(settings or {})}, Settings)
 
 
 def acknowledge(run_id: str, events: Sequence[Event]) -> None:
@@ -178,14 +179,14 @@ def reap(folder: str) -> None:
 
 def read_slowly(seconds: float) -> None:
     """Have every reading of a journal take its time, and say when it begins."""
-    real = SqliteStore.read
+    real = SqlStore.read
 
-    def slow(store: SqliteStore, run_id: str, after: int = 0) -> list[Event]:
+    def slow(store: SqlStore, run_id: str, after: int = 0) -> list[Event]:
         ledger.Ledger.here().note("reading", run_id)
         time.sleep(seconds)
         return real(store, run_id, after)
 
-    SqliteStore.read = slow  # type: ignore[method-assign,assignment]
+    SqlStore.read = slow  # type: ignore[method-assign,assignment]
 
 
 def cancel(folder: str, run_id: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import closing
 from typing import Any
 
 from tests.crash.checks import check_journal
@@ -23,13 +22,12 @@ from perdure.core.events import (
 )
 from perdure.core.state import fold
 from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow
-from perdure.store.open import open_store
 
 SETTLEMENTS = (ApprovalDecided, ApprovalExpired, ApprovalWithdrawn)
 
 
 def approval_rows(world: World, run_id: str) -> list[ApprovalRow]:
-    with closing(open_store(f"sqlite:///{world.disk}/journal.db")) as store:
+    with world.journal.reading() as store:
         return store.approvals(ApprovalFilter(status=None, run_id=run_id, limit=100_000))
 
 
@@ -112,7 +110,7 @@ def check_family(world: World, run_id: str, children: int) -> None:
 def check_budget(world: World, run_id: str) -> Amounts:
     """The ledger says what the journals of the run and all its children come to: counted once. What they have spent."""
     total = Amounts()
-    with closing(open_store(f"sqlite:///{world.disk}/journal.db")) as store:
+    with world.journal.reading() as store:
         (ledger,) = store.ledgers(run_id)
         for _, row in store.growing():
             if row.run_id == run_id or row.run_id.startswith(f"{run_id}/"):

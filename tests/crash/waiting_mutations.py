@@ -6,33 +6,33 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import structs
+from tests.crash.mutations import weaken
 
 from perdure.core import approval as approving
 from perdure.store import approvals, budgets, consequences, family, mailbox
 from perdure.store.api import Append, Appended, Charge
-from perdure.store.sqlite.queries import QUERIES
-from perdure.store.sqlite.store import SqliteStore
+from perdure.store.sql import SqlStore
 from perdure.worker import drive, orders
 
 
 def _without(*guards: str) -> None:
     """Take conditions out of the statement that uses an approval up."""
-    weaker = QUERIES["consume_approval"]
-    for guard in guards:
-        assert guard in weaker, guard
-        weaker = weaker.replace(guard, "1")
-    QUERIES["consume_approval"] = weaker
+    weaken("consume_approval", dict.fromkeys(guards, "TRUE"))
 
 
 def _without_trigger() -> None:
     """The database itself refuses to change what is settled: a guard below the guards, which would hide that they are gone."""
-    real = SqliteStore.__init__
+    real = SqlStore.__init__
 
-    def init(self: Any, *args: Any, **options: Any) -> None:
-        real(self, *args, **options)
-        self._database._writer.execute("DROP TRIGGER IF EXISTS perdure_approvals_settled")
+    def init(self: Any, *args: Any) -> None:
+        real(self, *args)
+        if self.remote:
+            with self._database.connections.lent() as connection:
+                connection.execute(b"DROP TRIGGER IF EXISTS perdure_approvals_settled ON perdure_approvals")
+        else:
+            self._database._writer.execute("DROP TRIGGER IF EXISTS perdure_approvals_settled")
 
-    SqliteStore.__init__ = init  # type: ignore[method-assign]
+    SqlStore.__init__ = init  # type: ignore[method-assign,assignment]
 
 
 def any_answer_is_a_yes() -> None:
@@ -78,14 +78,12 @@ def decisions_are_judged_before_their_transaction() -> None:
 
 
 def a_park_ignores_the_inbox() -> None:
-    blind = QUERIES["unread_inbox_of_run"].replace("WHERE", "WHERE 0 AND")
-    assert blind != QUERIES["unread_inbox_of_run"]
-    QUERIES["unread_inbox_of_run"] = blind
+    weaken("unread_inbox_of_run", {"WHERE run = ?": "WHERE FALSE AND run = ?"})
 
 
 def _afterwards(work: list[Callable[[Any], None]]) -> None:
     """Do in a commit of its own what belongs into the commit of the append."""
-    real = SqliteStore.append
+    real = SqlStore.append
 
     def append(self: Any, batch: Sequence[Append]) -> list[Appended]:
         answers: list[Appended] = real(self, batch)
@@ -93,7 +91,7 @@ def _afterwards(work: list[Callable[[Any], None]]) -> None:
             self._database.write(work.pop(0), lambda *_: True)
         return answers
 
-    SqliteStore.append = append  # type: ignore[method-assign]
+    SqlStore.append = append  # type: ignore[method-assign]
 
 
 def parents_are_told_afterwards() -> None:

@@ -8,9 +8,8 @@ from typing import Any
 
 from tests.crash import people, victims
 from tests.crash.errands import OUTPUT
-from tests.crash.people import approvals_of
 from tests.crash.petitions import BRIEF_S, CALL
-from tests.crash.waiting_checks import check_approvals, check_budget, check_family, check_not_begun
+from tests.crash.waiting_checks import approval_rows, check_approvals, check_budget, check_family, check_not_begun
 from tests.crash.world import KILLED, RUN, World
 
 from perdure.core.events import SignalReceived
@@ -113,7 +112,7 @@ def check_one_of_two_deciders_wins(world: World, rounds: int = 25, held: bool = 
         world.ledger.wait_for(lambda lines: any(line["what"] == "stay" for line in lines))
     else:
         assert world.rest("forum", rounds, False)["status"] == "waiting_approval"
-    approvals = approvals_of(world.folder, RUN)
+    approvals = [row.approval for row in sorted(approval_rows(world, RUN), key=lambda row: row.call)]
     assert len(approvals) == rounds
     yes, no = _rivals(world, approvals)
     for place, pair in enumerate(zip(yes, no, strict=True)):
@@ -145,7 +144,7 @@ def _rivals(world: World, approvals: list[str]) -> tuple[list[str], list[str]]:
 # -- children, budgets, signals -----------------------------------------------------------------------------------------------
 def check_a_parent_hears_of_a_child_whose_worker_died_with_it(world: World) -> None:
     """The child's last commit is durable, and nobody who knows of it lives: its parent goes on all the same."""
-    world.rest("clan", 1, 0, die=["child end", "synced", 1])
+    world.rest("clan", 1, 0, die=["child end", "kept", 1])
     told = world.rest("clan", 1, 0)
     assert told["status"] == "succeeded", f"the parent was not told: {told}"
     assert told["output"] == ["child 0 done"]
@@ -154,7 +153,7 @@ def check_a_parent_hears_of_a_child_whose_worker_died_with_it(world: World) -> N
 
 def check_what_a_dead_worker_has_begun_is_charged(world: World) -> None:
     """The intent is durable, and so is what it takes out of the purse: three calls, whoever makes them."""
-    world.rest("purse", 9, die=["intent", "synced", 1, "toil"])
+    world.rest("purse", 9, die=["intent", "kept", 1, "toil"])
     told = world.rest("purse", 9)
     assert check_budget(world, RUN).calls == 3
     assert told["output"] == 2, told  # the call that was cut off was made again, and that was paid for
@@ -163,7 +162,7 @@ def check_what_a_dead_worker_has_begun_is_charged(world: World) -> None:
 def check_a_signal_that_is_sent_again_counts_once(world: World) -> None:
     """The sender died after the commit and before it knew: it sends the same again, under the same key."""
     assert world.rest("listener", 2)["status"] == "waiting"
-    assert world.run(people.send, run_id=RUN, sender="a", count=2, die=["post", "synced", 2]) == KILLED  # 1: the log's header
+    assert world.run(people.send, run_id=RUN, sender="a", count=2, die=["post", "kept", 1]) == KILLED
     assert world.run(people.send, run_id=RUN, sender="a", count=2) == 0, world.log()
     told = world.rest("listener", 2)
     assert told["output"] == ["a:0", "a:1"], told

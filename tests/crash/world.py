@@ -1,4 +1,4 @@
-"""One folder with a journal (on `disk`) and a ledger, the victims that live there, and a look at what they have left behind."""
+"""A folder with a ledger, a journal, the victims that live there, and a look at what they have left behind."""
 
 from __future__ import annotations
 
@@ -8,69 +8,73 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import apsw
 from tests.crash import victims
+from tests.crash.journals import Journal
 from tests.crash.ledger import Ledger
 from tests.crash.nursery import Nursery, Victim
 
 from perdure.core.events import Event
 from perdure.store.api import RunRow
-from perdure.store.open import open_store
 
 KILLED = -signal.SIGKILL
 RUN = "run-1"
 
 
 class World:
-    """Where a test takes place. Nothing here writes to the journal: looking is done on a copy."""
+    """Where a test takes place. Nothing here writes to the journal."""
 
-    def __init__(self, folder: Path, nursery: Nursery, mutation: str = "") -> None:
+    def __init__(self, folder: Path, nursery: Nursery, journal: Journal, mutation: str = "") -> None:
         self.folder = folder
+        self.journal = journal
         self.mutation = mutation  # the guard that victims here do without
         self.nap_s = 0.02  # how long an errand waits for its timer
-        self.disk = folder / "disk"
-        self.disk.mkdir(exist_ok=True)
+        self.disk = folder / "disk"  # where SQLite has its files
         self.ledger = Ledger(folder / "ledger")
         self._nursery = nursery
         self._reports = 0
+        self._alive: set[int] = set()
+        self._copies: list[World] = []
+
+    @property
+    def dialect(self) -> str:
+        return self.journal.dialect
+
+    def close(self) -> None:
+        for twin in self._copies:
+            twin.close()
+        self.journal.close()
 
     # -- victims ------------------------------------------------------------------------------------------------------
     def start(self, victim: Victim, **args: Any) -> int:
         """A process that runs the victim here; its id."""
-        return self._nursery.start(victim, self.folder / "log", self.mutation, folder=str(self.folder), **args)
+        pid = self._nursery.start(victim, self.folder / "log", self.journal.url, self.mutation, folder=str(self.folder), **args)
+        self._alive.add(pid)
+        return pid
 
-    def wait(self, pid: int, within_s: float = 60.0) -> int:
-        """How it ended; the test fails when it does not."""
+    def wait(self, pid: int, within_s: float = 60.0, *, settled: bool = True) -> int:
+        """How it ended; the test fails when it does not. If nobody else lives here, what it had sent last is done by then, or undone."""
         code = self._nursery.wait(pid, within_s)
         if code is None:
             os.kill(pid, signal.SIGKILL)
             self._nursery.wait(pid)
             raise AssertionError(f"process {pid} did not end within {within_s} s\n{self.log()}")
+        self._alive.discard(pid)
+        if settled and code == KILLED and not self._alive:
+            self.journal.settle()
         return code
 
     def freeze(self, pid: int) -> None:
-        """SIGSTOP, at a moment when the process is not writing: one that sleeps inside a commit holds up every other writer."""
+        """SIGSTOP, at a moment when nobody is inside a transaction: one that sleeps there holds up others."""
         for _ in range(100):
             os.kill(pid, signal.SIGSTOP)
-            if self._is_writable():
+            if self.journal.is_quiet():
                 return
             os.kill(pid, signal.SIGCONT)
             time.sleep(0.01)
         raise AssertionError("it is always writing")
-
-    def _is_writable(self) -> bool:
-        connection = apsw.Connection(str(self.disk / "journal.db"))
-        try:
-            connection.execute("BEGIN IMMEDIATE; ROLLBACK")
-        except apsw.BusyError:
-            return False
-        finally:
-            connection.close()
-        return True
 
     def run(self, victim: Victim, **args: Any) -> int:
         return self.wait(self.start(victim, **args))
@@ -127,14 +131,21 @@ class World:
     # -- looking ------------------------------------------------------------------------------------------------------
     def copy(self) -> World:
         """The same world once more, as it is now: what is done there does not touch this one. Nobody may be writing."""
-        twin = self.folder.with_name(f"{self.folder.name}-{time.monotonic_ns()}")
-        shutil.copytree(self.folder, twin, ignore=shutil.ignore_patterns("*.bell"))  # nobody can copy a pipe
-        return World(twin, self._nursery, self.mutation)
+        self._copies.append(self.twin())
+        return self._copies[-1]
+
+    def twin(self) -> World:
+        """A copy that whoever asked for it has to close."""
+        folder = self.folder.with_name(f"{self.folder.name}-{time.monotonic_ns()}")
+        shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("*.bell"))  # nobody can copy a pipe
+        return World(folder, self._nursery, self.journal.copy(folder), self.mutation)
 
     def look(self, run_id: str = RUN) -> tuple[RunRow | None, list[Event]]:
-        """The run's row and journal, read from a copy, so that looking repairs nothing. Nobody may be writing."""
-        if not (self.disk / "journal.db").exists():
+        """The run's row and journal. On SQLite read from a copy, so that looking repairs nothing: nobody may be writing."""
+        if not self.journal.is_there():
             return None, []
+        if self.dialect != "sqlite":
+            return self.peek(run_id)
         twin = self.copy()
         found = twin.peek(run_id)
         shutil.rmtree(twin.folder)
@@ -142,17 +153,13 @@ class World:
 
     def peek(self, run_id: str = RUN) -> tuple[RunRow | None, list[Event]]:
         """The run's row and journal, read as any process may, at any time."""
-        with closing(open_store(f"sqlite:///{self.disk}/journal.db")) as store:
+        with self.journal.reading() as store:
             row = store.get(run_id)
             return row, store.read(run_id) if row is not None else []
 
     def paid(self) -> list[tuple[Any, ...]]:
         """What transaction tools have written in the journal's own database."""
-        found: list[tuple[Any, ...]] = []
-        with closing(apsw.Connection(str(self.disk / "journal.db"), flags=apsw.SQLITE_OPEN_READWRITE)) as connection:
-            if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'paid'").fetchall():
-                found = connection.execute("SELECT what, run, number, attempt FROM paid").fetchall()
-        return found
+        return self.journal.paid()
 
     def acknowledged(self, run_id: str = RUN) -> set[str]:
         """The ids of the events that some process was told are durable."""

@@ -292,6 +292,17 @@ def test_the_refund_pays_once_after_its_retries_and_its_timer(tmp_path):
     assert {"timer_fired", "decision_made", "thought_recorded", "status_reported"} <= set(types)
 
 
+def test_the_ledger_books_once_and_nothing_when_there_is_too_little(tmp_path):
+    target = f"{EXAMPLES / 'ledger.py'}:transfer"
+    for _ in range(2):
+        done = perdure_json(tmp_path, "run", target, "source=ann", "target=bob", "cents:=2500", "--id", "pay-1")
+        assert done["output"] == "ann has 7500, bob has 12500"
+    refused = perdure_json(tmp_path, "run", target, "source=zoe", "target=ann", "cents:=10001", "--id", "pay-2")
+    assert refused["output"] == "not booked: zoe has less than 10001"
+    after = perdure_json(tmp_path, "run", f"{EXAMPLES / 'ledger.py'}:statement", "--id", "s-1")
+    assert after["output"] == {"ann": 7500, "bob": 12500, "zoe": 10000}
+
+
 def test_the_fan_out_makes_every_call(tmp_path):
     done = perdure_json(tmp_path, "run", f"{EXAMPLES / 'fanout.py'}:fan_out", "count:=30", "--id", "census")
     assert done["output"] == {"measured": 30, "sum": sum(number * number for number in range(30))}

@@ -1,4 +1,4 @@
-"""Traps seen in published designs of this kind (GUARANTEES 6), each one a test named after it.
+"""Traps seen in published designs of this kind (GUARANTEES 6), each one a test named after it, on both stores.
 
 T16 to T20, T25 and T28 to T30 belong to approvals, notifications and models, and are tested with those.
 """
@@ -12,15 +12,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psycopg
 import pytest
-from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, until
+from tests.unit.drive_tools import SETTINGS, ManualClock, outline, run, until
 
 from perdure import (
+    Agent,
     Call,
     Conflict,
     InvalidInput,
@@ -42,8 +44,34 @@ from perdure.core.events import Event, RunClaimed, ToolCallFailed, ToolCallIniti
 from perdure.core.keys import call_key
 from perdure.errors import StoreUnavailable
 from perdure.store.api import Store
-from perdure.store.open import open_store
+from perdure.store.open import is_postgres, open_store
+from perdure.worker.clock import Clock
 from perdure.worker.lease import Renewer, Watchdog
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a new journal."""
+    # Asked for only here: a test on SQLite starts no server.
+    return str(request.getfixturevalue("postgres_url")) if request.param == "postgres" else f"sqlite:///{tmp_path / 'db'}"
+
+
+def perdure(where: str, agents: Iterable[Agent[Any, Any]], clock: Clock | None = None, settings: Settings = SETTINGS) -> Perdure:
+    return Perdure(where, agents, settings=settings, clock=clock or ManualClock())
+
+
+async def falls_silent(app: Perdure, condition: Any) -> None:
+    """The worker that holds r gives no sign of life until the condition holds.
+
+    On SQLite whoever looks has a clock that says so. PostgreSQL goes by its own clock: there the sign is taken away from it.
+    """
+    row = app.store.get("r")
+    assert row is not None
+    while not condition():
+        if is_postgres(app.url):
+            with psycopg.connect(app.url, autocommit=True) as connection:
+                connection.execute("UPDATE perdure_workers SET beat_at = 0 WHERE worker = %s", (row.holder,))
+        await asyncio.sleep(0.005)
 
 
 def intents(events: Sequence[Event]) -> list[ToolCallInitiated]:
@@ -58,7 +86,7 @@ async def crash(app: Perdure, run_id: str, when: Any) -> None:
     await driving
 
 
-def test_T1_the_second_failure_and_the_retrys_start_are_recorded_and_caused() -> None:
+def test_T1_the_second_failure_and_the_retrys_start_are_recorded_and_caused(where: str) -> None:
     @tool(effect="idempotent", retry=Retry(attempts=3, base=0))
     async def flaky(call: Call) -> str:
         if call.attempt < 3:
@@ -70,7 +98,7 @@ def test_T1_the_second_failure_and_the_retrys_start_are_recorded_and_caused() ->
         return str(await flaky())
 
     async def main() -> list[Event]:
-        async with perdure(None, [caller]) as app:
+        async with perdure(where, [caller]) as app:
             handle = await app.start(caller)
             await handle.result()
             return await handle.events()
@@ -85,7 +113,7 @@ def test_T1_the_second_failure_and_the_retrys_start_are_recorded_and_caused() ->
     assert cause.attempt == 3, "the cause of the completion exists, and is the attempt that succeeded"
 
 
-def test_T2_a_result_that_cannot_be_serialised_does_not_repeat_the_effect(tmp_path: Path) -> None:
+def test_T2_a_result_that_cannot_be_serialised_does_not_repeat_the_effect(where: str) -> None:
     performed: list[int] = []
 
     @tool(effect="idempotent")
@@ -105,7 +133,7 @@ def test_T2_a_result_that_cannot_be_serialised_does_not_repeat_the_effect(tmp_pa
     clock = ManualClock()
 
     async def main() -> str:
-        async with perdure(tmp_path / "db", [caller], clock) as app:
+        async with perdure(where, [caller], clock) as app:
             await app.start(caller, id="r")
             return (await app.drive("r", wait=False)).status
 
@@ -116,7 +144,7 @@ def test_T2_a_result_that_cannot_be_serialised_does_not_repeat_the_effect(tmp_pa
 
 
 @pytest.mark.parametrize("falsy", [0, "", False, None, [], {}], ids=repr)
-def test_T3_a_falsy_result_is_a_result(tmp_path: Path, falsy: Any) -> None:
+def test_T3_a_falsy_result_is_a_result(where: str, falsy: Any) -> None:
     performed: list[int] = []
 
     @tool(effect="read")
@@ -133,7 +161,7 @@ def test_T3_a_falsy_result_is_a_result(tmp_path: Path, falsy: Any) -> None:
     clock = ManualClock()
 
     async def main() -> Any:
-        async with perdure(tmp_path / "db", [caller], clock) as app:
+        async with perdure(where, [caller], clock) as app:
             handle = await app.start(caller, id="r")
             row = await app.drive("r", wait=False)
             return await handle.result() if row.status == "succeeded" else "not yet"
@@ -144,7 +172,7 @@ def test_T3_a_falsy_result_is_a_result(tmp_path: Path, falsy: Any) -> None:
     assert performed == [1]
 
 
-def test_T4_two_intended_identical_calls_are_two_calls() -> None:
+def test_T4_two_intended_identical_calls_are_two_calls(where: str) -> None:
     """One after the other and in parallel; a key by arguments or by count of thoughts would collapse them."""
     keys: list[str] = []
 
@@ -159,14 +187,14 @@ def test_T4_two_intended_identical_calls_are_two_calls() -> None:
         return first + list(await asyncio.gather(pay(5), pay(5), pay(5)))
 
     async def main() -> Any:
-        async with perdure(None, [payer]) as app:
+        async with perdure(where, [payer]) as app:
             return await app.run(payer)
 
     assert run(main()) == [1, 2, 3, 4, 5]
     assert len(set(keys)) == 5
 
 
-def test_T5_the_parts_of_a_key_cannot_be_shifted() -> None:
+def test_T5_the_parts_of_a_key_cannot_be_shifted(where: str) -> None:
     assert call_key("a:b", "c", 1) != call_key("a", "b:c", 1)
     keys: list[str] = []
 
@@ -179,7 +207,7 @@ def test_T5_the_parts_of_a_key_cannot_be_shifted() -> None:
         await pay()
 
     async def main() -> None:
-        async with perdure(None, [payer]) as app:
+        async with perdure(where, [payer]) as app:
             await app.run(payer, tenant="a:b", id="c")
             await app.run(payer, tenant="a", id="b:c")
 
@@ -187,7 +215,7 @@ def test_T5_the_parts_of_a_key_cannot_be_shifted() -> None:
     assert len(set(keys)) == 2
 
 
-def test_T6_a_hole_below_the_last_completed_call_is_filled(tmp_path: Path) -> None:
+def test_T6_a_hole_below_the_last_completed_call_is_filled(where: str) -> None:
     """Calls 2 and 3 have completed, call 1 has not: the crash leaves a hole, not a frontier behind call 3."""
     performed: list[str] = []
     hold = asyncio.Event()
@@ -204,12 +232,12 @@ def test_T6_a_hole_below_the_last_completed_call_is_filled(tmp_path: Path) -> No
         return list(await asyncio.gather(step(1), step(2), step(3)))
 
     async def first() -> None:
-        async with perdure(tmp_path / "db", [wide]) as app:
+        async with perdure(where, [wide]) as app:
             await app.start(wide, id="r")
             await crash(app, "r", lambda: len([e for e in app.store.read("r") if e.type == "tool_call_completed"]) == 2)
 
     async def second() -> Any:
-        async with perdure(tmp_path / "db", [wide]) as app:
+        async with perdure(where, [wide]) as app:
             return await app.handle("r").result()
 
     run(first())
@@ -217,7 +245,7 @@ def test_T6_a_hole_below_the_last_completed_call_is_filled(tmp_path: Path) -> No
     assert performed == ["1/1", "2/1", "3/1", "1/2"]
 
 
-def test_T7_what_a_nondeterministic_planner_said_once_stays_said(tmp_path: Path) -> None:
+def test_T7_what_a_nondeterministic_planner_said_once_stays_said(where: str) -> None:
     asked: list[int] = []
 
     @tool(effect="read")
@@ -240,7 +268,7 @@ def test_T7_what_a_nondeterministic_planner_said_once_stays_said(tmp_path: Path)
     clock = ManualClock()
 
     async def main() -> str:
-        async with perdure(tmp_path / "db", [deployer], clock) as app:
+        async with perdure(where, [deployer], clock) as app:
             await app.start(deployer, id="r")
             return (await app.drive("r", wait=False)).status
 
@@ -252,7 +280,7 @@ def test_T7_what_a_nondeterministic_planner_said_once_stays_said(tmp_path: Path)
     assert (done, asked) == (["build", "deploy"], [1])
 
 
-def test_T8_code_that_skips_a_recorded_step_stops_the_run(tmp_path: Path) -> None:
+def test_T8_code_that_skips_a_recorded_step_stops_the_run(where: str) -> None:
     done: list[str] = []
 
     @tool(effect="once")
@@ -271,7 +299,7 @@ def test_T8_code_that_skips_a_recorded_step_stops_the_run(tmp_path: Path) -> Non
     clock = ManualClock()
 
     async def main(*steps: str) -> tuple[str, str | None]:
-        async with perdure(tmp_path / "db", [deployer(*steps)], clock) as app:
+        async with perdure(where, [deployer(*steps)], clock) as app:
             await app.start("deployer", id="r")
             row = await app.drive("r", wait=False)
             clock.advance(11)
@@ -286,7 +314,7 @@ def test_T8_code_that_skips_a_recorded_step_stops_the_run(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("lookalike", [{"$ref": "build"}, "${build.image}", {"ref": ["build", "image"]}, "{{build}}", "ref(build)"])
-def test_T9_user_data_is_never_read_as_a_reference(lookalike: Any) -> None:
+def test_T9_user_data_is_never_read_as_a_reference(lookalike: Any, where: str) -> None:
     @tool(effect="once")
     async def use(value: Any) -> Any:
         return value
@@ -299,13 +327,13 @@ def test_T9_user_data_is_never_read_as_a_reference(lookalike: Any) -> None:
         return [await use(value), await use(built["image"])]
 
     async def main() -> Any:
-        async with perdure(None, [user]) as app:
+        async with perdure(where, [user]) as app:
             return await app.run(user, lookalike)
 
     assert run(main()) == [lookalike, "v7"]
 
 
-def test_T10_tuples_are_lists_live_as_well_and_int_keys_are_refused_before_the_effect() -> None:
+def test_T10_tuples_are_lists_live_as_well_and_int_keys_are_refused_before_the_effect(where: str) -> None:
     seen: list[Any] = []
     performed: list[Any] = []
 
@@ -323,7 +351,7 @@ def test_T10_tuples_are_lists_live_as_well_and_int_keys_are_refused_before_the_e
 
     async def main() -> None:
         clock = ManualClock()
-        async with perdure(None, [user], clock) as app:
+        async with perdure(where, [user], clock) as app:
             handle = await app.start(user)
             await app.drive(handle.id, wait=False)
             clock.advance(11)
@@ -334,7 +362,7 @@ def test_T10_tuples_are_lists_live_as_well_and_int_keys_are_refused_before_the_e
     assert performed == [[1, 2]]
 
 
-def test_T11_a_clock_that_goes_back_changes_no_order(tmp_path: Path) -> None:
+def test_T11_a_clock_that_goes_back_changes_no_order(where: str) -> None:
     clock = ManualClock()
 
     @tool(effect="once")
@@ -352,7 +380,7 @@ def test_T11_a_clock_that_goes_back_changes_no_order(tmp_path: Path) -> None:
         return [found, times == sorted(times)]
 
     async def main() -> tuple[Any, list[Event]]:
-        async with perdure(tmp_path / "db", [walker], clock) as app:
+        async with perdure(where, [walker], clock) as app:
             await app.start(walker, id="r")
             return await app.handle("r").result(), await app.handle("r").events()
 
@@ -363,7 +391,7 @@ def test_T11_a_clock_that_goes_back_changes_no_order(tmp_path: Path) -> None:
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
 
 
-def test_T12_a_worker_that_lost_its_lease_is_refused_at_its_first_append(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_T12_a_worker_that_lost_its_lease_is_refused_at_its_first_append(where: str, caplog: pytest.LogCaptureFixture) -> None:
     """The first worker is alive and has merely been silent; its result comes after somebody else has taken the run over."""
     hold, performed = asyncio.Event(), list[str]()
 
@@ -380,12 +408,12 @@ def test_T12_a_worker_that_lost_its_lease_is_refused_at_its_first_append(tmp_pat
 
     async def main() -> tuple[str, list[Event]]:
         early, late = ManualClock(1_000_000), ManualClock(1_000_100)
-        async with perdure(tmp_path / "db", [walker], early) as first, perdure(tmp_path / "db", [walker], late) as second:
+        async with perdure(where, [walker], early) as first, perdure(where, [walker], late) as second:
             await first.start(walker, id="r")
             driving = asyncio.create_task(first.drive("r"))
             await until(lambda: performed)
             working = asyncio.create_task(second.work())
-            await until(lambda: len(performed) == 2)
+            await falls_silent(first, lambda: len(performed) == 2)
             hold.set()
             await driving
             output = await second.handle("r").result()
@@ -418,9 +446,14 @@ class FailsToRenew:
         self._store.renew(worker, now)
 
 
-def test_T13_an_error_of_the_renewer_is_told_and_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
-    store = open_store("sqlite://")
+def test_T13_an_error_of_the_renewer_is_told_and_does_not_end_it(caplog: pytest.LogCaptureFixture, where: str) -> None:
+    store = open_store(where)
     store.register("w", "host:1", 1, 0)
+
+    def beat_at() -> int:
+        return store.workers(77_000_000, 1)[0].beat_at
+
+    registered_at = beat_at()
     faulty = FailsToRenew(store, failures=3)
     loop = asyncio.new_event_loop()
     loop.close()
@@ -428,15 +461,15 @@ def test_T13_an_error_of_the_renewer_is_told_and_does_not_end_it(caplog: pytest.
     with caplog.at_level(logging.WARNING):
         renewer.start()
         deadline = time.monotonic() + 5
-        while store.workers(77_000_000, 1)[0].beat_at == 0 and time.monotonic() < deadline:
+        while beat_at() == registered_at and time.monotonic() < deadline:
             time.sleep(0.005)
         renewer.stop()
-    assert store.workers(77_000_000, 1)[0].beat_at == 77_000_000
+    assert beat_at() > registered_at
     assert caplog.text.count("cannot renew the leases of this worker: disk full") == 3
     store.close()
 
 
-def test_T14_a_key_that_the_service_has_forgotten_protects_nothing(tmp_path: Path) -> None:
+def test_T14_a_key_that_the_service_has_forgotten_protects_nothing(where: str) -> None:
     hold, performed = asyncio.Event(), list[int]()
 
     @tool(effect="keyed", key_window=3600)
@@ -451,12 +484,12 @@ def test_T14_a_key_that_the_service_has_forgotten_protects_nothing(tmp_path: Pat
     clock = ManualClock()
 
     async def first() -> None:
-        async with perdure(tmp_path / "db", [payer], clock) as app:
+        async with perdure(where, [payer], clock) as app:
             await app.start(payer, id="r")
             await crash(app, "r", lambda: performed)
 
     async def second() -> str:
-        async with perdure(tmp_path / "db", [payer], clock) as app:
+        async with perdure(where, [payer], clock) as app:
             return (await app.drive("r", wait=False)).status
 
     run(first())
@@ -465,7 +498,7 @@ def test_T14_a_key_that_the_service_has_forgotten_protects_nothing(tmp_path: Pat
     assert performed == [1]
 
 
-def test_T15_an_answer_that_was_not_delivered_is_delivered_again_without_running_anything(tmp_path: Path) -> None:
+def test_T15_an_answer_that_was_not_delivered_is_delivered_again_without_running_anything(where: str) -> None:
     performed: list[int] = []
 
     @tool(effect="once")
@@ -478,14 +511,14 @@ def test_T15_an_answer_that_was_not_delivered_is_delivered_again_without_running
         return str(await act())
 
     async def deliver() -> Any:
-        async with perdure(tmp_path / "db", [actor]) as app:
+        async with perdure(where, [actor]) as app:
             return await app.run(actor, id="r")
 
     assert [run(deliver()) for _ in range(3)] == ["receipt"] * 3
     assert performed == [1]
 
 
-def test_T21_three_calls_in_doubt_are_three_doubts(tmp_path: Path) -> None:
+def test_T21_three_calls_in_doubt_are_three_doubts(where: str) -> None:
     hold, performed = asyncio.Event(), list[int]()
 
     @tool(effect="once")
@@ -499,12 +532,12 @@ def test_T21_three_calls_in_doubt_are_three_doubts(tmp_path: Path) -> None:
         return list(await asyncio.gather(pay(1), pay(2), pay(3)))
 
     async def first() -> None:
-        async with perdure(tmp_path / "db", [payer]) as app:
+        async with perdure(where, [payer]) as app:
             await app.start(payer, id="r")
             await crash(app, "r", lambda: len(performed) == 3)
 
     async def second() -> tuple[str, list[str], Any]:
-        async with perdure(tmp_path / "db", [payer]) as app:
+        async with perdure(where, [payer]) as app:
             row = await app.drive("r")
             lines = outline(await app.handle("r").events())
             await app.resolve("r", 1, happened=10)
@@ -523,7 +556,7 @@ def test_T21_three_calls_in_doubt_are_three_doubts(tmp_path: Path) -> None:
     assert performed == [1, 2, 3, 2]
 
 
-def test_T22_not_found_means_nothing_while_the_request_may_still_be_in_flight() -> None:
+def test_T22_not_found_means_nothing_while_the_request_may_still_be_in_flight(where: str) -> None:
     """The tool was told to stop and did not: its effect may come any moment, whatever the ledger says now."""
     hold, asked = asyncio.Event(), list[int]()
 
@@ -545,7 +578,7 @@ def test_T22_not_found_means_nothing_while_the_request_may_still_be_in_flight() 
         await pay()
 
     async def main() -> tuple[str, str | None, list[str]]:
-        async with perdure(None, [payer]) as app:
+        async with perdure(where, [payer]) as app:
             handle = await app.start(payer)
             row = await app.drive(handle.id)
             lines = outline(await handle.events())
@@ -559,7 +592,7 @@ def test_T22_not_found_means_nothing_while_the_request_may_still_be_in_flight() 
     assert [line for line in lines if line.startswith("initiated")] == ["initiated pay 1/1"]
 
 
-def test_T22_a_worker_that_may_still_live_is_given_until_its_deadline(tmp_path: Path) -> None:
+def test_T22_a_worker_that_may_still_live_is_given_until_its_deadline(where: str) -> None:
     """Its lease ran out, but nobody has proven it dead: "not found" is believed only when its attempt can no longer be sending."""
     hold, asked, began = asyncio.Event(), list[float](), list[float]()
 
@@ -581,12 +614,12 @@ def test_T22_a_worker_that_may_still_live_is_given_until_its_deadline(tmp_path: 
 
     async def main() -> Any:
         early, late = ManualClock(1_000_000), ManualClock(1_000_100)
-        async with perdure(tmp_path / "db", [payer], early) as first, perdure(tmp_path / "db", [payer], late) as second:
+        async with perdure(where, [payer], early) as first, perdure(where, [payer], late) as second:
             await first.start(payer, id="r")
             driving = asyncio.create_task(first.drive("r"))
             await until(lambda: began)
             working = asyncio.create_task(second.work())
-            await until(lambda: (second.store.get("r") or pytest.fail("gone")).epoch == 2)
+            await falls_silent(first, lambda: (second.store.get("r") or pytest.fail("gone")).epoch == 2)
             taken_over = time.monotonic()
             output = await second.handle("r").result()
             second.drain()
@@ -595,11 +628,11 @@ def test_T22_a_worker_that_may_still_live_is_given_until_its_deadline(tmp_path: 
 
     output, asked_s, began_s = run(main())
     assert output == "paid by attempt 2"
-    assert len(asked) == 2
+    assert 2 <= len(asked) <= 3, "the one that was silent may ask too, before it hears that it has lost the run"
     assert 0.25 <= asked_s <= began_s
 
 
-def test_T22_a_worker_that_hands_the_run_over_while_it_waits_for_the_deadline_does_not_shorten_the_wait(tmp_path: Path) -> None:
+def test_T22_a_worker_that_hands_the_run_over_while_it_waits_for_the_deadline_does_not_shorten_the_wait(where: str) -> None:
     """The attempt was cut off two workers ago: the next one, which took nothing over, still does not believe "not found" early."""
     asked, began = list[float](), list[float]()
 
@@ -620,21 +653,21 @@ def test_T22_a_worker_that_hands_the_run_over_while_it_waits_for_the_deadline_do
         return str(await pay())
 
     async def main() -> Any:
-        async with perdure(tmp_path / "db", [payer]) as first:
+        async with perdure(where, [payer]) as first:
             await first.start(payer, id="r")
             driving = asyncio.create_task(first.drive("r"))
             await until(lambda: began)
             first.abort()  # as a crash would: nothing more is written
             await asyncio.gather(driving, return_exceptions=True)
         impatient = msgspec.structs.replace(SETTINGS, drain_timeout_s=0.02)
-        async with perdure(tmp_path / "db", [payer], settings=impatient) as second:
+        async with perdure(where, [payer], settings=impatient) as second:
             stop = asyncio.Event()
             driving = asyncio.create_task(second.drive("r", stop=stop))
             await until(lambda: asked)
             stop.set()
             assert (await driving).status == "queued"
         claimed = time.monotonic()
-        async with perdure(tmp_path / "db", [payer]) as third:
+        async with perdure(where, [payer]) as third:
             return await third.handle("r").result(), began[1] - claimed
 
     output, waited_s = run(main())
@@ -644,7 +677,7 @@ def test_T22_a_worker_that_hands_the_run_over_while_it_waits_for_the_deadline_do
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, asyncio.CancelledError, SystemExit, GeneratorExit])
 @pytest.mark.parametrize("is_async", [True, False])
-def test_T23_what_except_exception_lets_through_is_recorded_all_the_same(raised: type[BaseException], is_async: bool) -> None:
+def test_T23_what_except_exception_lets_through_is_recorded_all_the_same(raised: type[BaseException], is_async: bool, where: str) -> None:
     """Raised by the tool after its effect; the process, the loop and the run's other calls go on."""
     performed: list[int] = []
     if is_async:
@@ -670,7 +703,7 @@ def test_T23_what_except_exception_lets_through_is_recorded_all_the_same(raised:
         return ""
 
     async def main() -> tuple[str, list[str]]:
-        async with perdure(None, [caller]) as app:
+        async with perdure(where, [caller]) as app:
             handle = await app.start(caller)
             return (await app.drive(handle.id)).status, outline(await handle.events())
 
@@ -682,7 +715,7 @@ def test_T23_what_except_exception_lets_through_is_recorded_all_the_same(raised:
         assert (status, lines[2]) == ("succeeded", "failed 1/1 error")
 
 
-def test_T23_whoever_stops_waiting_does_not_stop_the_record_of_what_happened() -> None:
+def test_T23_whoever_stops_waiting_does_not_stop_the_record_of_what_happened(where: str) -> None:
     began, hold = list[int](), asyncio.Event()
 
     @tool(effect="once")
@@ -696,7 +729,7 @@ def test_T23_whoever_stops_waiting_does_not_stop_the_record_of_what_happened() -
         return str(await act())
 
     async def main() -> tuple[Any, list[str]]:
-        async with perdure(None, [caller]) as app:
+        async with perdure(where, [caller]) as app:
             handle = await app.start(caller)
             with pytest.raises(ResultTimeout):
                 await handle.result(timeout=0.05)
@@ -712,7 +745,7 @@ def test_T23_whoever_stops_waiting_does_not_stop_the_record_of_what_happened() -
     assert began == [1]
 
 
-def test_T24_what_was_used_is_in_the_journal_and_is_not_counted_again_on_replay(tmp_path: Path) -> None:
+def test_T24_what_was_used_is_in_the_journal_and_is_not_counted_again_on_replay(where: str) -> None:
     """Usage is a result like any other: however often the run is resumed, it stands there once."""
 
     @tool(effect="read")
@@ -730,7 +763,7 @@ def test_T24_what_was_used_is_in_the_journal_and_is_not_counted_again_on_replay(
     clock = ManualClock()
 
     async def main() -> tuple[str, int]:
-        async with perdure(tmp_path / "db", [talker], clock) as app:
+        async with perdure(where, [talker], clock) as app:
             await app.start(talker, id="r")
             row = await app.drive("r", wait=False)
             state = await app.handle("r").state()
@@ -761,7 +794,7 @@ async def poison(run: Run) -> None:
     await deadly()
 
 async def main() -> None:
-    async with Perdure(f"sqlite:///{sys.argv[1]}", [poison], settings=Settings(poison_limit=2)) as app:
+    async with Perdure(sys.argv[1], [poison], settings=Settings(poison_limit=2)) as app:
         await app.start(poison, id="r")
         print((await app.drive("r")).status)
 
@@ -769,13 +802,11 @@ asyncio.run(main())
 """
 
 
-def test_T26_a_run_that_kills_every_worker_is_parked(tmp_path: Path) -> None:
+def test_T26_a_run_that_kills_every_worker_is_parked(where: str) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(["src", *sys.path])}
     ends = []
     for _ in range(4):
-        done = subprocess.run(
-            [sys.executable, "-c", _POISON, str(tmp_path / "db")], env=env, capture_output=True, text=True, timeout=60, check=False
-        )
+        done = subprocess.run([sys.executable, "-c", _POISON, where], env=env, capture_output=True, text=True, timeout=60, check=False)
         ends.append((done.returncode, done.stdout.strip()))
         if done.returncode == 0:
             break
@@ -783,7 +814,7 @@ def test_T26_a_run_that_kills_every_worker_is_parked(tmp_path: Path) -> None:
     assert [code for code, _ in ends[:-1]] == [-signal.SIGKILL] * 2
 
     async def read() -> list[Event]:
-        async with Perdure(f"sqlite:///{tmp_path / 'db'}", settings=SETTINGS) as app:
+        async with perdure(where, []) as app:
             return await app.handle("r").events()
 
     events = run(read())
@@ -792,7 +823,7 @@ def test_T26_a_run_that_kills_every_worker_is_parked(tmp_path: Path) -> None:
     assert "poison" in repr(events[-2].body)
 
 
-def test_T27_nothing_is_accepted_after_the_end() -> None:
+def test_T27_nothing_is_accepted_after_the_end(where: str) -> None:
     @tool(effect="once")
     async def act() -> str:
         return "done"
@@ -802,7 +833,7 @@ def test_T27_nothing_is_accepted_after_the_end() -> None:
         return str(await act())
 
     async def main() -> tuple[list[Event], list[Event]]:
-        async with perdure(None, [actor]) as app:
+        async with perdure(where, [actor]) as app:
             await app.run(actor, id="r")
             before = await app.handle("r").events()
             for late in (app.cancel("r"), app.requeue("r")):
@@ -818,7 +849,7 @@ def test_T27_nothing_is_accepted_after_the_end() -> None:
     assert before == after
 
 
-def test_T27_a_message_that_races_with_the_end_is_taken_or_refused_and_never_half_taken() -> None:
+def test_T27_a_message_that_races_with_the_end_is_taken_or_refused_and_never_half_taken(where: str) -> None:
     """A cancel in the very turn in which the run ends: either it is cancelled, or it has succeeded and nothing lies behind its end."""
     outcomes: set[str] = set()
 
@@ -832,7 +863,7 @@ def test_T27_a_message_that_races_with_the_end_is_taken_or_refused_and_never_hal
         return "done"
 
     async def main() -> None:
-        async with perdure(None, [quick], settings=Settings(poll_s=0.001)) as app:
+        async with perdure(where, [quick], settings=Settings(poll_s=0.001)) as app:
             for at in range(30):
                 handle = await app.start(quick, 3, id=f"r{at}")
                 driving = asyncio.create_task(app.drive(handle.id))

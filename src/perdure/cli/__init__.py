@@ -43,6 +43,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "costs": ("perdure.cli.costs", "What runs have used: calls, time, tokens, money."),
     "doctor": ("perdure.cli.doctor", "Check the database, the workers and this machine."),
     "migrate": ("perdure.cli.migrate", "Bring the database's schema up to date."),
+    "copy": ("perdure.cli.copy", "Move the journal to another database, or copy its history there."),
+    "prune": ("perdure.cli.prune", "Delete runs that ended long ago; a tombstone of each stays."),
     "demo": ("perdure.cli.demo", "See a run survive kill -9."),
     "completion": ("perdure.cli.completion", "Print the shell completion script."),
 }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from itertools import chain
 
 import click
 
 from perdure.cli import common
 from perdure.cli.times import parse_past
 from perdure.inspect.audit import Audit
+from perdure.inspect.retention import Buried
 
 POLL_S = 0.25
 
@@ -22,10 +24,10 @@ def command(since: str | None, follow: bool, url: str | None, as_json: bool) -> 
     """Every event of every run as one JSON object per line, with or without --json."""
     start = 0 if since is None else parse_since(since, common.now_us())
     with common.existing_store(url) as store:
-        audit = Audit(store, start)
+        audit, buried = Audit(store, start), Buried(store, start)
         while True:
             version, begun_s = store.version(), time.monotonic()
-            for line in audit.more():
+            for line in chain(audit.more(), buried.more()):
                 common.out_json(line)
             if not follow:
                 return

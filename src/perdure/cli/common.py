@@ -310,6 +310,11 @@ def now_us() -> int:
     return int(datetime.now(UTC).timestamp() * 1e6)
 
 
+def now_at(store: Store) -> int:
+    """The time by the database's clock, by which it judges leases and readiness."""
+    return now_us() + store.ahead_us
+
+
 def iso(us: int) -> str:
     """ISO 8601 in UTC, to the microsecond."""
     try:
@@ -335,7 +340,7 @@ def url_option(function: F) -> F:
             raise Stop(with_url(str(error), url), code_of_error(error)) from error
 
     return click.option(
-        "--url", metavar="URL", help="The database, such as sqlite:///perdure.db. Default: PERDURE_URL, then the settings file."
+        "--url", metavar="URL", help="The database: sqlite:///FILE or postgresql://…. Default: PERDURE_URL, then the settings file."
     )(cast(F, verb))
 
 
@@ -352,10 +357,15 @@ def with_url(text: str, url: str | None) -> str:
 
 
 def url_words(url: str | None) -> str:
-    """What a command to type needs so that it means the database that this one was given."""
+    """What a command to type needs so that it means the database that this one was given; a password is left for the reader to fill in."""
+    if not url:
+        return ""
     from perdure.store.url import shown_url
 
-    return f" --url {shlex.quote(shown_url(url))}" if url else ""
+    user, at, rest = url.removeprefix("postgresql://").partition("@")
+    # A user's name alone lets nobody in, and without it the command would not work.
+    pasted = url if at and "://" not in user and not re.search("[:%?/]", user) and shown_url(rest) == rest else shown_url(url)
+    return f" --url {shlex.quote(pasted)}"
 
 
 def json_option(function: F) -> F:
@@ -395,15 +405,26 @@ def settings_with(**flags: Any) -> Settings:
 @contextmanager
 def existing_store(url: str | None) -> Iterator[Store]:
     """The database, open; NotFound where there is none, StoreCorrupt where it is not ours. Nothing is made and no file changed."""
-    from perdure.store.open import open_store
+    from perdure.store.closing import moved_words
 
     settings = settings_with(url=url)
     require_database(settings.url)
-    store = open_store(settings.url, synchronous=settings.synchronous, create=False)
+    store = open_with(settings, create=False)
     try:
+        if (moved := store.moved()) is not None:
+            note(clean(moved_words(moved)))
         yield store
     finally:
         store.close()
+
+
+def open_with(settings: Settings, *, create: bool = True) -> Store:
+    """The database that the settings name, opened as they say."""
+    from perdure.store.open import open_store
+
+    return open_store(
+        settings.url, synchronous=settings.synchronous, busy_s=settings.answer_s, create=create, connections=settings.connections
+    )
 
 
 def database_file(url: str) -> Path | None:
@@ -422,9 +443,12 @@ def require_database(url: str) -> None:
 
 def require_journal(url: str) -> None:
     """NotFound unless the database exists, StoreCorrupt unless it is ours; for verbs that steer runs through the app."""
-    from perdure.store.open import sqlite_path
+    from perdure.store.open import is_postgres, sqlite_path
     from perdure.store.sqlite import owner
 
+    if is_postgres(url):
+        with existing_store(url):
+            return
     require_database(url)
     if (path := sqlite_path(url)) is not None:
         owner.require_journal(path)

@@ -8,7 +8,9 @@ from typing import Any, get_args
 import click
 
 from perdure.cli import common
+from perdure.cli.list_workers import show_crew
 from perdure.cli.serving import gap, stranded, unserved
+from perdure.errors import InvalidInput
 from perdure.inspect.words import clip, clock, span
 from perdure.store.api import Filter, RunRow, Status, WorkerRow
 
@@ -18,15 +20,23 @@ from perdure.store.api import Filter, RunRow, Status, WorkerRow
 @click.option("--agent", metavar="NAME", help="Only runs of this agent.")
 @click.option("--tenant", metavar="NAME", help="Only runs of this tenant.")
 @click.option("--unserved", "stuck", is_flag=True, help="Only unfinished runs that no live worker can go on with.")
+@click.option("--workers", "who_works", is_flag=True, help="Instead of runs: who works on what, and what waits for them, by queue.")
 @click.option("--limit", type=click.IntRange(min=1, max=1_000_000), default=50, show_default=True, metavar="N", help="At most so many.")
 @common.url_option
 @common.json_option
-def command(status: str | None, agent: str | None, tenant: str | None, stuck: bool, limit: int, url: str | None, as_json: bool) -> None:
+def command(
+    status: str | None, agent: str | None, tenant: str | None, stuck: bool, who_works: bool, limit: int, url: str | None, as_json: bool
+) -> None:
     """Runs, newest first. `perdure why RUN` tells all about one of them."""
     settings = common.settings_with(url=url)
-    now = common.now_us()
+    if who_works:
+        if status or agent or tenant or stuck:
+            raise InvalidInput("--workers lists no runs, so that nothing about runs can be asked for with it; use one of them")
+        show_crew(settings, as_json)
+        return
     wanted = Filter(status, agent, tenant, limit + 1)
     with common.existing_store(url) as store:
+        now = common.now_at(store)
         workers = store.workers(now, round(settings.lease_s * 1e6))
         rows = unserved(store, workers, wanted) if stuck else store.list(wanted)
     shown = rows[:limit]

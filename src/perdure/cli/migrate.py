@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import apsw
 import click
 
 from perdure.cli import common
 from perdure.errors import InvalidInput, StoreVersion
-from perdure.store.open import open_store, sqlite_path
+from perdure.settings import Settings
+from perdure.store.open import is_postgres, sqlite_path
+from perdure.store.postgres.driver import require_psycopg
 from perdure.store.sqlite.faults import translated
 from perdure.store.sqlite.migrate import MIGRATIONS
 from perdure.store.sqlite.owner import holds_journal
 from perdure.store.sqlite.queries import QUERIES
+
+
+class _Schema(NamedTuple):
+    """Where a schema is, its version there, and the one that this perdure uses."""
+
+    where: str
+    version: int
+    latest: int
 
 
 @click.command("migrate")
@@ -24,24 +35,41 @@ def command(check: bool, url: str | None, as_json: bool) -> int:
     """Bring the schema up to this perdure's version. Opening a database does the same; this says from where to where."""
     settings = common.settings_with(url=url)
     common.require_database(settings.url)
+    look = _postgres if is_postgres(settings.url) else _sqlite
+    before = look(settings)
+    if before.version > before.latest:
+        raise StoreVersion(
+            f"{before.where} has schema version {before.version}, this perdure knows {before.latest}: upgrade perdure, nothing was changed"
+        )
+    if not check:
+        # Opening it migrates it, in one transaction per version.
+        common.open_with(settings).close()
+    after = before if check else look(settings)
+    if as_json:
+        place = "database" if is_postgres(settings.url) else "file"
+        versions = {"from": before.version, "to": after.version, "latest": after.latest, "up_to_date": after.version == after.latest}
+        common.out_json({place: before.where, **versions})
+    else:
+        common.out(common.clean(_line(before, after)))
+    return common.SUCCEEDED if after.version == after.latest else common.DIFFERENT
+
+
+def _postgres(settings: Settings) -> _Schema:
+    require_psycopg()
+    from perdure.store.postgres.health import schema_version
+    from perdure.store.postgres.migrate import MIGRATIONS as ON_POSTGRES
+
+    return _Schema(*schema_version(settings.url, settings.answer_s), len(ON_POSTGRES))
+
+
+def _sqlite(settings: Settings) -> _Schema:
     path = sqlite_path(settings.url)
     if path is None:
         raise InvalidInput(f"{settings.url} is a database in memory, which is always new; name a file: --url sqlite:///perdure.db")
-    before, latest = schema_version(path), len(MIGRATIONS)
-    if before > latest:
-        raise StoreVersion(f"{path} has schema version {before}, this perdure knows {latest}: upgrade perdure, nothing was changed")
-    if not check:
-        # Opening it migrates it, in one transaction per version.
-        open_store(settings.url, synchronous=settings.synchronous).close()
-    after = before if check else schema_version(path)
-    if as_json:
-        common.out_json({"file": str(path), "from": before, "to": after, "latest": latest, "up_to_date": after == latest})
-    else:
-        common.out(common.clean(_line(path, before, after, latest)))
-    return common.SUCCEEDED if after == latest else common.DIFFERENT
+    return _Schema(str(path), sqlite_version(path), len(MIGRATIONS))
 
 
-def schema_version(path: Path) -> int:
+def sqlite_version(path: Path) -> int:
     """The version of the schema in the file, without changing anything; 0 when it has none of ours."""
     if not holds_journal(path):
         return 0
@@ -57,9 +85,10 @@ def schema_version(path: Path) -> int:
         raise translated(error, str(path)) from None
 
 
-def _line(path: Path, before: int, after: int, latest: int) -> str:
-    if before == latest:
-        return f"{path}: schema version {latest}, up to date"
-    if after == latest:
-        return f"{path}: schema migrated from version {before} to {latest}"
-    return f"{path}: schema version {before}, this perdure uses {latest}; nothing was changed: perdure migrate"
+def _line(before: _Schema, after: _Schema) -> str:
+    where, latest = before.where, before.latest
+    if before.version == latest:
+        return f"{where}: schema version {latest}, up to date"
+    if after.version == latest:
+        return f"{where}: schema migrated from version {before.version} to {latest}"
+    return f"{where}: schema version {before.version}, this perdure uses {latest}; nothing was changed: perdure migrate"

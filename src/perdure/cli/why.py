@@ -11,10 +11,11 @@ from perdure.inspect.asks import Asked, deciders, in_short
 from perdure.inspect.cost import budget_words
 from perdure.inspect.doubts import Doubt
 from perdure.inspect.ended import Done
+from perdure.inspect.scene import Holder
 from perdure.inspect.shortage import stopped_words
 from perdure.inspect.view import require
 from perdure.inspect.why import FIRST_SHOWN, Why, why
-from perdure.inspect.words import clip, moment, place_words, plural
+from perdure.inspect.words import clip, moment, place_words, plural, span
 from perdure.store.api import FINISHED
 
 KEY_SHOWN = 12
@@ -30,11 +31,21 @@ DIGEST_SHOWN = 12
 def command(run_id: str, url: str | None, as_json: bool) -> None:
     """One page about RUN: what is done, in doubt, waited for and never started, and what to type next."""
     settings = common.settings_with(url=url)
-    now, options = common.now_us(), common.url_words(url)
+    options = common.url_words(url)
     with common.existing_store(url) as store:
+        now = common.now_at(store)
         code = words_for(require(store, run_id), settings.url)
         lease_us = round(settings.lease_s * 1e6)
-        page = why(store, run_id, now=now, lease_us=lease_us, max_asks=settings.reconcile_asks, options=options, code=code)
+        page = why(
+            store,
+            run_id,
+            now=now,
+            lease_us=lease_us,
+            max_asks=settings.reconcile_asks,
+            options=options,
+            code=code,
+            limits=settings.queues,
+        )
     if as_json:
         common.out_json(msgspec.to_builtins(page))
     else:
@@ -47,6 +58,8 @@ def _print(page: Why, now: int, options: str) -> None:
         + common.clean(f"  {page.agent}@{page.version}, tenant {page.tenant}{place_words(page.queue, page.priority)}")
     )
     common.out(common.style(common.clean(page.sentence), common.STATUS_COLOURS.get(page.status), bold=True))
+    if page.holder is not None and page.holder.lease_until is not None:
+        common.out(common.clean(f"      {_held(page.holder, now)}"))
     for place in page.places:
         common.out(common.clean(f"      {place}"))
     if page.parent is not None:
@@ -74,6 +87,15 @@ def _print(page: Why, now: int, options: str) -> None:
     for step in page.next:
         common.out(f"  {common.style(common.clean(step.command), 'cyan')}")
         common.out(common.clean(f"      {step.does}"))
+
+
+def _held(holder: Holder, now: int) -> str:
+    """Since when it has the run, its last sign of life, and when others may take the run from it."""
+    since = f"since {moment(holder.since, now)}" if holder.since else "for an unknown time"
+    seen = f"last sign of life {span(round((holder.silent_s or 0) * 1e6))} ago"
+    until = moment(holder.lease_until or "", now)
+    lease = f"lease until {until}, and it renews it" if holder.alive else f"its lease counts until {until} at the latest"
+    return f"held by {holder.name} {since}; {seen}; {lease}; {plural(holder.runs, 'run')} in its hands"
 
 
 def _section(title: str, lines: list[str]) -> None:

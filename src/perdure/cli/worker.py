@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import socket
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -14,10 +16,14 @@ from perdure.cli import common
 from perdure.cli.driving import log_to_stderr, stop_on_signals
 from perdure.cli.target import Target, load_targets, with_children
 from perdure.core.keys import check_id
-from perdure.errors import InvalidInput
+from perdure.errors import InvalidInput, StoreUnavailable
 from perdure.inspect.words import plural
 from perdure.settings import Settings
+from perdure.store.api import Served
+from perdure.store.open import is_postgres
 from perdure.store.url import shown_url
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # between two looks at a server that is away
 
 
 @click.command("worker")
@@ -53,18 +59,58 @@ def command(
 
 
 async def _serve(settings: Settings, served: list[Target], queues: list[str] | None, audit_log: Path | None) -> None:
+    """Serve until a signal. A server that is away when this starts is waited for; only what waiting cannot mend is an error."""
+    stop = stop_on_signals(asyncio.get_running_loop())
+    since_s, pause_s = None, FIRST_PAUSE_S
+    while True:
+        try:
+            await _serve_once(settings, served, queues, audit_log, stop, since_s)
+            break
+        except StoreUnavailable as error:
+            if not is_postgres(settings.url) or stop.is_set():
+                raise
+            if since_s is None:
+                since_s = time.monotonic()
+                common.note(common.clean(f"perdure: waiting for the database: {error}"))
+            await asyncio.wait([stopping := asyncio.ensure_future(stop.wait())], timeout=pause_s)
+            stopping.cancel()
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            if stop.is_set():
+                break
+    common.note("perdure: drained")
+
+
+async def _serve_once(
+    settings: Settings, served: list[Target], queues: list[str] | None, audit_log: Path | None, stop: asyncio.Event, since_s: float | None
+) -> None:
     from perdure.app import Perdure
 
-    stop = stop_on_signals(asyncio.get_running_loop())
     async with Perdure(agents=with_children(one.agent for one in served), settings=settings, audit_log=audit_log, queues=queues) as app:
-        for one in served:
-            common.note(common.clean(f"perdure: serving {one.agent.name}@{one.agent.version} ({one.recorded})"))
-        only = f", of {plural(len(queues), 'queue')} alone: {', '.join(queues)}" if queues else ""
-        common.note(
-            common.clean(f"perdure: worker {socket.gethostname()}:{os.getpid()} on {shown_url(settings.url)}{only}; SIGTERM drains it")
-        )
+        facts = app.store.facts()
+        if since_s is not None:
+            common.note(f"perdure: the database is there, after {time.monotonic() - since_s:.0f} s")
+        for line in _banner(settings, served, list(app.versions), queues, facts):
+            common.note(common.clean(f"perdure: {line}"))
         await app.work(stop=stop)
-    common.note("perdure: drained")
+
+
+def _banner(
+    settings: Settings, served: list[Target], versions: Sequence[Served], queues: list[str] | None, facts: dict[str, str]
+) -> Iterator[str]:
+    """What is served, and from where."""
+    for one in served:
+        yield f"serving {one.agent.name}@{one.agent.version} ({one.recorded})"
+    named = {(one.agent.name, one.agent.version) for one in served}
+    for other in versions:
+        if (other.agent, other.version) not in named:
+            yield f"serving {other.agent}@{other.version} (a child of those)"
+    place = f"{facts['database']}, schema {facts['schema']}" if is_postgres(settings.url) else shown_url(settings.url)
+    library = f"server {facts['server']}" if is_postgres(settings.url) else f"SQLite {facts['sqlite']}"
+    only = f"{plural(len(queues), 'queue')} alone: {', '.join(queues)}" if queues else "all queues"
+    yield (
+        f"worker {socket.gethostname()}:{os.getpid()} on {place} ({library}, schema version {facts['schema_version']}); {only}, "
+        f"{plural(settings.concurrency, 'run')} at a time, lease {settings.lease_s:g} s; SIGTERM drains it"
+    )
 
 
 def _check_names(served: list[Target]) -> None:

@@ -142,7 +142,12 @@ def _workers(scene: Scene) -> str:
     """Who would take the run."""
     if not scene.alive:
         return "no worker is alive"
-    return scene.missing or f"{plural(sum(serves(worker, scene.reading.row) for worker in scene.workers), 'worker')} would, and may be busy"
+    if scene.missing is not None:
+        return scene.missing
+    would = [worker for worker in scene.workers if serves(worker, scene.reading.row)]
+    if scene.no_room is not None:
+        return f"{scene.no_room}; {plural(len(would), 'worker')} would take it then"
+    return f"{plural(len(would), 'worker')} would, and may be busy"
 
 
 def _paused_sentence(scene: Scene, for_long: str) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
 from perdure.core.codec import Payload
+from perdure.core.events import RunClaimed
 from perdure.inspect.cost import CostAll, cost_with_children
+from perdure.inspect.crew import no_room
 from perdure.inspect.serving import is_served, missing, version_served
 from perdure.inspect.shortage import Shortage, own_shortage, shortages_below
 from perdure.inspect.undone import Undoing, undoing_of
 from perdure.inspect.view import Reading, loader, read_run
 from perdure.inspect.words import iso, seconds
+from perdure.settings import Queue
 from perdure.store.api import ApprovalRow, InboxRow, Ledger, RunRow, Store, WorkerRow
 
 
@@ -22,6 +25,9 @@ class Holder(Struct, frozen=True):
     alive: bool
     last_seen: str | None  # ISO 8601
     silent_s: float | None
+    since: str | None = None  # when it took the run
+    lease_until: str | None = None  # unless it gives another sign of life
+    runs: int = 0
 
 
 class Scene(Struct, frozen=True):
@@ -41,6 +47,7 @@ class Scene(Struct, frozen=True):
     cost_all: CostAll | None  # of a run that has children: with them
     unread: list[InboxRow]  # of a finished run: what arrived as it ended
     load: Callable[[Payload], bytes]
+    no_room: str | None = None  # the limit of its queue that keeps a ready run from being taken
 
     @property
     def held(self) -> bool:
@@ -67,17 +74,19 @@ class Scene(Struct, frozen=True):
         return missing(self.reading.row, self.workers)
 
 
-def look(store: Store, run_id: str, now: int, lease_us: int, max_asks: int) -> Scene:
+def look(store: Store, run_id: str, now: int, lease_us: int, max_asks: int, limits: Mapping[str, Queue] | None = None) -> Scene:
     """The run and its surroundings, now."""
     reading = read_run(store, run_id)
     state = reading.state
     workers = store.workers(now, lease_us)
+    row = reading.row
+    is_ready = row.holder is None and row.ready_at is not None and row.ready_at <= now
     below = store.family(run_id) if state.alive else []
     ledgers = store.ledgers(run_id)
     asked = [store.approval(ask.request.approval) for ask in state.pending.values()]
     return Scene(
         reading=reading,
-        holder=_holder(reading, workers, now),
+        holder=_holder(reading, workers, now, lease_us),
         workers=workers,
         now=now,
         max_asks=max_asks,
@@ -90,14 +99,18 @@ def look(store: Store, run_id: str, now: int, lease_us: int, max_asks: int) -> S
         cost_all=cost_with_children(store, reading.row) if state.children else None,
         unread=store.unread(run_id) if state.finished else [],
         load=loader(store),
+        no_room=no_room(row, store.backlog(now), limits) if limits and is_ready else None,
     )
 
 
-def _holder(reading: Reading, workers: Sequence[WorkerRow], now: int) -> Holder | None:
+def _holder(reading: Reading, workers: Sequence[WorkerRow], now: int, lease_us: int) -> Holder | None:
     held_by = reading.row.holder
     if held_by is None:
         return None
+    claimed = next((event for event in reversed(reading.events) if isinstance(event.body, RunClaimed)), None)
+    since = None if claimed is None else iso(claimed.ts)
     found = next((worker for worker in workers if worker.worker == held_by), None)
     if found is None:
-        return Holder(held_by, held_by, alive=False, last_seen=None, silent_s=None)
-    return Holder(held_by, found.name, found.alive, iso(found.beat_at), seconds(now - found.beat_at))
+        return Holder(held_by, held_by, alive=False, last_seen=None, silent_s=None, since=since)
+    seen = iso(found.beat_at), seconds(max(now - found.beat_at, 0))
+    return Holder(held_by, found.name, found.alive, *seen, since, iso(found.beat_at + lease_us), found.runs)

@@ -13,7 +13,7 @@ from perdure.core.events import Event
 from perdure.core.state import AskState, CallState, ChildState, RunState, fold
 from perdure.errors import NotFound
 from perdure.inspect.cost import budget_view, cost_of
-from perdure.inspect.words import failed, iso, places, plain, seconds
+from perdure.inspect.words import failed, iso, places, plain, pruned_words, seconds
 from perdure.store.api import Filter, Ledger, RunRow, Status, Store
 from perdure.store.url import shown_url
 
@@ -36,6 +36,8 @@ class Reading(Struct, frozen=True):
 def require(store: Store, run_id: str) -> RunRow:
     """The run's row; NotFound when there is none."""
     row = store.get(run_id)
+    if row is None and (tombstone := store.tombstone(run_id)) is not None:
+        raise NotFound(pruned_words(tombstone))
     if row is None:
         raise NotFound(f"there is no run {run_id} in {shown_url(store.url)}; `perdure list` shows those that there are")
     return row

@@ -5,6 +5,8 @@ Built from the run's row, its journal and the list of workers; nothing is guesse
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 
 from perdure.core.events import PinChanged, RunAdopted
@@ -22,6 +24,7 @@ from perdure.inspect.shortage import shortage_words
 from perdure.inspect.undone import Undoing
 from perdure.inspect.waits import Heard, heard, never_started, strays, topics, unread_words, waiting
 from perdure.inspect.words import called, iso, places, seconds, span
+from perdure.settings import Queue
 from perdure.store.api import Store
 
 FIRST_SHOWN, LAST_SHOWN = 3, 5
@@ -66,6 +69,7 @@ class Why(Struct, frozen=True):
     holder: Holder | None
     workers_alive: int
     unserved: str | None  # what no worker has that the run needs
+    no_room: str | None  # the limit of its queue that keeps it, though it is ready
     done: list[Done]  # what happened
     done_count: int
     not_done: list[Done]  # what failed, was refused, or was given up
@@ -92,12 +96,23 @@ class Why(Struct, frozen=True):
     next: list[Step]
 
 
-def why(store: Store, run_id: str, *, now: int, lease_us: int, max_asks: int = 20, options: str = "", code: str | None = None) -> Why:
+def why(
+    store: Store,
+    run_id: str,
+    *,
+    now: int,
+    lease_us: int,
+    max_asks: int = 20,
+    options: str = "",
+    code: str | None = None,
+    limits: Mapping[str, Queue] | None = None,
+) -> Why:
     """The page about a run. `options` goes into every command on it, such as ` --url …`.
 
     `code` is what `resume` must be told about where the agent's code is; "" when it finds it, None when only the run's row tells.
+    `limits` are those of the queues, as whoever asks has them in the settings.
     """
-    scene = look(store, run_id, now, lease_us, max_asks)
+    scene = look(store, run_id, now, lease_us, max_asks, limits)
     row, state = scene.reading.row, scene.reading.state
     open_questions, approvals, family = doubts(scene), asked(scene), children(scene)
     done, not_done = ended(scene)
@@ -126,6 +141,7 @@ def why(store: Store, run_id: str, *, now: int, lease_us: int, max_asks: int = 2
         holder=scene.holder,
         workers_alive=scene.alive,
         unserved=None if state.finished or scene.held else scene.missing,
+        no_room=scene.no_room,
         done=_ends(done),
         done_count=len(done),
         not_done=_ends(not_done),

@@ -11,6 +11,7 @@ from typing import Any
 
 from perdure.core.codec import Payload
 from perdure.core.events import Failure, Usage
+from perdure.store.api import Tombstone
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _OUR_FOLDER = __file__.removesuffix("inspect/words.py")
@@ -176,3 +177,11 @@ def plain(payload: Payload | None, load: Any = None) -> Any:
     if inline is None:
         return {"blob": payload.blob, "size": payload.size, "preview": payload.preview}
     return json.loads(inline)
+
+
+def pruned_words(tombstone: Tombstone) -> str:
+    """What became of a run that is not there any more."""
+    return (
+        f"run {tombstone.run_id} ({tombstone.agent}, tenant {tombstone.tenant}) {tombstone.status} at {iso(tombstone.finished_at)} and was pruned "
+        f"at {iso(tombstone.pruned_at)} by {tombstone.by}; its journal had {plural(tombstone.events, 'event')}, head {tombstone.head.hex()}"
+    )

@@ -7,7 +7,7 @@ implementation to what is written here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Protocol
 
@@ -167,6 +167,16 @@ class WorkerRow(Struct, frozen=True, gc=False):
     queues: tuple[str, ...] | None = None  # None: all
 
 
+class Backlog(Struct, frozen=True, gc=False):
+    """One tenant's runs in one queue: how many wait for a worker and how many have one."""
+
+    queue: str
+    tenant: str
+    ready: int
+    since: int | None  # when the one that has waited longest became ready (µs)
+    held: int
+
+
 class ApprovalRow(Struct, frozen=True, gc=False):
     """The projection of an approval."""
 
@@ -285,6 +295,105 @@ class Stored(Struct, frozen=True, gc=False):
     hash: Any
 
 
+class Moved(Struct, frozen=True, gc=False):
+    """Where a journal is now, or will be; this one takes nothing more."""
+
+    to_url: str  # without user and password
+    by: str
+    at: int
+    done: bool  # False: the move is under way, or was interrupted
+
+
+class Member(Struct, frozen=True, gc=False):
+    run_id: str
+    seq: int
+    head: bytes
+    finished: bool
+
+
+class Family(Struct, frozen=True, gc=False):
+    """A run without a parent and all below it, its undo included; the oldest first."""
+
+    place: int  # in the order of roots
+    root: str
+    members: tuple[Member, ...]
+
+    @property
+    def finished(self) -> bool:
+        return all(member.finished for member in self.members)
+
+
+class Head(Struct, frozen=True, gc=False):
+    """How far a run's journal goes, or went when it was pruned."""
+
+    seq: int
+    head: bytes
+    pruned: bool
+
+
+class Whole(Struct, frozen=True, gc=False):
+    """A run with everything that lies beside its journal, as it travels from one database to another: numbers stay behind."""
+
+    run: tuple[Any, ...]  # the columns of its row that travel, run_id first
+    ledger_of: str | None  # the run whose budget applies first
+    events: list[Stored]
+    approvals: list[tuple[Any, ...]]
+    signals: list[tuple[Any, ...]]
+    budgets: list[tuple[Any, ...]]  # none or one; the first column: the run whose budget is above it
+    reserved: list[tuple[Any, ...]]
+    inbox: list[tuple[Any, ...]]
+    notices: list[tuple[Any, ...]]
+    blobs: list[str]  # digests of what it has put into the blob store
+
+    @property
+    def run_id(self) -> str:
+        run_id: str = self.run[0]
+        return run_id
+
+
+class RateRow(Struct, frozen=True, gc=False):
+    key: str
+    due: int
+    paused_until: int
+    seen_at: int
+
+
+class Prunable(Struct, frozen=True, gc=False):
+    """A family that ended long enough ago."""
+
+    place: int  # in the order of roots
+    root: str
+    runs: int
+    events: int
+
+
+class Pruned(Struct, frozen=True, gc=False):
+    """How much was deleted."""
+
+    families: int
+    runs: int
+    events: int
+    blobs: int
+
+    def __add__(self, other: Pruned) -> Pruned:
+        return Pruned(self.families + other.families, self.runs + other.runs, self.events + other.events, self.blobs + other.blobs)
+
+
+class Tombstone(Struct, frozen=True, gc=False):
+    """What is left of a run that was pruned."""
+
+    run_id: str
+    agent: str
+    tenant: str
+    status: str  # "returned": a copy that was taken back when its move was abandoned
+    events: int
+    head: bytes
+    created_at: int
+    finished_at: int
+    pruned_at: int
+    by: str
+
+
 class Store(Protocol):
     """The journal's database. Every method may be called from any thread and may block."""
 
@@ -297,7 +406,7 @@ class Store(Protocol):
 
     # -- runs ---------------------------------------------------------------------------------------------------------
     def create_run(self, new: NewRun) -> tuple[RunRow, bool]:
-        """Create the run (True), or return the one that has this id already (False)."""
+        """Create the run (True), or return the one that has this id already (False). Conflict when that one was pruned (T14)."""
 
     def get(self, run_id: str) -> RunRow | None: ...
 
@@ -374,6 +483,9 @@ class Store(Protocol):
         """Make the runs of dead workers (lock free, or no sign of life for lease_us) claimable; how many."""
 
     def workers(self, now: int, lease_us: int) -> list[WorkerRow]: ...
+
+    def backlog(self, now: int) -> list[Backlog]:
+        """What is ready and what is held, of each tenant in each queue, in that order; who has neither is left out."""
 
     # -- from outside -------------------------------------------------------------------------------------------------
     def post(
@@ -484,6 +596,74 @@ class Store(Protocol):
 
     def next_notice(self) -> int | None:
         """When the next notice is due (µs)."""
+
+    # -- moving -------------------------------------------------------------------------------------------------------
+    def moved(self) -> Moved | None:
+        """Where the journal is moving to, or was moved to; None while it is open."""
+
+    def close_journal(self, to_url: str, *, by: str, now: int, lease_us: int) -> Moved:
+        """Close it for a move: from now on whatever would change a run, or register a worker, is refused with a StoreError.
+
+        AlreadyRunning, which names them, while workers live; runs of dead ones become free first. Nothing happens when it is closed for
+        the same place; Conflict when it is closed for another.
+        """
+
+    def finish_move(self) -> None:
+        """Everything has arrived: the journal stays closed for good."""
+
+    def reopen_journal(self) -> None:
+        """Take a move back that has not ended; Conflict when it has. Whoever calls has made sure that nothing goes on elsewhere."""
+
+    def count_runs(self) -> int: ...
+
+    def families(self, after: int = 0, limit: int = 500) -> list[Family]:
+        """Families whose root is placed after `after`, in the order in which they began."""
+
+    def heads(self, run_ids: Sequence[str]) -> dict[str, Head]:
+        """How far those of these runs go that are here, or were pruned here."""
+
+    def wholes(self, run_ids: Sequence[str]) -> list[Whole]:
+        """These runs with everything that belongs to them, the oldest first."""
+
+    def take_in(self, parts: Callable[[], Iterable[Sequence[Whole]]]) -> None:
+        """Insert whole runs, parents before children, all in one transaction; Conflict, and nothing, when an id is taken.
+
+        `parts` may be called again when the transaction was rolled back because of another one.
+        """
+
+    def missing_blobs(self, digests: Iterable[str]) -> list[str]:
+        """Those of these that are not here."""
+
+    def put_blobs(self, blobs: Sequence[bytes]) -> None:
+        """Have them here before the runs that name them."""
+
+    def give_back(self, families: Sequence[Sequence[tuple[str, int, bytes]]], *, by: str, now: int) -> list[str]:
+        """Delete copied families, each told as (run id, seq, head) with its root first, that are exactly as they came; families that are not here are none.
+
+        One transaction. When some have gone on nothing is deleted, and the answer names those runs. The ids stay free.
+        """
+
+    def rates(self) -> list[RateRow]: ...
+
+    def take_in_rates(self, rates: Sequence[RateRow]) -> None: ...
+
+    # -- retention ----------------------------------------------------------------------------------------------------
+    def prunable(self, before: int, statuses: Sequence[str], *, after: int = 0, limit: int = 100) -> list[Prunable]:
+        """Families placed after `after` whose root has one of these statuses, all of which ended before then, with no notice left to send."""
+
+    def prune(self, roots: Sequence[str], before: int, *, by: str, now: int) -> Pruned:
+        """Delete these families in one transaction, with the blobs that nobody else has, and leave a tombstone for each run.
+
+        One that is not over any more, because somebody has begun to undo it or the like, is left alone.
+        """
+
+    def tombstone(self, run_id: str) -> Tombstone | None: ...
+
+    def tombstones(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Tombstone]]:
+        """Those placed after `after`, each with its place, in the order in which they came."""
+
+    def take_in_tombstones(self, tombstones: Sequence[Tombstone]) -> None:
+        """Of another journal, which moves here; those whose run has one already are left out."""
 
     # -- house --------------------------------------------------------------------------------------------------------
     def facts(self) -> dict[str, str]:

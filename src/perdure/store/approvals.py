@@ -15,7 +15,7 @@ from perdure.store import blobs as blob_store
 from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow, ApprovalStatus, Refused
 from perdure.store.cursor import Cursor, Database, Row
 from perdure.store.delivery import Delivery, Letter
-from perdure.store.rows import body_from, has_arrived, run_row
+from perdure.store.rows import body_from, has_arrived, key_of, run_row
 
 log = logging.getLogger("perdure.store")
 _decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
@@ -110,7 +110,7 @@ class Approvals:
             after = msgspec.structs.replace(row, standing=ruling.standing, settled_at=now if settled else row.settled_at)
             _change(cursor, found[16], after)
             if blobs:
-                blob_store.put(cursor, blobs)
+                blob_store.put(cursor, key_of(run), blobs)
             self._delivery.deliver(cursor, run, Letter(row.call, ruling.body, event_id, now, cause=seq))
             return after
 

@@ -9,9 +9,12 @@ from perdure.errors import InvalidInput, StoreCorrupt
 from perdure.store.cursor import Cursor, Database
 
 
-def put(cursor: Cursor, blobs: Iterable[bytes]) -> None:
-    """Store each under its SHA-256, inside the caller's transaction."""
-    cursor.each("insert_blob", [(hashlib.sha256(blob).digest(), blob) for blob in blobs])
+def put(cursor: Cursor, key: int, blobs: Iterable[bytes]) -> None:
+    """Store each under its SHA-256, inside the caller's transaction, for the run with that number: as long as it is there, so are they."""
+    # In the order of their digests: two who store the same ones must not wait for each other.
+    named = sorted((hashlib.sha256(blob).digest(), blob) for blob in blobs)
+    cursor.each("insert_blob", named)
+    cursor.each("use_blob", [(key, digest) for digest, _ in named])
 
 
 def get(database: Database, digest: str) -> bytes:

@@ -14,7 +14,7 @@ from perdure.core.chain import seal
 from perdure.core.events import Event, RunClaimed
 from perdure.errors import AlreadyRunning, Conflict, NotFound, RunEnded, UnknownAgent, WrongVersion
 from perdure.settings import Queue
-from perdure.store.api import FINISHED, Claimed, Lease, RunRow, Served, WorkerRow
+from perdure.store.api import FINISHED, Backlog, Claimed, Lease, RunRow, Served, WorkerRow
 from perdure.store.cursor import Cursor, Database, Row
 from perdure.store.journal import Journal
 from perdure.store.lines import SUSPECT_CRASHES, Choice, Room, crashes_if_taken, which
@@ -182,6 +182,11 @@ class Claims:
                 "list_workers", {"lease_us": lease_us, "now": now}
             )
         ]
+
+    def backlog(self, now: int) -> list[Backlog]:
+        ready = {(row[0], row[1]): (row[2], row[3]) for row in self._database.read("ready_by_party", {"now": now})}
+        held = {(row[0], row[1]): row[2] for row in self._database.read("held_by_party")}
+        return [Backlog(*party, *ready.get(party, (0, None)), held.get(party, 0)) for party in sorted({*ready, *held})]
 
     def _this_one(self, cursor: Cursor, served: Sequence[Served], run_id: str) -> tuple[Row, int]:
         """The run and how its holder was lost, if it may be taken."""

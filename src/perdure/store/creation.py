@@ -12,13 +12,15 @@ from perdure.store.rows import event_row
 
 
 def insert_run(cursor: Cursor, new: NewRun, *, parent_seq: int | None = None) -> bool:
-    """Create the run, inside the caller's transaction; parent_seq is where its parent's journal says so. False when the id is taken."""
+    """Create the run, inside the caller's transaction; parent_seq is where its parent's journal says so. False when the id is taken, or was."""
     created = new.created
     assert isinstance(created, RunCreated), created
     assert created.run_id == new.run_id, (created.run_id, new.run_id)
     sealed = seal(genesis(new.run_id), Event(1, new.event_id, new.ts, 0, None, None, created))
+    root = new.run_id.partition("/")[0]
     values = {
         "run_id": new.run_id,
+        "root": root,
         "agent": created.agent,
         "version": created.version,
         "tenant": created.tenant,
@@ -43,6 +45,9 @@ def insert_run(cursor: Cursor, new: NewRun, *, parent_seq: int | None = None) ->
             priority=created.priority,
         ),
     }
+    if parent_seq is None and root != new.run_id:
+        # An undo joins a family that is over, and may just be pruned; a child's parent is not over.
+        cursor.one("run_to_keep", (root,))
     inserted = cursor.all("insert_run", values)
     if not inserted:
         return False
@@ -51,5 +56,5 @@ def insert_run(cursor: Cursor, new: NewRun, *, parent_seq: int | None = None) ->
     if created.budget is not None:
         budgets.open_ledger(cursor, key, above, created.budget)
     if new.blobs:
-        blobs.put(cursor, new.blobs)
+        blobs.put(cursor, key, new.blobs)
     return True

@@ -94,7 +94,7 @@ class Journal:
             if key is not None and answer is _COMMITTED:
                 _collect(append, key, rows)
                 if append.blobs:
-                    blobs.put(cursor, append.blobs)
+                    blobs.put(cursor, key, append.blobs)
                 if append.row is not None and _gives_up(append.row):
                     self._keys.pop(run_id, None)  # or the keys of a worker's whole life would pile up
         cursor.each("insert_event", rows)

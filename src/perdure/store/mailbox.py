@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 from perdure.core.chain import seal
 from perdure.core.events import (
@@ -16,9 +17,9 @@ from perdure.core.events import (
     SignalReceived,
     Terminal,
 )
-from perdure.errors import AlreadyRunning, NotFound, RunEnded
+from perdure.errors import AlreadyRunning, Conflict, NotFound, RunEnded
 from perdure.store import budgets, family, lines
-from perdure.store.api import FINISHED, InboxRow, NewRun, RunRow, Status
+from perdure.store.api import FINISHED, InboxRow, NewRun, RunRow, Status, Tombstone
 from perdure.store.consequences import Consequences
 from perdure.store.creation import insert_run
 from perdure.store.cursor import Cursor, Database, Row
@@ -44,7 +45,10 @@ class Mailbox:
                 return run_row(found), False
             # Somebody else may have taken the id after we looked: then it is there by now.
             created = insert_run(cursor, new)
-            return run_row(cursor.all("run_by_id", (new.run_id,))[0]), created
+            found = cursor.one("run_by_id", (new.run_id,))
+            if found is None:
+                raise pruned_id(cursor, new.run_id)
+            return run_row(found), created
 
         # After an unknown commit the run is there or it is not; asking for the same id again is safe either way.
         return self._database.write(create, lambda cursor, _: cursor.one("run_key", (new.run_id,)) is not None)
@@ -100,6 +104,19 @@ class Mailbox:
 
     def unread(self, run_id: str) -> list[InboxRow]:
         return [_inbox_row(row) for row in self._database.read("inbox_of_run", (run_id,))]
+
+
+def pruned_id(cursor: Cursor, run_id: str) -> Conflict:
+    """Why there is no such run, and cannot be one."""
+    root = run_id.partition("/")[0]
+    found = cursor.one("tombstone", (run_id,)) or cursor.one("tombstone", (root,))
+    assert found is not None, run_id
+    tombstone = Tombstone(*found[1:])
+    at = datetime.fromtimestamp(tombstone.pruned_at // 1_000_000, UTC).date().isoformat()
+    return Conflict(
+        f"run {tombstone.run_id} ran ({tombstone.status}, {tombstone.events} events) and was pruned on {at} by {tombstone.by}: "
+        "its id is not used again, or what it has done would be done twice; choose another id"
+    )
 
 
 def _inbox_row(row: Row) -> InboxRow:

@@ -14,16 +14,20 @@ _FORMS = f"{_FILES}, postgresql://user@host/database"
 _POSTGRES = ("postgresql://", "postgres://")
 
 
-def open_store(url: str, *, synchronous: str = "full", busy_s: float = 10.0, create: bool = True) -> Store:
+def open_store(url: str, *, synchronous: str = "full", busy_s: float = 10.0, create: bool = True, connections: int = 10) -> Store:
     """Open the journal that the URL names; create it, or bring its schema up to date, if need be.
 
+    No answer within busy_s is StoreUnavailable; `connections` are how many this process may have open to a server.
     A database of another program is refused before anything is touched; so is one without a journal, unless one may be created.
     """
     # A driver is loaded when its URL asks for it.
     if is_postgres(url):
+        from perdure.store.postgres.driver import require_psycopg
+
+        require_psycopg()
         from perdure.store.postgres.open import open_postgres
 
-        return open_postgres(url, create=create)
+        return open_postgres(url, create=create, answer_s=busy_s, connections=connections)
     from perdure.store.sqlite import owner
     from perdure.store.sqlite.store import SqliteStore
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -19,23 +19,33 @@ from perdure.store.api import (
     Appended,
     ApprovalFilter,
     ApprovalRow,
+    Backlog,
     Claimed,
     CostRow,
+    Family,
     Filter,
+    Head,
     InboxRow,
     Ledger,
+    Moved,
     NewRun,
     NoticeRow,
     Place,
+    Prunable,
+    Pruned,
+    RateRow,
     RunRow,
     Served,
     Status,
     Stored,
+    Tombstone,
+    Whole,
     WorkerRow,
 )
 from perdure.store.approvals import Approvals
 from perdure.store.bell import Bell, concerns_others
 from perdure.store.claims import Claims
+from perdure.store.closing import Closing
 from perdure.store.consequences import Consequences
 from perdure.store.costs import costs
 from perdure.store.cursor import Database
@@ -44,8 +54,10 @@ from perdure.store.journal import Journal
 from perdure.store.liveness import Liveness
 from perdure.store.mailbox import Mailbox
 from perdure.store.notices import Notices
+from perdure.store.pruning import Pruning
 from perdure.store.rates import Rates
 from perdure.store.rows import key_of, run_row
+from perdure.store.wholes import Wholes
 
 
 class SqlStore(ABC):
@@ -66,6 +78,9 @@ class SqlStore(ABC):
         self._approvals = Approvals(database, delivery)
         self._notices = Notices(database)
         self._rates = Rates(database)
+        self._closing = Closing(database, liveness)
+        self._wholes = self._make_wholes()
+        self._pruning = Pruning(database)
 
     @property
     def ahead_us(self) -> int:
@@ -76,6 +91,9 @@ class SqlStore(ABC):
 
     def _make_claims(self, journal: Journal) -> Claims:
         return Claims(self._database, journal, self._liveness)
+
+    def _make_wholes(self) -> Wholes:
+        return Wholes(self._database)
 
     def create_run(self, new: NewRun) -> tuple[RunRow, bool]:
         row, created = self._mailbox.create_run(new)
@@ -164,6 +182,9 @@ class SqlStore(ABC):
 
     def workers(self, now: int, lease_us: int) -> list[WorkerRow]:
         return self._claims.workers(now, lease_us)
+
+    def backlog(self, now: int) -> list[Backlog]:
+        return self._claims.backlog(now)
 
     def post(
         self,
@@ -255,6 +276,65 @@ class SqlStore(ABC):
     def next_notice(self) -> int | None:
         return self._notices.next_at()
 
+    def moved(self) -> Moved | None:
+        return self._closing.moved()
+
+    def close_journal(self, to_url: str, *, by: str, now: int, lease_us: int) -> Moved:
+        return self._closing.close(to_url, by=by, now=now, lease_us=lease_us)
+
+    def finish_move(self) -> None:
+        self._closing.finish()
+
+    def reopen_journal(self) -> None:
+        self._closing.reopen()
+        self._bell.ring()
+
+    def count_runs(self) -> int:
+        return self._wholes.count()
+
+    def families(self, after: int = 0, limit: int = 500) -> list[Family]:
+        return self._wholes.families(after, limit)
+
+    def heads(self, run_ids: Sequence[str]) -> dict[str, Head]:
+        return self._wholes.heads(run_ids)
+
+    def wholes(self, run_ids: Sequence[str]) -> list[Whole]:
+        return self._wholes.get(run_ids)
+
+    def take_in(self, parts: Callable[[], Iterable[Sequence[Whole]]]) -> None:
+        self._wholes.take_in(parts)
+        self._bell.ring()
+
+    def missing_blobs(self, digests: Iterable[str]) -> list[str]:
+        return self._wholes.missing_blobs(digests)
+
+    def put_blobs(self, blobs: Sequence[bytes]) -> None:
+        self._wholes.put_blobs(blobs)
+
+    def give_back(self, families: Sequence[Sequence[tuple[str, int, bytes]]], *, by: str, now: int) -> list[str]:
+        return self._pruning.give_back(families, by=by, now=now)
+
+    def rates(self) -> list[RateRow]:
+        return self._wholes.rates()
+
+    def take_in_rates(self, rates: Sequence[RateRow]) -> None:
+        self._wholes.take_in_rates(rates)
+
+    def prunable(self, before: int, statuses: Sequence[str], *, after: int = 0, limit: int = 100) -> list[Prunable]:
+        return self._pruning.prunable(before, statuses, after, limit)
+
+    def prune(self, roots: Sequence[str], before: int, *, by: str, now: int) -> Pruned:
+        return self._pruning.prune(roots, before, by=by, now=now)
+
+    def tombstone(self, run_id: str) -> Tombstone | None:
+        return self._pruning.tombstone(run_id)
+
+    def tombstones(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Tombstone]]:
+        return self._pruning.tombstones(after, limit)
+
+    def take_in_tombstones(self, tombstones: Sequence[Tombstone]) -> None:
+        self._pruning.take_in(tombstones)
+
     @abstractmethod
     def facts(self) -> dict[str, str]:
         """What the dialect knows of its database; `notice_facts` go with it."""
@@ -265,7 +345,7 @@ class SqlStore(ABC):
     def notice_facts(self) -> dict[str, str]:
         """The part of `facts` that is the same in every dialect."""
         failing, last_error = self._database.read("failing_notices")[0]
-        return {"notices_failing": str(failing), "notice_error": last_error or ""}
+        return {"notices_failing": str(failing), "notice_error": last_error or "", **self._pruning.facts()}
 
     def close(self) -> None:
         self._bell.close()

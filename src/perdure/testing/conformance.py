@@ -34,6 +34,7 @@ from perdure.core.events import (
 )
 from perdure.errors import AlreadyRunning, Conflict, NotFound, RunEnded, StoreCorrupt, UnknownAgent
 from perdure.store.api import Append, Claimed, Committed, Filter, InboxRow, Lease, NewRun, Refused, RowChange, RunRow, Served, Store
+from perdure.testing.conformance_moving import MovingConformance
 from perdure.testing.conformance_queues import QueueConformance
 from perdure.testing.conformance_waiting import WaitingConformance
 
@@ -45,7 +46,7 @@ RELEASED = RunReleased("waiting", "a signal")
 ROWS = [None, RowChange("running"), RowChange("waiting", release=True)]
 
 
-class StoreConformance(QueueConformance, WaitingConformance):
+class StoreConformance(QueueConformance, WaitingConformance, MovingConformance):
     """Subclass it with a `make_store` fixture: a function that opens a new, empty store."""
 
     @pytest.fixture

@@ -15,7 +15,7 @@ from perdure.core.events import AnyBody, ChildStarted, Event, RunAdopted, RunCre
 from perdure.core.rate import Rate
 from perdure.errors import AlreadyRunning, Conflict, NotFound, UnknownAgent, WrongVersion
 from perdure.settings import Queue
-from perdure.store.api import Append, Claimed, Committed, NewRun, RowChange, Served, Store
+from perdure.store.api import Append, Backlog, Claimed, Committed, NewRun, RowChange, Served, Store
 
 NOW = 1_700_000_000_000_000
 SECOND = 1_000_000
@@ -322,6 +322,19 @@ class QueueConformance:
         store.listen(rung.release)
         queue_run(store, "r")
         assert rung.acquire(timeout=5)
+
+    def test_the_backlog_tells_what_is_ready_since_when_and_what_is_held(self, store: Store) -> None:
+        sign_on(store, "w")
+        queue_run(store, "held", queue="reports", ts=NOW)
+        assert [row.run_id for row in take(store, 1)] == ["held"]
+        queue_run(store, "old", queue="reports", ts=NOW + 10)
+        queue_run(store, "urgent", queue="reports", priority=5, ts=NOW + 20)  # another line, the same party
+        queue_run(store, "theirs", queue="reports", tenant="acme", ts=NOW + 30)
+        queue_run(store, "later", tenant="acme", ts=NOW + 1_000)
+        assert store.backlog(NOW + 100) == [
+            Backlog("reports", "acme", ready=1, since=NOW + 30, held=0),
+            Backlog("reports", "default", ready=2, since=NOW + 10, held=1),
+        ]
 
     def test_nobody_claims_without_being_registered(self, store: Store) -> None:
         queue_run(store, "r")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -56,6 +57,7 @@ class Commits:
         broke: Callable[[Exception], None],
     ) -> None:
         self.under_way = False
+        self.sent_s = 0.0  # when the last commit went out, by the monotonic clock
         self._run_id = run_id
         self._pen = pen
         self._host = host
@@ -80,6 +82,7 @@ class Commits:
         assert not self.under_way, "one commit at a time"
         self.under_way = True
         head = self._pen.append()
+        self.sent_s = time.monotonic()
         self._host.transact(head, make(head), lambda answer: self._transacted(head, answer, rolled_back))
 
     def stop(self) -> None:
@@ -89,6 +92,7 @@ class Commits:
             self._again.cancel()
 
     def _send(self, append: Append) -> None:
+        self.sent_s = time.monotonic()
         self._host.commit(append, partial(self._answered, append))
 
     def _answered(self, append: Append, answer: Appended | Exception) -> None:

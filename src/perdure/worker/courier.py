@@ -145,7 +145,7 @@ class Courier:
 
     async def _ask(self, question: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """A store call, on this thread while it cannot take long."""
-        if self._busy():
+        if self._busy() or self._store.remote:
             return await asyncio.to_thread(question, *args, **kwargs)
         return question(*args, **kwargs)
 

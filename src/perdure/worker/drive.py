@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
@@ -87,6 +88,8 @@ class Host(Writes, Helps, Protocol):
     def is_short_of_room(self, queue: str) -> bool: ...
 
     def let_go_on(self, run_id: str) -> None: ...
+
+    def has_held_since(self, then_s: float) -> bool: ...
 
 
 class Drive:
@@ -209,7 +212,8 @@ class Drive:
         self._orders.obey_all(frontier.pending)
         self._read_answers()
         for call in open_before:
-            if not call.ended:
+            # What an answer has just made begin is neither cut off nor in doubt.
+            if not call.ended and call.number not in self._orders.due and not self._calls.busy(call.number):
                 self._orders.consider(call)
         for ask in list(self.state.pending.values()):
             self._asks.watch(ask)
@@ -529,6 +533,9 @@ class Drive:
         durable = set(self._orders.due)
         if result is not None:
             self.guarded(self.deliver, result)
+        if self._orders.due and self._may_begin and self._is_too_late():
+            # They are handed over as not begun; if the run is no longer ours, that is refused like everything else.
+            self.closing = Closing("queued", "another worker: the one before gave no sign of life for longer than its lease")
         due, self._orders.due = self._orders.due, []
         for number in due:
             call = self.state.calls[number]
@@ -539,6 +546,15 @@ class Drive:
                 # The intent is durable. From here on a crash leaves an intent without a result: decide() settles it by effect class.
                 self._calls.start(call, self._orders.tool_call(call))
         self.pump()
+
+    def _is_too_late(self) -> bool:
+        """Whether the calls of the commit that has just been answered may be somebody else's by now: this process slept past its lease.
+
+        Whoever takes a run over gives an attempt its own time and the margin, from then on, before "not found" is believed: what
+        begins within the margin after its intent went out is covered, whoever has the run.
+        """
+        sent_s = self._commits.sent_s
+        return time.monotonic() - sent_s > self._host.settings.reconcile_margin_s and not self._host.has_held_since(sent_s)
 
     def _lost(self, why: str) -> None:
         starting = (*self._orders.due, *(() if self._transaction is None else (self._transaction,)))

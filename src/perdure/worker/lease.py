@@ -46,7 +46,10 @@ class Renewer:
         self._store = store
         self._worker = worker
         self._clock = clock
+        self._lease_s = lease_s
         self._every_s = lease_s / 4
+        begun_s = time.monotonic()
+        self._held = (begun_s, begun_s)  # since when without a gap, and the last sign of life; one object, read by another thread
         self._watchdog = watchdog
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="perdure-lease", daemon=True)
@@ -60,10 +63,20 @@ class Renewer:
         if self._thread.is_alive():
             self._thread.join(timeout=5)
 
+    def has_held_since(self, then_s: float) -> bool:
+        """Whether the leases cannot have run out between that moment (of the monotonic clock) and this one."""
+        since_s, renewed_s = self._held
+        return since_s <= then_s and time.monotonic() - renewed_s <= self._lease_s
+
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):
             self._watchdog.look(patience_s=2 * self._every_s)
+            asked_s = time.monotonic()
             try:
                 self._store.renew(self._worker, self._clock.now())
             except Exception as error:
                 log.warning("cannot renew the leases of this worker: %s; trying again in %.1f s", error, self._every_s)
+            else:
+                since_s, renewed_s = self._held
+                # It may have arrived as late as now, and been sent as early as it was asked for.
+                self._held = (since_s if time.monotonic() - renewed_s <= self._lease_s else asked_s, asked_s)

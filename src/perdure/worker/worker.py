@@ -12,7 +12,8 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from perdure.agent import Agent
 from perdure.core.approval import Ruling, Standing
@@ -26,11 +27,12 @@ from perdure.errors import (
     PerdureError,
     RunEnded,
     StoreError,
+    StoreUnavailable,
     UnknownAgent,
     WrongVersion,
 )
 from perdure.settings import Queue, Settings
-from perdure.store.api import FINISHED, Append, Appended, ApprovalFilter, ApprovalRow, Claimed, RunRow, Served, Store
+from perdure.store.api import FINISHED, Append, Appended, ApprovalFilter, ApprovalRow, Claimed, InboxRow, RunRow, Served, Store
 from perdure.store.url import shown_url
 from perdure.store.writer import GroupCommit
 from perdure.worker import forked, outside
@@ -44,8 +46,10 @@ from perdure.worker.threads import Threads
 
 log = logging.getLogger("perdure.worker")
 Observer = Callable[[str, Sequence[Event]], None]
+T = TypeVar("T")
 _READ_HERE = 500  # a journal longer than this is read on a thread, so that the loop goes on meanwhile
 _REAP_EVERY_S = 1.0
+_TRANSACTIONS = 16  # at a time in one worker
 _FIND_KIN_EVERY_S = 2.0
 _FLUSH_NOTICES_S = 5.0
 
@@ -77,6 +81,8 @@ class Worker:
         self._napping: set[asyncio.Future[None]] = set()
         self.entered: str | None = None  # the run whose agent is running right now
         self._draining = False
+        # Threads of their own: tools that take their time must not keep those waiting that look for work.
+        self._transactors = ThreadPoolExecutor(_TRANSACTIONS, "perdure-transaction")
         self._transactions = 0  # under way
         self._last_reap_s = float("-inf")
         self._kin = Kin(store, self.agents, settings.max_steps)
@@ -123,6 +129,7 @@ class Worker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._renewer.stop()
+        self._transactors.shutdown(wait=False)
         self._group.close()
         try:
             self.store.unregister(self.id, self.clock.now())
@@ -165,7 +172,7 @@ class Worker:
         try:
             while not stop.is_set():
                 try:
-                    self._claim()
+                    await self._claim()
                     await self._wait_for_change(stop)
                 except NotFound as lost:
                     log.warning("%s; signing on again", lost)  # somebody took this worker for dead and cleared it away
@@ -195,47 +202,63 @@ class Worker:
             stopping.cancel()
         if stop.is_set():
             await self.drain()
-            return self._row(run_id)
-        if self._courier.at_work or ((due := self.store.next_notice()) is not None and due <= self.clock.now()):
+            return await self._row(run_id)
+        if self._courier.at_work or ((due := await self._ask(self.store.next_notice)) is not None and due <= self.clock.now()):
             await self._courier.flush(_FLUSH_NOTICES_S)  # whoever is asked for something must hear of it before this process leaves
         return row
 
     async def _drive_family(self, run_id: str, wait: bool, stop: asyncio.Event, limits: Mapping[str, Queue] | None) -> RunRow:
         row = await self._take_up(run_id, limits)
         while row.status not in FINISHED and not stop.is_set() and not self._draining:
-            drive = self._drives.get(run_id)
-            if drive is not None and not drive.state.alive:
-                await self._nap(_REAP_EVERY_S)  # it ends when any run of this worker comes to rest
-                row = row if run_id in self._drives else self._row(run_id)
-                continue
-            self._reap()
-            family = self.store.family(run_id)
-            ready = [one for one in (row, *family) if self._is_ready(one)]
-            if self._is_ready(row):
-                await self._take_up_if_free(run_id, limits)
-            elif ready:
-                self._claim_below(run_id)
-            if ready or self._is_driven(row, family) or self._find_kin():
-                await self._doze(_REAP_EVERY_S, stop)
-            else:
-                wakes = [at for one in (row, *family) if (at := self._goes_on_at(one)) is not None]
-                if row.holder is not None or not wakes or not wait:
+            try:
+                if await self._look_after(row, wait, stop, limits):
                     return row
-                await self._doze(min(max((min(wakes) - self.clock.now()) / 1e6, 0.0), 60.0), stop)
-            row = self._row(run_id)
+                row = row if self._goes_on_here(run_id) else await self._row(run_id)
+            except StoreUnavailable as error:
+                # Whoever waits for the run goes on waiting: what is under way is kept, and the database will be back.
+                log.error("run %s: cannot look after it: %s; trying again in %.0f s", run_id, error, AGAIN_AFTER_S)
+                await asyncio.sleep(AGAIN_AFTER_S)
         return row
 
-    def _claim_below(self, run_id: str) -> None:
+    def _goes_on_here(self, run_id: str) -> bool:
+        drive = self._drives.get(run_id)
+        return drive is not None and not drive.state.alive
+
+    async def _look_after(self, row: RunRow, wait: bool, stop: asyncio.Event, limits: Mapping[str, Queue] | None) -> bool:
+        """Do what there is to do about the run and those below it, and wait for a change; True: there is nothing to wait for here."""
+        run_id = row.run_id
+        if self._goes_on_here(run_id):
+            await self._nap(_REAP_EVERY_S)  # it ends when any run of this worker comes to rest
+            return False
+        await self._reap()
+        family = await self._ask(lambda: self.store.family(run_id))
+        ready = [one for one in (row, *family) if self._is_ready(one)]
+        if self._is_ready(row):
+            await self._take_up_if_free(run_id, limits)
+        elif ready:
+            await self._claim_below(run_id)
+        if ready or self._is_driven(row, family) or await self._find_kin():
+            await self._doze(_REAP_EVERY_S, stop)
+            return False
+        wakes = [at for one in (row, *family) if (at := await self._goes_on_at(one)) is not None]
+        if row.holder is not None or not wakes or not wait:
+            return True
+        await self._doze(min(max((min(wakes) - self.clock.now()) / 1e6, 0.0), 60.0), stop)
+        return False
+
+    async def _claim_below(self, run_id: str) -> None:
         free = min(self.settings.concurrency - len(self._drives), 100)
         if free > 0 and not self.transacting:
-            self._begin(self.store.claim(self.id, list(self.agents), free, self.clock.now(), below=run_id))
+            served = list(self.agents)
+            self._begin(*await self._ask(lambda: self._claimed(self.store.claim(self.id, served, free, self.clock.now(), below=run_id))))
 
-    def _goes_on_at(self, row: RunRow) -> int | None:
+    async def _goes_on_at(self, row: RunRow) -> int | None:
         """When it goes on by itself. That an approval expires is not that: it waits for a person, who may take that long."""
         if row.ready_at is None or row.holder is not None:
             return None
         if row.status == "waiting_approval":
-            asked = self.store.approvals(ApprovalFilter(run_id=row.run_id, limit=1))  # the one that expires first
+            expiring = ApprovalFilter(run_id=row.run_id, limit=1)  # the one that expires first
+            asked = await self._ask(lambda: self.store.approvals(expiring))
             if asked and asked[0].standing.request.expires_at == row.ready_at:
                 return None
         return row.ready_at
@@ -253,16 +276,23 @@ class Worker:
         while self.transacting:
             # A claim needs the write lock, which a transaction's tool may hold for long: the loop must not wait for it.
             await self._nap(self.settings.poll_s)
-        row = self._row(run_id)
+        row = await self._row(run_id)
         self._check_served(row)
         if row.status not in FINISHED and run_id not in self._drives:  # else somebody here drives it already: wait along
-            self._last_reap_s = float("-inf")
-            self._reap()
+            if row.holder is not None:
+                self._last_reap_s = float("-inf")  # by somebody who may be dead: looked at now, and not at the next round
+                await self._reap()
+            served = list(self.agents)
             try:
-                self._begin(self.store.claim(self.id, list(self.agents), 1, self.clock.now(), run_id=run_id, limits=limits))
+                claimed, post = await self._ask(
+                    lambda: self._claimed(self.store.claim(self.id, served, 1, self.clock.now(), run_id=run_id, limits=limits))
+                )
+                self._begin(claimed, post)
+                if claimed:
+                    return claimed[0].row
             except RunEnded:
                 pass  # somebody else has finished it since we looked
-        return self._row(run_id)
+        return await self._row(run_id)
 
     async def _take_up_if_free(self, run_id: str, limits: Mapping[str, Queue] | None) -> None:
         if len(self._drives) >= self.settings.concurrency:
@@ -283,8 +313,8 @@ class Worker:
                 f"use the old code, or let this code go on with it: perdure resume {row.run_id} FILE.py:{row.agent} --adopt"
             )
 
-    def _row(self, run_id: str) -> RunRow:
-        row = self.store.get(run_id)
+    async def _row(self, run_id: str) -> RunRow:
+        row = await self._ask(lambda: self.store.get(run_id))
         if row is None:
             raise NotFound(f"there is no run {run_id} in {shown_url(self.store.url)}; `perdure list` shows those that there are")
         return row
@@ -309,26 +339,41 @@ class Worker:
             await self._nap(left_s)
 
     # -- claiming -----------------------------------------------------------------------------------------------------
-    def _claim(self) -> None:
-        self._reap()
+    async def _ask(self, question: Callable[[], T]) -> T:
+        """The store's answer: here, which is quickest; on a thread where it crosses a network, since a server may not answer for long."""
+        return await asyncio.to_thread(question) if self.store.remote else question()
+
+    async def _claim(self) -> None:
+        await self._reap()
         if self.loop.time() - self._last_kin_s >= _FIND_KIN_EVERY_S:
-            self._find_kin()
+            await self._find_kin()
         served = list(self.agents)
         while (free := self.settings.concurrency - len(self._drives)) > 0 and not self._draining and not self.transacting:
-            ready = self.store.next_ready(served, self.queues)
-            if ready is None or ready > self.clock.now():
-                return  # found out by reading: a claim takes the write lock, which others may need
             wanted = min(free, 100)
-            limits = self.settings.queues
-            claimed = self.store.claim(self.id, served, wanted, self.clock.now(), queues=self.queues, limits=limits)
-            self._begin(claimed)
+            claimed, post = await self._ask(lambda wanted=wanted: self._claim_ready(served, wanted))  # type: ignore[misc]
+            self._begin(claimed, post)
             if len(claimed) < wanted:
                 return
 
-    def _find_kin(self) -> bool:
+    def _claim_ready(self, served: Sequence[Served], wanted: int) -> tuple[Sequence[Claimed], Sequence[InboxRow]]:
+        ready = self.store.next_ready(served, self.queues)
+        if ready is None or ready > self.clock.now():
+            return (), ()  # found out by reading: a claim takes the write lock, which others may need
+        limits = self.settings.queues
+        return self._claimed(self.store.claim(self.id, served, wanted, self.clock.now(), queues=self.queues, limits=limits))
+
+    def _claimed(self, claimed: Sequence[Claimed]) -> tuple[Sequence[Claimed], Sequence[InboxRow]]:
+        """With what has arrived for them, read before any is driven: one that came to rest without its post would be ready at once, for ever."""
+        try:
+            return claimed, self.store.inbox(self.id) if claimed else ()
+        except StoreError as error:
+            log.error("cannot look for post: %s; trying again", error)
+            return claimed, ()
+
+    async def _find_kin(self) -> bool:
         """Whether there are children that only their parents can name; those are asked next, and then it looks again."""
         self._last_kin_s = self.loop.time()
-        parents = self._kin.parents_to_ask(self.clock.now())
+        parents = await self._ask(lambda: self._kin.parents_to_ask(self.clock.now()))
         for run_id in parents:
             self.loop.call_soon(self._meet_kin, run_id)  # a plain callback: an agent is entered there
         return bool(parents)
@@ -339,19 +384,17 @@ class Worker:
         self._last_kin_s = float("-inf")  # their own children may be next
         self._notice()
 
-    def _reap(self) -> None:
+    async def _reap(self) -> None:
         if self.loop.time() - self._last_reap_s >= _REAP_EVERY_S:
             self._last_reap_s = self.loop.time()
-            self.store.reap(self.id, round(self.settings.lease_s * 1e6), self.clock.now())
+            await self._ask(lambda: self.store.reap(self.id, round(self.settings.lease_s * 1e6), self.clock.now()))
 
-    def _begin(self, claimed: Sequence[Claimed]) -> None:
+    def _begin(self, claimed: Sequence[Claimed], post: Sequence[InboxRow]) -> None:
         for one in claimed:
             self._begin_one(one)
-        try:
-            # Before any of them is driven: a run that came to rest without its post would be ready again at once, for ever.
-            self._deliver_inbox()
-        except StoreError as error:
-            log.error("cannot look for post: %s; trying again", error)
+            if self._draining:  # it began while the claim was under way
+                self._drives[one.lease.run_id].drain()
+        self._hand_out(post)
 
     def _begin_one(self, claimed: Claimed) -> None:
         run_id = claimed.lease.run_id
@@ -361,7 +404,7 @@ class Worker:
         drive = Drive(claimed, self.agents[Served(claimed.row.agent, claimed.row.version)], self)
         self._drives[run_id] = drive
         self._wake()
-        if claimed.row.seq <= _READ_HERE:
+        if claimed.row.seq <= _READ_HERE and not self.store.remote:
             # A plain callback, never inside a task: from CPython 3.14 on an agent's tasks cannot be entered there.
             self.loop.call_soon(self._begin_drive, drive, None)
             return
@@ -401,7 +444,8 @@ class Worker:
     async def _wait_for_change(self, stop: asyncio.Event) -> None:
         """Until a run of ours has come to rest, something was committed by another process, or the next run is ready."""
         full = len(self._drives) >= self.settings.concurrency
-        next_ready = None if full else self.store.next_ready(list(self.agents), self.queues)
+        served = list(self.agents)
+        next_ready = None if full else await self._ask(lambda: self.store.next_ready(served, self.queues))
         left_s = _REAP_EVERY_S if next_ready is None else (next_ready - self.clock.now()) / 1e6
         if left_s <= 0:
             # A run is ready that this worker may not take yet: a second suspect, or its queue is full. Without a real wait here
@@ -447,20 +491,24 @@ class Worker:
             await self._nap(self.settings.poll_s if self._drives else _REAP_EVERY_S)
             try:
                 if self._drives and (now := self.store.version()) != version:
-                    self._deliver_inbox()
+                    self._hand_out(await self._ask(lambda: self.store.inbox(self.id)))
                     version = now  # not before: post that could not be read is looked for again
             except StoreError as error:
                 log.error("cannot look for post: %s; trying again", error)
 
     def _look_for_post(self) -> None:
-        if self._drives:
-            try:
-                self._deliver_inbox()
-            except StoreError as error:
-                log.error("cannot look for post: %s; trying again", error)
+        if not self._drives:
+            return
+        if self.store.remote:
+            self._wake()  # and `_watch` looks, since something has changed
+            return
+        try:
+            self._hand_out(self.store.inbox(self.id))
+        except StoreError as error:
+            log.error("cannot look for post: %s; trying again", error)
 
-    def _deliver_inbox(self) -> None:
-        for row in self.store.inbox(self.id):
+    def _hand_out(self, post: Sequence[InboxRow]) -> None:
+        for row in post:
             drive = self._drives.get(row.run_id)
             if drive is not None:
                 drive.receive(row)
@@ -490,7 +538,7 @@ class Worker:
             done(future.result() if error is None else error if isinstance(error, Exception) else PerdureError(repr(error)))
 
         self._transactions += 1
-        future = self.loop.run_in_executor(None, self.store.transact, head, work)
+        future = self.loop.run_in_executor(self._transactors, self.store.transact, head, work)
         self._readers.add(future)
         future.add_done_callback(self._readers.discard)
         future.add_done_callback(finish)
@@ -537,13 +585,13 @@ class Worker:
         self._write(lambda: self.store.post(run_id, None, body, event_id=event_id, now=now, expect=expect), done)
 
     def _write(self, work: Callable[[], Any], done: Callable[[Exception | None], None]) -> None:
-        """A short write, right here; on a thread while a transaction's tool has the write lock."""
+        """A short write, right here; on a thread while a transaction's tool has the write lock, or where it crosses a network."""
 
         def finish(error: BaseException | None) -> None:
             self._look_for_post()
             done(error if error is None or isinstance(error, Exception) else PerdureError(repr(error)))
 
-        if self.transacting:
+        if self.transacting or self.store.remote:
             writing = asyncio.ensure_future(asyncio.to_thread(work))
             self._readers.add(writing)
             writing.add_done_callback(self._readers.discard)
@@ -560,6 +608,10 @@ class Worker:
     def transacting(self) -> bool:
         """Whether a tool of this process is inside a transaction, and so in possession of the write lock, where there is only one."""
         return self._transactions > 0 and not self.store.remote
+
+    def has_held_since(self, then_s: float) -> bool:
+        """Whether nobody can have taken a run from this worker between that moment and now, for want of a sign of life."""
+        return self._renewer.has_held_since(then_s)
 
     def committed(self, run_id: str, events: Sequence[Event]) -> None:
         for event in events:

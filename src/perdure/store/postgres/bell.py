@@ -20,7 +20,7 @@ import psycopg
 from perdure.errors import StoreError
 from perdure.store.bell import Listeners, Ring
 from perdure.store.liveness import closed_in_children
-from perdure.store.postgres.connect import Connection
+from perdure.store.postgres.connect import Connection, ahead
 from perdure.store.postgres.connections import Connections
 from perdure.store.postgres.cursor import PostgresCursor
 
@@ -28,7 +28,8 @@ log = logging.getLogger("perdure.store")
 CHANNEL = "perdure"
 _IDLE_S = 5.0  # after so long without a word the connection is asked whether it is still there
 _PROBE_S = 1.0
-_TRY_AGAIN_S = 0.2, 5.0
+_PROBES = 3
+_TRY_AGAIN_S = 0.1, 1.0
 _SPREAD_S = 0.0005  # per worker: of all who hear that one run is ready the first to look takes it, and the others need not come at once
 _LOCK = "SELECT pg_try_advisory_lock(hashtextextended(current_schema() || ' ' || $1::text, 0))"
 _UNLOCK = "SELECT pg_advisory_unlock(hashtextextended(current_schema() || ' ' || $1::text, 0))"
@@ -52,6 +53,7 @@ class NotifyBell:
         self._ringing = False
         self._wanted: set[str] = set()  # workers whose session lock is to be held
         self._held: set[str] = set()
+        self._untold: set[str] = set()  # whose row does not say yet that there is a lock
         self.crowd = 1  # how many workers there are
         self.heard = 0  # rings, of whomever
         self.listening = False
@@ -76,12 +78,14 @@ class NotifyBell:
         """Others see from now on whether this worker's connection lives."""
         with self._lock:
             self._wanted.add(worker)
+            self._untold.add(worker)  # again at every registration: somebody may have cleared its row away meanwhile
         self._start()
         self._poke()
 
     def free(self, worker: str) -> None:
         with self._lock:
             self._wanted.discard(worker)
+            self._untold.discard(worker)
         self._poke()
 
     def close(self) -> None:
@@ -127,6 +131,8 @@ class NotifyBell:
                 self._attend(connection)
             except (psycopg.Error, StoreError, OSError) as error:
                 log.info("the doorbell of %s fell silent: %s; connecting again", self._connections.where, " ".join(str(error).split()))
+            except Exception:  # an error of ours must not end it for good: nobody would ever be woken up again (T13)
+                log.exception("the doorbell of %s fell silent; connecting again", self._connections.where)
             finally:
                 self.listening = False
                 self._held.clear()
@@ -170,29 +176,45 @@ class NotifyBell:
 
     def _is_ours(self, connection: Connection) -> bool:
         """Whether this connection hears what is sent over another one: then the session is ours, whatever stands in between."""
-        token = uuid.uuid4().hex
-        with self._connections.lent() as other:
-            other.execute(_NOTIFY, (CHANNEL, token))
-        # Statements in between: a proxy would hand the session to somebody else by now.
-        connection.execute(b"SELECT 1")
-        return any(note.payload == token for note in connection.notifies(timeout=_PROBE_S, stop_after=1))
+        processes = set()
+        # More than once, and each time from the same server process: behind a proxy it can be heard by luck.
+        for _ in range(_PROBES):
+            token = uuid.uuid4().hex
+            with self._connections.lent() as other:
+                other.execute(_NOTIFY, (CHANNEL, token))
+            # Without a statement of its own meanwhile: with that a proxy could happen to lend us the process that has listened. Others
+            # ring at the same time.
+            if all(note.payload != token for note in connection.notifies(timeout=_PROBE_S)):
+                return False
+            processes.add((connection.execute("SELECT pg_backend_pid()").fetchone() or ())[0])
+            if len(processes) > 1:
+                return False
+        self._missed = True
+        return True
 
     def _patience(self, quiet_since_s: float) -> float:
-        unheld = self._wanted - self._held
-        return 0.5 if unheld else max(_IDLE_S - (time.monotonic() - quiet_since_s), 0.0)
+        with self._lock:
+            undone = (self._wanted - self._held) | (self._wanted & self._untold)
+        return 0.5 if undone else max(_IDLE_S - (time.monotonic() - quiet_since_s), 0.0)
 
     def _serve(self, connection: Connection) -> None:
         """Do what was asked for meanwhile."""
         with self._lock:
             ringing, self._ringing = self._ringing, False
-            wanted = set(self._wanted)
+            wanted, untold = set(self._wanted), set(self._untold)
         if ringing:
             connection.execute(_NOTIFY, (CHANNEL, f"{self._schema} {self._token}"))
         for worker in wanted - self._held:
             # Refused while the server has not noticed yet that our last connection is gone: then the old lock speaks for us.
             if (connection.execute(_LOCK, (worker,)).fetchone() or (False,))[0]:
-                PostgresCursor(connection).change("has_session", (worker,))
                 self._held.add(worker)
+                if self._missed:  # whoever saw it without a connection sees that it is back
+                    PostgresCursor(connection).change("beat", {"worker": worker, "now": 0})
+        for worker in untold & self._held:
+            # Nothing changes while it is only just registering, and its row is not there yet: then once more in a moment.
+            if PostgresCursor(connection).change("has_session", (worker,)) == 1:
+                with self._lock:
+                    self._untold.discard(worker)
         for worker in self._held - wanted:
             connection.execute(_UNLOCK, (worker,))
             self._held.discard(worker)
@@ -200,6 +222,9 @@ class NotifyBell:
     def _hears(self, connection: Connection, patience_s: float) -> bool:
         """Wait for a ring from elsewhere, or for something to do; whether it was a ring."""
         assert self._wake is not None
+        # What came along with the answer to a statement lies with the driver, and there is nothing in the socket to wait for.
+        if notes := list(connection.notifies(timeout=0)):
+            return self._is_ring(notes)
         waiting = select.poll()
         waiting.register(connection.fileno(), select.POLLIN)
         waiting.register(self._wake[0], select.POLLIN)
@@ -208,13 +233,15 @@ class NotifyBell:
             self._drain_wake()
         if connection.fileno() not in ready:
             return False
-        notes = list(connection.notifies(timeout=0))
+        return self._is_ring(list(connection.notifies(timeout=0)))
+
+    def _is_ring(self, notes: list[psycopg.Notify]) -> bool:
         return any(note.payload.startswith(f"{self._schema} ") and not note.payload.endswith(self._token) for note in notes)
 
     def _ask(self, connection: Connection) -> None:
         asked_us = time.time_ns() // 1000
         ((server_us,),) = PostgresCursor(connection).all("clock")
-        self._connections.ahead_us = server_us - (asked_us + time.time_ns() // 1000) // 2
+        self._connections.ahead_us = ahead(server_us, asked_us, time.time_ns() // 1000)
 
     # -- small ones ---------------------------------------------------------------------------------------------------
     def _ring_here(self) -> None:
@@ -231,7 +258,9 @@ class NotifyBell:
 
     def _sleep(self, seconds: float) -> None:
         assert self._wake is not None
-        if select.select([self._wake[0]], [], [], seconds)[0]:
+        waiting = select.poll()
+        waiting.register(self._wake[0], select.POLLIN)
+        if waiting.poll(seconds * 1000):
             self._drain_wake()
 
     def _drain_wake(self) -> None:

@@ -23,11 +23,13 @@ from perdure.store.postgres.connect import Connection
 _ALLOWED = frozenset(
     ("select", "insert", "update", "delete", "merge", "with", "values", "table", "create", "alter", "drop", "truncate", "comment", "lock")
 )
+# What may be created, altered and dropped. Nothing temporary: that belongs to the session, which goes on to somebody else.
+_OWN = frozenset(("table", "unlogged", "index", "unique", "view", "materialized", "sequence", "type", "domain"))
 _IDLE = "SET LOCAL idle_in_transaction_session_timeout = '60s'"  # a tool may think in between, but not sleep with rows locked
 _TOKEN = re.compile(
     r"""
     (?P<skip> --[^\n]* | /\*(?:[^*]|\*(?!/))*\*/ | \s+ )
-  | (?P<text> [eE]'(?:[^'\\]|\\.|'')*' | '(?:[^']|'')*' | (?P<dollar>\$\w*\$)(?:.|\n)*?(?P=dollar) )
+  | (?P<text> [eE]'(?:[^'\\]|\\.|'')*' | '(?:[^']|'')*' | (?P<dollar>\$(?:[^\W\d]\w*)?\$)(?:.|\n)*?(?P=dollar) )
   | (?P<quoted> [uU]&"(?:[^"]|"")*" | "(?:[^"]|"")*" )
   | (?P<cast> :: )
   | :(?P<name> [A-Za-z_]\w* )
@@ -64,7 +66,6 @@ class ToolConnection:
         cursor.adapters.register_dumper(int, IntDumper)
         rows: list[tuple[Any, ...]] = []
         for params in many:
-            # With parameters, though there may be none: several statements in one string are refused by the server then.
             cursor.execute(text.encode(), _in_order(sql, names, params), prepare=False)
             rows += cursor.fetchall() if cursor.description is not None else []
         return rows
@@ -95,16 +96,17 @@ def _numbered(sql: str) -> tuple[str, list[str] | None]:
     """The statement with numbered parameters, and their names; InvalidInput when a tool may not run it."""
     out: list[str] = []
     names: list[str] = []
+    words: list[str] = []
     marks = 0
-    first: str | None = None
+    ended = False
     for token in _TOKEN.finditer(sql):
         kind, text = token.lastgroup, token[0]
-        if kind == "dollar":
-            kind = "text"
-        word = text.lower()
-        first = first or (word if kind == "word" else None)
-        if kind in ("word", "quoted") and ("perdure" in word or word.startswith("u&")):
+        if kind == "word":
+            words.append(text.lower())
+        # Without parameters the server would run all that stands in one text, a COMMIT behind a semicolon too.
+        if (ended and kind != "skip") or (kind in ("word", "quoted") and _is_ours(text.lower())):
             raise _not_allowed(sql)
+        ended = ended or text == ";"
         if kind == "name":
             if token["name"] not in names:
                 names.append(token["name"])
@@ -113,18 +115,22 @@ def _numbered(sql: str) -> tuple[str, list[str] | None]:
             marks += 1
             text = f"${text[1:] or marks}"
         out.append(text)
-    if first not in _ALLOWED or (first in ("alter", "create", "drop") and _touches_more_than_tables(sql)):
+    if not _is_allowed(words):
         raise _not_allowed(sql)
     if names and marks:
         raise InvalidInput(f"{' '.join(sql.split())[:80]!r} mixes ? and :name; use one of them")
     return "".join(out), names or None
 
 
-def _touches_more_than_tables(sql: str) -> bool:
-    return (
-        re.match(r"(?is)\s*(?:alter|create|drop)\s+(?:database|role|user|group|system|tablespace|event|publication|subscription)\b", sql)
-        is not None
-    )
+def _is_ours(word: str) -> bool:
+    return "perdure" in word or word.startswith("u&")
+
+
+def _is_allowed(words: list[str]) -> bool:
+    if words[:1] in (["create"], ["alter"], ["drop"]):
+        made = words[3:] if words[1:3] == ["or", "replace"] else words[1:]
+        return bool(made) and made[0] in _OWN
+    return bool(words) and words[0] in _ALLOWED
 
 
 def _in_order(sql: str, names: list[str] | None, params: Any) -> list[Any]:
@@ -146,6 +152,6 @@ def _in_order(sql: str, names: list[str] | None, params: Any) -> list[Any]:
 
 def _not_allowed(sql: str) -> InvalidInput:
     return InvalidInput(
-        f"a transaction tool may not run {' '.join(sql.split())[:80]!r}: no transaction control, no SET, no COPY, no DO or CALL, nothing in "
-        "perdure's own tables; use tables of your own"
+        f"a transaction tool may not run {' '.join(sql.split())[:80]!r}: one statement at a time, no transaction control, no SET, no COPY, "
+        "no DO or CALL, nothing in perdure's own tables and nothing temporary; use tables of your own"
     )

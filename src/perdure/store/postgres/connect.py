@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from typing import Any
@@ -14,9 +15,12 @@ from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 from psycopg.types.string import StrDumper
 
 from perdure.errors import InvalidInput, StoreError, StoreUnavailable
+from perdure.store.liveness import closed_in_children
+from perdure.store.postgres import arrays
 from perdure.store.postgres.faults import translated
 from perdure.store.url import shown_url
 
+_SAME_US = 100_000  # clocks that differ by less are the same to us
 OLDEST = 130000  # xid8 and pg_current_xact_id came with version 13
 CONNECT_S = 5
 ANSWER_S = 10.0  # how long a server may take to answer before its connection is closed
@@ -36,7 +40,7 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     ahead_us = 0  # by how much the server's clock was ahead of ours when this connection was made
     direct = False  # nobody stands between us and our server process: what the session remembers is ours
     schema = ""
-    made_s = 0.0
+    _descriptor = -1
 
     def wait(self, gen: PQGen[Any], interval: float = 0.1, timeout: float | None = None) -> Any:
         try:
@@ -46,6 +50,22 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
                 raise  # whoever waits for notifications has asked for it
             self.close()
             raise psycopg.OperationalError(f"no answer within {self.answer_s:g} s") from None
+        except psycopg.OperationalError:  # after the time-out, which is one of these too
+            self._not_to_be_closed()
+            raise
+
+    def close(self) -> None:
+        self._not_to_be_closed()
+        super().close()
+
+    def keep_from_children(self) -> None:
+        """A child that a tool forks would keep the connection alive after this process has died, and with it the session's lock."""
+        self._descriptor = self.fileno()
+        closed_in_children.add(self._descriptor)
+
+    def _not_to_be_closed(self) -> None:
+        # libpq closes the socket of a connection that broke, and the number may belong to another file the next moment.
+        closed_in_children.discard(self._descriptor)
 
 
 def parameters(url: str) -> dict[str, Any]:
@@ -53,9 +73,20 @@ def parameters(url: str) -> dict[str, Any]:
     try:
         said = conninfo.conninfo_to_dict(url)
     except psycopg.Error as error:
-        reason = " ".join(str(error).split())
-        raise InvalidInput(f"{shown_url(url)!r} is not the URL of a PostgreSQL database ({shown_url(reason)})") from None
+        # It quotes what it did not understand, which may be a part of the password.
+        raise _not_a_url(url, re.sub(r'"[^"]*"', '"…"', " ".join(str(error).split()))) from None
+    address = url.partition("://")[2].partition("?")[0]
+    if re.search("[/@]", address.rpartition("@")[0]) or not re.fullmatch(r"[\d,]*", str(said.get("port") or "")):
+        # Somebody's password would be taken for a part of the address, and shown as such.
+        raise _not_a_url(url, "something in it is not where it belongs")
     return {"connect_timeout": CONNECT_S, "application_name": "perdure", "gssencmode": "disable", **_KEEP_ALIVE, **said}
+
+
+def _not_a_url(url: str, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"{shown_url(url)!r} is not the URL of a PostgreSQL database ({why}); its form is postgresql://user:password@host:port/database, and "
+        "special characters in a part of it are written in percents: / as %2F, @ as %40"
+    )
 
 
 def where(said: dict[str, Any]) -> str:
@@ -64,13 +95,13 @@ def where(said: dict[str, Any]) -> str:
     return f"PostgreSQL at {host}:{said.get('port') or 5432}/{said.get('dbname') or said.get('user') or ''}"
 
 
-def connect(said: dict[str, Any], place: str) -> Connection:
+def connect(said: dict[str, Any], place: str, answer_s: float = ANSWER_S) -> Connection:
     """A connection on which every statement is a transaction of its own unless somebody begins one."""
-    began_s, began_us = time.monotonic(), time.time_ns() // 1000
     try:
         connection = Connection.connect(**said, autocommit=True, cursor_factory=psycopg.RawCursor)
     except psycopg.Error as error:
         raise translated(error, place) from None
+    connection.answer_s = answer_s
     try:
         asked_us = time.time_ns() // 1000
         found = connection.execute(_LOOK).fetchone()
@@ -84,18 +115,27 @@ def connect(said: dict[str, Any], place: str) -> Connection:
     except BaseException:
         connection.close()
         raise
-    connection.made_s = began_s
-    connection.ahead_us = server_us - (asked_us + heard_us) // 2 if heard_us >= began_us else 0
+    connection.keep_from_children()
+    connection.ahead_us = ahead(server_us, asked_us, heard_us)
     connection.schema = schema
     # Behind a proxy that pools transactions the next statement may meet another server process, which has never heard of what was
     # prepared on this one. The port tells: it is ours, unless somebody connects on our behalf.
     connection.direct = port is not None and port == _own_port(connection)
+    # A migration must see what others have committed while it waited for its turn, whatever the default is there.
+    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     connection.prepare_threshold = 1 if connection.direct else None
     # One type for all numbers: PostgreSQL would choose by their size, and every choice is another statement to prepare.
     connection.adapters.register_dumper(int, Int8BinaryDumper)
     connection.adapters.register_dumper(int, Int8Dumper)
     connection.adapters.register_dumper(str, StrDumper)
+    arrays.register(connection.adapters)
     return connection
+
+
+def ahead(server_us: int, asked_us: int, heard_us: int) -> int:
+    """By how much the server's clock is ahead of ours; 0 when that may be nothing: a clock that follows should not tremble."""
+    difference = server_us - (asked_us + heard_us) // 2
+    return difference if abs(difference) > heard_us - asked_us + _SAME_US else 0
 
 
 def _check(place: str, version: int, encoding: str, read_only: bool, commits: str, schema: str | None) -> None:

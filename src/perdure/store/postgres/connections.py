@@ -33,11 +33,12 @@ class Connections:
         self.where = where(self._said)
         self.answer_s = answer_s
         self.ahead_us = 0
-        self._limit = limit
+        self.limit = limit
         self._idle: list[tuple[float, Connection]] = []
         self._out = 0
         self._freed = threading.Condition()
         self._closed = False
+        self._reached = False
         self._down_since_s: float | None = None
         self._again_s = 0.0
         self._pause_s = _FIRST_PAUSE_S
@@ -86,13 +87,13 @@ class Connections:
                         self._out += 1
                         return connection
                     connection.close()
-                if self._out < self._limit:
+                if self._out < self.limit:
                     self._refuse_if_away()
                     self._out += 1
                     break
                 if not self._freed.wait(deadline_s - time.monotonic()):
                     raise StoreUnavailable(
-                        f"{self.where}: all {self._limit} connections of this process have been busy for {self.answer_s:g} s; "
+                        f"{self.where}: all {self.limit} connections of this process have been busy for {self.answer_s:g} s; "
                         "the server is slow, or transaction tools take their time"
                     )
         try:
@@ -129,11 +130,12 @@ class Connections:
 
     def _connect(self) -> Connection:
         try:
-            connection = connect(self._said, self.where)
+            connection = connect(self._said, self.where, self.answer_s)
         except StoreError as error:
-            self._is_away(error)
-            raise
-        connection.answer_s = self.answer_s
+            # Who was let in before waits: a password that is being changed, or a database that is being restored, is no reason to end.
+            told = StoreUnavailable(str(error)) if self._reached else error
+            self._is_away(told)
+            raise told from None
         self._is_back(connection)
         return connection
 
@@ -146,12 +148,12 @@ class Connections:
             self._why = error
             self._again_s = time.monotonic() + self._pause_s
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        if first:
+        if first and self._reached:  # else whoever wanted to open it hears it, and says it
             log.warning("%s", error)
 
     def _is_back(self, connection: Connection) -> None:
         with self._freed:
-            since_s, self._down_since_s = self._down_since_s, None
+            since_s, self._down_since_s, self._reached = self._down_since_s, None, True
             self.ahead_us = connection.ahead_us
         if since_s is not None:
             log.warning("%s is back after %.1f s", self.where, time.monotonic() - since_s)

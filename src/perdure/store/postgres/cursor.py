@@ -31,10 +31,16 @@ class PostgresCursor:
         return self._run(name, params).rowcount
 
     def each(self, name: str, many: Sequence[Params]) -> None:
+        if not many:
+            return
         statement = QUERIES[name]
-        if many:
+        *most, last = [statement.values(params) for params in many]
+        if most:
             # All of them go out before the first answer is awaited: one round trip.
-            self._cursor.executemany(statement.sql, [statement.values(params) for params in many])
+            self._cursor.executemany(statement.sql, most)
+        # The last one by itself. psycopg ends a pipeline with a Flush, and after that message the server does not measure how long we
+        # pause inside the transaction: a worker that is stopped there would keep its rows from everybody.
+        self._cursor.execute(statement.sql, last, binary=True)
 
     def alone(self, key: str) -> None:
         """A row of its own, locked: works on every database that locks rows."""

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from perdure.errors import InvalidInput, StoreError, StoreUnavailable
+from perdure.errors import StoreError, StoreUnavailable
 from perdure.store.cursor import Cursor, Params, Row
 from perdure.store.postgres.confined import confined
 from perdure.store.postgres.connect import Connection
 from perdure.store.postgres.connections import Connections
 from perdure.store.postgres.cursor import PostgresCursor
-from perdure.store.postgres.faults import is_loss, is_rolled_back, translated
+from perdure.store.postgres.faults import is_loss, is_rolled_back, translated, unstorable
 
 T = TypeVar("T")
 log = logging.getLogger("perdure.store")
@@ -27,9 +27,9 @@ _SLOW_S = 2.0
 # A worker that is paused inside a transaction must not keep its rows from everybody for as long as it sleeps.
 _BEGIN = (
     "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = {idle}; SET LOCAL lock_timeout = {lock}; "
-    "SELECT pg_current_xact_id()::text"
+    "SELECT pg_current_xact_id()::text, pg_postmaster_start_time()::text"
 )
-_STATUS = "SELECT pg_xact_status($1::text::xid8)"
+_STATUS = "SELECT pg_xact_status($1::text::xid8), pg_postmaster_start_time()::text"
 TOOL_S = 600.0  # a tool's own statements may take as long as its time-out lets it
 
 
@@ -53,7 +53,7 @@ class PostgresDatabase:
                 log.info("%s: a transaction was rolled back because of another one; doing it again", self.where)
                 time.sleep(random.uniform(0.001, 0.02) * (_ROUNDS - left))
             except UnicodeEncodeError as error:
-                raise InvalidInput(f"text with a lone surrogate cannot be stored: {ascii(error.object)[:80]}") from None
+                raise unstorable(error) from None
         raise AssertionError("unreachable")
 
     def read(self, name: str, params: Params = ()) -> list[Row]:
@@ -69,9 +69,10 @@ class PostgresDatabase:
             except UnicodeEncodeError:
                 return look(_Nothing())  # type: ignore[arg-type]  # a lone surrogate: nothing in here can be called that
             except psycopg.Error as error:
-                if last or not is_loss(error):
+                if last or not (is_loss(error) or is_rolled_back(error)):
                     raise translated(error, self.where) from None
-                self.connections.lost()
+                if is_loss(error):
+                    self.connections.lost()
         raise AssertionError("unreachable")
 
     @contextmanager
@@ -92,7 +93,8 @@ class PostgresDatabase:
 
     def _write(self, work: Callable[[Cursor], T], arrived: Callable[[Cursor, T], bool]) -> T:
         began_s = time.monotonic()
-        with self._transaction() as (cursor, xid):
+        lost: psycopg.Error | None = None
+        with self._transaction() as (cursor, name):
             try:
                 done = work(cursor)
             except BaseException:
@@ -103,9 +105,12 @@ class PostgresDatabase:
             except psycopg.Error as error:
                 if not is_loss(error):
                     raise
-                # The crash window: COMMIT was sent, and nobody has heard what became of it.
-                self.connections.lost()
-                self._clear_up(xid, error, lambda fresh: arrived(fresh, done))
+                lost = error
+        if lost is not None:
+            # The crash window: COMMIT was sent, and nobody has heard what became of it. Looked up only now that the dead connection has been
+            # given back: after a restart of the server everybody who commits is here, and all connections could be theirs.
+            self.connections.lost()
+            self._clear_up(name, lost, lambda fresh: arrived(fresh, done))
         self.commits += 1
         took_s = time.monotonic() - began_s
         if took_s > _SLOW_S:
@@ -113,11 +118,11 @@ class PostgresDatabase:
         return done
 
     @contextmanager
-    def _transaction(self) -> Iterator[tuple[PostgresCursor, str]]:
+    def _transaction(self) -> Iterator[tuple[PostgresCursor, tuple[str, str]]]:
         for last in (False, True):
             with self.connections.lent() as connection:
                 try:
-                    xid = self._begin(connection)
+                    name = self._begin(connection)
                 except psycopg.Error as error:
                     # Nothing was asked of it yet but to begin: a connection that died while it lay idle costs nothing.
                     if last or not is_loss(error):
@@ -125,52 +130,55 @@ class PostgresDatabase:
                     connection.close()
                     self.connections.lost()
                     continue
-                yield PostgresCursor(connection), xid
+                yield PostgresCursor(connection), name
                 return
 
-    def _begin(self, connection: Connection) -> str:
+    def _begin(self, connection: Connection) -> tuple[str, str]:
+        """The transaction's name: its number, and when the server began that gave it."""
         idle_ms, lock_ms = round(self.connections.answer_s * 1000), round(self.connections.answer_s * 500)
         # Several statements in one message, so that beginning costs one round trip.
         cursor = psycopg.Cursor(connection)
         cursor.execute(_BEGIN.format(idle=idle_ms, lock=lock_ms).encode())
         while cursor.nextset():
             pass
-        ((xid,),) = cursor.fetchall()
-        assert isinstance(xid, str), xid
-        return xid
+        ((xid, server),) = cursor.fetchall()
+        return xid, server
 
     def _commit(self, connection: Connection) -> None:
         if connection.execute(b"COMMIT").statusmessage != "COMMIT":
             # PostgreSQL answers ROLLBACK, and no error, when a statement before it had failed.
             raise StoreError(f"{self.where} rolled the transaction back: one of its statements had failed; nothing was written")
 
-    def _clear_up(self, xid: str, error: psycopg.Error, arrived: Callable[[Cursor], bool]) -> None:
+    def _clear_up(self, name: tuple[str, str], error: psycopg.Error, arrived: Callable[[Cursor], bool]) -> None:
         """Return when the transaction is there; raise when it is not, or when nobody can tell in time."""
-        deadline_s = time.monotonic() + self.connections.answer_s
-        while True:
+        # Longer than the server waits for the next word of a transaction: by then it has ended, one way or the other.
+        deadline_s = time.monotonic() + 1.2 * self.connections.answer_s
+        while time.monotonic() < deadline_s:
             try:
-                status = self.reading(lambda cursor: _status_of(cursor.connection, xid))
+                status = self.reading(lambda cursor: _status_of(cursor.connection, name))
                 if status == "committed" or (status is None and self.reading(arrived)):
                     return
                 if status != "in progress":
-                    raise translated(error, self.where)
+                    break
             except StoreUnavailable:
-                if time.monotonic() > deadline_s:
-                    raise
-            if time.monotonic() > deadline_s:
-                raise translated(error, self.where)
+                pass  # nobody is there to ask
             time.sleep(0.05)
+        raise translated(error, self.where)
 
 
-def _status_of(connection: Connection, xid: str) -> str | None:
-    """What became of the transaction; None when this server cannot tell."""
+def _status_of(connection: Connection, name: tuple[str, str]) -> str | None:
+    """What became of the transaction; None when this server cannot tell.
+
+    That is one that began later: a standby that took over, without our commit, may have given the number to somebody else.
+    """
+    xid, server = name
     try:
         found = connection.execute(_STATUS, (xid,)).fetchone()
     except psycopg.Error as error:
         if is_loss(error):
             raise
-        return None  # another server took over and has never heard of it, or it is not quite PostgreSQL
-    return found[0] if found is not None else None
+        return None  # it has never heard of that number, or it is not quite PostgreSQL
+    return found[0] if found is not None and found[1] == server else None
 
 
 def _roll_back(connection: Connection) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import struct
+
 import psycopg
 
-from perdure.errors import StoreCorrupt, StoreError, StoreUnavailable
+from perdure.errors import InvalidInput, StoreCorrupt, StoreError, StoreUnavailable
+from perdure.store.api import Moved
+from perdure.store.closing import moved_error
 
 # The whole transaction was rolled back because of what somebody else did at the same time: doing it again is all there is to do.
 _ROLLED_BACK = frozenset(("40001", "40P01"))
+_MOVED = "PM001"  # raised by perdure_check_open in the schema
 _BUSY = {
     "53300": "has no connection left for us; raise max_connections, or use fewer or smaller workers (perdure keeps a few for each process)",
     "53100": "has no room on its disk; nothing was written: make room and try again",
@@ -21,6 +27,19 @@ _REFUSED = {
     "28": "does not let us in ({error}); check user and password in the URL, and pg_hba.conf",
     "3D": "has no such database ({error}); create it first: createdb NAME",
 }
+# While a connection is being made libpq passes on what the server says, and not its number: without a look at the words a wrong password
+# would be waited for like a server that is away. In other languages than this it still is, with the server's words in the log.
+_SAID_AT_THE_DOOR = (
+    (re.compile(r'database "[^"]*" does not exist'), "3D000"),
+    (
+        re.compile(
+            r'authentication failed|no password supplied|no pg_hba\.conf entry|role "[^"]*" (?:does not exist|is not permitted to log in)'
+            r"|pg_hba\.conf rejects connection|permission denied for database|server does not support SSL, but SSL was required"
+        ),
+        "28000",
+    ),
+    (re.compile("too many clients|too many connections|connection slots are reserved"), "53300"),
+)
 
 
 def is_loss(error: psycopg.Error) -> bool:
@@ -38,23 +57,40 @@ def is_rolled_back(error: psycopg.Error) -> bool:
 
 def translated(error: psycopg.Error, where: str) -> StoreError:
     """The StoreError that tells a caller what to do about it; which type it is says whether trying again makes sense."""
-    state, said = error.sqlstate or "", _one_line(error)
+    said = _one_line(error)
+    state = error.sqlstate or _state_at_the_door(error, said)
     if state in _BUSY:
         return StoreUnavailable(f"{where} {_BUSY[state]}")
     if state[:2] in _REFUSED:
         return StoreError(f"{where} {_REFUSED[state[:2]].format(error=said)}")
     if is_loss(error) or state[:2] in ("53", "57", "58"):
-        return StoreUnavailable(f"{where} cannot be reached ({said}); nothing was acknowledged: it is tried again")
+        return StoreUnavailable(f"{where} cannot be reached ({said}); nothing was acknowledged, so that it can be tried again")
     if is_rolled_back(error):
         return StoreUnavailable(f"{where} rolled our transaction back because of another one ({said}); nothing was written: try again")
+    if state == _MOVED:
+        moved, at, to_url = (error.diag.message_primary or "moved 0 ?").split(" ", 2)
+        return moved_error(where, Moved(to_url, "", int(at), done=moved == "moved"))
     if state == "42501":
         return StoreError(
-            f"{where}: this user may not do that ({said}); let the owner of the tables run `perdure migrate` and grant the rest: "
-            "GRANT SELECT, INSERT, UPDATE, DELETE on every table whose name begins with perdure_"
+            f"{where}: this user may not do that ({said}); let the owner of the tables run `perdure migrate` and GRANT what a "
+            "worker needs: docs/postgres.md has the statements, and perdure doctor tells what is missing"
         )
     if state in ("42P01", "42703", "42883"):
         return StoreCorrupt(f"{where} is not as perdure has made it ({said}); somebody has changed its tables: restore a backup")
     return StoreError(f"{where}: {said}")
+
+
+def _state_at_the_door(error: psycopg.Error, said: str) -> str:
+    if not isinstance(error, psycopg.OperationalError):
+        return ""
+    return next((state for words, state in _SAID_AT_THE_DOOR if words.search(said)), "")
+
+
+def unstorable(error: UnicodeEncodeError | struct.error) -> InvalidInput:
+    """For what no column can hold."""
+    if isinstance(error, UnicodeEncodeError):
+        return InvalidInput(f"text with a lone surrogate cannot be stored: {ascii(error.object)[:80]}")
+    return InvalidInput(f"a number of more than 64 bits cannot be stored ({error})")
 
 
 def _one_line(error: psycopg.Error) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+import struct
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -23,8 +25,9 @@ from perdure.store.api import FINISHED, Append, Appended, Committed, Lease, Refu
 from perdure.store.consequences import Consequences, consequential
 from perdure.store.cursor import Cursor
 from perdure.store.journal import Journal, refusal
+from perdure.store.postgres.arrays import Array, Bools, Byteas, Int8s, Texts
 from perdure.store.postgres.database import PostgresDatabase
-from perdure.store.postgres.faults import is_loss, is_rolled_back, translated
+from perdure.store.postgres.faults import is_loss, is_rolled_back, translated, unstorable
 from perdure.store.postgres.queries import QUERIES, shown
 from perdure.store.rows import event_row
 
@@ -33,6 +36,17 @@ _COMMITTED = Committed()
 _EVENT = "(${0}::bigint, ${1}::bytea, ${2}::bigint, ${3}::bigint, ${4}::bigint, ${5}::bigint, ${6}::text, ${7}::bytea)"
 _EVENT_COLUMNS = 8
 _FEW_EVENTS = 8
+_EVENT_ARRAYS: dict[str, type[Array]] = {
+    "e_runs": Int8s,
+    "e_seqs": Int8s,
+    "e_ids": Byteas,
+    "e_times": Int8s,
+    "e_epochs": Int8s,
+    "e_calls": Int8s,
+    "e_causes": Int8s,
+    "e_data": Texts,
+    "e_hashes": Byteas,
+}
 _ENDS = (RunSucceeded, RunCancelled)  # a failure is told to people, and takes the common path for it
 
 
@@ -42,11 +56,13 @@ class PostgresJournal(Journal):
     def __init__(self, database: PostgresDatabase, consequences: Consequences) -> None:
         super().__init__(database, consequences)
         self._nonces: dict[tuple[str, int], list[bytes]] = {}  # of leases that were fenced by ourselves: all that may be there now
+        # Tools may take their time, and everybody else needs connections meanwhile: leases are renewed over them.
+        self._room_for_tools = threading.BoundedSemaphore(max(database.connections.limit // 2, 1))
         self._doubtful: set[str] = set()  # first event ids of appends of which nobody knows whether they have arrived
 
     def append(self, batch: Sequence[Append]) -> list[Appended]:
         called_s = time.monotonic()
-        if self._doubtful and any(_name(append) in self._doubtful for append in batch):
+        if (self._doubtful or self._nonces) and any(map(self._is_doubtful, batch)):
             return self._settle(batch, called_s)
         plain, rest = self._split(batch)
         try:
@@ -55,10 +71,16 @@ class PostgresJournal(Journal):
             # The crash window: the statement was sent, and nobody has heard what became of it.
             log.warning("%s; looking what became of %d appends", lost, len(plain))
             return self._settle(batch, called_s)
+        except (UnicodeEncodeError, struct.error) as error:
+            raise unstorable(error) from None
         rest = [append for append in batch if id(append) not in committed]
         answers = dict(zip(map(id, rest), self._append_rest(rest, called_s), strict=True)) if rest else {}
         self._forget(batch)
         return [answers.get(id(append), _COMMITTED) for append in batch]
+
+    def transact(self, head: Append, work: Callable[[Any], tuple[Append, Any]]) -> tuple[Appended, Any]:
+        with self._room_for_tools:
+            return super().transact(head, work)
 
     # -- many at once -------------------------------------------------------------------------------------------------
     def _split(self, batch: Sequence[Append]) -> tuple[list[Append], list[Append]]:
@@ -118,25 +140,24 @@ class PostgresJournal(Journal):
         leases = [self._current(append.lease) for append in plain]
         rows = [append.row for append in plain]
         events = [event for append in plain for event in self._events(append, self._keys[append.lease.run_id])]
-        columns = tuple(zip(*events, strict=True)) or ((),) * 9
-        names = ("e_runs", "e_seqs", "e_ids", "e_times", "e_epochs", "e_calls", "e_causes", "e_data", "e_hashes")
+        columns = tuple(zip(*events, strict=True)) or ((),) * len(_EVENT_ARRAYS)
         return {
-            "ids": [self._keys[lease.run_id] for lease in leases],
-            "epochs": [lease.epoch for lease in leases],
-            "nonces": [lease.nonce for lease in leases],
-            "holders": [lease.worker for lease in leases],
-            "befores": [append.expected_seq for append in plain],
-            "seqs": [append.expected_seq + len(append.events) for append in plain],
-            "heads": [append.events[-1].hash if append.events else None for append in plain],
-            "times": [append.events[-1].event.ts if append.events else 0 for append in plain],
-            "projects": [row is not None for row in rows],
-            "statuses": [row.status if row else None for row in rows],
-            "waits": [shown(row.waiting_for) if row else None for row in rows],
-            "errors": [shown(row.error) if row else None for row in rows],
-            "progresses": [row is not None and row.progress for row in rows],
-            "attentions": [row.attention if row else None for row in rows],
-            "ends": [_ends(append) for append in plain],
-            **dict(zip(names, map(list, columns), strict=True)),
+            "ids": Int8s.of(self._keys[lease.run_id] for lease in leases),
+            "epochs": Int8s.of(lease.epoch for lease in leases),
+            "nonces": Byteas.of(lease.nonce for lease in leases),
+            "holders": Texts.of(lease.worker for lease in leases),
+            "befores": Int8s.of(append.expected_seq for append in plain),
+            "seqs": Int8s.of(append.expected_seq + len(append.events) for append in plain),
+            "heads": Byteas.of(append.events[-1].hash if append.events else None for append in plain),
+            "times": Int8s.of(append.events[-1].event.ts if append.events else 0 for append in plain),
+            "projects": Bools.of(row is not None for row in rows),
+            "statuses": Texts.of(row.status if row else None for row in rows),
+            "waits": Texts.of(shown(row.waiting_for) if row else None for row in rows),
+            "errors": Texts.of(shown(row.error) if row else None for row in rows),
+            "progresses": Bools.of(row is not None and row.progress for row in rows),
+            "attentions": Texts.of(row.attention if row else None for row in rows),
+            "ends": Bools.of(_ends(append) for append in plain),
+            **{name: kind.of(column) for (name, kind), column in zip(_EVENT_ARRAYS.items(), columns, strict=True)},
         }
 
     def _events(self, append: Append, key: int) -> list[tuple[Any, ...]]:
@@ -189,14 +210,41 @@ class PostgresJournal(Journal):
             self._nonces |= {lease: [nonce] for lease, nonce in fresh.items()}
             self._doubtful -= names
             self._forget(batch)
+            for append, answer in zip(batch, answers, strict=True):
+                # That lease is over, unless only the time of an approval was.
+                if isinstance(answer, Refused) and not answer.why.startswith("approval "):
+                    self._nonces.pop(_lease_name(append.lease), None)
             return answers
 
     def _fence_and_append(self, batch: Sequence[Append], called_s: float, fresh: dict[tuple[str, int], bytes]) -> list[Appended]:
+        written: list[Append] = []
         return self._database.write(
-            lambda cursor: self._settle_all(cursor, batch, called_s, fresh), lambda cursor, found: self._arrived(cursor, batch, found)
+            lambda cursor: self._settle_all(cursor, batch, called_s, fresh, written),
+            lambda cursor, _: self._settled(cursor, fresh, written),
         )
 
-    def _settle_all(self, cursor: Cursor, batch: Sequence[Append], called_s: float, fresh: dict[tuple[str, int], bytes]) -> list[Appended]:
+    def _settled(self, cursor: Cursor, fresh: dict[tuple[str, int], bytes], written: Sequence[Append]) -> bool:
+        """Whether this very clearing up is there: nobody else has its nonces or its events. What was there before it proves nothing."""
+        for (run_id, _), nonce in fresh.items():
+            key = self._look_up_key(cursor, run_id)
+            if key is not None and cursor.all("guard_of_run", (key,))[0][4] == nonce:
+                return True
+        found = [
+            cursor.one("event_of_run", {"run_id": append.lease.run_id, "event_id": bytes.fromhex(append.events[0].event.event_id)})
+            for append in written
+            if append.events
+        ]
+        return any(found)
+
+    def _settle_all(
+        self,
+        cursor: Cursor,
+        batch: Sequence[Append],
+        called_s: float,
+        fresh: dict[tuple[str, int], bytes],
+        written: list[Append],
+    ) -> list[Appended]:
+        written.clear()
         answers: list[Appended] = []
         held: dict[tuple[str, int], bool] = {}
         keys = self._keys_of(cursor, batch)
@@ -219,7 +267,13 @@ class PostgresJournal(Journal):
             else:
                 owned = structs.replace(append, lease=structs.replace(lease, nonce=fresh[name]))
                 answers += super()._append_all(cursor, [owned], called_s)
+                if answers[-1] is _COMMITTED:
+                    written.append(owned)
         return answers
+
+    def _is_doubtful(self, append: Append) -> bool:
+        """Whether nobody knows if it is there, or under which nonce its lease is."""
+        return _name(append) in self._doubtful or len(self._nonces.get(_lease_name(append.lease), ())) > 1
 
     def _current(self, lease: Lease) -> Lease:
         """The lease under the nonce that it has now."""

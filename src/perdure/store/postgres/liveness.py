@@ -44,7 +44,11 @@ class MachineLocks:
 
     def refresh(self, worker: str) -> None:
         if worker in self._held:
-            self._files.refresh(worker)
+            try:
+                self._files.refresh(worker)
+            except StoreUnavailable as error:
+                self._held.discard(worker)
+                log.warning("%s", error)  # as above: its sign of life goes to the database all the same
 
     def free(self, worker: str) -> None:
         self._bell.free(worker)

@@ -4,37 +4,32 @@ from __future__ import annotations
 
 import time
 
-from perdure.errors import InvalidInput, StoreUnavailable
+from perdure.errors import StoreUnavailable
 from perdure.store.api import Store
+from perdure.store.postgres.connections import Connections
+from perdure.store.postgres.migrate import migrate, require_journal
+from perdure.store.postgres.store import PostgresStore
 
 _STARTING_S = 30.0
 
 
-def open_postgres(url: str, *, create: bool = True, answer_s: float = 10.0) -> Store:
+def open_postgres(url: str, *, create: bool = True, answer_s: float = 10.0, connections: int = 10) -> Store:
     """Open the journal that lies in the URL's database; create it, or bring its schema up to date, if need be."""
-    try:
-        import psycopg  # noqa: F401 – a driver is loaded when its URL asks for it
-    except ImportError:
-        raise InvalidInput("a postgresql:// URL needs psycopg, which is not installed: pip install 'perdure[postgres]'") from None
-    from perdure.store.postgres.connections import Connections
-    from perdure.store.postgres.migrate import migrate, require_journal
-    from perdure.store.postgres.store import PostgresStore
-
-    connections = Connections(url, answer_s=answer_s)
+    pool = Connections(url, connections, answer_s)
     deadline_s = time.monotonic() + _STARTING_S
     while True:
         try:
-            with connections.lent() as connection:
+            with pool.lent() as connection:
                 if not create:
-                    require_journal(connection, connections.where)
-                migrate(connection, connections.where)
-                return PostgresStore(url, connections, connection.schema)
+                    require_journal(connection, pool.where)
+                migrate(connection, pool.where)
+                return PostgresStore(url, pool, connection.schema)
         except StoreUnavailable as error:
             # A server that is starting up or recovering says so, and will be there soon; whatever else is wrong is for the caller.
             if ("starting up" not in str(error) and "recovery" not in str(error)) or time.monotonic() > deadline_s:
-                connections.close()
+                pool.close()
                 raise
             time.sleep(0.2)
         except BaseException:
-            connections.close()
+            pool.close()
             raise

@@ -83,7 +83,8 @@ INSERT INTO perdure_events (run, seq, event_id, ts, epoch, call, cause, data, ha
 
 -- name: insert_blob
 -- Content-addressed: a second copy of the same bytes is the same blob.
-INSERT INTO perdure_blobs (digest, data) VALUES (?, ?) ON CONFLICT DO NOTHING
+-- What is there already is locked until the commit that says who uses it: nobody may find in between that it is not needed any more.
+INSERT INTO perdure_blobs (digest, data) VALUES (?, ?) ON CONFLICT (digest) DO UPDATE SET digest = excluded.digest
 
 -- name: consume_inbox
 -- The events of this commit stand for these rows now.
@@ -195,11 +196,14 @@ SELECT data FROM perdure_blobs WHERE digest = ?
 -- == Creating and posting =============================================================================================
 
 -- name: insert_run
--- A child stands under the budget that its parent stands under, unless it gets one of its own. No row when the id is taken.
+-- A child stands under the budget that its parent stands under, unless it gets one of its own. No row when the id is taken, or was
+-- that of a run that is pruned (T14).
 INSERT INTO perdure_runs (run_id, agent, version, tenant, actor, queue, target, input_digest, status, ready_at, seq, head, epoch,
     created_at, updated_at, priority, parent, parent_call, parent_seq, depth, line, ledger)
-VALUES (:run_id, :agent, :version, :tenant, :actor, :queue, :target, :input_digest, 'queued', :ready_at, 1, :head, 0, :ts::bigint, :ts,
-    :priority, :parent, :parent_call, :parent_seq, :depth, :line, (SELECT ledger FROM perdure_runs WHERE run_id = :parent::text))
+SELECT :run_id::text, :agent::text, :version::text, :tenant::text, :actor::text, :queue::text, :target::text, :input_digest::text, 'queued',
+    :ready_at::bigint, 1, :head::bytea, 0, :ts::bigint, :ts, :priority::bigint, :parent::text, :parent_call::bigint, :parent_seq::bigint,
+    :depth::bigint, :line::bigint, (SELECT ledger FROM perdure_runs WHERE run_id = :parent::text)
+WHERE NOT EXISTS (SELECT 1 FROM perdure_pruned WHERE run_id IN (:run_id::text, :root::text) AND status <> 'returned')
 ON CONFLICT (run_id) DO NOTHING RETURNING id, ledger
 
 -- name: post_to_unheld
@@ -295,13 +299,17 @@ FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_
 WHERE a.approval = ? FOR NO KEY UPDATE OF a
 
 -- name: list_approvals
-SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
+-- Their events are looked up for those alone that are shown: how many approvals have a status is more than the planner knows.
+SELECT a.approval, a.run_id, a.call, a.agent, a.tenant, a.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
     a.voters, a.digest, a.settled_by, a.note, a.id, a.seq, convert_to(e.data, 'UTF8')
-FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_events AS e ON e.run = a.run AND e.seq = a.seq
-WHERE a.status = ANY (ARRAY(SELECT jsonb_array_elements_text(:statuses::jsonb)))
-    AND (:tenant::text IS NULL OR r.tenant = :tenant)
-    AND (:run_id::text IS NULL OR r.run_id = :run_id)
-ORDER BY a.expires_at NULLS LAST, a.asked_at, a.id LIMIT :limit
+FROM (
+    SELECT a.*, r.run_id, r.agent, r.tenant, r.actor FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run
+    WHERE a.status = ANY (ARRAY(SELECT jsonb_array_elements_text(:statuses::jsonb)))
+        AND (:tenant::text IS NULL OR r.tenant = :tenant)
+        AND (:run_id::text IS NULL OR r.run_id = :run_id)
+    ORDER BY a.expires_at NULLS LAST, a.asked_at, a.id LIMIT :limit
+) AS a JOIN perdure_events AS e ON e.run = a.run AND e.seq = a.seq
+ORDER BY a.expires_at NULLS LAST, a.asked_at, a.id
 
 -- == Budgets and costs ================================================================================================
 
@@ -468,6 +476,13 @@ FROM (SELECT line, count(*) AS held FROM perdure_runs WHERE holder IS NOT NULL G
     JOIN perdure_lines AS l ON l.id = h.line
 GROUP BY l.queue, l.tenant
 
+-- name: ready_by_party
+-- How many runs of each tenant in each queue are ready, and since when the one of them that has waited longest.
+SELECT l.queue, l.tenant, sum(h.ready)::bigint, min(h.since)
+FROM (SELECT line, count(*) AS ready, min(ready_at) AS since FROM perdure_runs WHERE ready_at <= :now GROUP BY line) AS h
+    JOIN perdure_lines AS l ON l.id = h.line
+GROUP BY l.queue, l.tenant
+
 -- name: newest_turn
 SELECT coalesce(max(turn), 0) FROM perdure_turns
 
@@ -523,7 +538,8 @@ ON CONFLICT (worker) DO UPDATE SET name = excluded.name, pid = excluded.pid, bea
 DELETE FROM perdure_workers WHERE worker = ?
 
 -- name: beat
-UPDATE perdure_workers SET beat_at = greatest(beat_at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
+-- Whatever the last one said: a clock that was set back must not keep a worker alive that has died since.
+UPDATE perdure_workers SET beat_at = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 WHERE worker = :worker AND :now::bigint IS NOT NULL
 
 -- name: worker_by_id
@@ -544,8 +560,7 @@ WHERE w.session AND NOT EXISTS (
         AND (l.classid::bigint << 32 | l.objid::bigint) = hashtextextended(current_schema() || ' ' || w.worker, 0))
 
 -- name: has_session
--- A sign of life as well: whoever saw it without a connection sees that it is back.
-UPDATE perdure_workers SET session = TRUE, beat_at = greatest(beat_at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) WHERE worker = ?
+UPDATE perdure_workers SET session = TRUE WHERE worker = ?
 
 -- name: forget_workers
 -- Those that have been silent for very long and hold nothing: their machines are gone.
@@ -612,6 +627,211 @@ INSERT INTO perdure_locks (key) VALUES (?) ON CONFLICT DO NOTHING
 -- name: take_lock
 SELECT 1 FROM perdure_locks WHERE key = ? FOR UPDATE
 
+-- == Moving, pruning ==================================================================================================
+
+-- name: moved
+SELECT state, to_url, by, at FROM perdure_moved
+
+-- name: lock_journal
+-- Waits for every transaction that is writing to a run, and keeps others from beginning: what comes after this one finds the journal closed.
+LOCK TABLE perdure_runs IN EXCLUSIVE MODE
+
+-- name: lock_workers
+LOCK TABLE perdure_workers IN SHARE ROW EXCLUSIVE MODE
+
+-- name: close_journal
+INSERT INTO perdure_moved (id, state, to_url, by, at) VALUES (1, 'moving', ?, ?, ?)
+
+-- name: finish_move
+UPDATE perdure_moved SET state = 'moved' WHERE state = 'moving'
+
+-- name: reopen_journal
+DELETE FROM perdure_moved WHERE state = 'moving'
+
+-- name: count_held
+SELECT count(*) FROM perdure_runs WHERE holder IS NOT NULL
+
+-- name: count_runs
+SELECT count(*) FROM perdure_runs
+
+-- name: roots
+-- Those that stand above a family, in the order of their numbers.
+SELECT id, run_id FROM perdure_runs WHERE id > :after AND strpos(run_id, '/') = 0 ORDER BY id LIMIT :limit
+
+-- name: families
+-- All runs of these families; see family_of_run.
+SELECT root.value, r.run_id, r.id, r.seq, r.head, r.status, r.updated_at
+FROM jsonb_array_elements_text(:roots::jsonb) AS root (value) JOIN perdure_runs AS r ON r.run_id = root.value
+UNION ALL
+SELECT root.value, r.run_id, r.id, r.seq, r.head, r.status, r.updated_at
+FROM jsonb_array_elements_text(:roots::jsonb) AS root (value) JOIN perdure_runs AS r ON r.run_id > root.value || '/' AND r.run_id < root.value || '0'
+ORDER BY 3
+
+-- name: heads
+SELECT run_id, seq, head FROM perdure_runs WHERE run_id = ANY (ARRAY(SELECT jsonb_array_elements_text(:run_ids::jsonb)))
+
+-- name: pruned_heads
+SELECT run_id, events, head FROM perdure_pruned WHERE run_id = ANY (ARRAY(SELECT jsonb_array_elements_text(:run_ids::jsonb))) AND status <> 'returned'
+
+-- name: whole_runs
+-- Everything but what is this database's own affair: numbers, and who held it. The last column: whose budget applies first.
+SELECT id, run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at, seq, head, epoch, lost, crashes,
+    error, created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth,
+    (SELECT l.run_id FROM perdure_runs AS l WHERE l.id = r.ledger)
+FROM perdure_runs AS r WHERE run_id = ANY (ARRAY(SELECT jsonb_array_elements_text(:run_ids::jsonb))) ORDER BY id
+
+-- name: whole_events
+SELECT e.run, e.seq, event_id, ts, epoch, call, cause, convert_to(data, 'UTF8'), hash
+FROM perdure_events AS e WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value))) ORDER BY run, seq
+
+-- name: whole_approvals
+SELECT run, approval, seq, call, action, asked_at, status, deciders, expires_at, escalated, voters, digest, settled_by, note, settled_at
+FROM perdure_approvals WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value))) ORDER BY id
+
+-- name: whole_signals
+SELECT run, topic, key FROM perdure_signals WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
+ORDER BY run, topic, key
+
+-- name: whole_budgets
+-- The first columns: whose it is, and whose the one above it is.
+SELECT b.run, (SELECT r.run_id FROM perdure_runs AS r WHERE r.id = b.above), limit_usd_micros, limit_tokens, limit_calls, limit_busy_us,
+    on_exceed, spent_usd_micros, spent_tokens, spent_calls, spent_busy_us, reserved_usd_micros, reserved_tokens, reserved_calls, reserved_busy_us
+FROM perdure_budgets AS b WHERE b.run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
+
+-- name: whole_reserved
+SELECT run, usd_micros, tokens, calls, busy_us FROM perdure_reserved WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
+
+-- name: whole_inbox
+SELECT run, call, event_id, ts, convert_to(data, 'UTF8') FROM perdure_inbox WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value))) ORDER BY id
+
+-- name: whole_notices
+SELECT run, seq, next_at, attempts, error FROM perdure_notices WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value))) ORDER BY id
+
+-- name: whole_blob_uses
+SELECT run, digest FROM perdure_blob_uses WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
+ORDER BY run, digest
+
+-- name: take_in_run
+-- A run from another journal, with the time of its next wake-up and everything else. No row when the id is taken.
+INSERT INTO perdure_runs (run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at, seq, head, epoch, lost, crashes, error,
+    created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth, line, ledger)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT ledger FROM perdure_runs WHERE run_id = ?::text))
+ON CONFLICT (run_id) DO NOTHING RETURNING id
+
+-- name: take_in_events
+-- Those of many runs.
+INSERT INTO perdure_events (run, seq, event_id, ts, epoch, call, cause, data, hash)
+SELECT e.* FROM unnest(:runs::bigint[], :seqs::bigint[], :ids::bytea[], :times::bigint[], :epochs::bigint[], :calls::bigint[],
+    :causes::bigint[], :data::text[], :hashes::bytea[]) AS e (run, seq, event_id, ts, epoch, call, cause, data, hash)
+
+-- name: take_in_approval
+INSERT INTO perdure_approvals (run, approval, seq, call, action, asked_at, status, deciders, expires_at, escalated, voters, digest, settled_by,
+    note, settled_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: take_in_budget
+INSERT INTO perdure_budgets (run, above, limit_usd_micros, limit_tokens, limit_calls, limit_busy_us, on_exceed, spent_usd_micros,
+    spent_tokens, spent_calls, spent_busy_us, reserved_usd_micros, reserved_tokens, reserved_calls, reserved_busy_us)
+VALUES (?, (SELECT id FROM perdure_runs WHERE run_id = ?::text), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: take_in_inbox
+INSERT INTO perdure_inbox (run, call, event_id, ts, data) VALUES (?, ?, ?, ?, ?)
+
+-- name: take_in_notice
+INSERT INTO perdure_notices (run, seq, next_at, attempts, error) VALUES (?, ?, ?, ?, ?)
+
+-- name: use_blob
+INSERT INTO perdure_blob_uses (run, digest) VALUES (?, ?) ON CONFLICT DO NOTHING
+
+-- name: known_blobs
+SELECT digest FROM perdure_blobs WHERE digest = ANY (ARRAY(SELECT decode(value, 'hex') FROM jsonb_array_elements_text(:digests::jsonb) AS v (value)))
+
+-- name: rates
+SELECT key, due, paused_until, seen_at FROM perdure_rates
+
+-- name: run_to_keep
+-- For whoever adds to its family: it is not pruned before this transaction ends.
+SELECT id FROM perdure_runs WHERE run_id = ? FOR KEY SHARE
+
+-- name: prunable
+-- Families whose root has ended so and of which nothing has happened since: how many runs and events they have.
+SELECT r.id, r.run_id,
+    1 + (SELECT count(*) FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0')::bigint,
+    (r.seq + (SELECT coalesce(sum(k.seq), 0) FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0'))::bigint
+FROM perdure_runs AS r
+WHERE r.id > :after AND strpos(r.run_id, '/') = 0 AND r.status = ANY (ARRAY(SELECT jsonb_array_elements_text(:statuses::jsonb))) AND r.updated_at < :before
+    AND NOT EXISTS (
+        SELECT 1 FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0'
+            AND (k.status NOT IN ('succeeded', 'failed', 'cancelled') OR k.updated_at >= :before))
+    AND NOT EXISTS (SELECT 1 FROM perdure_notices AS n WHERE n.run = r.id)
+    AND NOT EXISTS (
+        SELECT 1 FROM perdure_runs AS k JOIN perdure_notices AS n ON n.run = k.id
+        WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0')
+ORDER BY r.id LIMIT :limit
+
+-- name: runs_to_prune
+-- Nobody else touches them, or adds to their families, before this transaction ends.
+SELECT id FROM perdure_runs WHERE id = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
+ORDER BY id FOR UPDATE
+
+-- name: unsent_notices
+-- The runs of which somebody still has to hear.
+SELECT DISTINCT run FROM perdure_notices WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
+
+-- name: bury
+INSERT INTO perdure_pruned (number, run_id, agent, tenant, status, events, head, created_at, finished_at, pruned_at, by)
+SELECT id, run_id, agent, tenant, coalesce(:status::text, status), seq, head, created_at, updated_at, :now::bigint, :by::text
+FROM perdure_runs WHERE id = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
+
+-- name: prune_notices
+DELETE FROM perdure_notices WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
+
+-- name: prune_inbox
+DELETE FROM perdure_inbox WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
+
+-- name: prune_signals
+DELETE FROM perdure_signals WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
+
+-- name: prune_reserved
+DELETE FROM perdure_reserved WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
+
+-- name: prune_approvals
+DELETE FROM perdure_approvals WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
+
+-- name: prune_budgets
+DELETE FROM perdure_budgets WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
+
+-- name: prune_blob_uses
+DELETE FROM perdure_blob_uses WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
+
+-- name: prune_events
+DELETE FROM perdure_events WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
+
+-- name: prune_runs
+DELETE FROM perdure_runs WHERE id = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
+
+-- name: blobs_to_prune
+-- Locked before it is looked at who uses them: whoever is just putting one of them there again has it locked until then, and is seen.
+SELECT digest FROM perdure_blobs WHERE digest = ANY (ARRAY(SELECT decode(value, 'hex') FROM jsonb_array_elements_text(:digests::jsonb) AS v (value))) ORDER BY digest FOR UPDATE
+
+-- name: prune_blobs
+DELETE FROM perdure_blobs WHERE digest = ANY (ARRAY(SELECT decode(value, 'hex') FROM jsonb_array_elements_text(:digests::jsonb) AS v (value)))
+    AND NOT EXISTS (SELECT 1 FROM perdure_blob_uses AS u WHERE u.digest = perdure_blobs.digest)
+
+-- name: tombstone
+-- The last one, if it has several: a copy may have been taken back more than once.
+SELECT id, run_id, agent, tenant, status, events, head, created_at, finished_at, pruned_at, by FROM perdure_pruned WHERE run_id = ? AND status <> 'returned' ORDER BY id DESC LIMIT 1
+
+-- name: tombstones
+SELECT id, run_id, agent, tenant, status, events, head, created_at, finished_at, pruned_at, by FROM perdure_pruned WHERE id > :after ORDER BY id LIMIT :limit
+
+-- name: take_in_tombstone
+INSERT INTO perdure_pruned (run_id, agent, tenant, status, events, head, created_at, finished_at, pruned_at, by) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: count_pruned
+SELECT count(*), max(pruned_at) FROM perdure_pruned WHERE status <> 'returned'
+
+
 -- == Opening ==========================================================================================================
 
 -- name: migrating
@@ -619,7 +839,8 @@ SELECT 1 FROM perdure_locks WHERE key = ? FOR UPDATE
 SELECT pg_advisory_xact_lock(hashtextextended('perdure schema ' || current_schema(), 0))
 
 -- name: has_schema_table
-SELECT 1 WHERE to_regclass(format('%I.perdure_schema', current_schema())) IS NOT NULL
+-- Not to_regclass: it would answer from what this session remembers of its first look, before it waited for whoever was migrating.
+SELECT 1 FROM pg_class WHERE relname = 'perdure_schema' AND relnamespace = current_schema()::regnamespace
 
 -- name: applied_migrations
 SELECT version::bigint, checksum FROM perdure_schema ORDER BY version
@@ -631,6 +852,42 @@ INSERT INTO perdure_schema (version, checksum, applied_at) VALUES (?, ?, (extrac
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 
 -- name: facts
+-- Connections are not counted in pg_stat_activity: there one sees only those of one's own user.
 SELECT current_setting('server_version'), pg_size_pretty(pg_database_size(current_database())), current_setting('fsync'),
     current_setting('synchronous_commit'), current_setting('max_connections'),
-    (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'), inet_client_port() IS NULL
+    (SELECT coalesce(sum(numbackends), 0)::bigint FROM pg_stat_database)
+
+-- == What doctor asks ==================================================================================================
+
+-- name: durability
+SELECT name, setting FROM pg_settings
+WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit', 'synchronous_standby_names', 'autovacuum', 'track_counts')
+
+-- name: dead_rows
+-- What autovacuum has not cleared away yet, of the tables in which rows are changed all the time.
+SELECT relname::text, n_live_tup, n_dead_tup, (extract(epoch FROM greatest(last_vacuum, last_autovacuum)) * 1000000)::bigint
+FROM pg_stat_user_tables
+WHERE schemaname = current_schema() AND relname IN ('perdure_runs', 'perdure_workers', 'perdure_inbox', 'perdure_budgets')
+ORDER BY n_dead_tup DESC
+
+-- name: oldest_transaction
+-- The one that has been open longest: as long as it is, no vacuum clears away what was changed since. Of other users one sees only that they
+-- are there, unless one is a member of pg_read_all_stats.
+SELECT pid::bigint, coalesce(application_name, ''), coalesce(state, ''), (extract(epoch FROM clock_timestamp() - xact_start) * 1000000)::bigint
+FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
+ORDER BY xact_start LIMIT 1
+
+-- name: missing_privileges
+-- What a worker needs and this user may not do. The journal itself is only ever added to.
+SELECT t.name, p.privilege
+FROM (VALUES ('perdure_schema', 'SELECT'), ('perdure_moved', 'SELECT'), ('perdure_pruned', 'SELECT'),
+        ('perdure_events', 'SELECT, INSERT'), ('perdure_blobs', 'SELECT, INSERT, UPDATE'), ('perdure_blob_uses', 'SELECT, INSERT'),
+        ('perdure_lines', 'SELECT, INSERT'), ('perdure_signals', 'SELECT, INSERT'), ('perdure_runs', 'SELECT, INSERT, UPDATE'),
+        ('perdure_approvals', 'SELECT, INSERT, UPDATE'), ('perdure_budgets', 'SELECT, INSERT, UPDATE'),
+        ('perdure_turns', 'SELECT, INSERT, UPDATE'), ('perdure_rates', 'SELECT, INSERT, UPDATE'), ('perdure_locks', 'SELECT, INSERT, UPDATE'),
+        ('perdure_inbox', 'SELECT, INSERT, DELETE'), ('perdure_notices', 'SELECT, INSERT, UPDATE, DELETE'),
+        ('perdure_workers', 'SELECT, INSERT, UPDATE, DELETE'), ('perdure_reserved', 'SELECT, INSERT, UPDATE, DELETE')
+    ) AS t (name, needed), LATERAL unnest(string_to_array(t.needed, ', ')) AS p (privilege)
+WHERE NOT has_table_privilege(format('%I.%I', current_schema(), t.name), p.privilege)
+ORDER BY 1, 2

@@ -10,7 +10,11 @@ import msgspec
 from perdure.store.postgres.database import PostgresDatabase
 from perdure.store.postgres.migrate import MIGRATIONS
 
-_TRIGGER = re.compile(r"CREATE TRIGGER (\w+)[^;]*?\bON (perdure_\w+)", re.DOTALL)
+_TRIGGER = re.compile(r"CREATE TRIGGER (\w+)[^;]*?\bON (perdure_\w+)[^;]*", re.DOTALL)
+_TRIGGER_PARTS = re.compile(
+    r"(BEFORE|AFTER) (.+?) ON (?:\S+\.)?perdure_\w+ .*?FOR EACH (\w+) (?:WHEN \((.*)\) )?EXECUTE FUNCTION (?:\S+\.)?(\w+)\((.*?)\)",
+    re.DOTALL,
+)
 _FUNCTION = re.compile(r"CREATE (?:OR REPLACE )?FUNCTION (perdure_\w+)\(.*?AS \$\$(.*?)\$\$", re.DOTALL)
 
 
@@ -35,13 +39,37 @@ def _name(run: int, data: bytes | None) -> str:
 
 
 def _triggers(database: PostgresDatabase) -> Iterator[str]:
-    found = {(table, name): enabled for table, name, _, enabled in database.read("triggers")}
+    found = {(table, name): (enabled, made) for table, name, made, enabled in database.read("triggers")}
     for migration in MIGRATIONS:
-        for name, table in _TRIGGER.findall(migration.sql):
-            enabled = found.get((table, name))
-            if enabled not in ("O", "A"):
-                what = "is missing" if enabled is None else "is switched off"
-                yield f"the trigger {name} on {table} {what}: somebody has changed the database; find out what else was changed"
+        for trigger in _TRIGGER.finditer(migration.sql):
+            name, table = trigger.groups()
+            enabled, made = found.get((table, name), (None, ""))
+            if enabled is None:
+                what = "is missing"
+            elif enabled not in ("O", "A"):
+                what = "is switched off"
+            elif _essence(made) != _essence(trigger[0]):
+                what = "is not the one that perdure makes"
+            else:
+                continue
+            yield f"the trigger {name} on {table} {what}: somebody has changed the database; find out what else was changed"
+
+
+def _essence(trigger: str) -> object:
+    """What a trigger does, however it is written: PostgreSQL tells it in words of its own."""
+    parts = _TRIGGER_PARTS.search(" ".join(trigger.split()))
+    if parts is None:
+        return trigger
+    moment, events, each, condition, function, argument = parts.groups()
+    # Of a condition what it is about: its columns and values, in their order.
+    return (
+        moment,
+        sorted(events.split(" OR ")),
+        each,
+        re.findall(r"\b(?:old|new)\.\w+|'\w*'", condition.lower() if condition else ""),
+        function,
+        argument,
+    )
 
 
 def _functions(database: PostgresDatabase) -> Iterator[str]:

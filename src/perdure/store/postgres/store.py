@@ -16,6 +16,7 @@ from perdure.store.postgres.database import PostgresDatabase
 from perdure.store.postgres.journal import PostgresJournal
 from perdure.store.postgres.liveness import MachineLocks
 from perdure.store.postgres.migrate import MIGRATIONS
+from perdure.store.postgres.wholes import PostgresWholes
 from perdure.store.sql import SqlStore
 
 # How often a look is due although nobody has rung: a bell that is heard makes looking a second net, and without one it is all there is.
@@ -45,6 +46,9 @@ class PostgresStore(SqlStore):
     def _make_claims(self, journal: Journal) -> PostgresClaims:
         return PostgresClaims(self._database, journal, self._liveness, self._notify)
 
+    def _make_wholes(self) -> PostgresWholes:
+        return PostgresWholes(self._database)
+
     def version(self) -> int:
         """Every part of the sum only grows, so that it changes when any of them does. Nothing is asked of the server for it."""
         look_s = _LOOK_S if self._notify.listening else _LOOK_DEAF_S
@@ -52,7 +56,7 @@ class PostgresStore(SqlStore):
 
     def facts(self) -> dict[str, str]:
         (row,) = self._database.read("facts")
-        names = ("server", "size", "fsync", "synchronous_commit", "max_connections", "connections_used", "behind_proxy")
+        names = ("server", "size", "fsync", "synchronous_commit", "max_connections", "connections_used")
         said = dict(zip(names, map(str, row), strict=True))
         return {
             "database": self._database.where,

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import apsw
 
 from perdure.errors import InvalidInput, StoreError, StoreUnavailable
+from perdure.store.closing import moved_error, moved_from
 from perdure.store.cursor import Cursor, Params, Row
 from perdure.store.sqlite.confined import ToolConnection, confined
 from perdure.store.sqlite.connect import check_synchronous, connect_file, connect_memory
@@ -23,6 +24,7 @@ from perdure.store.sqlite.place import check_place, create_private
 from perdure.store.sqlite.queries import QUERIES
 
 T = TypeVar("T")
+MOVED = "this journal was moved"  # as the triggers of the schema say it
 _BEGIN, _COMMIT, _ROLLBACK, _DATA_VERSION = (QUERIES[name] for name in ("begin", "commit", "rollback", "data_version"))
 
 
@@ -73,6 +75,8 @@ class SqliteDatabase:
                 self._rollback(connection)
                 if isinstance(error, apsw.FullError):
                     self._empty_log()
+                if isinstance(error, apsw.ConstraintError) and MOVED in str(error):
+                    raise moved_error(self.where, moved_from(self.read("moved"))) from None
                 if isinstance(error, apsw.Error):
                     raise translated(error, self.where) from None
                 if isinstance(error, UnicodeEncodeError):

@@ -147,11 +147,14 @@ PRAGMA data_version
 -- == Creating and posting =============================================================================================
 
 -- name: insert_run
--- A child stands under the budget that its parent stands under, unless it gets one of its own. No row when the id is taken.
-INSERT INTO perdure_runs (run_id, agent, version, tenant, actor, queue, target, input_digest, status, ready_at, seq, head, epoch,
+-- A child stands under the budget that its parent stands under, unless it gets one of its own. No row when the id is taken, or was
+-- that of a run that is pruned (T14). Its number is new as well: SQLite would use that of the youngest run again once that is gone.
+INSERT INTO perdure_runs (id, run_id, agent, version, tenant, actor, queue, target, input_digest, status, ready_at, seq, head, epoch,
     created_at, updated_at, priority, parent, parent_call, parent_seq, depth, line, ledger)
-VALUES (:run_id, :agent, :version, :tenant, :actor, :queue, :target, :input_digest, 'queued', :ready_at, 1, :head, 0, :ts, :ts,
-    :priority, :parent, :parent_call, :parent_seq, :depth, :line, (SELECT ledger FROM perdure_runs WHERE run_id = :parent))
+SELECT max(ifnull((SELECT max(id) FROM perdure_runs), 0), ifnull((SELECT max(number) FROM perdure_pruned), 0)) + 1,
+    :run_id, :agent, :version, :tenant, :actor, :queue, :target, :input_digest, 'queued', :ready_at, 1, :head, 0, :ts, :ts,
+    :priority, :parent, :parent_call, :parent_seq, :depth, :line, (SELECT ledger FROM perdure_runs WHERE run_id = :parent)
+WHERE NOT EXISTS (SELECT 1 FROM perdure_pruned WHERE run_id IN (:run_id, :root) AND status <> 'returned')
 ON CONFLICT (run_id) DO NOTHING RETURNING id, ledger
 
 -- name: post_to_unheld
@@ -419,6 +422,13 @@ FROM (SELECT line, count(*) AS held FROM perdure_runs WHERE holder IS NOT NULL G
     CROSS JOIN perdure_lines AS l ON l.id = h.line
 GROUP BY l.queue, l.tenant
 
+-- name: ready_by_party
+-- How many runs of each tenant in each queue are ready, and since when the one of them that has waited longest.
+SELECT l.queue, l.tenant, sum(h.ready), min(h.since)
+FROM (SELECT line, count(*) AS ready, min(ready_at) AS since FROM perdure_runs WHERE ready_at <= :now GROUP BY line) AS h
+    CROSS JOIN perdure_lines AS l ON l.id = h.line
+GROUP BY l.queue, l.tenant
+
 -- name: newest_turn
 SELECT ifnull(max(turn), 0) FROM perdure_turns
 
@@ -511,6 +521,204 @@ ON CONFLICT (key) DO UPDATE SET due = excluded.due, paused_until = excluded.paus
 -- name: hold_rate_back
 INSERT INTO perdure_rates (key, due, paused_until, seen_at) VALUES (:key, 0, :until, 0)
 ON CONFLICT (key) DO UPDATE SET paused_until = max(paused_until, excluded.paused_until)
+
+-- == Moving, pruning ==================================================================================================
+
+-- name: moved
+SELECT state, to_url, by, at FROM perdure_moved
+
+-- name: lock_journal
+-- Nothing to do: whoever writes is alone.
+SELECT 1
+
+-- name: lock_workers
+SELECT 1
+
+-- name: close_journal
+INSERT INTO perdure_moved (id, state, to_url, by, at) VALUES (1, 'moving', ?, ?, ?)
+
+-- name: finish_move
+UPDATE perdure_moved SET state = 'moved' WHERE state = 'moving'
+
+-- name: reopen_journal
+DELETE FROM perdure_moved WHERE state = 'moving'
+
+-- name: count_held
+SELECT count(*) FROM perdure_runs WHERE holder IS NOT NULL
+
+-- name: count_runs
+SELECT count(*) FROM perdure_runs
+
+-- name: roots
+-- Those that stand above a family, in the order of their numbers.
+SELECT id, run_id FROM perdure_runs WHERE id > :after AND instr(run_id, '/') = 0 ORDER BY id LIMIT :limit
+
+-- name: families
+-- All runs of these families; see family_of_run. CROSS JOIN: from the roots to the runs.
+SELECT root.value, r.run_id, r.id, r.seq, r.head, r.status, r.updated_at
+FROM json_each(:roots) AS root CROSS JOIN perdure_runs AS r ON r.run_id = root.value
+UNION ALL
+SELECT root.value, r.run_id, r.id, r.seq, r.head, r.status, r.updated_at
+FROM json_each(:roots) AS root CROSS JOIN perdure_runs AS r ON r.run_id > root.value || '/' AND r.run_id < root.value || '0'
+ORDER BY 3
+
+-- name: heads
+SELECT r.run_id, r.seq, r.head FROM json_each(:run_ids) AS j CROSS JOIN perdure_runs AS r ON r.run_id = j.value
+
+-- name: pruned_heads
+SELECT run_id, events, head FROM perdure_pruned WHERE run_id IN (SELECT value FROM json_each(:run_ids)) AND status <> 'returned'
+
+-- name: whole_runs
+-- Everything but what is this database's own affair: numbers, and who held it. The last column: whose budget applies first.
+SELECT r.id, run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at, seq, head, epoch, lost, crashes,
+    error, created_at, updated_at, priority, attention, r.parent, parent_call, parent_seq, depth,
+    (SELECT l.run_id FROM perdure_runs AS l WHERE l.id = r.ledger)
+FROM json_each(:run_ids) AS j CROSS JOIN perdure_runs AS r ON r.run_id = j.value ORDER BY r.id
+
+-- name: whole_events
+SELECT e.id >> 32, e.id & 4294967295, e.event_id, e.ts, e.epoch, e.call, e.cause, CAST(e.data AS BLOB), e.hash
+FROM json_each(:runs) AS j CROSS JOIN perdure_events AS e ON e.id > j.value << 32 AND e.id <= (j.value << 32 | 4294967295) ORDER BY e.id
+
+-- name: whole_approvals
+SELECT run, approval, seq, call, action, asked_at, status, deciders, expires_at, escalated, voters, digest, settled_by, note, settled_at
+FROM perdure_approvals WHERE run IN (SELECT value FROM json_each(:runs)) ORDER BY id
+
+-- name: whole_signals
+SELECT run, topic, key FROM perdure_signals WHERE run IN (SELECT value FROM json_each(:runs)) ORDER BY run, topic, key
+
+-- name: whole_budgets
+-- The first columns: whose it is, and whose the one above it is.
+SELECT b.run, (SELECT r.run_id FROM perdure_runs AS r WHERE r.id = b.above), limit_usd_micros, limit_tokens, limit_calls, limit_busy_us,
+    on_exceed, spent_usd_micros, spent_tokens, spent_calls, spent_busy_us, reserved_usd_micros, reserved_tokens, reserved_calls, reserved_busy_us
+FROM perdure_budgets AS b WHERE b.run IN (SELECT value FROM json_each(:runs))
+
+-- name: whole_reserved
+SELECT run, usd_micros, tokens, calls, busy_us FROM perdure_reserved WHERE run IN (SELECT value FROM json_each(:runs))
+
+-- name: whole_inbox
+SELECT run, call, event_id, ts, CAST(data AS BLOB) FROM perdure_inbox WHERE run IN (SELECT value FROM json_each(:runs)) ORDER BY id
+
+-- name: whole_notices
+SELECT run, seq, next_at, attempts, error FROM perdure_notices WHERE run IN (SELECT value FROM json_each(:runs)) ORDER BY id
+
+-- name: whole_blob_uses
+SELECT run, digest FROM perdure_blob_uses WHERE run IN (SELECT value FROM json_each(:runs)) ORDER BY run, digest
+
+-- name: take_in_run
+-- A run from another journal, with the time of its next wake-up and everything else. No row when the id is taken.
+INSERT INTO perdure_runs (id, run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at, seq, head, epoch, lost, crashes, error,
+    created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth, line, ledger)
+VALUES ((SELECT max(ifnull((SELECT max(id) FROM perdure_runs), 0), ifnull((SELECT max(number) FROM perdure_pruned), 0)) + 1), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT ledger FROM perdure_runs WHERE run_id = ?))
+ON CONFLICT (run_id) DO NOTHING RETURNING id
+
+-- name: take_in_approval
+INSERT INTO perdure_approvals (run, approval, seq, call, action, asked_at, status, deciders, expires_at, escalated, voters, digest, settled_by,
+    note, settled_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: take_in_budget
+INSERT INTO perdure_budgets (run, above, limit_usd_micros, limit_tokens, limit_calls, limit_busy_us, on_exceed, spent_usd_micros,
+    spent_tokens, spent_calls, spent_busy_us, reserved_usd_micros, reserved_tokens, reserved_calls, reserved_busy_us)
+VALUES (?, (SELECT id FROM perdure_runs WHERE run_id = ?), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: take_in_inbox
+INSERT INTO perdure_inbox (run, call, event_id, ts, data) VALUES (?, ?, ?, ?, ?)
+
+-- name: take_in_notice
+INSERT INTO perdure_notices (run, seq, next_at, attempts, error) VALUES (?, ?, ?, ?, ?)
+
+-- name: use_blob
+INSERT OR IGNORE INTO perdure_blob_uses (run, digest) VALUES (?, ?)
+
+-- name: known_blobs
+SELECT digest FROM perdure_blobs WHERE digest IN (SELECT unhex(value) FROM json_each(:digests))
+
+-- name: rates
+SELECT key, due, paused_until, seen_at FROM perdure_rates
+
+-- name: run_to_keep
+-- For whoever adds to its family: it is not pruned before this transaction ends.
+SELECT id FROM perdure_runs WHERE run_id = ?
+
+-- name: prunable
+-- Families whose root has ended so and of which nothing has happened since: how many runs and events they have.
+SELECT r.id, r.run_id,
+    1 + (SELECT count(*) FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0'),
+    (r.seq + (SELECT ifnull(sum(k.seq), 0) FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0'))
+FROM perdure_runs AS r
+WHERE r.id > :after AND instr(r.run_id, '/') = 0 AND r.status IN (SELECT value FROM json_each(:statuses)) AND r.updated_at < :before
+    AND NOT EXISTS (
+        SELECT 1 FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0'
+            AND (k.status NOT IN ('succeeded', 'failed', 'cancelled') OR k.updated_at >= :before))
+    AND NOT EXISTS (SELECT 1 FROM perdure_notices AS n WHERE n.run = r.id)
+    AND NOT EXISTS (
+        SELECT 1 FROM perdure_runs AS k JOIN perdure_notices AS n ON n.run = k.id
+        WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0')
+ORDER BY r.id LIMIT :limit
+
+-- name: runs_to_prune
+-- Nothing to wait for: whoever writes is alone.
+SELECT id FROM perdure_runs WHERE id IN (SELECT value FROM json_each(:runs)) ORDER BY id
+
+-- name: unsent_notices
+-- The runs of which somebody still has to hear.
+SELECT DISTINCT run FROM perdure_notices WHERE run IN (SELECT value FROM json_each(:runs))
+
+-- name: bury
+INSERT INTO perdure_pruned (number, run_id, agent, tenant, status, events, head, created_at, finished_at, pruned_at, by)
+SELECT id, run_id, agent, tenant, ifnull(:status, status), seq, head, created_at, updated_at, :now, :by
+FROM perdure_runs WHERE id IN (SELECT value FROM json_each(:runs))
+
+-- name: prune_notices
+DELETE FROM perdure_notices WHERE run IN (SELECT value FROM json_each(:runs))
+
+-- name: prune_inbox
+DELETE FROM perdure_inbox WHERE run IN (SELECT value FROM json_each(:runs))
+
+-- name: prune_signals
+DELETE FROM perdure_signals WHERE run IN (SELECT value FROM json_each(:runs))
+
+-- name: prune_reserved
+DELETE FROM perdure_reserved WHERE run IN (SELECT value FROM json_each(:runs))
+
+-- name: prune_approvals
+DELETE FROM perdure_approvals WHERE run IN (SELECT value FROM json_each(:runs))
+
+-- name: prune_budgets
+DELETE FROM perdure_budgets WHERE run IN (SELECT value FROM json_each(:runs))
+
+-- name: prune_blob_uses
+DELETE FROM perdure_blob_uses WHERE run IN (SELECT value FROM json_each(:runs))
+
+-- name: prune_events
+DELETE FROM perdure_events WHERE id IN (
+    SELECT inside.id FROM json_each(:runs) AS j CROSS JOIN perdure_events AS inside
+    ON inside.id > j.value << 32 AND inside.id <= (j.value << 32 | 4294967295))
+
+-- name: prune_runs
+DELETE FROM perdure_runs WHERE id IN (SELECT value FROM json_each(:runs))
+
+-- name: blobs_to_prune
+-- Those that the runs have put there.
+SELECT digest FROM perdure_blobs WHERE digest IN (SELECT unhex(value) FROM json_each(:digests))
+
+-- name: prune_blobs
+DELETE FROM perdure_blobs WHERE digest IN (SELECT unhex(value) FROM json_each(:digests))
+    AND NOT EXISTS (SELECT 1 FROM perdure_blob_uses AS u WHERE u.digest = perdure_blobs.digest)
+
+-- name: tombstone
+-- The last one, if it has several: a copy may have been taken back more than once.
+SELECT id, run_id, agent, tenant, status, events, head, created_at, finished_at, pruned_at, by FROM perdure_pruned WHERE run_id = ? AND status <> 'returned' ORDER BY id DESC LIMIT 1
+
+-- name: tombstones
+SELECT id, run_id, agent, tenant, status, events, head, created_at, finished_at, pruned_at, by FROM perdure_pruned WHERE id > :after ORDER BY id LIMIT :limit
+
+-- name: take_in_tombstone
+INSERT INTO perdure_pruned (run_id, agent, tenant, status, events, head, created_at, finished_at, pruned_at, by) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: count_pruned
+SELECT count(*), max(pruned_at) FROM perdure_pruned WHERE status <> 'returned'
+
 
 -- == Opening ==========================================================================================================
 

@@ -1,0 +1,49 @@
+"""Counts what travels between us and the server: every batch that a client waits for is a round trip."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from tests.servers.listener import Listener, Peer
+from tests.servers.wire import Messages, address_of, startup_packet, startup_parameters, through_port
+
+
+class RoundTrips:
+    """Stands before the server of a URL, passes everything on, and counts."""
+
+    def __init__(self, url: str) -> None:
+        self._address = address_of(url)
+        self._lock = threading.Lock()
+        self.count = 0
+        self._listener = Listener(self._serve)
+
+    def url(self, url: str) -> str:
+        return through_port(url, self._listener.port)
+
+    def close(self) -> None:
+        self._listener.close()
+
+    async def _serve(self, client: Peer) -> None:
+        packet = await client.read_startup()
+        if not packet:
+            return
+        server = await Peer.connect(*self._address)
+        await server.write(startup_packet(**startup_parameters(packet)))
+        try:
+            await asyncio.gather(self._to_server(client, server), self._to_client(server, client))
+        finally:
+            server.close()
+
+    async def _to_server(self, client: Peer, server: Peer) -> None:
+        messages = Messages()
+        while chunk := await client.read():
+            with self._lock:
+                self.count += sum(message.ends_batch for message in messages.feed(chunk))
+            await server.write(chunk)
+        server.close()
+
+    async def _to_client(self, server: Peer, client: Peer) -> None:
+        while chunk := await server.read():
+            await client.write(chunk)
+        client.close()

@@ -1,0 +1,64 @@
+"""Move money between accounts that lie in the journal's own database: the booking and its record are one commit.
+
+    perdure run examples/ledger.py:transfer source=ann target=bob cents:=2500 --id pay-1
+    perdure run examples/ledger.py:transfer source=ann target=bob cents:=2500 --id pay-1    the same run: nothing is booked again
+    perdure run examples/ledger.py:statement --id statement-1
+
+The same code serves SQLite and PostgreSQL (`--url postgresql://…`): parameters are `?` or `:name`, and the SQL is what both speak.
+"""
+
+from __future__ import annotations
+
+from perdure import Call, Fatal, Run, ToolFailed, agent, tool
+
+OPENING_CENTS = 10_000
+
+
+@tool(effect="transaction")
+def open_account(name: str, call: Call) -> int:
+    """Open the account, unless there is one, with something in it to begin with; what it holds."""
+    call.connection.execute("CREATE TABLE IF NOT EXISTS accounts (name TEXT PRIMARY KEY, cents BIGINT NOT NULL CHECK (cents >= 0))")
+    call.connection.execute("INSERT INTO accounts (name, cents) VALUES (?, ?) ON CONFLICT (name) DO NOTHING", (name, OPENING_CENTS))
+    return balance(name, call)
+
+
+@tool(effect="transaction")
+def book(source: str, target: str, cents: int, call: Call) -> dict[str, int]:
+    """Take from one and give to the other. Killed anywhere in here, nothing has happened; after it, all of it and its record."""
+    # In one order, whoever pays whom: on PostgreSQL two transfers in opposite directions would wait for each other.
+    for name, change in sorted(((source, -cents), (target, cents))):
+        booked = call.connection.execute(
+            "UPDATE accounts SET cents = cents + :change WHERE name = :name AND cents + :change >= 0 RETURNING cents",
+            {"change": change, "name": name},
+        )
+        if not booked:
+            raise Fatal(f"{source} has less than {cents}")  # whatever was written before is rolled back
+    return {name: balance(name, call) for name in (source, target)}
+
+
+def balance(name: str, call: Call) -> int:
+    [(cents,)] = call.connection.execute("SELECT cents FROM accounts WHERE name = ?", (name,))
+    return int(cents)
+
+
+@tool(effect="transaction")
+def read_accounts(call: Call) -> dict[str, int]:
+    """Everybody's account."""
+    return {name: int(cents) for name, cents in call.connection.execute("SELECT name, cents FROM accounts ORDER BY name")}
+
+
+@agent(version="1")
+async def transfer(run: Run, source: str, target: str, cents: int) -> str:
+    """Move the money, and say what came of it."""
+    for name in sorted({source, target}):
+        await open_account(name)
+    try:
+        after = await book(source, target, cents)
+    except ToolFailed as failure:  # the same on every replay
+        return f"not booked: {failure.message}"
+    return f"{source} has {after[source]}, {target} has {after[target]}"
+
+
+@agent(version="1")
+async def statement(run: Run) -> dict[str, int]:
+    return await read_accounts()

@@ -1,0 +1,139 @@
+"""What doctor looks at when the journal is on a PostgreSQL server: what its commits survive, and whether it has room and rights for us."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING
+
+from perdure.cli import common
+from perdure.errors import PerdureError
+from perdure.inspect.health import Check
+from perdure.inspect.words import span
+from perdure.settings import Settings
+from perdure.store.api import Store
+from perdure.store.postgres.driver import require_psycopg
+
+if TYPE_CHECKING:
+    from perdure.store.postgres.health import Health
+
+CLOCK_OFF_US = 2_000_000
+FULL, NEARLY_FULL = 0.95, 0.8  # of max_connections
+LONG_US = 600_000_000  # a transaction that is open for longer than this holds back vacuum
+DEAD_ROWS, DEAD_SHARE = 50_000, 2  # dead rows are too many when they are many, and so much more than live ones
+
+
+def server_checks(settings: Settings, inside: Callable[[Store], Iterator[Check]]) -> Iterator[Check]:
+    """The driver, the server and what is inside the database; `inside` is what any journal can be asked."""
+    try:
+        has_journal = yield from _server(settings)
+        if not has_journal:
+            return
+        with common.existing_store(settings.url) as store:
+            yield from inside(store)
+    except PerdureError as error:
+        yield Check("database", "FAIL", str(error), "nothing else can be looked at before this is set right")
+
+
+def _server(settings: Settings) -> Generator[Check, None, bool]:
+    """What the server says of itself; whether there is a journal to look into."""
+    require_psycopg()
+    from perdure.store.postgres.health import look
+
+    health = look(settings.url, settings.answer_s)
+    yield Check("database", "ok", f"{health.where}, schema {health.schema}: {health.size}")
+    yield Check("server", "ok", f"PostgreSQL {health.server}")
+    yield from _durability(health.settings)
+    yield _schema(health)
+    yield _clock(health.ahead_us)
+    yield _connections(health.connections_used, health.max_connections)
+    yield _doorbell(health.hears, health.direct)
+    yield _rights(health.missing)
+    yield from _vacuum(health)
+    return health.version > 0
+
+
+def _schema(health: Health) -> Check:
+    if not health.version:
+        return Check("schema", "warn", f"there is no journal in schema {health.schema} yet", "perdure migrate makes it")
+    behind = health.version < health.latest
+    return Check(
+        "schema", "warn" if behind else "ok", f"version {health.version} of {health.latest}", "perdure migrate" if behind else None
+    )
+
+
+def _durability(settings: dict[str, str]) -> Iterator[Check]:
+    if settings["fsync"] != "on":
+        yield Check(
+            "fsync", "FAIL", "off: the server forgets at the next power loss what it has acknowledged, or worse", "set fsync = on there"
+        )
+    else:
+        yield Check("fsync", "ok", "on")
+    if settings["full_page_writes"] != "on":
+        found = "off: a page that was half written at a power loss stays so, unless the file system rules that out"
+        yield Check("page writes", "warn", found, "set full_page_writes = on there")
+    else:
+        yield Check("page writes", "ok", "full")
+    yield _commits(settings["synchronous_commit"], settings["synchronous_standby_names"])
+
+
+def _commits(commits: str, standbys: str) -> Check:
+    if commits == "local" and standbys:
+        found = f"local: a commit does not wait for the standby ({standbys}), and a failover can lose it"
+        return Check("commits", "warn", found, "ALTER ROLE … SET synchronous_commit = on")
+    if not standbys:
+        return Check(
+            "commits", "ok", f"{commits}, no synchronous standby: they survive a crash of the server, a failover may lose the last ones"
+        )
+    return Check("commits", "ok", f"{commits}, with {standbys}")
+
+
+def _clock(ahead_us: int) -> Check:
+    found = f"the server's clock is {abs(ahead_us) / 1e6:.3f} s {'ahead of' if ahead_us >= 0 else 'behind'} this machine's"
+    if abs(ahead_us) > CLOCK_OFF_US:
+        return Check("server clock", "warn", found, "set both by NTP; leases and timers go by the server's")
+    return Check("server clock", "ok", found)
+
+
+def _connections(used: int, most: int) -> Check:
+    found = f"{used} of max_connections = {most} are in use"
+    way_out = "raise max_connections, lower `connections` in the workers' settings, or put a proxy in between (pgbouncer)"
+    if used >= FULL * most:
+        return Check("connections", "FAIL", found, way_out)
+    return Check("connections", "warn", found, way_out) if used >= NEARLY_FULL * most else Check("connections", "ok", found)
+
+
+def _doorbell(hears: bool, direct: bool) -> Check:
+    if hears:
+        return Check(
+            "doorbell", "ok", "LISTEN works" + ("" if direct else ", through a proxy or a local socket: statements are not prepared")
+        )
+    found = "LISTEN is not heard: a proxy that pools transactions is in between"
+    lost = "it works, and is slower to notice: news after up to 0.25 s, a death on another machine when its lease runs out"
+    return Check("doorbell", "warn", found, f"{lost}; connect to the server itself, or pool by session")
+
+
+def _rights(missing: list[str]) -> Check:
+    if not missing:
+        return Check("rights", "ok", "this user may do all that a worker does")
+    more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+    found = f"this user lacks {', '.join(missing[:5])}{more}"
+    return Check("rights", "FAIL", found, "GRANT them as the owner of the tables; docs/postgres.md has the statements")
+
+
+def _vacuum(health: Health) -> Iterator[Check]:
+    worst = max(health.dead, key=lambda rows: rows.dead, default=None)
+    if health.settings["autovacuum"] != "on" or health.settings["track_counts"] != "on":
+        yield Check(
+            "autovacuum", "FAIL", "off: tables whose rows change all the time grow without end", "set autovacuum and track_counts on"
+        )
+    elif worst is not None and worst.dead > max(DEAD_ROWS, DEAD_SHARE * worst.live):
+        found = f"{worst.table} has {worst.dead:,} dead rows beside {worst.live:,} live ones"
+        yield Check("autovacuum", "warn", found, f"VACUUM {worst.table}; then find out what keeps autovacuum from it")
+    else:
+        yield Check("autovacuum", "ok", "on" if worst is None else f"on; {worst.dead:,} dead rows in {worst.table}")
+    if health.oldest is None or health.oldest.age_us < LONG_US:
+        yield Check("transactions", "ok", "none that this user can see has been open for long")
+        return
+    old = health.oldest
+    found = f"process {old.pid} of the server ({old.program or 'no name'}, {old.state}) has had one open for {span(old.age_us)}"
+    yield Check("transactions", "warn", found, f"nothing is cleared away while it is: end it, SELECT pg_terminate_backend({old.pid})")

@@ -1,0 +1,120 @@
+"""What doctor looks at when the journal is a SQLite file: the file, its log, its disk, and what SQLite itself says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import apsw
+
+from perdure.cli import common
+from perdure.cli.migrate import sqlite_version
+from perdure.errors import PerdureError
+from perdure.inspect.health import Check
+from perdure.inspect.words import size
+from perdure.settings import Settings
+from perdure.store.api import Store
+from perdure.store.open import sqlite_path
+from perdure.store.sqlite.connect import connect_file
+from perdure.store.sqlite.faults import translated
+from perdure.store.sqlite.migrate import MIGRATIONS
+from perdure.store.sqlite.owner import require_journal
+
+LARGE_LOG = 256 << 20
+LITTLE_SPACE, NO_SPACE = 1 << 30, 50 << 20
+SAFE_SQLITE = (3, 51, 3)  # before it two writing processes can corrupt a WAL
+
+
+def file_checks(settings: Settings, inside: Callable[[Store], Iterator[Check]]) -> Iterator[Check]:
+    """The library, the file and what is inside it; `inside` is what any journal can be asked."""
+    yield _sqlite()
+    path = sqlite_path(settings.url)
+    if path is None:
+        yield Check("database", "ok", f"{settings.url}: in memory, gone with its process")
+        return
+    if not path.exists():
+        yield Check("database", "warn", f"there is no file {path} yet", "perdure run makes it; --url or PERDURE_URL names another")
+        return
+    yield from _file(path)
+    try:
+        yield from _database(settings, path, inside)
+    except PerdureError as error:
+        yield Check("database", "FAIL", str(error), "nothing else can be looked at before this is set right")
+
+
+def _sqlite() -> Check:
+    version = apsw.sqlite_lib_version()
+    if tuple(int(part) for part in version.split(".")) < SAFE_SQLITE:
+        return Check("sqlite", "FAIL", f"{version} can corrupt a journal that two processes write", "pip install --upgrade apsw")
+    return Check("sqlite", "ok", f"{version}, apsw {apsw.apsw_version()}")
+
+
+# -- the file ---------------------------------------------------------------------------------------------------------------
+def _file(path: Path) -> Iterator[Check]:
+    found = path.stat()
+    log = path.with_name(path.name + "-wal")
+    log_size = log.stat().st_size if log.exists() else 0
+    yield Check("file", "ok", f"{path}: {size(found.st_size)}")
+    if log_size > LARGE_LOG:
+        yield Check(
+            "log", "warn", f"{log} has {size(log_size)}", "a reader keeps it from being emptied: find who has the database open for long"
+        )
+    else:
+        yield Check("log", "ok", size(log_size))
+    if found.st_mode & 0o077:
+        yield Check("permissions", "warn", f"others may read or write {path} ({found.st_mode & 0o777:o})", f"chmod 600 {path}")
+    else:
+        yield Check(
+            "permissions", "ok", f"{found.st_mode & 0o777:o}" + ("" if found.st_uid == os.geteuid() else ", a file of another user")
+        )
+    yield _space(path.parent)
+
+
+def _space(folder: Path) -> Check:
+    free = shutil.disk_usage(folder).free
+    if free < NO_SPACE:
+        return Check("disk", "FAIL", f"{size(free)} free in {folder}", "make room: runs stop, and lose nothing, when the disk is full")
+    if free < LITTLE_SPACE:
+        return Check("disk", "warn", f"{size(free)} free in {folder}", "make room soon: runs stop when the disk is full")
+    return Check("disk", "ok", f"{size(free)} free")
+
+
+# -- inside ------------------------------------------------------------------------------------------------------------------
+def _database(settings: Settings, path: Path, inside: Callable[[Store], Iterator[Check]]) -> Iterator[Check]:
+    require_journal(path)
+    version, latest = sqlite_version(path), len(MIGRATIONS)
+    behind = version < latest
+    yield Check("schema", "warn" if behind else "ok", f"version {version} of {latest}", "perdure migrate" if behind else None)
+    yield _integrity(path, settings.synchronous)
+    with common.existing_store(settings.url) as store:
+        yield from _pragmas(store.facts())
+        yield from inside(store)
+
+
+def _integrity(path: Path, synchronous: str) -> Check:
+    try:
+        connection = connect_file(path, synchronous, busy_s=5.0)
+        try:
+            found = connection.pragma("quick_check")
+        finally:
+            connection.close()
+    except apsw.Error as error:
+        raise translated(error, str(path)) from None
+    if found == "ok":
+        return Check("integrity", "ok", "the database is sound; perdure verify checks the journals in it")
+    return Check("integrity", "FAIL", str(found)[:300], "stop the workers, copy the file with its -wal, and restore a backup")
+
+
+def _pragmas(facts: dict[str, str]) -> Iterator[Check]:
+    mode, synchronous = facts["journal_mode"], facts["synchronous"]
+    changed = "something else has changed the database: restore a backup"
+    yield Check("journal_mode", "ok", mode) if mode == "wal" else Check("journal_mode", "FAIL", f"{mode}, not wal", changed)
+    match synchronous:
+        case "2":
+            yield Check("synchronous", "ok", "full: survives a power loss")
+        case "1":
+            yield Check("synchronous", "warn", "normal: survives a killed process, not a power loss", "set synchronous to full")
+        case other:
+            yield Check("synchronous", "FAIL", f"{other}: survives nothing", changed)

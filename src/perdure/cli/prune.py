@@ -1,0 +1,78 @@
+"""`perdure prune`: runs that ended long ago are deleted, and a tombstone of each stays."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import click
+import msgspec
+
+from perdure.cli import common
+from perdure.cli.times import parse_past
+from perdure.cli.who import os_user
+from perdure.errors import InvalidInput
+from perdure.inspect.words import plural
+from perdure.store import pruning
+from perdure.store.api import FINISHED, Pruned, Status
+
+_ENDED = tuple(status for status in get_args(Status) if status in FINISHED)
+
+
+@click.command("prune")
+@click.option("--older-than", "age", metavar="T", required=True, help="What ended before then: 90d, 12h ago, or an ISO time.")
+@click.option(
+    "--status",
+    "statuses",
+    metavar="S,…",
+    default=",".join(_ENDED),
+    help=f"Only families whose first run ended so. Default: {','.join(_ENDED)}.",
+)
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most so many families.")
+@click.option("--dry-run", is_flag=True, help="Say how much it would be; nothing is deleted.")
+@common.url_option
+@common.json_option
+def command(age: str, statuses: str, limit: int | None, dry_run: bool, url: str | None, as_json: bool) -> None:
+    """Delete runs that ended long ago, each with its children and its undo: all of them or none.
+
+    Never one that is unfinished, or of which somebody still has to hear. A tombstone stays: the id is not used again, and `show` says when.
+    """
+    wanted = _statuses(statuses)
+    with common.existing_store(url) as store:
+        before = parse_past(age, common.now_at(store), "--older-than")
+        if dry_run:
+            done = pruning.NOTHING
+            for family in pruning.found(store, before, wanted, limit):
+                done += Pruned(1, family.runs, family.events, 0)
+        else:
+            done = pruning.prune(
+                store,
+                before,
+                wanted,
+                limit,
+                by=os_user(),
+                clock=lambda: common.now_at(store),
+                progress=_progress if not as_json else _silent,
+            )
+    if as_json:
+        common.out_json({"before": common.iso(before), "dry_run": dry_run, **msgspec.to_builtins(done)})
+        return
+    blobs = "" if dry_run else f", {plural(done.blobs, 'blob')}"
+    what = f"{plural(done.families, 'family', 'families')}, {plural(done.runs, 'run')}, {plural(done.events, 'event')}{blobs}"
+    common.out(f"{'would prune' if dry_run else 'pruned'} {what} that ended before {common.iso(before)}")
+
+
+def _statuses(text: str) -> list[str]:
+    wanted = [one.strip() for one in text.split(",") if one.strip()]
+    if not wanted or not set(wanted) <= FINISHED:
+        raise InvalidInput(
+            f"--status {text!r:.60} is not a way to end: only {', '.join(_ENDED)} can be pruned, several with commas between"
+        )
+    return wanted
+
+
+def _progress(done: Pruned) -> None:
+    common.note(f"pruned {plural(done.runs, 'run')} so far")
+
+
+def _silent(done: Pruned) -> None:
+    """stderr too stays empty for programs."""

@@ -1,0 +1,63 @@
+"""What is not here any more, in words: runs that were pruned, and a journal that has moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from perdure.inspect.health import Check
+from perdure.inspect.words import iso, plural
+from perdure.store.api import Store, Tombstone
+from perdure.store.closing import moved_words
+
+
+def check_retention(store: Store) -> Iterator[Check]:
+    """For the doctor."""
+    moved = store.moved()
+    if moved is not None and moved.done:
+        yield Check("moved", "warn", moved_words(moved), f"name the other one: --url {moved.to_url}, PERDURE_URL, or url in perdure.toml")
+    elif moved is not None:
+        yield Check("moved", "FAIL", moved_words(moved), f"perdure copy --to {moved.to_url}")
+    facts = store.facts()
+    pruned = int(facts["pruned"])
+    last = f", the last ones at {iso(int(facts['pruned_at']))}" if pruned else ""
+    yield Check("pruned", "ok", f"{plural(pruned, 'run was', 'runs were')} pruned{last}")
+
+
+class Buried:
+    """Tombstones as lines of the audit trail: those that are there, then those that are new."""
+
+    def __init__(self, store: Store, since: int) -> None:
+        self._store = store
+        self._since = since
+        self._after = 0
+
+    def more(self) -> Iterator[dict[str, Any]]:
+        while page := self._store.tombstones(self._after):
+            self._after = page[-1][0]
+            yield from (_line(tombstone) for _, tombstone in page if tombstone.pruned_at >= self._since and tombstone.status != "returned")
+
+
+def _line(tombstone: Tombstone) -> dict[str, Any]:
+    return {
+        "ts": iso(tombstone.pruned_at),
+        "run_id": tombstone.run_id,
+        "event_id": None,
+        "seq": None,
+        "type": "run_pruned",
+        "call": None,
+        "tool": None,
+        "caused_by": None,
+        "idempotency_key": None,
+        "actor": tombstone.by,
+        "error": None,
+        "context": {
+            "agent": tombstone.agent,
+            "tenant": tombstone.tenant,
+            "status": tombstone.status,
+            "events": tombstone.events,
+            "head": tombstone.head.hex(),
+            "created_at": iso(tombstone.created_at),
+            "finished_at": iso(tombstone.finished_at),
+        },
+    }

@@ -1,0 +1,163 @@
+"""Retention: whole families that ended long ago are deleted, and of each of their runs a tombstone stays.
+
+A family goes at once or not at all: its journals speak of each other. The tombstone is what lets the database's own triggers allow the
+deletion, keeps the id from being used again, and has the head of the chain, for whoever has kept that elsewhere.
+
+Which blobs nobody names any more: every commit that puts a blob there says for which run (`perdure_blob_uses`), so that a prune asks only
+about the blobs of the families that it deletes. Counting them by scanning all events that are left would cost more with every run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from perdure.store.api import FINISHED, Prunable, Pruned, Store, Tombstone
+from perdure.store.cursor import Cursor, Database, Row
+from perdure.store.wholes import as_json
+
+NOTHING = Pruned(0, 0, 0, 0)
+BATCH_FAMILIES, BATCH_EVENTS = 100, 5_000  # in one transaction, unless a single family has more
+_TURN_S = 0.02
+
+
+def found(store: Store, before: int, statuses: Sequence[str], limit: int | None) -> Iterator[Prunable]:
+    """What a prune would delete, the oldest first."""
+    after, left = 0, limit
+    while page := store.prunable(before, statuses, after=after, limit=BATCH_FAMILIES if left is None else min(left, BATCH_FAMILIES)):
+        yield from page
+        after = page[-1].place
+        left = None if left is None else left - len(page)
+        if left == 0:
+            return
+
+
+def prune(
+    store: Store,
+    before: int,
+    statuses: Sequence[str],
+    limit: int | None,
+    *,
+    by: str,
+    clock: Callable[[], int],
+    progress: Callable[[Pruned], None] = lambda done: None,
+) -> Pruned:
+    """Delete them, some in each transaction; killed at any moment, the same again goes on with the others."""
+    done = NOTHING
+    for batch in _batches(found(store, before, statuses, limit)):
+        begun_s = time.monotonic()
+        done += store.prune([family.root for family in batch], before, by=by, now=clock())
+        progress(done)
+        # As long for the others as it took us: whoever waits for a file's write lock looks only now and then whether it is free.
+        time.sleep(max(_TURN_S, time.monotonic() - begun_s))
+    return done
+
+
+def _batches(families: Iterator[Prunable]) -> Iterator[list[Prunable]]:
+    batch: list[Prunable] = []
+    for family in families:
+        if batch and (len(batch) == BATCH_FAMILIES or sum(one.events for one in batch) + family.events > BATCH_EVENTS):
+            yield batch
+            batch = []
+        batch.append(family)
+    if batch:
+        yield batch
+
+
+class Pruning:
+    """The statements behind it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def prunable(self, before: int, statuses: Sequence[str], after: int, limit: int) -> list[Prunable]:
+        values = {"before": before, "statuses": as_json(statuses), "after": after, "limit": limit}
+        return [Prunable(*row) for row in self._database.read("prunable", values)]
+
+    def prune(self, roots: Sequence[str], before: int, *, by: str, now: int) -> Pruned:
+        """These families in one transaction, each only if it is still as it was found."""
+
+        def bury(cursor: Cursor) -> tuple[Pruned, str | None]:
+            families = _locked(cursor, roots)
+            untold = {run for (run,) in cursor.all("unsent_notices", {"runs": as_json(row[2] for family in families for row in family)})}
+            over = [family for family in families if all(_is_over(row, before) and row[2] not in untold for row in family)]
+            done = _delete(cursor, over, {"status": None, "now": now, "by": by})
+            return done, over[0][0][1] if over else None
+
+        def arrived(cursor: Cursor, buried: tuple[Pruned, str | None]) -> bool:
+            return buried[1] is not None and cursor.one("tombstone", (buried[1],)) is not None
+
+        return self._database.write(bury, arrived)[0]
+
+    def give_back(self, families: Sequence[Sequence[tuple[str, int, bytes]]], *, by: str, now: int) -> list[str]:
+        """Delete copies that are exactly as they were copied; the runs that have gone on, when there is one: then nothing is deleted."""
+        was = {run_id: (seq, head) for copied in families for run_id, seq, head in copied}
+
+        def take_out(cursor: Cursor) -> list[str]:
+            here = _locked(cursor, [copied[0][0] for copied in families])
+            moved_on = [row[1] for family in here for row in family if was.get(row[1]) != (row[3], row[4])]
+            if not moved_on:
+                _delete(cursor, here, {"status": "returned", "now": now, "by": by})
+            return moved_on
+
+        return self._database.write(take_out, lambda cursor, _: False)
+
+    def tombstone(self, run_id: str) -> Tombstone | None:
+        rows = self._database.read("tombstone", (run_id,))
+        return Tombstone(*rows[0][1:]) if rows else None
+
+    def tombstones(self, after: int, limit: int) -> list[tuple[int, Tombstone]]:
+        return [(row[0], Tombstone(*row[1:])) for row in self._database.read("tombstones", {"after": after, "limit": limit})]
+
+    def take_in(self, tombstones: Sequence[Tombstone]) -> None:
+        """Those that were pruned before the journal was moved here: their ids stay taken."""
+
+        def write(cursor: Cursor) -> None:
+            known = {row[0] for row in cursor.all("pruned_heads", {"run_ids": as_json([one.run_id for one in tombstones])})}
+            for one in tombstones:
+                if one.run_id not in known:
+                    cursor.change("take_in_tombstone", _columns(one))
+
+        self._database.write(write, lambda cursor, _: False)
+
+    def facts(self) -> dict[str, str]:
+        ((pruned, last_at),) = self._database.read("count_pruned")
+        return {"pruned": str(pruned), "pruned_at": "" if last_at is None else str(last_at)}
+
+
+def _columns(one: Tombstone) -> Row:
+    return (
+        *(one.run_id, one.agent, one.tenant, one.status, one.events, one.head),
+        *(one.created_at, one.finished_at, one.pruned_at, one.by),
+    )
+
+
+def _locked(cursor: Cursor, roots: Sequence[str]) -> list[list[Row]]:
+    """The families as they are, which nobody changes or adds to before this transaction ends."""
+    wanted = {"roots": as_json(roots)}
+    cursor.all("runs_to_prune", {"runs": as_json(row[2] for row in cursor.all("families", wanted))})
+    # Looked at again: somebody may have written to one of them, or begun to undo it, before we had them.
+    families: dict[str, list[Row]] = {}
+    for row in cursor.all("families", wanted):
+        families.setdefault(row[0], []).append(row)
+    return list(families.values())
+
+
+def _is_over(row: Row, before: int) -> bool:
+    status, updated_at = row[5:7]
+    return status in FINISHED and updated_at < before
+
+
+def _delete(cursor: Cursor, families: Sequence[Sequence[Row]], tombstone: dict[str, str | int | None]) -> Pruned:
+    if not families:
+        return NOTHING
+    keys = [row[2] for family in families for row in family]
+    runs = {"runs": as_json(keys)}
+    cursor.change("bury", {**runs, **tombstone})
+    digests = {"digests": as_json(sorted({row[1].hex() for row in cursor.all("whole_blob_uses", runs)}))}
+    for name in ("prune_notices", "prune_inbox", "prune_signals", "prune_reserved", "prune_approvals", "prune_budgets", "prune_blob_uses"):
+        cursor.change(name, runs)
+    events = cursor.change("prune_events", runs)
+    cursor.change("prune_runs", runs)
+    blobs = cursor.change("prune_blobs", digests) if cursor.all("blobs_to_prune", digests) else 0
+    return Pruned(len(families), len(keys), events, blobs)

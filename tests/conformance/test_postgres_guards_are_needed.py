@@ -1,0 +1,411 @@
+"""The tests of the guards are tested on PostgreSQL too: with any one predicate or lock switched off, a test goes red."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib import resources
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+from tests.servers.postgres import Server
+from tests.unit.postgres_tools import cleared, opened, raw
+
+from perdure.core.budget import Amounts
+from perdure.core.events import Limits, RunSucceeded, ThoughtRecorded
+from perdure.errors import StoreError, StoreUnavailable
+from perdure.store.api import Charge, Committed, Refused, RowChange, RunRow
+from perdure.store.postgres.cursor import PostgresCursor
+from perdure.store.postgres.queries import QUERIES, numbered
+from perdure.store.postgres.store import PostgresStore
+from perdure.store.statements import load
+from perdure.testing.conformance import RELEASED, ROWS, T0, Held, StoreConformance, found, hold_one, new_run, post, register, serving
+from perdure.testing.conformance_waiting import hold, payload
+
+SUITE = StoreConformance()
+SOURCE = load(resources.files("perdure.store.postgres").joinpath("queries.sql").read_text("utf-8"))
+Check = Callable[[PostgresStore], object]
+PREDICATES = {
+    "epoch": ("epoch = ?5", "?5::bigint IS NOT NULL"),
+    "nonce": ("nonce = ?6", "?6::bytea IS NOT NULL"),
+    "worker": ("holder = ?7", "?7::text IS NOT NULL"),
+    "seq": ("seq = ?8", "?8::bigint IS NOT NULL"),
+}
+ADVANCES = dict(zip(("advance", "advance_and_project", "advance_and_release"), ROWS, strict=True))
+
+
+# -- checks that the suite does not have, since they are about ways that only this dialect goes ----------------------------------------------
+def forged(held: Held, part: str) -> Held:
+    wrong: dict[str, Any] = {"epoch": held.lease.epoch + 1, "nonce": bytes(16), "worker": "somebody"}
+    if part == "seq":
+        return Held(held.lease, held.seq - 1, held.head)
+    return Held(msgspec.structs.replace(held.lease, **{part: wrong[part]}), held.seq, held.head)
+
+
+def many_refuse(part: str) -> Check:
+    """A forged append among others, which go together in one statement."""
+
+    def check(store: PostgresStore) -> None:
+        ours, other = hold_one(store, "r"), hold_one(store, "other")
+        before = found(store, "r"), store.read("r")
+        answers = store.append([other.append(ThoughtRecorded("x")), forged(ours, part).append(ThoughtRecorded("from a zombie"))])
+        assert [type(answer) for answer in answers] == [Committed, Refused]
+        assert (found(store, "r"), store.read("r")) == before
+
+    return check
+
+
+def fence_refuses(part: str) -> Check:
+    """A forged append of which somebody does not know whether it has arrived: it has not, and the true holder goes on."""
+
+    def check(store: PostgresStore) -> None:
+        held = hold_one(store, "r")
+        append = forged(held, part).append(ThoughtRecorded("from a zombie"))
+        zombie = opened(store.url)
+        try:
+            zombie._journal._doubtful.add(append.events[0].event.event_id)  # type: ignore[attr-defined]
+            (answer,) = zombie.append([append])
+        finally:
+            zombie.close()
+        assert isinstance(answer, Refused)
+        assert store.append([held.append(ThoughtRecorded("the true holder goes on"))]) == [Committed()]
+
+    return check
+
+
+def a_fenced_append_comes_too_late(store: PostgresStore) -> None:
+    """After the fence the same append under the old nonce changes nothing, wherever it was meanwhile."""
+    held = hold_one(store, "r")
+    append = held.append(ThoughtRecorded("x"))
+    store._journal._doubtful.add(append.events[0].event.event_id)  # type: ignore[attr-defined]
+    assert store.append([append]) == [Committed()]
+    late = Held(held.lease, held.seq + 1, append.events[-1].hash).append(ThoughtRecorded("late"))
+    other = opened(store.url)
+    try:
+        (answer,) = other.append([late])
+        assert isinstance(answer, Refused), "under a nonce that is no longer the run's"
+    finally:
+        other.close()
+    assert store.append([late]) == [Committed()]  # this process knows the new one
+
+
+def what_a_run_has_reserved_is_given_back_at_its_plain_end(store: PostgresStore) -> None:
+    hand = hold(store, "p", budget=Limits(usd_micros=100))
+    hand.write(ThoughtRecorded("x"), charge=Charge(Amounts(usd_micros=30), Amounts()))
+    hand.write(RunSucceeded(payload(1)), row=RowChange("succeeded"))
+    assert store.reserved("p") == Amounts()
+    assert store.ledgers("p")[0].reserved == Amounts()
+
+
+def changes(name: str, params: dict[str, Any], expected: int) -> Check:
+    def check(store: PostgresStore) -> None:
+        hold_one(store, "r")
+        with raw(store.url) as other:
+            other.execute("UPDATE perdure_workers SET beat_at = 7000000")
+        assert store._database.write(lambda cursor: cursor.change(name, params), lambda cursor, _: False) == expected
+
+    return check
+
+
+def locked_by_others(store: PostgresStore, lock: str, look: Callable[[], Any]) -> Any:
+    """What the look finds, at once, while another transaction has some rows locked."""
+    with psycopg.connect(store.url) as other:
+        assert other.execute(lock.encode()).fetchall()
+        try:
+            return look()
+        except StoreUnavailable as error:
+            raise AssertionError("it has waited for rows that it should have passed by") from error
+        finally:
+            other.rollback()
+
+
+def claims_pass_by_what_others_take(store: PostgresStore) -> None:
+    for run_id in ("r1", "r2"):
+        store.create_run(new_run(run_id))
+    register(store, "w")
+    lock = "SELECT 1 FROM perdure_runs WHERE run_id = 'r1' FOR UPDATE"
+    taken = locked_by_others(store, lock, lambda: store.claim("w", serving("a"), 9, T0))
+    assert [claimed.row.run_id for claimed in taken] == ["r2"]
+
+
+def claims_below_pass_by_what_others_take(store: PostgresStore) -> None:
+    for run_id in ("r/1", "r/2"):
+        store.create_run(new_run(run_id))
+    register(store, "w")
+    lock = "SELECT 1 FROM perdure_runs WHERE run_id = 'r/1' FOR UPDATE"
+    taken = locked_by_others(store, lock, lambda: store.claim("w", serving("a"), 9, T0, below="r"))
+    assert [claimed.row.run_id for claimed in taken] == ["r/2"]
+
+
+def reaping_passes_by_what_is_written_to(store: PostgresStore) -> None:
+    for run_id in ("r1", "r2"):
+        hold_one(store, run_id)
+    store.register("w2", "host:2", 2, T0)
+    with raw(store.url) as other:
+        other.execute("UPDATE perdure_workers SET beat_at = 0 WHERE worker = 'w'")
+    lock = "SELECT 1 FROM perdure_runs WHERE run_id = 'r1' FOR UPDATE"
+    assert locked_by_others(store, lock, lambda: store.reap("w2", 1, T0)) == 1
+    assert store.reap("w2", 1, T0) == 1
+
+
+def notices_pass_by_what_others_take(store: PostgresStore) -> None:
+    hold_one(store, "r")
+    with raw(store.url) as other:
+        other.execute("INSERT INTO perdure_notices (run, seq, next_at) SELECT id, 1, n FROM perdure_runs, generate_series(1, 2) AS n")
+    taken = locked_by_others(store, "SELECT 1 FROM perdure_notices WHERE next_at = 1 FOR UPDATE", lambda: store.take_notices(T0, 9, 1))
+    assert len(taken) == 1
+
+
+def turns_pass_by_what_others_note(store: PostgresStore) -> None:
+    register(store, "w")
+    for run_id in ("r1", "r2"):
+        store.create_run(new_run(run_id))
+        (claimed,) = store.claim("w", serving("a"), 1, T0)
+    with raw(store.url) as other:
+        assert other.execute("SELECT count(*) FROM perdure_turns").fetchone() == (1,)
+    store.create_run(new_run("r3"))
+    (claimed,) = locked_by_others(store, "SELECT 1 FROM perdure_turns FOR UPDATE", lambda: store.claim("w", serving("a"), 1, T0))
+    assert claimed.row.run_id == "r3"
+
+
+def post_while_the_run_is_given_up_wakes_somebody(store: PostgresStore) -> None:
+    """The post has looked at the run and found it held; its holder gives it up before the post is written."""
+    held = hold_one(store, "r")
+    release = held.append(RELEASED, row=RowChange("waiting", release=True))
+    giving_up = threading.Thread(target=lambda: store.append([release]))
+
+    def meanwhile(row: RunRow) -> None:
+        assert row.holder == "w"
+        giving_up.start()
+        giving_up.join(0.15)
+
+    post(store, "r", expect=meanwhile)
+    giving_up.join()
+    assert found(store, "r").ready_at is not None, "something lies in its inbox, and nobody will ever look"
+
+
+def a_run_is_given_up_while_post_arrives_and_somebody_wakes(store: PostgresStore) -> None:
+    """The holder has found its inbox empty; a post arrives before the run is given up."""
+    held = hold_one(store, "r")
+    posting = threading.Thread(target=lambda: post(store, "r"))
+    plain = PostgresCursor.one
+
+    def one(self: PostgresCursor, name: str, params: Any = ()) -> Any:
+        answer = plain(self, name, params)
+        if name == "unread_inbox_of_run" and not posting.ident:
+            posting.start()
+            posting.join(0.15)
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PostgresCursor, "one", one)
+        store.append([held.append(RELEASED, row=RowChange("waiting", release=True))])
+    posting.join()
+    assert found(store, "r").ready_at is not None, "something lies in its inbox, and nobody will ever look"
+
+
+SILENT = {"worker": "w", "lease_us": 10**18, "now": T0}
+CUT_OFF = {"worker": "w", "beat_at": 6_000_000, "now": T0, "lost": 1}
+# (the statement, the guard in it, what stands there instead, the check that must notice)
+GUARDS: dict[str, tuple[str, str, str, Check]] = {
+    **{
+        f"many at once: {part}": ("append_many", predicate, "TRUE", many_refuse(part))
+        for part, predicate in {
+            "epoch": "r.epoch = g.epoch",
+            "nonce": "r.nonce = g.nonce",
+            "worker": "r.holder = g.holder",
+            "seq": "r.seq = g.before",
+        }.items()
+    },
+    "many at once: the events of those that moved": ("append_many", "WHERE e.run IN (SELECT id FROM moved)", "", many_refuse("nonce")),
+    "many at once: budgets are settled elsewhere": (
+        "append_many",
+        "AND (NOT g.ends OR r.parent IS NULL AND r.ledger IS NULL)",
+        "",
+        what_a_run_has_reserved_is_given_back_at_its_plain_end,
+    ),
+    "many at once: nothing stays pending": (
+        "append_many",
+        "a.status = 'pending'",
+        "a.status = 'nothing'",
+        SUITE.test_what_a_run_has_left_pending_at_its_end_is_asked_of_nobody_any_more,
+    ),
+    "the fence is of this epoch": ("fence", "epoch = :epoch", ":epoch::bigint > 0", fence_refuses("epoch")),
+    "the fence is of this worker": ("fence", "holder = :worker", ":worker::text IS NOT NULL", fence_refuses("worker")),
+    "the fence is of this lease": ("fence", "nonce = ANY (:nonces::bytea[])", ":nonces::bytea[] IS NOT NULL", fence_refuses("nonce")),
+    "the fence is a new nonce": ("fence", "SET nonce = :nonce", "SET nonce = coalesce(nonce, :nonce)", a_fenced_append_comes_too_late),
+    "consumed once": ("consume_approval", "AND status = 'approved'", "", SUITE.test_an_approval_is_consumed_once),
+    "in time": (
+        "consume_approval",
+        "AND (expires_at IS NULL OR expires_at > :ts)",
+        "AND :ts::bigint > 0",
+        SUITE.test_an_approval_that_has_expired_starts_nothing,
+    ),
+    "the approved arguments": (
+        "consume_approval",
+        "digest = :digest",
+        ":digest::text IS NOT NULL",
+        SUITE.test_an_approval_of_other_arguments_starts_nothing,
+    ),
+    "the approved tool": (
+        "consume_approval",
+        "action = :tool",
+        ":tool::text IS NOT NULL",
+        SUITE.test_an_approval_of_another_tool_or_call_starts_nothing,
+    ),
+    "the approved call": (
+        "consume_approval",
+        "call = :call",
+        ":call::bigint > 0",
+        SUITE.test_an_approval_of_another_tool_or_call_starts_nothing,
+    ),
+    "the approved run": (
+        "consume_approval",
+        "run = :run",
+        ":run::bigint > 0",
+        SUITE.test_an_approval_of_another_run_starts_nothing,
+    ),
+    "a refused append is undone": (
+        "undo_append",
+        "ROLLBACK TO SAVEPOINT perdure_append",
+        "SELECT 1",
+        SUITE.test_a_call_that_may_not_start_does_not_hinder_the_others_of_its_batch,
+    ),
+    "a key is taken once": (
+        "remember_signal",
+        "ON CONFLICT DO NOTHING",
+        "ON CONFLICT (run, topic, key) DO UPDATE SET key = excluded.key",
+        SUITE.test_a_signal_with_a_key_is_taken_once_in_its_topic,
+    ),
+    "a charge counts above": (
+        "charge_budgets",
+        "SELECT b.above FROM",
+        "SELECT NULL::bigint FROM",
+        SUITE.test_a_charge_counts_in_every_budget_above_the_run,
+    ),
+    "a child stands under its parent's budget": (
+        "insert_run",
+        "(SELECT ledger FROM perdure_runs WHERE run_id = :parent::text)",
+        "NULL",
+        SUITE.test_a_charge_counts_in_every_budget_above_the_run,
+    ),
+    "a taken notice is one taker's": (
+        "take_notice",
+        "next_at = ?",
+        "next_at = least(next_at, ?)",
+        SUITE.test_a_notice_is_one_takers_until_its_time_is_over,
+    ),
+    "a worker that is silent no longer": (
+        "lose_runs_of_silent_worker",
+        "w.beat_at < ",
+        ":lease_us::bigint > 0 OR w.beat_at < ",
+        changes("lose_runs_of_silent_worker", SILENT, 0),
+    ),
+    "a worker that was cut off and is back": (
+        "lose_runs_of_cut_off_worker",
+        "w.beat_at = :beat_at",
+        ":beat_at::bigint > 0",
+        changes("lose_runs_of_cut_off_worker", CUT_OFF, 0),
+    ),
+    "a worker that holds something is remembered": (
+        "forget_workers",
+        "AND NOT EXISTS (SELECT 1 FROM perdure_runs AS r WHERE r.holder = w.worker)",
+        "",
+        changes("forget_workers", {"silent_us": 1}, 0),
+    ),
+    "claims pass by": ("ready_of_line", "SKIP LOCKED", "", claims_pass_by_what_others_take),
+    "claims below pass by": ("ready_below", "SKIP LOCKED", "", claims_below_pass_by_what_others_take),
+    "reaping passes by": ("lose_runs_of_silent_worker", "SKIP LOCKED", "", reaping_passes_by_what_is_written_to),
+    "notices pass by": ("notices_to_take", "SKIP LOCKED", "", notices_pass_by_what_others_take),
+    "turns pass by": ("had_turn", "SKIP LOCKED", "", turns_pass_by_what_others_note),
+    "whoever posts holds the run": ("run_to_change", "FOR NO KEY UPDATE", "", post_while_the_run_is_given_up_wakes_somebody),
+    "whoever gives up holds the run": (
+        "lock_runs",
+        "FOR NO KEY UPDATE",
+        "",
+        a_run_is_given_up_while_post_arrives_and_somebody_wakes,
+    ),
+}
+
+
+@pytest.fixture
+def fresh(postgres: Server) -> Iterator[Callable[[], PostgresStore]]:
+    stores: list[PostgresStore] = []
+
+    def make() -> PostgresStore:
+        for old in stores:
+            old.close()
+        stores.append(opened(cleared(postgres), busy_s=1.0))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+def goes_red(check: Check, store: PostgresStore) -> bool:
+    """Whether the test says so by itself; a statement that has become nonsense does not count."""
+    try:
+        check(store)
+    except (AssertionError, ValueError, pytest.fail.Exception):
+        return True
+    except StoreError as error:
+        # The database's own guards are behind ours: a key that is there twice.
+        return "duplicate key" in str(error) or "takes nothing more" in str(error)
+    return False
+
+
+def bare(store: PostgresStore) -> PostgresStore:
+    """The database without the guards of its own, so that what the statements guard is seen alone."""
+    with raw(store.url) as other:
+        for table in ("perdure_approvals", "perdure_events", "perdure_runs"):
+            other.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER".encode())
+    return store
+
+
+@pytest.mark.parametrize("part", PREDICATES)
+@pytest.mark.parametrize("statement", ADVANCES)
+def test_without(statement: str, part: str, monkeypatch: pytest.MonkeyPatch, fresh: Callable[[], PostgresStore]) -> None:
+    """… its epoch, nonce, worker or seq each of the three guarded statements lets a forged append through, and a test says so."""
+
+    def check(store: PostgresStore, row: RowChange | None = ADVANCES[statement]) -> None:
+        if part == "seq":
+            SUITE.test_an_append_that_expects_another_seq_is_refused(store, 1, row)
+        else:
+            SUITE.test_a_lease_that_differs_only_in_its(store, part, row)
+
+    assert not goes_red(check, bare(fresh()))
+    switch_off(monkeypatch, statement, *PREDICATES[part])
+    assert goes_red(check, bare(fresh()))
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_without_the_guard(guard: str, monkeypatch: pytest.MonkeyPatch, fresh: Callable[[], PostgresStore]) -> None:
+    """… the promise that it is named for is broken, and a test says so."""
+    name, predicate, instead, check = GUARDS[guard]
+    assert not goes_red(check, bare(fresh()))
+    switch_off(monkeypatch, name, predicate, instead)
+    assert goes_red(check, bare(fresh()))
+
+
+def switch_off(monkeypatch: pytest.MonkeyPatch, name: str, predicate: str, instead: str) -> None:
+    before, where, guard = SOURCE[name].rpartition("WHERE") if name in ADVANCES else ("", "", SOURCE[name])
+    assert predicate in guard
+    mutated = numbered(before + where + guard.replace(predicate, instead))
+    assert mutated.names == QUERIES[name].names
+    monkeypatch.setitem(QUERIES, name, mutated)
+
+
+def test_nobody_waits_long_for_what_is_locked(fresh: Callable[[], PostgresStore]) -> None:
+    """The checks above tell waiting from passing by through the end that every wait for a row has."""
+    store = fresh()
+    hold_one(store, "r")
+    began_s = time.monotonic()
+    with psycopg.connect(store.url) as other:
+        other.execute("SELECT 1 FROM perdure_runs FOR UPDATE")
+        with pytest.raises(StoreUnavailable, match="another transaction has locked"):
+            post(store, "r")
+    assert 0.4 < time.monotonic() - began_s < 5

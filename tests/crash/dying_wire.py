@@ -1,0 +1,91 @@
+"""A connection to the real PostgreSQL on which a process dies in the middle of a commit.
+
+What commits is a COMMIT, or a single statement that writes outside of any transaction. psycopg is wrapped where it hands a statement
+to libpq, and where it begins to wait for the answer: by then all bytes are with the kernel, which delivers them whoever dies.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import threading
+from typing import TYPE_CHECKING, Any
+
+from psycopg._cursor_base import BaseCursor
+from psycopg._enums import Wait
+from psycopg.abc import PQGen
+from psycopg.pq import TransactionStatus
+
+from perdure.store.postgres.connect import Connection
+
+if TYPE_CHECKING:
+    from tests.crash.fate import Fate
+
+_WRITES = re.compile(rb"(INSERT INTO|UPDATE|DELETE FROM) perdure_")
+
+
+class DyingWire:
+    """Every connection of this process, from now on."""
+
+    def __init__(self, fate: Fate) -> None:
+        self._fate = fate
+        self._here = threading.local()  # of the statement that this thread is at: a transaction stays on its thread
+        self._wrap_sending("_execute_send")
+        self._wrap_sending("_send_query_prepared")
+        self._wrap_waiting()
+
+    def _wrap_sending(self, method: str) -> None:
+        real = getattr(BaseCursor, method)
+
+        def sending(cursor: Any, *args: Any, **kwargs: Any) -> None:
+            query = next(each.query for each in args if hasattr(each, "query"))
+            self._fate.meet("wire", "op")
+            self._here.commits = self._commits(cursor._conn.pgconn.transaction_status, query)
+            if self._here.commits and self._fate.is_due("half"):
+                self._fate.strike()
+            if self._here.commits and self._fate.is_due("frozen"):
+                self._fate.freeze()
+            real(cursor, *args, **kwargs)
+
+        setattr(BaseCursor, method, sending)
+
+    def _commits(self, status: int, query: bytes) -> bool:
+        """Whether this statement makes something durable; a transaction that has written nothing does not."""
+        if query.startswith(b"BEGIN"):
+            self._here.wrote = False
+            return False
+        if query == b"COMMIT":
+            return getattr(self._here, "wrote", False)
+        writes = _WRITES.search(query) is not None
+        if status == TransactionStatus.IDLE:
+            return writes
+        self._here.wrote = getattr(self._here, "wrote", False) or writes
+        return False
+
+    def _wrap_waiting(self) -> None:
+        real = Connection.wait
+
+        def wait(connection: Connection, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+            return real(connection, self._watched(connection, gen), interval, timeout)
+
+        Connection.wait = wait  # type: ignore[method-assign,assignment]
+
+    def _watched(self, connection: Connection, gen: PQGen[Any]) -> PQGen[Any]:
+        try:
+            state = next(gen)
+            while True:
+                if state == Wait.R and getattr(self._here, "commits", False):
+                    self._here.commits = False
+                    self._sent(connection)
+                state = gen.send((yield state))
+        except StopIteration as end:
+            return end.value
+
+    def _sent(self, connection: Connection) -> None:
+        if self._fate.is_due("handed"):
+            self._fate.strike()
+        if self._fate.is_due("kept"):
+            answered = select.poll()
+            answered.register(connection.fileno(), select.POLLIN)
+            assert answered.poll(20_000), "the server does not answer"
+            self._fate.strike()

@@ -1,0 +1,48 @@
+"""What a worker can do otherwise, in its own process: without one of our guards, or asleep at the worst moment."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+
+from msgspec import structs
+
+from perdure.core.events import Event
+from perdure.store.api import RowChange
+from perdure.store.postgres.queries import QUERIES
+from perdure.worker.drive import Drive
+
+_GUARDED = ("advance", "advance_and_project", "advance_and_release", "append_many")
+
+
+def _blind(name: str, column: str) -> None:
+    """The statement without that predicate; its parameter stays, since they are counted."""
+    sql = QUERIES[name].sql
+    blind = re.sub(rf"\b(r\.)?{column} = (\$\d+|g\.\w+)(?=\s+AND)", r"(\g<0> OR TRUE)", sql)
+    assert blind != sql, f"{name} does not look at {column}"
+    QUERIES[name] = structs.replace(QUERIES[name], sql=blind)
+
+
+def leases_are_not_looked_at() -> None:
+    """Whoever expects the right seq may write, whoever holds the run."""
+    for name in _GUARDED:
+        for column in ("epoch", "nonce", "holder"):
+            _blind(name, column)
+
+
+def sleeps_before_its_first_effect() -> None:
+    """Stops when the first intent is durable and nobody has heard of it yet, until somebody wakes it."""
+    real = Drive._go_on
+
+    def go_on(self: Drive, row: RowChange | None, result: Event | None) -> None:
+        if self._orders.due:
+            Drive._go_on = real  # type: ignore[method-assign]
+            os.kill(os.getpid(), signal.SIGSTOP)
+        real(self, row, result)
+
+    Drive._go_on = go_on  # type: ignore[method-assign]
+
+
+CHANGES: dict[str, Callable[[], None]] = {found.__name__: found for found in (leases_are_not_looked_at, sleeps_before_its_first_effect)}

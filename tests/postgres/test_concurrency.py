@@ -1,0 +1,268 @@
+"""Many at once on one database: every run is claimed once, no wake-up is lost, no limit exceeded, and a lock that others hold costs time only."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+
+import psycopg
+import pytest
+from tests.postgres.tools import (
+    WAITING,
+    at_once,
+    check_journals,
+    create_plain,
+    deadlocks,
+    letter,
+    opened,
+    until,
+    value,
+)
+from tests.servers.postgres import Server
+
+from perdure.core.events import RunReleased, RunSucceeded, ThoughtRecorded
+from perdure.errors import Conflict
+from perdure.settings import Queue
+from perdure.store.api import Append, Claimed, Committed, RowChange, Store
+from perdure.store.postgres.cursor import PostgresCursor
+from perdure.store.postgres.queries import QUERIES
+from perdure.store.postgres.store import PostgresStore
+from perdure.testing.conformance import T0, new_run, serving
+from perdure.testing.conformance_waiting import SECOND, Hand, approval, asking, child, found, hold, payload, vote
+
+
+@pytest.fixture
+def no_deadlocks(postgres: Server) -> Iterator[None]:
+    before = deadlocks(postgres)
+    yield
+    assert deadlocks(postgres) == before
+
+
+def gives_up(hand: Hand) -> Append:
+    return hand.sealed(RunReleased("waiting", "a signal"), row=RowChange("waiting", waiting_for="a signal", release=True))
+
+
+# -- claims -------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def crowded() -> Iterator[Server]:
+    """A server with room for a hundred workers."""
+    server = Server(max_connections="330", fsync="off")  # nothing here is about durability
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def crowd(crowded: Server) -> Iterator[list[PostgresStore]]:
+    """A hundred workers, each with a store of its own, as a hundred processes have."""
+    url = crowded.new_database()
+    with ExitStack() as stack:
+        stores = [stack.enter_context(opened(url)) for _ in range(100)]
+        for number, store in enumerate(stores):
+            store.register(f"w{number}", f"host:{number}", number, T0)
+        yield stores
+    crowded.drop(url)
+
+
+def test_a_hundred_claimers_take_five_hundred_runs_once_each_and_a_hundred_listeners_do_not_all_come_for_one(crowd, crowded) -> None:
+    create_plain(crowd[0], 500)
+
+    def take(number: int) -> list[Claimed]:
+        taken: list[Claimed] = []
+        while claimed := crowd[number].claim(f"w{number}", serving("a"), 7, T0 + SECOND):
+            taken += claimed
+        return taken
+
+    taken = [claimed.lease.run_id for claims in at_once([partial(take, n) for n in range(100)]) for claimed in claims]
+    assert Counter(taken) == Counter(f"r{n}" for n in range(500))
+    url = crowd[0].url
+    assert value(url, "SELECT count(*) FROM perdure_events WHERE type = 'run_claimed'") == 500
+    assert deadlocks(crowded) == 0
+    _herd(crowd)
+
+
+def _herd(crowd: list[PostgresStore]) -> None:
+    """One run becomes ready, and all hear of it: those who look too late must find out by reading."""
+    claims: list[int] = []
+    looks: list[int] = []
+
+    def look(number: int) -> None:
+        # What a worker does: see worker._claim.
+        store, kind = crowd[number], serving("lonely")
+        looks.append(number)
+        ready = store.next_ready(kind)
+        if ready is not None and ready <= T0 + SECOND:
+            claims.append(len(store.claim(f"w{number}", kind, 7, T0 + SECOND)))
+
+    def has_claimed(count: int) -> bool:
+        return sum(claims) == count
+
+    for number, store in enumerate(crowd):
+        store.reap(f"w{number}", 600 * SECOND, T0)  # as every worker does once a second: it learns how many there are
+        store.listen(partial(look, number))
+    until(lambda: all(store._notify.listening for store in crowd), within_s=30)
+    time.sleep(0.3)
+    claims.clear()
+    looks.clear()
+    for n in range(5):
+        crowd[0].create_run(new_run(f"lonely{n}", agent="lonely"))
+        until(partial(has_claimed, n + 1))
+        time.sleep(0.2)
+    assert len(looks) >= 400, "they have not heard of it"
+    assert len(claims) <= 5 * 15, f"{len(claims)} claims for 5 runs"
+
+
+@pytest.fixture
+def queue(postgres_url: str) -> Iterator[PostgresStore]:
+    with opened(postgres_url) as store:
+        for n in range(20):
+            store.register(f"w{n}", "host:1", 1, T0)
+        create_plain(store, 60)
+        yield store
+
+
+def most_held(store: PostgresStore, limit: int) -> int:
+    """How many runs were held at a time at most by twenty who take from a queue with this limit, and give back what they have."""
+    most: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(12):
+            claimed = store.claim(f"w{number}", serving("a"), 2, T0 + SECOND, limits={"default": Queue(concurrency=limit)})
+            if claimed:
+                with store._connections.lent() as connection:
+                    ((held,),) = connection.execute(b"SELECT count(*) FROM perdure_runs WHERE holder IS NOT NULL").fetchall()
+                most.append(held)
+            for one in claimed:
+                hand = Hand(store, one.lease, one.row.seq, one.row.head)
+                back = RowChange("queued", ready_at=T0, release=True)
+                assert hand.write(RunReleased("queued", "back"), row=back) == Committed()
+
+    at_once([partial(work, n) for n in range(20)])
+    return max(most)
+
+
+@pytest.mark.usefixtures("no_deadlocks")
+def test_no_more_than_its_limit_is_ever_held_of_a_queue(queue) -> None:
+    assert most_held(queue, 3) == 3
+
+
+def test_without_one_who_chooses_at_a_time_it_would_be(queue, monkeypatch) -> None:
+    monkeypatch.setattr(PostgresCursor, "alone", lambda self, key: None)
+    assert most_held(queue, 3) > 3
+
+
+# -- wake-ups -----------------------------------------------------------------------------------------------------------------------------
+
+
+def is_awake(store: Store, run_id: str) -> bool:
+    """A signal was posted while the run was given up: it is in the journal or lies there unread, once, and somebody will see it."""
+    there = sum(event.type == "signal_received" for event in store.read(run_id)) + len(store.unread(run_id))
+    assert there == 1, there
+    return found(store, run_id).ready_at is not None
+
+
+@pytest.mark.usefixtures("no_deadlocks")
+def test_a_signal_that_comes_while_its_run_is_given_up_always_wakes_it(postgres_url) -> None:
+    chance = random.Random(9)
+    with opened(postgres_url) as store, opened(postgres_url) as outside:
+
+        def post(run_id: str, pause_s: float) -> object:
+            time.sleep(pause_s)
+            return letter(outside, run_id)
+
+        journaled = 0
+        store.register("w", "host:1", 1, T0)
+        create_plain(outside, 300)
+        for n, claimed in enumerate(sorted(store.claim("w", serving("a"), 300, T0), key=lambda one: int(one.lease.run_id[1:]))):
+            append = gives_up(Hand(store, claimed.lease, claimed.row.seq, claimed.row.head))
+
+            both: list[Callable[[], object]] = [partial(store.append, [append]), partial(post, f"r{n}", chance.uniform(0.0, 0.004))]
+            answers = at_once(both)
+            assert answers[0] == [Committed()]
+            journaled += bool(answers[1])
+            assert is_awake(store, f"r{n}"), f"r{n} sleeps for ever"
+        assert 0 < journaled < 300, "always the same one was first"
+    check_journals(postgres_url, whole=False)
+
+
+def signal_in_between(store: PostgresStore, url: str) -> bool:
+    """Whether the run is awake after a post that was under way when its holder gave it up."""
+    hand = hold(store, "r")
+    key = value(url, "SELECT id FROM perdure_runs WHERE run_id = 'r'")
+    with psycopg.connect(url) as poster:
+        poster.execute("SELECT 1 FROM perdure_runs WHERE id = %s FOR NO KEY UPDATE", (key,))
+        poster.execute(
+            "INSERT INTO perdure_inbox (run, event_id, ts, data) SELECT %s, %s, 1, %s",
+            (key, uuid.uuid4().bytes, '{"type":"signal_received","topic":"t","payload":{"inline":"MQ=="},"by":"ann"}'),
+        )
+        giving_up = threading.Thread(target=store.append, args=([gives_up(hand)],))
+        giving_up.start()
+        until(lambda: value(url, WAITING) == 1)
+        poster.commit()
+    giving_up.join(10)
+    return found(store, "r").ready_at is not None
+
+
+def test_a_post_that_is_under_way_is_waited_for_and_seen(postgres_url) -> None:
+    with opened(postgres_url) as store:
+        assert signal_in_between(store, postgres_url)
+
+
+def test_without_the_lock_it_would_be_missed(postgres_url, monkeypatch) -> None:
+    unlocked = QUERIES["lock_runs"].sql.replace("FOR NO KEY UPDATE", "")
+    monkeypatch.setitem(QUERIES, "lock_runs", type(QUERIES["lock_runs"])(unlocked, QUERIES["lock_runs"].names))
+    with opened(postgres_url) as store:
+        assert not signal_in_between(store, postgres_url)
+
+
+@pytest.mark.usefixtures("no_deadlocks")
+def test_the_end_of_a_child_meets_its_parents_append_and_both_are_there(postgres_url) -> None:
+    chance = random.Random(10)
+    with opened(postgres_url) as store, opened(postgres_url) as other:
+        for n in range(60):
+            parent = hold(store, f"p{n}")
+            assert parent.write(child(f"p{n}/1")) == Committed()
+            small = hold(other, f"p{n}/1", worker="w2")
+            ends = small.sealed(RunSucceeded(payload("done")), row=RowChange("succeeded"))
+            # It goes on, or it gives itself up: either way it hears of the end.
+            rests = chance.random() < 0.7
+            append = gives_up(parent) if rests else parent.sealed(ThoughtRecorded("x"))
+            answers = at_once([partial(store.append, [append]), partial(other.append, [ends])])
+            assert answers == [[Committed()], [Committed()]]
+            told = sum(event.type == "child_finished" for event in store.read(f"p{n}")) + len(store.unread(f"p{n}"))
+            assert told == 1
+            assert (found(store, f"p{n}").ready_at is not None) == rests, f"p{n} sleeps for ever"
+    check_journals(postgres_url, whole=False)
+
+
+@pytest.mark.usefixtures("no_deadlocks")
+def test_of_four_who_decide_at_once_one_wins(postgres_url) -> None:
+    with opened(postgres_url) as store, opened(postgres_url) as other:
+        for n in range(25):
+            hand = hold(store, f"r{n}")
+            hand.write(asking(f"ap{n}", tool=None), call=1)
+            if n % 2:
+                hand.rest("waiting_approval")
+
+            def say(by: str, granted: bool, where: Store, n: int = n) -> bool:
+                try:
+                    vote(where, f"ap{n}", by, granted=granted)
+                except Conflict:
+                    return False
+                return True
+
+            won = at_once([partial(say, by, by < "c", store if by in "ac" else other) for by in "abcd"])
+            assert sum(won) == 1
+            assert approval(store, f"ap{n}").standing.status == ("approved" if won[0] or won[1] else "rejected")
+            decided = sum(event.type == "approval_decided" for event in store.read(f"r{n}")) + len(store.unread(f"r{n}"))
+            assert decided == 1

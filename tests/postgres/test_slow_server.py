@@ -1,0 +1,246 @@
+"""A server that takes its time: everything waits for it and nothing else does, the log says so, and afterwards nothing is stranded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+import time
+import traceback
+from datetime import timedelta
+
+from msgspec import structs
+from tests.postgres.tools import (
+    SETTINGS,
+    Deeds,
+    all_ended,
+    behind_proxy,
+    check_journals,
+    create_errand,
+    create_run_of,
+    eventually,
+    letter,
+    make_notes,
+    opened,
+    send_news,
+    until,
+    value,
+    working,
+)
+from tests.servers.proxy import Proxy
+
+from perdure import Call, Run, agent, tool
+from perdure.store.postgres.connect import Connection
+from perdure.store.postgres.connections import Connections
+from perdure.store.postgres.store import PostgresStore
+
+
+class Ticks:
+    """How long the event loop stood still at most."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self.count = 0
+
+    async def run(self) -> None:
+        last_s = time.monotonic()
+        while True:
+            await asyncio.sleep(0.01)
+            now_s = time.monotonic()
+            self.longest_s, last_s = max(self.longest_s, now_s - last_s), now_s
+            self.count += 1
+
+
+def test_while_the_server_stands_still_the_loop_turns_and_afterwards_everything_goes_on(postgres, postgres_url, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    make_notes(postgres_url)
+    deeds, names = Deeds(), [f"e{n}" for n in range(20)]
+    pause_s, ticks = 2.5, Ticks()
+
+    measured: list[float] = []
+
+    def stand_still() -> None:
+        postgres.pause()
+        ticks.longest_s, cpu_s = 0.0, time.process_time()
+        time.sleep(pause_s)
+        measured.extend((ticks.longest_s, time.process_time() - cpu_s))
+        postgres.resume()
+
+    async def main(store: PostgresStore) -> None:
+        agents, standing = deeds.agents(), threading.Thread(target=stand_still)
+        async with working(store, agents):
+            ticking = asyncio.ensure_future(ticks.run())
+            for name in names:
+                await asyncio.to_thread(create_errand, store, agents, name, wait=False)
+                if name == names[10]:
+                    standing.start()
+            await asyncio.to_thread(standing.join)
+            await all_ended(store)
+            ticking.cancel()
+
+    with opened(postgres_url) as store:
+        asyncio.run(main(store))
+    stood_s, cpu_s = measured
+    assert stood_s < pause_s / 4, f"the loop stood still for {stood_s:.1f} s"
+    assert cpu_s < 0.5, f"{cpu_s:.2f} s of CPU time while there was nothing to do"
+    deeds.check(postgres_url, len(names))
+    check_journals(postgres_url)
+    assert "for a commit; everything that waits for it waits as long" in caplog.text
+
+
+def test_nothing_is_asked_of_the_server_on_the_event_loop(postgres_url, monkeypatch) -> None:
+    """However quickly it answers here: where it does not, every run of the worker would stand still. Budgets, rates and children are left out."""
+    asked: list[str] = []
+    take = Connections._take
+
+    def watched(self: Connections) -> Connection:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return take(self)
+        asked.extend(frame.name for frame in traceback.extract_stack()[-8:-1])
+        return take(self)
+
+    @tool(effect="once")
+    async def step(n: int) -> int:
+        return n
+
+    @agent
+    async def plain(run: Run) -> int:
+        await asyncio.gather(step(1), step(2))
+        await asyncio.sleep(0.05)
+        decision = await run.approve("go", {}, reason="to be asked", expires=timedelta(seconds=0.2))
+        assert decision.outcome == "expired"
+        return int(await run.receive("news"))
+
+    async def main(store: PostgresStore, outside: PostgresStore) -> None:
+        async with working(store, [plain], structs.replace(SETTINGS, park_after_s=1.0)):
+            monkeypatch.setattr(Connections, "_take", watched)
+            for n in range(3):
+                await asyncio.to_thread(create_run_of, outside, plain, f"p{n}")
+            await asyncio.sleep(0.8)
+            for n in range(3):
+                await asyncio.to_thread(letter, outside, f"p{n}", "news")
+            await all_ended(outside)
+            monkeypatch.undo()
+
+    with opened(postgres_url) as store, opened(postgres_url) as outside:
+        asyncio.run(main(store, outside))
+    assert asked == []
+
+
+def test_every_packet_late_costs_time_and_nothing_else(postgres_url) -> None:
+    make_notes(postgres_url)
+    deeds, ticks, names = Deeds(), Ticks(), [f"e{n}" for n in range(6)]
+
+    async def main(store: PostgresStore, proxy: Proxy) -> None:
+        agents = deeds.agents()
+        proxy.latency_s = 0.01
+        async with working(store, agents):
+            ticking = asyncio.ensure_future(ticks.run())
+            await asyncio.gather(*(asyncio.to_thread(create_errand, store, agents, name, wait=False) for name in names))
+            await all_ended(store)
+            ticking.cancel()
+            proxy.latency_s = 0.0
+
+    with behind_proxy(postgres_url) as (store, proxy):
+        asyncio.run(main(store, proxy))
+    assert ticks.longest_s < 0.25, f"the loop stood still for {ticks.longest_s:.2f} s, a dozen round trips"
+    deeds.check(postgres_url, len(names))
+    check_journals(postgres_url)
+
+
+def test_a_worker_whose_server_is_away_for_long_keeps_still_and_renews_afterwards(postgres, postgres_url, caplog) -> None:
+    """The lease runs out meanwhile, and nobody is there who could take anything over; then everything goes on where it was."""
+    caplog.set_level(logging.INFO)
+    make_notes(postgres_url)
+    deeds, ticks, names = Deeds(), Ticks(), [f"e{n}" for n in range(8)]
+    measured: list[float] = []
+
+    def go_away() -> None:
+        postgres.stop("immediate")
+        ticks.longest_s, cpu_s = 0.0, time.process_time()
+        time.sleep(3.0)
+        measured.extend((ticks.longest_s, time.process_time() - cpu_s))
+        postgres.start()
+
+    async def main(store: PostgresStore) -> None:
+        agents, going = deeds.agents(), threading.Thread(target=go_away)
+        for name in names:
+            create_errand(store, agents, name)
+        async with working(store, agents, structs.replace(SETTINGS, lease_s=2.0, park_after_s=60.0)) as worker:
+            ticking = asyncio.ensure_future(ticks.run())
+            await asyncio.sleep(0.5)  # all of them wait for news by now, in this worker's hands
+            going.start()
+            await asyncio.to_thread(going.join)
+            beat = f"SELECT beat_at FROM perdure_workers WHERE worker = '{worker.id}'"
+            before = value(postgres_url, beat)
+            await asyncio.to_thread(until, lambda: value(postgres_url, beat) > before)
+            await asyncio.to_thread(send_news, store, names, random.Random(1))
+            await all_ended(store)
+            ticking.cancel()
+
+    with opened(postgres_url, answer_s=5.0) as store:
+        asyncio.run(main(store))
+    stood_s, cpu_s = measured
+    assert stood_s < 0.5, f"the loop stood still for {stood_s:.1f} s"
+    assert cpu_s < 0.5, f"{cpu_s:.2f} s of CPU time in 3 s without a server"
+    lines = [record.getMessage() for record in caplog.records if record.name == "perdure.store" and record.levelno >= logging.WARNING]
+    away = [line for line in lines if "cannot be reached" in line and "looking what became" not in line]
+    assert len(away) == 1, f"one line when it goes: {away}"
+    assert len([line for line in lines if "is back after" in line]) == 1, lines
+    deeds.check(postgres_url, len(names))
+    check_journals(postgres_url)
+
+
+def test_tools_that_take_their_time_inside_transactions_hold_up_nobody_else(postgres_url) -> None:
+    """More of them than there are connections and threads to spare: leases are renewed and other runs go on meanwhile."""
+    make_notes(postgres_url)
+    may_end = threading.Event()
+
+    @tool(effect="transaction")
+    def ponder(call: Call) -> None:
+        call.connection.execute("INSERT INTO notes VALUES (?)", [call.run_id])
+        assert may_end.wait(30)
+
+    @tool(effect="once")
+    async def step(n: int) -> int:
+        return n
+
+    @agent
+    async def slow(run: Run) -> None:
+        await ponder()
+
+    @agent
+    async def quick(run: Run) -> int:
+        return sum([await step(n) for n in range(5)])
+
+    async def main(store: PostgresStore) -> None:
+        async with working(store, [slow, quick], structs.replace(SETTINGS, lease_s=2.0)) as worker:
+            try:
+                for n in range(20):
+                    await asyncio.to_thread(create_run_of, store, slow, f"slow{n}")
+                await eventually(lambda: are_open(postgres_url), within_s=10)
+                beat = f"SELECT beat_at FROM perdure_workers WHERE worker = '{worker.id}'"
+                before = value(postgres_url, beat)
+                await asyncio.to_thread(create_run_of, store, quick, "quick")
+                await eventually(lambda: has_ended(postgres_url, "quick"), within_s=8)
+                await asyncio.to_thread(until, lambda: value(postgres_url, beat) > before)
+            finally:
+                may_end.set()
+            await all_ended(store)
+
+    with opened(postgres_url) as store:
+        asyncio.run(main(store))
+    assert value(postgres_url, "SELECT count(*) FROM notes") == 20
+
+
+async def are_open(url: str) -> bool:
+    """As many tools as may be are inside their transactions."""
+    waiting = "SELECT count(*) >= 5 FROM pg_stat_activity WHERE state = 'idle in transaction' AND datname = current_database()"
+    return bool(await asyncio.to_thread(value, url, waiting))
+
+
+async def has_ended(url: str, run_id: str) -> bool:
+    return bool(await asyncio.to_thread(value, url, f"SELECT status = 'succeeded' FROM perdure_runs WHERE run_id = '{run_id}'"))

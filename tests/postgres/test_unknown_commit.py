@@ -1,0 +1,267 @@
+"""The answer to a commit is lost, in every way and at every kind of commit: what the caller hears is what has happened, and it happens once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from msgspec import structs
+from tests.postgres.operations import COMMIT, MANY, ONE, OPERATIONS, check_signal, commits, signal, types
+from tests.postgres.tools import (
+    ANSWER_S,
+    Deeds,
+    all_ended,
+    behind_proxy,
+    check_journals,
+    create_errand,
+    insist,
+    make_notes,
+    opened,
+    send_news,
+    until,
+    value,
+    working,
+)
+from tests.servers.proxy import Cut, Moment, Proxy
+
+from perdure.core.events import RunReleased, ThoughtRecorded
+from perdure.errors import StoreUnavailable
+from perdure.store.api import Append, Committed, Refused, RowChange
+from perdure.store.postgres import database, journal
+from perdure.store.postgres.open import open_postgres
+from perdure.store.postgres.store import PostgresStore
+from perdure.testing.conformance import new_run
+from perdure.testing.conformance_waiting import NOW, SECOND, approved, found, hold, starting
+
+# Of each kind so many, so that all together are more than two hundred. Silence costs the whole time that an answer may take.
+ROUNDS: dict[Moment, int] = {"before": 3, "after": 5, "late": 3, "silent": 1}
+NO_STATUS = "SELECT NULL::text, '' WHERE $1::text <> ''"  # as a server answers that cannot tell
+MOMENTS: list[Moment] = ["before", "after", "late", "silent"]
+SILENT = ("append_of_one_run", "append_of_many_runs", "release", "transaction", "creation", "signal_to_a_resting_run", "decision", "claim")
+
+
+@pytest.fixture
+def cut_off(postgres_url: str) -> Iterator[tuple[PostgresStore, Proxy]]:
+    make_notes(postgres_url)
+    with behind_proxy(postgres_url, ANSWER_S) as both:
+        yield both
+
+
+@pytest.mark.parametrize("moment", ROUNDS)
+def test_a_lost_commit_has_happened_once_or_not_at_all_and_the_caller_learns_which(cut_off, postgres_url, moment) -> None:
+    store, proxy = cut_off
+    steps = list(SILENT) if moment == "silent" else list(OPERATIONS) * ROUNDS[moment]
+    random.Random(moment).shuffle(steps)
+    for number, name in enumerate(steps):
+        marker, prepare = OPERATIONS[name]
+        do, check = prepare(store, f"{name}-{number}", postgres_url)
+        cut = proxy.rule(Cut(marker, moment, seconds=random.uniform(0.0, 0.15)))
+        insist(do)
+        assert cut.made == 1, f"{name}: {marker} was not seen"
+        cut.wait_done()
+        proxy.clear()
+        check()
+    assert proxy.cuts[moment] == len(steps)
+    check_journals(postgres_url, whole=False)
+
+
+def test_that_a_transaction_was_rolled_back_is_said_at_once(postgres_url) -> None:
+    with behind_proxy(postgres_url, answer_s=20.0) as (store, proxy):
+        proxy.rule(Cut(COMMIT, "before"))
+        began_s = time.monotonic()
+        with pytest.raises(StoreUnavailable, match="nothing was acknowledged"):
+            store.create_run(new_run("r"))
+        assert time.monotonic() - began_s < 5.0
+        assert store.get("r") is None
+
+
+def test_a_commit_that_never_arrives_ends_when_the_server_gives_it_up(postgres_url) -> None:
+    """Its transaction lies open, with the row locked, until the server's own patience is over: only then is it certain what became of it."""
+    with behind_proxy(postgres_url, answer_s=1.0) as (store, proxy):
+        hold(store, "r").rest("waiting")
+        late = proxy.rule(Cut(COMMIT, "late", seconds=2.5))
+        first, second = signal(store, "r", key=None), signal(store, "r", key=None)
+        with pytest.raises(StoreUnavailable):
+            first()
+        assert late.done == 0
+        insist(second)
+        check_signal(store, "r", ["run_created", "run_claimed", "run_released", "signal_received"], 0)
+        late.wait_done()
+        check_signal(store, "r", ["run_created", "run_claimed", "run_released", "signal_received"], 0)
+
+
+@pytest.mark.parametrize("first", ["before", "after", "late"])
+@pytest.mark.parametrize("second", ["before", "after", "late"])
+@pytest.mark.parametrize("can_tell", [True, False])
+def test_the_answer_of_the_clearing_up_can_be_lost_too(cut_off, postgres_url, monkeypatch, first, second, can_tell) -> None:
+    if not can_tell:
+        monkeypatch.setattr(database, "_STATUS", NO_STATUS)
+    store, proxy = cut_off
+    one, many, resting = hold(store, "one"), [hold(store, f"r{n}") for n in range(3)], hold(store, "resting")
+    rest = resting.sealed(RunReleased("waiting", "x"), row=RowChange("waiting", release=True))
+    # The last one is written by the clearing up alone: that others of its group are there proves nothing about it.
+    for appends in ([one.sealed(ThoughtRecorded("a"))], [*(hand.sealed(ThoughtRecorded("a")) for hand in many), rest]):
+        proxy.rule(Cut(f"{ONE}|{MANY}", first, seconds=0.08))
+        again = proxy.rule(Cut(COMMIT, second, seconds=0.08))
+        insist(commits(store, *appends))
+        again.wait_done()
+        proxy.clear()
+    assert types(store, "resting")[2:] == ["run_released"]
+    assert [len(types(store, f"r{n}")) for n in range(3)] == [3, 3, 3]
+    # Whatever nonce the leases have by now, their holders go on with them.
+    for hand, run_id in ((one, "one"), (many[0], "r0")):
+        hand.seq, hand.head = hand.seq + 1, found(store, run_id).head
+        assert hand.write(ThoughtRecorded("b")) == Committed()
+        assert len(types(store, run_id)) == 4
+    check_journals(postgres_url, whole=False)
+
+
+def test_a_call_whose_approval_has_expired_before_its_intent_was_written_leaves_the_lease_as_it_is(cut_off) -> None:
+    store, proxy = cut_off
+    hand = approved(store, expires_at=NOW + SECOND)
+    intent = hand.sealed(starting("ap"), call=1, at=NOW)
+    proxy.rule(Cut(COMMIT, "before"))
+    with pytest.raises(StoreUnavailable):
+        store.append([intent])
+    (answer,) = store.append([structs.replace(intent, at=NOW + 2 * SECOND)])
+    assert isinstance(answer, Refused)
+    assert answer.why.startswith("approval ap has expired")
+    assert hand.write(ThoughtRecorded("so it does something else")) == Committed()
+
+
+def test_whoever_gives_up_an_append_that_was_never_cleared_up_may_still_write_something_else(cut_off) -> None:
+    """As a worker does that stops driving a run: with a nonce of which nobody knows whether it is there, the run would be stranded."""
+    store, proxy = cut_off
+    hand = hold(store, "r")
+    proxy.rule(Cut(ONE, "before"))
+    proxy.rule(Cut(COMMIT, "before", times=1000))
+    with pytest.raises(StoreUnavailable):
+        hand.write(ThoughtRecorded("never written"))
+    proxy.clear()
+    hand.rest("waiting")
+    assert types(store, "r") == ["run_created", "run_claimed", "run_released"]
+
+
+def late_word(store: PostgresStore, proxy: Proxy) -> str | None:
+    """What a run's row says after an old change of it has reached the server behind a new one. No seq tells the two apart."""
+    hand = hold(store, "r")
+
+    def say(waiting_for: str) -> Append:
+        return hand.sealed(row=RowChange("running", waiting_for=waiting_for))
+
+    proxy.rule(Cut(MANY, "after"))  # so that the lease has been fenced before: what is late is not of the claim's own nonce
+    assert store.append([say("first")]) == [Committed()]
+    late = proxy.rule(Cut(MANY, "late", seconds=0.3))
+    assert store.append([say("old")]) == [Committed()]
+    assert store.append([say("new")]) == [Committed()]
+    assert late.done == 0, "the old one has been executed too early to show anything"
+    late.wait_done()
+    return found(store, "r").waiting_for
+
+
+def test_an_append_that_arrives_after_its_sender_has_gone_on_is_refused(cut_off) -> None:
+    assert late_word(*cut_off) == "new"
+
+
+def test_without_a_new_nonce_it_would_not_be(cut_off, monkeypatch) -> None:
+    class SameEveryTime:
+        @staticmethod
+        def token_bytes(count: int) -> bytes:
+            return b"\1" * count
+
+    monkeypatch.setattr(journal, "secrets", SameEveryTime)
+    assert late_word(*cut_off) == "old"
+
+
+def test_an_append_that_is_under_way_is_waited_for(cut_off, postgres_url) -> None:
+    """The statement hangs behind somebody's lock when its connection breaks: the fence comes after it, and finds it written."""
+    store, proxy = cut_off
+    hand = hold(store, "r")
+    append = hand.sealed(ThoughtRecorded("a"))
+    with psycopg.connect(postgres_url) as blocker:
+        blocker.execute("SELECT 1 FROM perdure_runs WHERE run_id = 'r' FOR UPDATE")
+        sending = threading.Thread(target=commits(store, append))
+        sending.start()
+        until(lambda: value(postgres_url, "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'") == 1)
+        for link in list(proxy._links):
+            proxy._listener.call(link.client.reset)  # the server does not hear of it while it waits for the lock
+        time.sleep(0.1)
+        blocker.rollback()
+    sending.join(5)
+    assert not sending.is_alive()
+    assert [event.event_id for event in store.read("r")][2:] == [sealed.event.event_id for sealed in append.events]
+
+
+def test_a_worker_that_loses_commits_at_random_does_everything_once(postgres_url) -> None:
+    chance = random.Random(4)
+    make_notes(postgres_url)
+    deeds = Deeds()
+    names: list[str] = []
+
+    async def main(store: PostgresStore, proxy: Proxy) -> None:
+        agents = deeds.agents()
+        with opened(postgres_url) as outside:
+            async with working(store, agents):
+                lose = asyncio.ensure_future(lose_commits(proxy, chance))
+                while sum(proxy.cuts.values()) < 60:
+                    wave = [f"e{len(names) + n}" for n in range(3)]
+                    names.extend(wave)
+                    for name in wave:
+                        await asyncio.to_thread(create_errand, outside, agents, name)
+                    await asyncio.to_thread(send_news, outside, wave, chance)
+                lose.cancel()
+                await all_ended(outside)
+
+    with behind_proxy(postgres_url, ANSWER_S) as (store, proxy):
+        asyncio.run(main(store, proxy))
+    deeds.check(postgres_url, len(names))
+    check_journals(postgres_url)
+
+
+async def lose_commits(proxy: Proxy, chance: random.Random) -> None:
+    """One commit after the other, of whatever kind comes next."""
+    while True:
+        moment = chance.choices(MOMENTS, [6, 6, 6, 1])[0]
+        cut = proxy.rule(Cut(f"{ONE}|{MANY}|{COMMIT}", moment, nth=chance.randint(1, 3), seconds=chance.uniform(0.0, 0.1)))
+        while not cut.made:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(chance.uniform(0.0, 0.02))
+        proxy.clear()
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_server_that_cannot_tell_what_became_of_a_transaction_is_asked_for_its_traces(cut_off, postgres_url, monkeypatch, moment) -> None:
+    """Another server that has taken over may have given its number to somebody else: then the rows themselves are looked for."""
+    others = {"before": "committed", "after": "aborted"}[moment]
+    monkeypatch.setattr(database, "_STATUS", f"SELECT '{others}', 'a later start' WHERE $1::text <> ''")
+    store, proxy = cut_off
+    for name, (marker, prepare) in OPERATIONS.items():
+        if name == "sign_of_life":
+            continue  # it has no trace of its own, and is given again anyway
+        do, check = prepare(store, name, postgres_url)
+        proxy.rule(Cut(marker, moment))
+        insist(do)
+        assert proxy.cuts[moment], name
+        proxy.clear()
+        check()
+    check_journals(postgres_url, whole=False)
+
+
+def test_the_last_connection_is_given_back_before_its_commit_is_cleared_up(postgres_url) -> None:
+    """Or all who lose their commits at the same moment would wait for each other's connections."""
+    with Proxy(postgres_url) as proxy:
+        store = open_postgres(proxy.url(postgres_url), answer_s=3.0, connections=1)
+        try:
+            hold(store, "r").rest("waiting")
+            proxy.rule(Cut(COMMIT, "after"))
+            began_s = time.monotonic()
+            signal(store, "r")()
+            assert time.monotonic() - began_s < 1.0
+            check_signal(store, "r", ["run_created", "run_claimed", "run_released", "signal_received"], 0)
+        finally:
+            store.close()

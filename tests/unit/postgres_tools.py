@@ -1,0 +1,83 @@
+"""What the tests of the PostgreSQL store share: empty journals in milliseconds, a look into the tables, and patience."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from tests.servers.postgres import OWNER, Server
+
+from perdure.store.open import open_store
+from perdure.store.postgres.store import PostgresStore
+
+T = TypeVar("T")
+_shared: WeakKeyDictionary[Server, str] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[Server, str] = WeakKeyDictionary()
+# As superuser, for whom triggers need not fire.
+_CLEAR = """
+DO $$
+DECLARE name regclass;
+BEGIN
+    SET LOCAL session_replication_role = replica;
+    FOR name IN SELECT DISTINCT tgrelid FROM pg_trigger WHERE tgenabled = 'D' AND NOT tgisinternal LOOP
+        EXECUTE format('ALTER TABLE %s ENABLE TRIGGER USER', name);
+    END LOOP;
+    FOR name IN SELECT oid FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace AND relname <> 'perdure_schema' LOOP
+        IF name::text LIKE 'perdure\\_%' THEN
+            EXECUTE format('DELETE FROM %s', name);
+        ELSE
+            EXECUTE format('DROP TABLE %s CASCADE', name);
+        END IF;
+    END LOOP;
+END $$
+"""
+
+
+def empty(server: Server) -> str:
+    """URL of a database in which whoever connects from now on finds a new, empty schema: dropping a database takes a second, this nothing."""
+    server.revive()
+    url = _shared.get(server)
+    if url is None:
+        url = _shared[server] = server.new_database()
+    schema = f"test_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(url, autocommit=True) as owner:
+        owner.execute(f"CREATE SCHEMA {schema}".encode())
+    server.execute(f'ALTER ROLE {OWNER} IN DATABASE "{conninfo_to_dict(url)["dbname"]}" SET search_path = {schema}')
+    return url
+
+
+def cleared(server: Server) -> str:
+    """URL of a journal that is there already, without its rows: for tests that change no table, and many times faster still."""
+    server.revive()
+    url = _kept.get(server)
+    if url is None:
+        url = _kept[server] = server.new_database()
+        opened(url).close()
+    with psycopg.connect(server.url, autocommit=True, dbname=conninfo_to_dict(url)["dbname"]) as superuser:
+        superuser.execute(_CLEAR)
+    return url
+
+
+def opened(url: str, **settings: Any) -> PostgresStore:
+    store = open_store(url, **settings)
+    assert isinstance(store, PostgresStore)
+    return store
+
+
+def raw(url: str) -> psycopg.Connection[Any]:
+    """A look into the tables, each statement for itself."""
+    return psycopg.connect(url, autocommit=True)
+
+
+def eventually(look: Callable[[], T], timeout_s: float = 10.0) -> T:
+    """What the look finds, as soon as it is something."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        time.sleep(0.01)
+    return found

@@ -1,0 +1,75 @@
+"""What a storm of workers found in the way that one run is driven."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.drive_tools import outline, perdure, run, until
+
+from perdure import Call, Run, agent, tool
+from perdure.core.events import Effect, ToolCallResolved
+from perdure.store.open import open_store
+from perdure.worker.clock import Clock
+from perdure.worker.lease import Renewer, Watchdog
+
+
+@pytest.mark.parametrize("effect", ["once", "keyed"])
+def test_a_call_that_a_person_says_did_not_happen_begins_again_once(tmp_path: Path, effect: Effect) -> None:
+    """The answer came while its worker was only silent; whoever takes the run over reads it, makes the call, and does not doubt it again."""
+    made: list[int] = []
+
+    @tool(effect=effect)
+    async def pay(call: Call) -> str:
+        made.append(call.attempt)
+        if call.attempt == 1:
+            await asyncio.sleep(30)
+        return "paid"
+
+    @agent(version="1")
+    async def payer(run: Run) -> str:
+        return str(await pay())
+
+    async def main() -> Any:
+        async with perdure(tmp_path / "db", [payer]) as first:
+            await first.start(payer, id="r")
+            driving = asyncio.create_task(first.drive("r"))
+            await until(lambda: made == [1])
+            assert first._worker is not None
+            first._worker._stop_listening()
+            body = ToolCallResolved("did_not_happen", by="ann", attempt=1)
+            assert not first.store.post("r", 1, body, event_id="0" * 32, now=first.clock.now(), expect=lambda row: None)
+            first.abort()  # as a crash would
+            driving.cancel()
+        async with perdure(tmp_path / "db", [payer]) as second:
+            return await second.handle("r").result(), outline(await second.handle("r").events())
+
+    result, journal = run(main())
+    assert result == "paid"
+    assert made == [1, 2]
+    assert journal[2:] == ["resolved 1/1 did_not_happen by ann", "initiated pay 1/2", "completed 1/2", "run_succeeded"]
+
+
+def test_leases_that_ran_out_once_were_not_held_all_the_time_however_often_they_are_renewed_after(tmp_path: Path) -> None:
+    async def main() -> None:
+        with closing(open_store(f"sqlite:///{tmp_path}/db")) as store:
+            clock = Clock()
+            store.register("w", "w", 1, clock.now())
+            renewer = Renewer(store, "w", clock, 0.2, Watchdog(asyncio.get_running_loop(), lambda: ""))
+            begun_s = time.monotonic()
+            assert renewer.has_held_since(begun_s)
+            time.sleep(0.25)  # as a process that is stopped: nobody renews
+            assert not renewer.has_held_since(begun_s)
+            renewer.start()
+            await until(lambda: renewer.has_held_since(time.monotonic()))
+            assert not renewer.has_held_since(begun_s)
+            again_s = time.monotonic()
+            await asyncio.sleep(0.3)
+            assert renewer.has_held_since(again_s)
+            renewer.stop()
+
+    run(main())

@@ -1,0 +1,288 @@
+"""The schema on PostgreSQL: made once by whoever comes first, refused when it is not ours, and what somebody has changed is named."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+from tests.servers.postgres import OWNER, Server
+from tests.unit.postgres_tools import empty, opened, raw
+
+from perdure.core.events import RunSucceeded, ThoughtRecorded
+from perdure.errors import StoreCorrupt, StoreError, StoreVersion
+from perdure.store.api import RowChange
+from perdure.store.open import open_store
+from perdure.store.postgres import migrate
+from perdure.store.postgres.soundness import _FUNCTION, _TRIGGER
+from perdure.store.postgres.store import PostgresStore
+from perdure.testing.conformance import hold_one, payload
+from perdure.testing.conformance_waiting import approved, starting
+
+
+@pytest.fixture
+def url(postgres: Server) -> str:
+    return empty(postgres)
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[PostgresStore]:
+    store = opened(url)
+    yield store
+    store.close()
+
+
+# -- making it -------------------------------------------------------------------------------------------------------------------------------
+def test_of_twenty_that_start_at_once_one_makes_the_schema_and_all_find_it(url: str) -> None:
+    errors: list[BaseException] = []
+    start = threading.Barrier(20)
+
+    def begin() -> None:
+        start.wait()
+        try:
+            store = opened(url, busy_s=30.0)
+            store.workers(0, 1)
+            store.close()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=begin) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    with raw(url) as outside:
+        assert outside.execute("SELECT version FROM perdure_schema ORDER BY 1").fetchall() == [(m.version,) for m in migrate.MIGRATIONS]
+
+
+def test_opening_one_that_is_up_to_date_waits_for_nobody(store: PostgresStore) -> None:
+    with psycopg.connect(store.url) as outside:
+        outside.execute("SELECT pg_advisory_xact_lock(hashtextextended('perdure schema ' || current_schema(), 0))")
+        opened(store.url, busy_s=1.0).close()
+
+
+def test_a_schema_of_a_newer_perdure_is_left_alone(store: PostgresStore) -> None:
+    with raw(store.url) as outside:
+        outside.execute("INSERT INTO perdure_schema VALUES (999, 'x', 0)")
+    with pytest.raises(StoreVersion, match="upgrade perdure, nothing was changed"):
+        open_store(store.url)
+
+
+def test_a_schema_that_something_else_has_made_is_refused(store: PostgresStore) -> None:
+    with raw(store.url) as outside:
+        outside.execute("UPDATE perdure_schema SET checksum = 'x' WHERE version = 1")
+    with pytest.raises(StoreCorrupt, match="schema version 1 is not the one that perdure releases"):
+        open_store(store.url)
+
+
+def test_a_database_without_a_journal_is_left_alone_unless_one_may_be_made(url: str) -> None:
+    with pytest.raises(StoreCorrupt, match="has no perdure journal in schema"):
+        open_store(url, create=False)
+    with raw(url) as outside:
+        assert outside.execute("SELECT count(*) FROM pg_class WHERE relnamespace = current_schema()::regnamespace").fetchone() == (0,)
+
+
+def test_a_migration_that_fails_leaves_nothing_behind(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *rest = migrate.MIGRATIONS
+    broken = msgspec.structs.replace(first, sql=first.sql + ";\nSELECT 1/0;")
+    with monkeypatch.context() as patch:
+        patch.setattr(migrate, "MIGRATIONS", (broken, *rest))
+        with pytest.raises(StoreError, match="division by zero"):
+            open_store(url)
+    with raw(url) as outside:
+        assert outside.execute("SELECT count(*) FROM pg_class WHERE relnamespace = current_schema()::regnamespace").fetchone() == (0,)
+    opened(url).close()
+
+
+def test_a_user_who_may_not_create_tables_is_told_who_may(postgres: Server, url: str) -> None:
+    with raw(url) as owner:
+        (schema,) = owner.execute("SELECT current_schema()").fetchone() or ("",)
+    name = url.rpartition("/")[2].partition("?")[0]
+    postgres.execute("CREATE ROLE guest LOGIN")
+    postgres.execute(f'ALTER ROLE guest IN DATABASE "{name}" SET search_path = {schema}')
+    try:
+        with raw(url) as owner:
+            owner.execute(f"GRANT USAGE ON SCHEMA {schema} TO guest".encode())
+        with pytest.raises(StoreError, match=r"this user may not do that .*perdure migrate"):
+            open_store(url.replace(f"//{OWNER}@", "//guest@"))
+    finally:
+        with raw(url) as owner:
+            owner.execute(f"REVOKE ALL ON SCHEMA {schema} FROM guest".encode())
+        postgres.execute(f'ALTER ROLE guest IN DATABASE "{name}" RESET ALL')
+        postgres.execute("DROP ROLE guest")
+
+
+# -- its own guards --------------------------------------------------------------------------------------------------------------------------
+TRIGGERS = [(name, table) for migration in migrate.MIGRATIONS for name, table in _TRIGGER.findall(migration.sql)]
+FUNCTIONS = [name for migration in migrate.MIGRATIONS for name, _ in _FUNCTION.findall(migration.sql)]
+EVENT = "INSERT INTO perdure_events (run, seq, event_id, ts, epoch, data, hash) {}"
+TOMBSTONE = """
+INSERT INTO perdure_pruned (number, run_id, status, events, agent, tenant, head, created_at, finished_at, pruned_at, by)
+SELECT t.number, t.run_id, t.status, t.events, 'a', 't', coalesce(r.head, ''), 1, 1, 1, 'ann'
+FROM ({}) AS t (number, run_id, status, events) LEFT JOIN perdure_runs AS r ON r.id = t.number
+"""
+# What nobody may do, and the trigger that refuses it.
+FORBIDDEN = [
+    ("perdure_events_no_update", "UPDATE perdure_events SET data = '{}' WHERE seq = 1", "append-only"),
+    ("perdure_events_no_update", "TRUNCATE perdure_events", "append-only"),
+    ("perdure_events_no_delete", "DELETE FROM perdure_events WHERE seq = 2", "append-only"),
+    (
+        "perdure_events_guarded",
+        EVENT.format("SELECT run, 99, event_id, ts, epoch, data, hash FROM perdure_events WHERE seq = 1"),
+        "covered by the seq of its run",
+    ),
+    (
+        "perdure_events_guarded",
+        EVENT.format("SELECT 4711, 1, event_id, ts, epoch, data, hash FROM perdure_events LIMIT 1"),
+        "covered by the seq of its run",
+    ),
+    ("perdure_runs_finished", "UPDATE perdure_runs SET seq = seq + 1 WHERE run_id = 'done'", "takes nothing more"),
+    ("perdure_runs_finished", "UPDATE perdure_runs SET status = 'queued' WHERE run_id = 'done'", "takes nothing more"),
+    ("perdure_runs_finished", "UPDATE perdure_runs SET ready_at = 1 WHERE run_id = 'done'", "takes nothing more"),
+    ("perdure_runs_no_delete", "DELETE FROM perdure_runs WHERE run_id = 'done'", "stay together"),
+    ("perdure_runs_no_truncate", "TRUNCATE perdure_runs CASCADE", "stay together"),
+    ("perdure_approvals_settled", "UPDATE perdure_approvals SET status = 'pending'", "settled stays so"),
+    ("perdure_approvals_settled", "UPDATE perdure_approvals SET status = 'approved'", "settled stays so"),
+    ("perdure_approvals_no_delete", "DELETE FROM perdure_approvals", "stays with its run"),
+    (
+        "perdure_pruned_true",
+        TOMBSTONE.format("SELECT id, run_id, 'succeeded', seq FROM perdure_runs WHERE run_id = 'r'"),
+        "only a finished run",
+    ),
+    (
+        "perdure_pruned_true",
+        TOMBSTONE.format("SELECT id, run_id, status, seq - 1 FROM perdure_runs WHERE run_id = 'done'"),
+        "only a finished run",
+    ),
+    ("perdure_pruned_no_change", "UPDATE perdure_pruned SET by = 'nobody'", "a tombstone stays"),
+    ("perdure_pruned_no_change", "DELETE FROM perdure_pruned", "a tombstone stays"),
+    ("perdure_pruned_no_change", "TRUNCATE perdure_pruned", "a tombstone stays"),
+    ("perdure_runs_open", "UPDATE perdure_runs SET ready_at = 1 WHERE run_id = 'nobody'", "moved 1 there"),
+    ("perdure_inbox_open", "INSERT INTO perdure_inbox (run, event_id, ts, data) SELECT id, '', 1, '' FROM perdure_runs", "moved 1 there"),
+    ("perdure_approvals_open", "UPDATE perdure_approvals SET note = 'x' WHERE approval = 'none'", "moved 1 there"),
+    ("perdure_notices_open", "UPDATE perdure_notices SET next_at = 0", "moved 1 there"),
+    (
+        "perdure_workers_open",
+        "INSERT INTO perdure_workers (worker, name, pid, started_at, beat_at) VALUES ('x', 'x', 1, 1, 1)",
+        "moved 1 there",
+    ),
+    ("perdure_pruned_open", TOMBSTONE.format("VALUES (NULL::bigint, 'gone', 'succeeded', 1)"), "moved 1 there"),
+]
+
+
+@pytest.fixture
+def lived(store: PostgresStore) -> PostgresStore:
+    """A journal with a finished run, a running one, an approval that was used, and a tombstone of another journal's."""
+    store.append([hold_one(store, "done", worker="w1").append(RunSucceeded(payload(1)), row=RowChange("succeeded"))])
+    approved(store).write(starting("ap"), call=1)
+    with raw(store.url) as outside:
+        outside.execute(TOMBSTONE.format("VALUES (NULL::bigint, 'old', 'succeeded', 1)").encode())
+    return store
+
+
+def test_every_trigger_has_its_forbidden_write() -> None:
+    assert {name for name, _ in TRIGGERS} == {name for name, _, _ in FORBIDDEN}
+
+
+@pytest.mark.parametrize(("trigger", "sql", "rule"), FORBIDDEN)
+def test_the_database_itself_refuses_to(lived: PostgresStore, trigger: str, sql: str, rule: str) -> None:
+    """… change what is settled, whoever asks; and without the trigger nothing would."""
+    table = dict(TRIGGERS)[trigger]
+    with raw(lived.url) as outside:
+        if trigger.endswith("_open"):
+            outside.execute("INSERT INTO perdure_moved VALUES (1, 'moved', 'there', 'ann', 1)")
+        with pytest.raises(psycopg.DatabaseError, match=rule):
+            outside.execute(sql.encode())
+        outside.execute(f"ALTER TABLE {table} DISABLE TRIGGER {trigger}".encode())
+        if "TRUNCATE perdure_runs" in sql:  # it would reach all that hangs on it
+            outside.execute("ALTER TABLE perdure_approvals DISABLE TRIGGER USER")
+        outside.execute(sql.encode())
+
+
+@pytest.mark.parametrize(("trigger", "table"), TRIGGERS)
+def test_a_trigger_that_is_missing_switched_off_or_changed_is_named(store: PostgresStore, trigger: str, table: str) -> None:
+    assert store.problems() == []
+    with raw(store.url) as outside:
+        outside.execute(f"ALTER TABLE {table} DISABLE TRIGGER {trigger}".encode())
+        assert store.problems() == [problem(trigger, table, "is switched off")]
+        outside.execute(f"ALTER TABLE {table} ENABLE REPLICA TRIGGER {trigger}".encode())
+        assert store.problems() == [problem(trigger, table, "is switched off")]
+        outside.execute(f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER {trigger}".encode())
+        assert store.problems() == []
+        found = "SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE tgname = %s AND tgrelid = %s::regclass"
+        (made,) = outside.execute(found.encode(), (trigger, table)).fetchone() or ("",)
+        outside.execute(f"DROP TRIGGER {trigger} ON {table}".encode())
+        assert store.problems() == [problem(trigger, table, "is missing")]
+        tame = f"CREATE TRIGGER {trigger} BEFORE INSERT ON {table} FOR EACH ROW WHEN (FALSE) EXECUTE FUNCTION perdure_refuse('x')"
+        outside.execute(tame.encode())
+        assert store.problems() == [problem(trigger, table, "is not the one that perdure makes")]
+        outside.execute(f"DROP TRIGGER {trigger} ON {table}".encode())
+        outside.execute(made.encode())
+        assert store.problems() == []
+
+
+def problem(trigger: str, table: str, what: str) -> str:
+    return f"the trigger {trigger} on {table} {what}: somebody has changed the database; find out what else was changed"
+
+
+@pytest.mark.parametrize("function", [name for name in FUNCTIONS if name != "perdure_json"])  # that one is no guard
+def test_a_function_that_is_missing_or_was_changed_is_named(store: PostgresStore, function: str) -> None:
+    with raw(store.url) as outside:
+        outside.execute(f"CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'".encode())
+        (named,) = store.problems()
+        assert named.startswith(f"the function {function} is not the one that perdure makes")
+        outside.execute(f"DROP FUNCTION {function} CASCADE".encode())
+        assert f"the function {function} is missing: somebody has changed the database; find out what else was changed" in store.problems()
+
+
+def test_a_journal_whose_run_is_gone_is_named(store: PostgresStore) -> None:
+    for number in range(4):
+        hold_one(store, f"r{number}", worker=f"w{number}")
+    with raw(store.url) as outside:
+        outside.execute("ALTER TABLE perdure_runs DISABLE TRIGGER USER; ALTER TABLE perdure_events DISABLE TRIGGER USER")
+        outside.execute("DELETE FROM perdure_runs WHERE run_id IN ('r0', 'r2', 'r3')")
+        outside.execute("DELETE FROM perdure_events WHERE run = 1 AND seq = 1")
+        outside.execute("ALTER TABLE perdure_runs ENABLE TRIGGER USER; ALTER TABLE perdure_events ENABLE TRIGGER USER")
+    problems = store.problems()
+    assert [problem.split(":")[0] for problem in problems] == ["run number 1", "run 'r2'", "run 'r3'"]
+    assert "a journal of 1 events is left" in problems[0]
+
+
+@pytest.mark.parametrize("data", ['{"type":"no_such_type"}', '{"type":"thought_recorded","text":7}', "not json", ""])
+def test_an_event_that_cannot_be_decoded_is_named_and_verify_still_sees_it(store: PostgresStore, data: str) -> None:
+    store.append([hold_one(store, "r").append(ThoughtRecorded("x"))])
+    tamper(store.url, "UPDATE perdure_events SET data = %s WHERE seq = 3", data)
+    with pytest.raises(StoreCorrupt, match="event 3 of run r cannot be decoded"):
+        store.read("r")
+    assert store.stored("r")[2].data == data.encode()
+
+
+def test_an_event_that_is_gone_is_named(store: PostgresStore) -> None:
+    store.append([hold_one(store, "r").append(ThoughtRecorded("x"))])
+    tamper(store.url, "DELETE FROM perdure_events WHERE seq = %s", 2)
+    with pytest.raises(StoreCorrupt, match="event 2 of run r is missing"):
+        store.read("r")
+
+
+def test_a_table_that_somebody_has_renamed_is_named(store: PostgresStore) -> None:
+    with raw(store.url) as outside:
+        outside.execute("ALTER TABLE perdure_blobs RENAME TO perdure_no_blobs")
+    with pytest.raises(StoreCorrupt, match=r"perdure_blobs.*somebody has changed its tables"):
+        store.blob("00" * 32)
+
+
+def test_the_type_of_an_event_can_be_asked_for_in_sql(store: PostgresStore) -> None:
+    store.append([hold_one(store, "r").append(ThoughtRecorded('NUL \0 and "quotes"'))])
+    with raw(store.url) as outside:
+        rows = outside.execute("SELECT type FROM perdure_events ORDER BY seq").fetchall()
+    assert rows == [("run_created",), ("run_claimed",), ("thought_recorded",)]
+
+
+def tamper(url: str, sql: str, *values: Any) -> None:
+    with raw(url) as outside:
+        outside.execute("ALTER TABLE perdure_events DISABLE TRIGGER USER")
+        outside.execute(sql.encode(), values)
