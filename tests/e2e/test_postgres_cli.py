@@ -414,7 +414,7 @@ def test_doctor_notices_a_proxy_that_pools_transactions(desk: Desk) -> None:
 def test_a_worker_needs_the_rights_that_the_page_grants_and_no_others(desk: Desk, guarded: str) -> None:
     desk("migrate")
     page = (ROOT / "docs" / "postgres.md").read_text()
-    questions, grants = re.findall(r"```sql\n(.*?)```", page, re.S)
+    questions, grants, _ = re.findall(r"```sql\n(.*?)```", page, re.S)
     wanted = [line for line in grants.replace("TO agents", "TO guarded").split(";") if "GRANT" in line]
     with psycopg.connect(desk.url, autocommit=True) as connection:
         for question in questions.strip().split("\n"):

@@ -265,3 +265,22 @@ def test_the_last_connection_is_given_back_before_its_commit_is_cleared_up(postg
             check_signal(store, "r", ["run_created", "run_claimed", "run_released", "signal_received"], 0)
         finally:
             store.close()
+
+
+def test_what_has_arrived_of_a_group_whose_other_half_has_not_is_not_refused_when_it_is_sent_again(cut_off, postgres_url) -> None:
+    """Appends that go in one statement are committed before those that need more; the caller hears one answer for the whole group."""
+    store, proxy = cut_off
+    plain, resting = hold(store, "plain"), hold(store, "resting")
+    group = [
+        plain.sealed(ThoughtRecorded("a")),
+        resting.sealed(RunReleased("waiting", "x"), row=RowChange("waiting", release=True)),
+    ]
+    proxy.rule(Cut(COMMIT, "before"))
+    with pytest.raises(StoreUnavailable):
+        store.append(group)
+    assert [len(store.read(run_id)) for run_id in ("plain", "resting")] == [3, 2]
+    # Every run sends its own again.
+    assert [insist(lambda append=append: store.append([append])) for append in group] == [[Committed()], [Committed()]]
+    assert [len(store.read(run_id)) for run_id in ("plain", "resting")] == [3, 3]
+    plain.seq, plain.head = plain.seq + 1, group[0].events[-1].hash
+    assert store.append([plain.sealed(ThoughtRecorded("b"))]) == [Committed()], "and its lease goes on"

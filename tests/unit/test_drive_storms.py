@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.drive_tools import outline, perdure, run, until
+from msgspec import structs
+from tests.unit.drive_tools import SETTINGS, outline, perdure, run, until
 
 from perdure import Call, Run, agent, tool
 from perdure.core.events import Effect, ToolCallResolved
+from perdure.errors import StoreUnavailable
 from perdure.store.open import open_store
 from perdure.worker.clock import Clock
 from perdure.worker.lease import Renewer, Watchdog
@@ -73,3 +75,33 @@ def test_leases_that_ran_out_once_were_not_held_all_the_time_however_often_they_
             renewer.stop()
 
     run(main())
+
+
+def test_a_worker_that_cannot_renew_its_leases_claims_nothing_until_it_can(tmp_path: Path) -> None:
+    @agent(version="1")
+    async def quick(run: Run) -> str:
+        return "done"
+
+    async def main() -> list[str]:
+        seen = []
+        async with perdure(tmp_path / "db", [quick], clock=Clock(), settings=structs.replace(SETTINGS, lease_s=0.3)) as app:
+            serving = asyncio.create_task(app.work())
+            await until(lambda: app._worker is not None)
+            store, renew = app.store, app.store.renew
+
+            def fail(worker: str, now: int) -> None:
+                raise StoreUnavailable("nobody answers")
+
+            store.renew = fail  # type: ignore[method-assign]
+            await asyncio.sleep(0.45)
+            await app.start(quick, id="r")
+            await asyncio.sleep(0.5)
+            seen.append((await app.handle("r").status()).status)
+            store.renew = renew  # type: ignore[method-assign]
+            await until(lambda: store.get("r").status == "succeeded")  # type: ignore[union-attr]
+            seen.append("succeeded")
+            app.drain()
+            await serving
+        return seen
+
+    assert run(main()) == ["queued", "succeeded"]

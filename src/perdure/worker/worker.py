@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -347,6 +348,8 @@ class Worker:
         await self._reap()
         if self.loop.time() - self._last_kin_s >= _FIND_KIN_EVERY_S:
             await self._find_kin()
+        if not self.has_held_since(time.monotonic()):
+            return  # to everybody else this worker is dead: what it claimed now would be taken from it at once, and so on for ever
         served = list(self.agents)
         while (free := self.settings.concurrency - len(self._drives)) > 0 and not self._draining and not self.transacting:
             wanted = min(free, 100)

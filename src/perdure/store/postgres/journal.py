@@ -74,7 +74,12 @@ class PostgresJournal(Journal):
         except (UnicodeEncodeError, struct.error) as error:
             raise unstorable(error) from None
         rest = [append for append in batch if id(append) not in committed]
-        answers = dict(zip(map(id, rest), self._append_rest(rest, called_s), strict=True)) if rest else {}
+        try:
+            answers = dict(zip(map(id, rest), self._append_rest(rest, called_s), strict=True)) if rest else {}
+        except Exception:
+            # The caller hears one answer for all of them, and sends those again that have arrived: they must not be refused then.
+            self._doubtful.update(name for append in plain if id(append) in committed and (name := _name(append)) is not None)
+            raise
         self._forget(batch)
         return [answers.get(id(append), _COMMITTED) for append in batch]
 

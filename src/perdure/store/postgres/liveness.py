@@ -33,14 +33,22 @@ class MachineLocks:
         newly = worker not in self._held
         if newly:
             try:
-                self._check_folder()
-                self._files.hold(worker)
+                self._hold_file(worker)
                 self._held.add(worker)
             except StoreUnavailable as error:
                 # Nothing is lost but time: that this worker has died is noticed when its lease runs out.
                 log.warning("%s", error)
         self._bell.hold(worker)
         return newly
+
+    def _hold_file(self, worker: str) -> None:
+        self._check_folder()
+        try:
+            self._files.hold(worker)
+        except StoreUnavailable:
+            # Another process may have left, and removed the folder as the last one, since we looked.
+            self._check_folder()
+            self._files.hold(worker)
 
     def refresh(self, worker: str) -> None:
         if worker in self._held:
@@ -65,6 +73,10 @@ class MachineLocks:
 
     def close(self) -> None:
         self._files.close()
+        try:
+            self._folder.rmdir()  # the last one; where somebody's lock file still lies, it stays
+        except OSError:
+            pass
 
     def _check_folder(self) -> None:
         try:
