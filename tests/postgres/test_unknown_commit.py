@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import psycopg
 import pytest
@@ -280,7 +281,7 @@ def test_what_has_arrived_of_a_group_whose_other_half_has_not_is_not_refused_whe
         store.append(group)
     assert [len(store.read(run_id)) for run_id in ("plain", "resting")] == [3, 2]
     # Every run sends its own again.
-    assert [insist(lambda append=append: store.append([append])) for append in group] == [[Committed()], [Committed()]]
+    assert [insist(partial(store.append, [append])) for append in group] == [[Committed()], [Committed()]]
     assert [len(store.read(run_id)) for run_id in ("plain", "resting")] == [3, 3]
     plain.seq, plain.head = plain.seq + 1, group[0].events[-1].hash
     assert store.append([plain.sealed(ThoughtRecorded("b"))]) == [Committed()], "and its lease goes on"
