@@ -1,10 +1,12 @@
 """Move money between accounts that lie in the journal's own database: the booking and its record are one commit.
 
+    perdure run examples/ledger.py:set_up --id accounts                                     once, as whoever owns the tables
     perdure run examples/ledger.py:transfer source=ann target=bob cents:=2500 --id pay-1
     perdure run examples/ledger.py:transfer source=ann target=bob cents:=2500 --id pay-1    the same run: nothing is booked again
     perdure run examples/ledger.py:statement --id statement-1
 
-The same code serves SQLite and PostgreSQL (`--url postgresql://…`): parameters are `?` or `:name`, and the SQL is what both speak.
+The same code serves SQLite and PostgreSQL (`--url postgresql://…`): parameters are `?` or `:name`, and the SQL is what both speak. The table
+is made beforehand: on PostgreSQL even CREATE TABLE IF NOT EXISTS wants a right that workers should not have.
 """
 
 from __future__ import annotations
@@ -15,9 +17,13 @@ OPENING_CENTS = 10_000
 
 
 @tool(effect="transaction")
+def make_table(call: Call) -> None:
+    call.connection.execute("CREATE TABLE accounts (name TEXT PRIMARY KEY, cents BIGINT NOT NULL CHECK (cents >= 0))")
+
+
+@tool(effect="transaction")
 def open_account(name: str, call: Call) -> int:
     """Open the account, unless there is one, with something in it to begin with; what it holds."""
-    call.connection.execute("CREATE TABLE IF NOT EXISTS accounts (name TEXT PRIMARY KEY, cents BIGINT NOT NULL CHECK (cents >= 0))")
     call.connection.execute("INSERT INTO accounts (name, cents) VALUES (?, ?) ON CONFLICT (name) DO NOTHING", (name, OPENING_CENTS))
     return balance(name, call)
 
@@ -45,6 +51,13 @@ def balance(name: str, call: Call) -> int:
 def read_accounts(call: Call) -> dict[str, int]:
     """Everybody's account."""
     return {name: int(cents) for name, cents in call.connection.execute("SELECT name, cents FROM accounts ORDER BY name")}
+
+
+@agent(version="1")
+async def set_up(run: Run) -> str:
+    """Make the table; under one id, so that it is made once."""
+    await make_table()
+    return "there are accounts"
 
 
 @agent(version="1")

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
@@ -35,9 +36,10 @@ from perdure.errors import (
 )
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow, CostRow, NewRun, RunRow, Served, Store
-from perdure.store.open import open_store
+from perdure.store.open import is_postgres, open_store
 from perdure.store.url import shown_url
 from perdure.undo import Undoer, UndoPlan, undoable
+from perdure.worker.asking import Asking
 from perdure.worker.clock import Clock
 from perdure.worker.worker import Observer, Worker
 
@@ -78,13 +80,17 @@ class Perdure:
         self._audit: AuditLog | None = None
         self._store: Store | None = None
         self._worker: Worker | None = None
+        self._asking = Asking()
         self._opening = asyncio.Lock()
         self._drain = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self._store = open_store(
-            self.url, synchronous=self.settings.synchronous, busy_s=self.settings.answer_s, connections=self.settings.connections
-        )
+        self._asking = Asking()
+        try:
+            self._store = await self._open()
+        except BaseException:
+            self._asking.close()
+            raise
         if self._audit_log is not None:
             from perdure.inspect.audit import AuditLog  # only who wants one pays for its import
 
@@ -101,8 +107,17 @@ class Perdure:
             if self._audit is not None:
                 self._audit.close()
             if self._store is not None:
-                self._store.close()
-                self._store = None
+                store, self._store = self._store, None
+                try:
+                    await self._asking.ask(store.close) if store.remote else store.close()
+                finally:
+                    self._asking.close()
+
+    async def _open(self) -> Store:
+        options: dict[str, Any] = {"synchronous": self.settings.synchronous, "busy_s": self.settings.answer_s}
+        opening = partial(open_store, self.url, connections=self.settings.connections, **options)
+        # On a thread where it crosses a network: a server that is just starting is waited for.
+        return await self._asking.ask(opening, lambda late: late.close()) if is_postgres(self.url) else opening()
 
     @property
     def _desk(self) -> Desk:
@@ -246,7 +261,8 @@ class Perdure:
         check_tenant(tenant)
         if run_id is not None:
             plain_text(run_id, "a run's id")
-        return self.store.approvals(ApprovalFilter(status=status, tenant=tenant, run_id=run_id, limit=limit))
+        wanted = ApprovalFilter(status=status, tenant=tenant, run_id=run_id, limit=limit)
+        return await self.ask(lambda: self.store.approvals(wanted))
 
     async def approve(
         self,
@@ -325,7 +341,8 @@ class Perdure:
         """Let the version of the agent that this app has go on with a run that was begun with another one. It is recorded."""
         row = await self.handle(run_id, tenant=tenant).status()
         agent = self._agent(row.agent)
-        self._check_replay(run_id, agent)
+        # On a thread: an agent is replayed, and from CPython 3.14 on its tasks cannot be entered inside a task of ours.
+        await self._asking.ask(lambda: self._check_replay(run_id, agent))
         await self._write(lambda: self._desk.adopt(run_id, agent.version, by=by, note=note, tenant=tenant))
 
     def _check_replay(self, run_id: str, agent: Agent[Any, Any]) -> None:
@@ -361,7 +378,7 @@ class Perdure:
     async def plan_undo(self, run_id: str, *, tenant: str | None = None) -> UndoPlan:
         """What `undo` would do about a run that has ended, and what it cannot; nothing is written. Its agent must be known here."""
         found = await self.handle(run_id, tenant=tenant).status()
-        row = undoable(self.store, found.run_id)
+        row = await self.ask(lambda: undoable(self.store, found.run_id))
         return (await self._undoer.survey(row, self._agent_of(row))).plan
 
     async def undo(
@@ -381,7 +398,7 @@ class Perdure:
         """
         _check_flag(accept, "undo(accept=)")
         found = await self.handle(run_id, tenant=tenant).status()
-        row = undoable(self.store, found.run_id)
+        row = await self.ask(lambda: undoable(self.store, found.run_id))
         return await self._undoer.undo(row, self._agent_of(row), by=by, accept=accept, wait=wait, stop=stop)
 
     @property
@@ -400,16 +417,16 @@ class Perdure:
             raise InvalidInput(f"costs(since={shown(since)}): a datetime with a time zone, such as datetime.now(UTC) - timedelta(days=7)")
         check_tenant(tenant)
         after = 0 if since is None else _moment(since, 0)
-        return await asyncio.to_thread(self.store.costs, by, since=after, tenant=tenant)
+        return await self._asking.ask(lambda: self.store.costs(by, since=after, tenant=tenant))
 
     async def ask(self, question: Callable[[], T]) -> T:
         """The store's answer: here, which is quickest; on a thread where it crosses a network, since a server may not answer for long."""
-        return await asyncio.to_thread(question) if self.store.remote else question()
+        return await self._asking.ask(question) if self.store.remote else question()
 
     async def _write(self, work: Callable[[], T]) -> T:
         """As `ask`; and on a thread while a transaction's tool, which may take long, has the write lock."""
         if self._worker is not None and self._worker.transacting:
-            return await asyncio.to_thread(work)
+            return await self._asking.ask(work)
         return await self.ask(work)
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -458,7 +475,7 @@ class Handle:
         if row.status == "succeeded":
             body = (await self._app.ask(lambda: self._app.store.read(self.id, row.seq - 1)))[-1].body
             assert isinstance(body, RunSucceeded)
-            encoded = self._app.load(body.output)
+            encoded = await self._app.ask(lambda: self._app.load(body.output))
             agent = self._app.versions.get(Served(row.agent, row.version)) or self._app.agents.get(row.agent)
             return codec.decode(encoded) if agent is None else agent.decode_result(encoded)
         if row.status == "failed":

@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 Span = Annotated[float, Meta(ge=0, le=1e9, description="a number of seconds, 0 or more")]
 Period = Annotated[float, Meta(gt=0, le=1e9, description="a number of seconds above 0")]
 Count = Annotated[int, Meta(ge=1, le=2**40, description="a whole number, 1 or more")]
+Connections = Annotated[int, Meta(ge=3, le=2**40, description="a whole number, 3 or more")]
 Synchronous = Annotated[Literal["full", "normal"], Meta(description='"full" or "normal"')]
 Text = Annotated[str, Meta(description="text")]
 
@@ -35,7 +36,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     lease_s: Period = 30.0  # without a sign of life for this long a worker counts as dead, even if its process exists
     synchronous: Synchronous = "full"  # "normal" survives a killed process but not a power loss; there is nothing below it
     answer_s: Period = 10.0  # how long a database may take to answer before its connection is closed and the wait ends
-    connections: Count = 10  # that one process has open to PostgreSQL at most, beside the one that listens
+    # That one process has open to PostgreSQL at most, beside the one that listens. At least 3: one for the transaction that a tool has in
+    # its hands, and meanwhile one to renew the leases and one to append what other runs do.
+    connections: Connections = 10
     concurrency: Count = 200  # runs that one worker drives at a time
     threads: Count = 64  # sync tools that run at a time in one worker
     drain_timeout_s: Span = 30.0

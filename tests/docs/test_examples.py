@@ -295,6 +295,8 @@ def test_the_refund_pays_once_after_its_retries_and_its_timer(tmp_path):
 def test_the_ledger_books_once_and_nothing_when_there_is_too_little(tmp_path):
     target = f"{EXAMPLES / 'ledger.py'}:transfer"
     for _ in range(2):
+        assert perdure_json(tmp_path, "run", f"{EXAMPLES / 'ledger.py'}:set_up", "--id", "accounts")["status"] == "succeeded"
+    for _ in range(2):
         done = perdure_json(tmp_path, "run", target, "source=ann", "target=bob", "cents:=2500", "--id", "pay-1")
         assert done["output"] == "ann has 7500, bob has 12500"
     refused = perdure_json(tmp_path, "run", target, "source=zoe", "target=ann", "cents:=10001", "--id", "pay-2")

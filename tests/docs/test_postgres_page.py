@@ -64,7 +64,7 @@ def cells(line: str) -> list[str]:
 
 
 def test_who_prunes_and_moves_needs_the_rights_that_the_page_grants_and_each_of_them(shop: Path, postgres_url: str, keeper: str) -> None:
-    _, workers, keepers = re.findall(r"```sql\n(.*?)```", PAGE, re.S)
+    _, workers, keepers, _ = re.findall(r"```sql\n(.*?)```", PAGE, re.S)
     grants = re.findall(r"^GRANT [^;]+", keepers, re.M)
     prune = ("prune", "--older-than", "0s", "--url", keeper)
     copy = ("copy", "--from", keeper, "--to", "sqlite:///there.db")

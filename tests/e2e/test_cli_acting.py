@@ -7,6 +7,7 @@ import os
 import pty
 import pwd
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -81,6 +82,20 @@ async def watcher(run: Run) -> str:
 @agent(version="1")
 async def broken(run: Run) -> None:
     raise ValueError("no \\x1b[31mway")
+"""
+
+FAMILY = """
+import asyncio
+from perdure import Run, agent
+
+@agent(version="1")
+async def child(run: Run, number: int) -> int:
+    await asyncio.sleep(0.05)
+    return number
+
+@agent(version="1")
+async def parent(run: Run) -> int:
+    return await child(1) + sum(await asyncio.gather(child(2), child(3)))
 """
 
 
@@ -338,6 +353,8 @@ def test_resolve_refuses_what_is_not_in_doubt(shop):
     assert "no run r-9" in shop.refusal("resolve", "r-9", "1", "--did-not-happen", code=6)
     shop.refusal("resolve", "r-2", "1", "--did-not-happen", code=6)
     shop.refusal("resolve", "r-1", "0", "--did-not-happen")
+    assert "--happened" in (told := shop.refusal("resolve", "r-1", "1", "--happened", "parcel"))
+    assert told.endswith("""text is written '"like this"'""")
     shop("resolve", "r-1", "1", "--happened", '"once"')
     assert "only a call in doubt" in shop.refusal("resolve", "r-1", "1", "--happened", '"twice"')
 
@@ -353,11 +370,56 @@ def test_a_run_that_a_live_process_drives_is_exit_8_and_names_it(shop):
     shop.put("hold")
     driver = shop.begin("run", "shop.py:shop", "--id", "r-1")
     until(lambda: shop.ledger)
-    for verb in (("run", "shop.py:shop", "--id", "r-1"), ("resume", "r-1")):
+    for verb in (("run", "shop.py:shop", "--id", "r-1", "--no-wait"), ("resume", "r-1")):
         assert f":{driver.pid}" in shop.refusal(*verb, code=8)
+    assert f":{driver.pid};" in shop.refusal("cancel", "r-1", "--force", code=8)
+    follower = shop.begin("run", "shop.py:shop", "--id", "r-1")
+    said = follower.stderr.readline()
+    assert said.startswith("perdure: run r-1 is with the worker ")
+    assert said.endswith(f":{driver.pid}; waiting for it\n")
     shop.take("hold")
     assert driver.communicate(timeout=20)[0] == "charged 5\n"
     assert driver.returncode == 0
+    assert follower.communicate(timeout=20) == ("charged 5\n", "")
+    assert follower.returncode == 0
+    assert shop.ledger == ["charge 5", "after"]
+
+
+def test_run_goes_on_itself_with_a_run_whose_worker_dies_while_it_waits_for_that(shop):
+    shop.put("hold")
+    driver = shop.begin("run", "shop.py:watcher", "--id", "r-1")
+    until(lambda: shop.ledger)
+    follower = shop.begin("run", "shop.py:watcher", "--id", "r-1", "--json")
+    assert f":{driver.pid};" in follower.stderr.readline()
+    driver.kill()
+    shop.take("hold")
+    out, err = follower.communicate(timeout=20)
+    assert (json.loads(out)["output"], follower.returncode) == ("seen", 0), err
+
+
+def test_run_leaves_a_run_with_its_worker_when_it_is_told_to_stop(shop):
+    shop.put("hold")
+    driver = shop.begin("run", "shop.py:shop", "--id", "r-1")
+    until(lambda: shop.ledger)
+    follower = shop.begin("run", "shop.py:shop", "--id", "r-1")
+    follower.stderr.readline()
+    follower.send_signal(signal.SIGTERM)
+    _, err = follower.communicate(timeout=20)
+    assert follower.returncode == 8
+    assert f"run r-1 is with the worker {socket.gethostname()}:{driver.pid}; perdure why r-1" in err
+    shop.take("hold")
+    assert driver.communicate(timeout=20)[0] == "charged 5\n"
+
+
+def test_run_beside_a_worker_of_the_same_agents_always_ends_with_the_result(shop):
+    (shop.folder / "family.py").write_text(FAMILY)
+    shop("run", "family.py:child", "number:=1")
+    worker = shop.begin("worker", "family.py")
+    until(lambda: "alive" in shop("list", "--workers").stdout)
+    for number in range(4):
+        assert shop("run", "family.py:parent", "--id", f"p-{number}").stdout == "6\n"
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(20) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

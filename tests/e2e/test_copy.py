@@ -7,12 +7,15 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
 from tests.e2e.mortal import Mortals
 from tests.e2e.moving_tools import World, effects, finish, plant, results, verified
@@ -234,3 +237,38 @@ def test_what_cannot_be_is_said_in_one_line(
     store = open_store(here)
     assert store.moved() is None
     store.close()
+
+
+def test_tables_beside_the_journal_are_named_and_stay_behind_only_when_that_is_said(
+    mortals: Mortals, source: tuple[str, World], postgres_url: str, tmp_path: Path
+) -> None:
+    here = source[0]
+    with closing(sqlite3.connect(tmp_path / "a.db")) as own:
+        own.execute("CREATE TABLE bookings (account TEXT)")
+    assert "1 table beside the journal: bookings; not copied" in mortals.run("copy", "--from", here, "--to", postgres_url, "--dry-run")[1]
+    code, out, err = mortals.run("copy", "--from", here, "--to", postgres_url)
+    assert (code, out) == (2, "")
+    assert "5 unfinished runs, and tables beside the journal that do not come along: bookings." in err
+    assert "then say --leave-tables" in err
+    store = open_store(here)
+    assert store.moved() is None
+    store.close()
+    # What is over needs no table.
+    assert "beside the journal: bookings" in mortals.run("copy", "--from", here, "--to", f"sqlite:///{tmp_path}/c.db", "--only-finished")[1]
+    code, out, err = mortals.run("copy", "--from", here, "--to", postgres_url, "--leave-tables")
+    assert code == 0, err
+    assert "1 table beside the journal: bookings; not copied" in out
+    assert f"from now on: --url '{postgres_url}', or" in err.replace(f"--url {postgres_url}", f"--url '{postgres_url}'")
+    with psycopg.connect(postgres_url, autocommit=True) as own_again:
+        own_again.execute('CREATE TABLE "Ledger" (account text); CREATE VIEW seen AS SELECT * FROM perdure_status')
+    code, out, _ = mortals.run("copy", "--from", postgres_url, "--to", f"sqlite:///{tmp_path}/b.db", "--dry-run", "--json")
+    assert (code, json.loads(out)["tables"]) == (0, ["Ledger"])
+
+
+def test_a_move_that_was_allowed_to_leave_tables_goes_on_after_a_kill(mortals: Mortals, source: tuple[str, World], tmp_path: Path) -> None:
+    here, there = source[0], f"sqlite:///{tmp_path}/b.db"
+    with closing(sqlite3.connect(tmp_path / "a.db")) as own:
+        own.execute("CREATE TABLE bookings (account TEXT)")
+    assert mortals.run("copy", "--from", here, "--to", there, "--leave-tables", dies=(3, "after"), constants=SMALL)[0] == -signal.SIGKILL
+    assert mortals.run("copy", "--from", here, "--to", there, "--leave-tables", constants=SMALL)[0] == 0
+    assert verified(here) == verified(there)

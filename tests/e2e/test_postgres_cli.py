@@ -212,6 +212,12 @@ def test_every_verb_works_on_postgresql(desk: Desk) -> None:
     assert "a1" in completed
 
 
+def test_a_run_says_once_that_it_has_made_the_journal(desk: Desk) -> None:
+    first = desk.run("run", "shop.py:shop", "cents:=5", "--id", "s1")
+    assert (first.returncode, first.stderr.count("perdure: made a new journal in PostgreSQL at 127.0.0.1")) == (0, 1)
+    assert desk.run("run", "shop.py:shop", "cents:=5", "--id", "s2").stderr == ""
+
+
 def test_the_database_is_named_by_a_flag_by_the_environment_or_by_a_file(desk: Desk) -> None:
     desk("migrate")
     (desk.folder / "perdure.toml").write_text(f'url = "{desk.url}"\nconnections = 3\nanswer_s = 5.0\n')
@@ -227,7 +233,7 @@ def test_a_command_to_type_has_the_user_and_never_the_password(desk: Desk, guard
     assert f"perdure resume a1 --url '{desk.url}'" in told
     with psycopg.connect(desk.url, autocommit=True) as connection:
         connection.execute("GRANT ALL ON ALL TABLES IN SCHEMA public TO guarded")
-    assert "--url 'postgresql://…@127.0.0.1" in desk("why", "a1", "--url", guarded, PERDURE_URL="")
+    assert f"--url '{guarded.replace(f':{SECRET}', '')}" in desk("why", "a1", "--url", guarded, PERDURE_URL="")
 
 
 def test_a_verb_that_only_looks_or_steers_makes_no_journal(desk: Desk) -> None:
@@ -249,8 +255,19 @@ def test_what_keeps_it_from_the_database_is_one_line_with_a_way_out(desk: Desk, 
     assert "createdb" in desk.refusal("list", "--url", desk.url.replace("/test_", "/no_test_"))
     assert "may not do that" in desk.refusal("list", "--url", guarded)
     assert "GRANT" in desk.refusal("run", "shop.py:shop", "cents:=1", "--url", guarded)
-    assert "cannot be reached" in desk.refusal("list", "--url", desk.url.replace(f":{postgres.port}", ":1"))
-    assert "is not the URL of a PostgreSQL database" in desk.refusal("list", "--url", "postgresql://u@h/d?no_such_option=1")
+    assert "--url" not in desk.refusal("list", "--url", guarded)  # who may not look may not migrate either
+    away = desk.refusal("list", "--url", desk.url.replace(f":{postgres.port}", ":1"))
+    assert "cannot be reached" in away
+    assert "check host and port" in away
+    assert "acknowledged" not in away
+    assert "check host and port" in desk.refusal("list", "--url", "postgresql://u@no-such-host.invalid/d")
+    assert "there is no setting 'no_such_option'" in desk.refusal("list", "--url", "postgresql://u@h/d?no_such_option=1")
+    hidden = desk.refusal("list", "--url", "postgresql://u:part/of?hush=word@h/d")
+    assert "is not the URL of a PostgreSQL database" in hidden
+    assert "hush" not in hidden
+    assert "~/.pgpass" in desk.refusal("list", "--url", guarded.replace(f":{SECRET}", ""))
+    encrypted = f"{desk.url}{'&' if '?' in desk.url else '?'}sslmode=require"
+    assert "sslmode in the URL asks for encryption" in desk.refusal("list", "--url", encrypted)
     failed = [check for check in desk.lines("doctor", "--url", wrong, code=1) if check["verdict"] == "FAIL"]
     assert [check["name"] for check in failed] == ["database"]
 
@@ -258,6 +275,7 @@ def test_what_keeps_it_from_the_database_is_one_line_with_a_way_out(desk: Desk, 
 def test_without_the_driver_it_says_what_to_install(desk: Desk) -> None:
     (desk.folder / "psycopg.py").write_text('raise ImportError("no pq wrapper available")\n')
     path = f"{desk.folder}:{ROOT / 'src'}"
+    assert "pip install '/path/to/checkout[postgres]'" in desk.refusal("run", "shop.py:shop", "cents:=1", PYTHONPATH=path)
     for verb in ("list", "migrate"):
         assert "pip install 'perdure[postgres]'" in desk.refusal(verb, PYTHONPATH=path)
     assert "pip install 'perdure[postgres]'" in desk("doctor", code=1, PYTHONPATH=path)
@@ -361,10 +379,20 @@ def test_who_works_who_is_silent_and_what_waits(desk: Desk) -> None:
     assert (silent["runs"], silent["lease_left_s"] < 0) == (1, True)
     assert "silent for" in desk("list", "--workers")
     assert "nobody has taken the run over yet" in desk("why", "h1")
+    [left] = [row for row in desk.lines("list", "--unserved") if row["run_id"] == "h1"]
+    assert left["worker_name"].endswith(f":{worker.pid}")
+    assert left["unserved"] == f"held by {left['worker_name']}, which is dead or silent; no worker is up"
     assert "lists no runs" in desk.refusal("list", "--workers", "--status", "queued")
 
 
 # --- doctor ----------------------------------------------------------------------------------------------------------------
+
+
+SQL = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "postgres.md").read_text(), re.S)
+
+
+def worker_grants(role: str) -> list[str]:
+    return [line for line in SQL[1].replace("TO agents", f"TO {role}").split(";") if "GRANT" in line]
 
 
 def found(desk: Desk, *args: str, code: int = 0) -> dict[str, dict[str, Any]]:
@@ -413,13 +441,13 @@ def test_doctor_notices_a_proxy_that_pools_transactions(desk: Desk) -> None:
 
 def test_a_worker_needs_the_rights_that_the_page_grants_and_no_others(desk: Desk, guarded: str) -> None:
     desk("migrate")
-    page = (ROOT / "docs" / "postgres.md").read_text()
-    questions, grants, _ = re.findall(r"```sql\n(.*?)```", page, re.S)
-    wanted = [line for line in grants.replace("TO agents", "TO guarded").split(";") if "GRANT" in line]
+    told = found(desk, "--url", guarded, code=1)
+    assert told["rights"]["found"].startswith("this user lacks INSERT on perdure_approvals, SELECT on perdure_approvals")
+    assert "may not look" in told["schema"]["found"]
     with psycopg.connect(desk.url, autocommit=True) as connection:
-        for question in questions.strip().split("\n"):
+        for question in SQL[0].strip().split("\n"):
             connection.execute(question.encode())
-        for grant in wanted:
+        for grant in worker_grants("guarded"):
             connection.execute(grant.encode())
         connection.execute("REVOKE UPDATE ON perdure_runs, perdure_turns FROM guarded")
         lacking = found(desk, "--url", guarded, code=1)["rights"]
@@ -434,17 +462,40 @@ def test_a_worker_needs_the_rights_that_the_page_grants_and_no_others(desk: Desk
             theirs.execute("DELETE FROM perdure_events")
 
 
+def test_who_only_looks_needs_the_rights_that_the_page_grants(desk: Desk, guarded: str) -> None:
+    desk("run", "shop.py:asking", "--id", "a1", "--no-wait", code=3)
+    desk("run", "shop.py:shop", "cents:=5", "--id", "s1")
+    with psycopg.connect(desk.url, autocommit=True) as connection:
+        for grant in re.findall(r"^GRANT [^;]+", SQL[3].replace("TO operator", "TO guarded"), re.M):
+            connection.execute(grant.encode())
+    for words in ("list", "list --unserved", "show s1", "events s1", "costs", "audit", "why a1", "trace s1 1"):
+        assert desk(*words.split(), PERDURE_URL=guarded) != "", words
+    assert (desk("list", "--workers", PERDURE_URL=guarded), desk("approvals", PERDURE_URL=guarded)) == ("", "")
+    assert "2 runs" in desk("verify", PERDURE_URL=guarded)
+    checks = {check["name"]: check for check in desk.lines("doctor", PERDURE_URL=guarded)}
+    assert checks["rights"]["verdict"] == "ok"
+    assert "may only look" in checks["rights"]["found"]
+    assert (checks["workers"]["verdict"], "1 run is unfinished" in checks["workers"]["found"]) == ("warn", True)
+    assert "may not do that" in desk.refusal("signal", "a1", "word", PERDURE_URL=guarded)
+
+
 # --- the examples ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_ledger_books_once_on_postgresql_and_nothing_when_there_is_too_little(desk: Desk) -> None:
+def test_the_ledger_books_once_on_postgresql_also_as_a_worker_without_the_right_to_create(desk: Desk, guarded: str) -> None:
     ledger = f"{EXAMPLES / 'ledger.py'}"
+    desk("run", f"{ledger}:set_up", "--id", "accounts")
+    with psycopg.connect(desk.url, autocommit=True) as owner:
+        for grant in (*worker_grants("guarded"), "GRANT SELECT, INSERT, UPDATE ON accounts TO guarded"):
+            owner.execute(grant.encode())
+        [(may_create,)] = owner.execute("SELECT has_schema_privilege('guarded', 'public', 'CREATE')").fetchall()
+    assert may_create is False
     for _ in range(2):
-        done = desk("run", f"{ledger}:transfer", "source=ann", "target=bob", "cents:=2500", "--id", "pay-1")
+        done = desk("run", f"{ledger}:transfer", "source=ann", "target=bob", "cents:=2500", "--id", "pay-1", PERDURE_URL=guarded)
         assert done == "ann has 7500, bob has 12500\n"
     assert "not booked" in desk("run", f"{ledger}:transfer", "source=zoe", "target=ann", "cents:=10001", "--id", "pay-2")
     assert json.loads(desk("run", f"{ledger}:statement", "--id", "s1")) == {"ann": 7500, "bob": 12500, "zoe": 10000}
-    assert "3 runs" in desk("verify")
+    assert "4 runs" in desk("verify")
 
 
 def test_the_examples_run_on_postgresql(desk: Desk) -> None:

@@ -109,7 +109,9 @@ def test_what_is_said_before_and_after(mortals: Mortals, url: str) -> None:
     assert f"ok    pruned        {COPIES + 2} runs were pruned, the last ones at " in mortals.run("doctor", "--url", url)[1].replace(
         "  4 ", "  4 "
     )
-    assert mortals.run("verify", "--url", url)[0] == 0
+    code, out, _ = mortals.run("verify", "--url", url)
+    assert (code, f": all as they were written; {COPIES + 2} runs were pruned before\n" in out) == (0, True)
+    assert mortals.run("costs", "--url", url, "--json")[2].startswith(f"without {COPIES + 2} runs that were pruned")
     code, _, err = mortals.run("prune", "--older-than", "0s", "--status", "running", "--url", url)
     assert code == 2
     assert "only succeeded, failed, cancelled can be pruned" in err

@@ -166,9 +166,9 @@ def office(finished: Path, tmp_path: Path) -> Office:
 
 # -- killed -------------------------------------------------------------------------------------------------------------------
 BOUNDARIES: list[tuple[str, str, int]] = [
-    *(("create", moment, 1) for moment in ("before", "torn", "synced")),
-    *(("claim", moment, 1) for moment in ("before", "synced")),
-    *(("append", moment, nth) for nth in (1, 2, 3, 4) for moment in ("before", "torn", "synced")),
+    *(("create", moment, 1) for moment in ("before", "half", "kept")),
+    *(("claim", moment, 1) for moment in ("before", "kept")),
+    *(("append", moment, nth) for nth in (1, 2, 3, 4) for moment in ("before", "half", "kept")),
     *(("start", "before", nth) for nth in (1, 2, 3)),
     *(("arrive", "before", nth) for nth in (1, 2, 3)),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import threading
 import time
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 import psycopg
 import pytest
@@ -26,10 +28,13 @@ from tests.postgres.tools import (
 )
 from tests.servers.postgres import Server
 
-from perdure.core.events import RunReleased, RunSucceeded, ThoughtRecorded
+from perdure.core.budget import NOTHING, Amounts
+from perdure.core.events import Failure, Limits, RunFailed, RunReleased, RunSucceeded, ThoughtRecorded
 from perdure.errors import Conflict
 from perdure.settings import Queue
-from perdure.store.api import Append, Claimed, Committed, RowChange, Store
+from perdure.store import blobs
+from perdure.store.api import Append, Charge, Claimed, Committed, RowChange, Store
+from perdure.store.cursor import Cursor
 from perdure.store.postgres.cursor import PostgresCursor
 from perdure.store.postgres.queries import QUERIES
 from perdure.store.postgres.store import PostgresStore
@@ -266,3 +271,95 @@ def test_of_four_who_decide_at_once_one_wins(postgres_url) -> None:
             assert approval(store, f"ap{n}").standing.status == ("approved" if won[0] or won[1] else "rejected")
             decided = sum(event.type == "approval_decided" for event in store.read(f"r{n}")) + len(store.unread(f"r{n}"))
             assert decided == 1
+
+
+# -- blobs --------------------------------------------------------------------------------------------------------------------------------
+
+BLOB = b"large" * 10_000
+DIGEST = hashlib.sha256(BLOB).digest()
+
+
+@pytest.fixture
+def stored(postgres_url: str) -> Iterator[PostgresStore]:
+    """A journal in which there is a blob that run 0 has put there."""
+    with opened(postgres_url) as store:
+        create_plain(store, 3)
+        put_for(store, 0)
+        yield store
+
+
+def put_for(store: PostgresStore, number: int, meanwhile: Callable[[], Any] = lambda: None) -> Any:
+    """Store the blob for that run, and do something else before the commit."""
+
+    def work(cursor: Cursor) -> Any:
+        blobs.put(cursor, cursor.all("run_key", (f"r{number}",))[0][0], [BLOB])
+        return meanwhile()
+
+    return store._database.write(work, lambda cursor, _: False)
+
+
+def is_there(store: PostgresStore) -> bool:
+    return store.blob(DIGEST.hex()) == BLOB
+
+
+def test_two_who_store_the_same_blob_do_not_wait_for_each_other(stored) -> None:
+    with opened(stored.url) as other:
+        second = threading.Thread(target=put_for, args=(other, 2))
+
+        def has_ended() -> bool:
+            second.start()
+            second.join(3)
+            return not second.is_alive()
+
+        assert put_for(stored, 1, has_ended)
+        second.join(10)
+
+
+def test_a_blob_that_is_being_stored_again_is_not_pruned_before_it_is_known_who_uses_it(stored) -> None:
+    def prunes() -> bool:
+        with psycopg.connect(stored.url) as pruner:
+            return bool(pruner.execute("SELECT 1 FROM perdure_blobs WHERE digest = %s FOR UPDATE SKIP LOCKED", (DIGEST,)).fetchall())
+
+    assert prunes()
+    assert not put_for(stored, 1, prunes)
+
+
+@pytest.mark.parametrize("moment", ["locked", "deleted"])
+def test_a_blob_that_is_pruned_at_the_moment_is_stored_again(stored, moment) -> None:
+    with psycopg.connect(stored.url) as pruner:
+        pruner.execute("SELECT 1 FROM perdure_blobs WHERE digest = %s FOR UPDATE", (DIGEST,))
+        if moment == "deleted":
+            pruner.execute("DELETE FROM perdure_blobs WHERE digest = %s", (DIGEST,))
+        storing = threading.Thread(target=put_for, args=(stored, 1))
+        storing.start()
+        until(lambda: value(stored.url, WAITING) == 1)
+        pruner.execute("DELETE FROM perdure_blobs WHERE digest = %s", (DIGEST,))
+        pruner.commit()
+    storing.join(10)
+    assert is_there(stored)
+
+
+# -- the order of locks -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_deadlocks")
+def test_the_end_of_a_run_from_outside_meets_a_charge_of_its_child_and_both_are_there(postgres_url) -> None:
+    with opened(postgres_url) as store:
+        parent = hold(store, "p", budget=Limits(calls=9))
+        # What it has reserved and not spent is given back at its end: that is a change of the budget.
+        assert parent.write(child("p/1"), charge=Charge(reserved=Amounts(calls=2), spent=NOTHING)) == Committed()
+        parent.rest("waiting")
+        end = partial(store.end, "p", RunFailed(Failure("error", "X", "x")), event_id=uuid.uuid4().hex, now=T0)
+        ending = threading.Thread(target=end)
+        with psycopg.connect(postgres_url) as charging:
+            # As an append with a charge does: the run, and then its budgets.
+            charging.execute("SELECT 1 FROM perdure_runs WHERE run_id = 'p/1' FOR NO KEY UPDATE")
+            ending.start()
+            until(lambda: value(postgres_url, WAITING) == 1)
+            charging.execute("UPDATE perdure_budgets SET spent_calls = spent_calls + 1")
+            charging.commit()
+        ending.join(10)
+        assert found(store, "p").status == "failed"
+        assert found(store, "p/1").status == "cancelling"
+        (ledger,) = store.ledgers("p")
+        assert (ledger.spent.calls, ledger.reserved.calls) == (1, 0)

@@ -135,7 +135,8 @@ def test_nobody_of_that_name_no_password_and_a_wrong_one(postgres, postgres_url,
             until(partial(is_let_in_by_nobody, url))
             error = refusal(url)
             assert type(error) is StoreError, "waiting would not help"
-            assert "check user and password in the URL" in str(error)
+            assert "does not let us in" in str(error)
+            assert any(way_out in str(error) for way_out in ("check user and password in the URL", "~/.pgpass"))
     finally:
         hba.write_text(trusting)
         postgres.execute("SELECT pg_reload_conf()")
@@ -165,7 +166,7 @@ def test_somebody_who_may_not_make_tables(postgres_url, role) -> None:
     error = refusal(with_password(postgres_url, role))
     assert type(error) is StoreError
     assert "GRANT" in str(error)
-    assert "perdure migrate" in str(error)
+    assert "let the owner of the tables migrate" in str(error)
 
 
 def test_somebody_who_may_only_read(postgres_url, role) -> None:

@@ -8,8 +8,12 @@ import random
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
+import psycopg
+import pytest
 from msgspec import structs
 from tests.postgres.tools import (
     SETTINGS,
@@ -30,26 +34,33 @@ from tests.postgres.tools import (
 )
 from tests.servers.proxy import Proxy
 
-from perdure import Call, Run, agent, tool
-from perdure.store.postgres.connect import Connection
+from perdure import Call, Perdure, Rate, Run, agent, tool
+from perdure.errors import StoreUnavailable
+from perdure.store.postgres.bell import NotifyBell
 from perdure.store.postgres.connections import Connections
 from perdure.store.postgres.store import PostgresStore
+from perdure.worker.lease import Renewer
 
 
 class Ticks:
-    """How long the event loop stood still at most."""
+    """How long the event loop stood still at most since the last `reset`. One that stands still right now counts, whoever asks."""
 
     def __init__(self) -> None:
-        self.longest_s = 0.0
-        self.count = 0
+        self._longest_s = 0.0
+        self._last_s = time.monotonic()
 
     async def run(self) -> None:
-        last_s = time.monotonic()
+        self.reset()
         while True:
             await asyncio.sleep(0.01)
-            now_s = time.monotonic()
-            self.longest_s, last_s = max(self.longest_s, now_s - last_s), now_s
-            self.count += 1
+            self._longest_s, self._last_s = self.longest_s, time.monotonic()
+
+    @property
+    def longest_s(self) -> float:
+        return max(self._longest_s, time.monotonic() - self._last_s)
+
+    def reset(self) -> None:
+        self._longest_s, self._last_s = 0.0, time.monotonic()
 
 
 def test_while_the_server_stands_still_the_loop_turns_and_afterwards_everything_goes_on(postgres, postgres_url, caplog) -> None:
@@ -62,7 +73,8 @@ def test_while_the_server_stands_still_the_loop_turns_and_afterwards_everything_
 
     def stand_still() -> None:
         postgres.pause()
-        ticks.longest_s, cpu_s = 0.0, time.process_time()
+        ticks.reset()
+        cpu_s = time.process_time()
         time.sleep(pause_s)
         measured.extend((ticks.longest_s, time.process_time() - cpu_s))
         postgres.resume()
@@ -91,16 +103,7 @@ def test_while_the_server_stands_still_the_loop_turns_and_afterwards_everything_
 
 def test_nothing_is_asked_of_the_server_on_the_event_loop(postgres_url, monkeypatch) -> None:
     """However quickly it answers here: where it does not, every run of the worker would stand still. Budgets, rates and children are left out."""
-    asked: list[str] = []
-    take = Connections._take
-
-    def watched(self: Connections) -> Connection:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return take(self)
-        asked.extend(frame.name for frame in traceback.extract_stack()[-8:-1])
-        return take(self)
+    asked = watch(monkeypatch)
 
     @tool(effect="once")
     async def step(n: int) -> int:
@@ -116,18 +119,156 @@ def test_nothing_is_asked_of_the_server_on_the_event_loop(postgres_url, monkeypa
 
     async def main(store: PostgresStore, outside: PostgresStore) -> None:
         async with working(store, [plain], structs.replace(SETTINGS, park_after_s=1.0)):
-            monkeypatch.setattr(Connections, "_take", watched)
             for n in range(3):
                 await asyncio.to_thread(create_run_of, outside, plain, f"p{n}")
             await asyncio.sleep(0.8)
             for n in range(3):
                 await asyncio.to_thread(letter, outside, f"p{n}", "news")
             await all_ended(outside)
-            monkeypatch.undo()
 
     with opened(postgres_url) as store, opened(postgres_url) as outside:
         asyncio.run(main(store, outside))
     assert asked == []
+
+
+def test_an_app_asks_nothing_of_the_server_on_the_event_loop(postgres_url, monkeypatch) -> None:
+    asked = watch(monkeypatch)
+
+    @agent
+    async def plain(run: Run) -> str:
+        await run.approve("go", {}, reason="to be asked")
+        return "x" * 100_000  # more than lies in place
+
+    async def main() -> None:
+        async with Perdure(postgres_url, [plain], settings=SETTINGS) as app:
+            handle = await app.start(plain)
+            await app.drive(handle.id)
+            (asking,) = await app.approvals()
+            await app.approve(asking.approval, by="ann")
+            assert len(await handle.result()) == 100_000
+            assert await app.costs() == []
+
+    asyncio.run(main())
+    assert asked == []
+
+
+def test_a_run_whose_append_was_refused_is_given_up_off_the_event_loop(postgres_url, monkeypatch, caplog) -> None:
+    asked, may_end = watch(monkeypatch), threading.Event()
+
+    @tool(effect="once")
+    def step() -> None:
+        assert may_end.wait(10)
+
+    @agent
+    async def plain(run: Run) -> None:
+        await step()
+
+    async def main(store: PostgresStore) -> None:
+        async with working(store, [plain]):
+            await asyncio.to_thread(create_run_of, store, plain, "r")
+            held = "SELECT count(*) FROM perdure_events WHERE data LIKE '%step%'"
+            await asyncio.to_thread(until, lambda: value(postgres_url, held) == 1)
+            nonce = await asyncio.to_thread(value, postgres_url, "SELECT nonce FROM perdure_runs")
+            await asyncio.to_thread(value, postgres_url, "UPDATE perdure_runs SET nonce = '\\x00' RETURNING 1")
+            may_end.set()
+            await asyncio.to_thread(until, lambda: "cannot be given up yet" in caplog.text)
+            await asyncio.to_thread(value, postgres_url, "UPDATE perdure_runs SET nonce = %s RETURNING 1", nonce)
+            stopped = "SELECT status = 'needs_attention' AND holder IS NULL FROM perdure_runs"
+            await asyncio.to_thread(until, lambda: value(postgres_url, stopped))
+
+    with opened(postgres_url) as store:
+        asyncio.run(main(store))
+    assert asked == []
+
+
+def test_a_rate_that_somebody_else_has_locked_holds_up_only_those_who_need_it(postgres_url) -> None:
+    ticks, took_s = Ticks(), []
+    rate = Rate(1000, per=1, key="service")
+
+    @tool(effect="once", rate=rate)
+    async def step(n: int) -> int:
+        return n
+
+    @agent
+    async def plain(run: Run) -> int:
+        return int(await step(1))
+
+    def stand_in_the_way(store: PostgresStore) -> None:
+        with psycopg.connect(postgres_url) as other:
+            assert other.execute("SELECT 1 FROM perdure_rates WHERE key = 'service' FOR UPDATE").fetchall() == [(1,)]
+            ticks.reset()
+            create_run_of(store, plain, "second")
+            for needs in (lambda: store.admit(rate, 1), lambda: store.hold_back("service", 1)):
+                began_s = time.monotonic()
+                with pytest.raises(StoreUnavailable, match="locked"):
+                    needs()
+                took_s.append(time.monotonic() - began_s)
+            time.sleep(1.5)
+            assert ticks.longest_s < 0.5, f"the loop stood still for {ticks.longest_s:.1f} s"
+            assert other.execute("SELECT count(*) FROM perdure_runs WHERE status = 'succeeded'").fetchone() == (1,)
+
+    async def main(store: PostgresStore) -> None:
+        async with working(store, [plain]):
+            ticking = asyncio.ensure_future(ticks.run())
+            await asyncio.to_thread(create_run_of, store, plain, "first")
+            await all_ended(store)
+            await asyncio.to_thread(stand_in_the_way, store)
+            await all_ended(store)
+            ticking.cancel()
+
+    with opened(postgres_url) as store:
+        asyncio.run(main(store))
+    assert max(took_s) < 0.5, took_s
+
+
+def test_what_a_program_does_on_the_threads_of_its_loop_keeps_the_store_from_nobody(postgres_url) -> None:
+    """They are few and everybody's: questions to the store have threads of their own."""
+    may_end = threading.Event()
+
+    @tool(effect="once")
+    async def step(n: int) -> int:
+        return n
+
+    @agent
+    async def plain(run: Run) -> int:
+        return int(await step(1))
+
+    async def main() -> None:
+        busy = [asyncio.ensure_future(asyncio.to_thread(may_end.wait, 20)) for _ in range(64)]
+        await asyncio.sleep(0.01)  # all threads of the loop are taken
+        late = threading.Timer(5.0, may_end.set)
+        late.start()
+        async with Perdure(postgres_url, [plain], settings=SETTINGS) as app:
+            handle = await app.start(plain, id="r")
+            assert await handle.result() == 1
+            assert (await handle.status()).status == "succeeded"
+            assert await app.costs()
+        assert not may_end.is_set(), "it had to wait for them"
+        late.cancel()
+        may_end.set()
+        await asyncio.gather(*busy)
+
+    asyncio.run(main())
+
+
+def watch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Who waits for the server on an event loop from now on: the names of those who called."""
+    asked: list[str] = []
+    for kind, name in ((Connections, "_take"), (NotifyBell, "listen"), (Renewer, "stop")):
+        monkeypatch.setattr(kind, name, watched(getattr(kind, name), asked))
+    return asked
+
+
+def watched(ask: Callable[..., Any], asked: list[str]) -> Callable[..., Any]:
+    def asking(*args: Any) -> Any:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return ask(*args)
+        asked.extend(frame.name for frame in traceback.extract_stack()[-8:-1])
+        return ask(*args)
+
+    return asking
 
 
 def test_every_packet_late_costs_time_and_nothing_else(postgres_url) -> None:
@@ -141,12 +282,12 @@ def test_every_packet_late_costs_time_and_nothing_else(postgres_url) -> None:
             ticking = asyncio.ensure_future(ticks.run())
             await asyncio.gather(*(asyncio.to_thread(create_errand, store, agents, name, wait=False) for name in names))
             await all_ended(store)
+            assert ticks.longest_s < 0.25, f"the loop stood still for {ticks.longest_s:.2f} s, a dozen round trips"
             ticking.cancel()
             proxy.latency_s = 0.0
 
     with behind_proxy(postgres_url) as (store, proxy):
         asyncio.run(main(store, proxy))
-    assert ticks.longest_s < 0.25, f"the loop stood still for {ticks.longest_s:.2f} s, a dozen round trips"
     deeds.check(postgres_url, len(names))
     check_journals(postgres_url)
 
@@ -160,7 +301,8 @@ def test_a_worker_whose_server_is_away_for_long_keeps_still_and_renews_afterward
 
     def go_away() -> None:
         postgres.stop("immediate")
-        ticks.longest_s, cpu_s = 0.0, time.process_time()
+        ticks.reset()
+        cpu_s = time.process_time()
         time.sleep(3.0)
         measured.extend((ticks.longest_s, time.process_time() - cpu_s))
         postgres.start()

@@ -41,7 +41,7 @@ from perdure.testing.conformance_waiting import NOW, SECOND, approved, found, ho
 
 # Of each kind so many, so that all together are more than two hundred. Silence costs the whole time that an answer may take.
 ROUNDS: dict[Moment, int] = {"before": 3, "after": 5, "late": 3, "silent": 1}
-NO_STATUS = "SELECT NULL::text, '' WHERE $1::text <> ''"  # as a server answers that cannot tell
+NO_STATUS = "SELECT NULL::text WHERE $1::text <> ''"  # as a server answers that cannot tell
 MOMENTS: list[Moment] = ["before", "after", "late", "silent"]
 SILENT = ("append_of_one_run", "append_of_many_runs", "release", "transaction", "creation", "signal_to_a_resting_run", "decision", "claim")
 
@@ -237,9 +237,9 @@ async def lose_commits(proxy: Proxy, chance: random.Random) -> None:
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_server_that_cannot_tell_what_became_of_a_transaction_is_asked_for_its_traces(cut_off, postgres_url, monkeypatch, moment) -> None:
-    """Another server that has taken over may have given its number to somebody else: then the rows themselves are looked for."""
+    """A server that has recovered or taken over may have given its number to somebody else: that it is there, its rows alone can tell."""
     others = {"before": "committed", "after": "aborted"}[moment]
-    monkeypatch.setattr(database, "_STATUS", f"SELECT '{others}', 'a later start' WHERE $1::text <> ''")
+    monkeypatch.setattr(database, "_STATUS", f"SELECT '{others}' WHERE $1::text <> ''")
     store, proxy = cut_off
     for name, (marker, prepare) in OPERATIONS.items():
         if name == "sign_of_life":
@@ -285,3 +285,17 @@ def test_what_has_arrived_of_a_group_whose_other_half_has_not_is_not_refused_whe
     assert [len(store.read(run_id)) for run_id in ("plain", "resting")] == [3, 3]
     plain.seq, plain.head = plain.seq + 1, group[0].events[-1].hash
     assert store.append([plain.sealed(ThoughtRecorded("b"))]) == [Committed()], "and its lease goes on"
+
+
+def test_a_refusal_that_is_about_something_else_leaves_the_lease_as_it_is(cut_off, postgres_url) -> None:
+    """The clearing up has given the lease another nonce; whoever gives the run up after the refusal must have it."""
+    store, proxy = cut_off
+    plain, hand = hold(store, "plain"), hold(store, "r")
+    proxy.rule(Cut(f"{ONE}|{MANY}", "before"))
+    first, second = store.append([plain.sealed(ThoughtRecorded("a")), hand.sealed(starting("ap-nobody"), call=1)])
+    assert proxy.cuts["before"] == 1
+    assert first == Committed()
+    assert isinstance(second, Refused)
+    assert "may not start" in second.why
+    given_up = hand.sealed(RunReleased("queued", "x"), row=RowChange("queued", ready_at=NOW, release=True))
+    assert store.append([given_up]) == [Committed()]

@@ -29,6 +29,7 @@ from perdure.testing.conformance import T0, found, new_run
 from perdure.webhooks import verify
 from perdure.worker import courier as module
 from perdure.worker import webhook, wording
+from perdure.worker.asking import Asking
 from perdure.worker.courier import HOLD_S, Courier, retry_delay_s
 
 MINUTE = 60_000_000
@@ -52,7 +53,7 @@ def settings_for(there: Receiver, **more: Any) -> Settings:
 
 def flush(store: Store, settings: Settings, clock: ManualClock, timeout_s: float = 10.0) -> None:
     async def main() -> None:
-        await Courier(store, settings, clock).flush(timeout_s)
+        await Courier(store, settings, clock, Asking()).flush(timeout_s)
 
     run(main())
 
@@ -316,7 +317,7 @@ def test_the_secret_is_in_no_log_no_error_and_not_in_the_file(store, clock, capl
 
     failing_run(store, "r-1")
     with receiver(says(500), says(302, Location="http://127.0.0.1:1/"), nonsense, says(410)) as there:
-        made = Courier(store, settings_for(there), clock)
+        made = Courier(store, settings_for(there), clock, Asking())
         assert SECRET not in repr(made) + repr(vars(made).get("_endpoint"))
         for _ in range(4):
             flush(store, settings_for(there), clock)
@@ -346,7 +347,7 @@ def everything(connection: Any, table: str) -> list[Any]:
 
 
 def serving(store: Store, settings: Settings, clock: ManualClock, busy: bool = False) -> tuple[Courier, asyncio.Task[None]]:
-    courier = Courier(store, settings, clock, busy=lambda: busy)
+    courier = Courier(store, settings, clock, Asking(), busy=lambda: busy)
     return courier, asyncio.ensure_future(courier.run())
 
 
@@ -542,6 +543,7 @@ COURIER = """
 import asyncio, os, sys
 from perdure.settings import Settings
 from perdure.store.open import open_store
+from perdure.worker.asking import Asking
 from perdure.worker.clock import Clock
 from perdure.worker.courier import Courier
 
@@ -551,7 +553,7 @@ settings = Settings(webhook_url=sys.argv[2], webhook_secret=sys.argv[3])
 async def main():
     print(os.getpid(), flush=True)
     sys.stdin.readline()
-    await Courier(store, settings, Clock()).flush(float(sys.argv[4]))
+    await Courier(store, settings, Clock(), Asking()).flush(float(sys.argv[4]))
 
 asyncio.run(main())
 store.close()

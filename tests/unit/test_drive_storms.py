@@ -83,7 +83,7 @@ def test_a_worker_that_cannot_renew_its_leases_claims_nothing_until_it_can(tmp_p
         return "done"
 
     async def main() -> list[str]:
-        seen = []
+        seen: list[str] = []
         async with perdure(tmp_path / "db", [quick], clock=Clock(), settings=structs.replace(SETTINGS, lease_s=0.3)) as app:
             serving = asyncio.create_task(app.work())
             await until(lambda: app._worker is not None)
@@ -105,3 +105,25 @@ def test_a_worker_that_cannot_renew_its_leases_claims_nothing_until_it_can(tmp_p
         return seen
 
     assert run(main()) == ["queued", "succeeded"]
+
+
+def test_a_worker_gives_up_what_it_holds_and_does_not_drive(tmp_path: Path) -> None:
+    """G6: its claim has arrived, and the answer was lost for longer than anybody waits for one."""
+
+    @agent(version="1")
+    async def quick(run: Run) -> str:
+        return "done"
+
+    async def main() -> list[str]:
+        async with perdure(tmp_path / "db", [quick], clock=Clock()) as app:
+            await app.start(quick, id="r")
+            worker = await app._working()
+            assert app.store.claim(worker.id, list(worker.agents), 1, app.clock.now(), run_id="r")  # and nobody hears of it
+            serving = asyncio.create_task(app.work())
+            await until(lambda: app.store.get("r").status == "succeeded")  # type: ignore[union-attr]
+            app.drain()
+            await serving
+            return outline(await app.handle("r").events())
+
+    journal = run(main())
+    assert journal.count("run_succeeded") == 1

@@ -13,9 +13,10 @@ import pytest
 from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, until
 from tests.unit.store_tools import raw
 
-from perdure import Agent, Call, Perdure, Retry, Run, ToolFailed, agent, tool
+from perdure import Agent, Approval, Call, NotApproved, Perdure, Retry, Run, ToolFailed, agent, tool
 from perdure.errors import StoreCorrupt, StoreError, StoreUnavailable
 from perdure.store.api import RunRow
+from perdure.worker.worker import _TRANSACTIONS
 
 
 def booking(book: Any) -> Agent[Any, Any]:
@@ -156,6 +157,43 @@ def test_a_long_transaction_keeps_the_loop_and_other_runs_going(tmp_path: Path) 
     results, longest_s = run(main())
     assert results == ["acted", ["ok", "booked"], "cancelled", "succeeded"]
     assert longest_s < 0.3, "the loop stood still"
+
+
+def test_an_approval_that_expires_while_its_transaction_waits_for_a_thread_is_not_used(tmp_path: Path) -> None:
+    """As many transactions as there are threads for them take their time: what the last one waits counts (G9)."""
+    made: list[str] = []
+    may_end = threading.Event()
+
+    @tool(effect="transaction", approval=Approval(expires=1.0))
+    def pay(call: Call) -> str:
+        made.append(call.run_id)
+        return "paid"
+
+    @agent(version="1")
+    async def payer(run: Run) -> str:
+        try:
+            return str(await pay())
+        except NotApproved as refused:
+            return refused.outcome
+
+    async def main() -> str:
+        async with Perdure(f"sqlite:///{tmp_path / 'db'}", [payer], settings=SETTINGS) as app:
+            handle = await app.start(payer, id="r")
+            assert (await app.drive("r", wait=False)).status == "waiting_approval"
+            assert app._worker is not None
+            for _ in range(_TRANSACTIONS):
+                app._worker._transactors.submit(may_end.wait, 10)
+            try:
+                (asked,) = await app.approvals()
+                await app.approve(asked.approval, by="ann")
+                driving = asyncio.ensure_future(app.drive("r", wait=False))
+                await asyncio.sleep(1.2)
+            finally:
+                may_end.set()
+            await driving
+            return str(await handle.result(timeout=10))
+
+    assert (run(main()), made) == ("expired", [])
 
 
 async def longest_stall_s(seconds: float) -> float:

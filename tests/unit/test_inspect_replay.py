@@ -116,7 +116,9 @@ def test_a_dead_worker_and_what_it_held_are_named(store: Store) -> None:
     assert "1 alive: host:1 (1 run" in checks(store)["workers"].found
     assert checks(store)["leases"].verdict == "ok"
     silent = checks(store, later_us=2 * LEASE_US)
-    assert "0 alive; 1 dead" in silent["workers"].found
+    assert silent["workers"].verdict == "warn"
+    assert "none is alive, and 3 runs are unfinished" in silent["workers"].found
+    assert "; 1 dead" in silent["workers"].found
     assert (silent["leases"].verdict, silent["leases"].way_out) == ("warn", "the next worker takes them over; here: perdure resume queued")
 
 

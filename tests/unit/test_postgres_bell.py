@@ -14,10 +14,12 @@ from tests.servers.pooler import Pooler
 from tests.servers.postgres import Server
 from tests.unit.postgres_tools import empty, eventually, opened, raw
 
+from perdure.errors import StoreUnavailable
 from perdure.store.postgres import bell as bells
+from perdure.store.postgres import claims
 from perdure.store.postgres.bell import NotifyBell
 from perdure.store.postgres.store import PostgresStore
-from perdure.testing.conformance import T0, new_run
+from perdure.testing.conformance import T0, new_run, serving
 
 
 class Ears:
@@ -247,3 +249,45 @@ def test_behind_a_pooler_no_session_is_taken_for_ours(url: str, size: int, monke
             store.close()
     with raw(url) as connection:
         assert connection.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)
+
+
+def test_a_worker_that_cannot_have_its_connection_back_says_so_and_is_judged_by_its_lease_alone(
+    store: PostgresStore, other: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lives and renews: that its lock is missing must not count against it."""
+    monkeypatch.setattr(claims, "GRACE_S", 0.3)
+    store.create_run(new_run("r"))
+    store.register("w", "host:1", 1, T0)
+    eventually(lambda: session_of(store.url, "w"), 3)
+    assert store.claim("w", serving("a"), 1, T0)
+    real = store._connections.open
+
+    def refused() -> Any:
+        raise StoreUnavailable("no connection left")
+
+    monkeypatch.setattr(store._connections, "open", refused)
+    with raw(store.url) as outside:
+        outside.execute("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'")
+    eventually(lambda: session_of(store.url, "w") is False, 3)
+    for _ in range(4):
+        assert other.reap("x", 30_000_000, T0) == 0
+        time.sleep(0.15)
+    monkeypatch.setattr(store._connections, "open", real)
+    eventually(lambda: session_of(store.url, "w"), 5)
+
+
+def test_an_error_that_nobody_thought_of_does_not_end_the_doorbell(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T13: too many open files, say."""
+    store.listen(Ears())
+    eventually(lambda: store._notify.listening)
+    real, failures = store._connections.open, [OSError(24, "Too many open files"), ValueError("an error of ours")]
+    monkeypatch.setattr(store._connections, "open", lambda: _raise(failures.pop()) if failures else real())
+    with raw(store.url) as outside:
+        outside.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+        )
+    eventually(lambda: not failures and store._notify.listening, 5)
+
+
+def _raise(error: Exception) -> Any:
+    raise error

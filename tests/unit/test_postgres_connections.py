@@ -17,6 +17,7 @@ from tests.servers.proxy import Cut, Proxy
 from tests.unit.postgres_tools import empty, opened, raw
 
 from perdure.errors import InvalidInput, StoreCorrupt, StoreError, StoreUnavailable
+from perdure.store.cursor import Locked
 from perdure.store.open import open_store
 from perdure.store.postgres.connect import Connection, connect, parameters, where
 from perdure.store.postgres.connections import Connections
@@ -268,11 +269,11 @@ def test_an_unknown_commit_is_cleared_up_though_the_limit_is_one(url: str) -> No
         database = PostgresDatabase(Connections(proxy.url(url), limit=1, answer_s=2.0))
         proxy.rule(Cut("^COMMIT", "after"))
         began_s = time.monotonic()
-        database.write(lambda cursor: cursor.change("make_lock", ("x",)), lambda cursor, _: pytest.fail("the server knows"))
+        database.write(lambda cursor: cursor.change("make_lock", ("x",)), lambda cursor, _: cursor.one("take_lock", ("x",)) is not None)
         assert time.monotonic() - began_s < 1.5
         proxy.rule(Cut("^COMMIT", "before"))
         with pytest.raises(StoreUnavailable, match="nothing was acknowledged"):
-            database.write(lambda cursor: cursor.change("make_lock", ("y",)), lambda cursor, _: pytest.fail("the server knows"))
+            database.write(lambda cursor: cursor.change("make_lock", ("y",)), lambda cursor, _: cursor.one("take_lock", ("y",)) is not None)
         assert time.monotonic() - began_s < 3
         assert database.read("rate", ("x",)) == []
         database.close()
@@ -291,7 +292,7 @@ def error_of(state: str, message: str = "it says so\nin two lines") -> psycopg.E
         ("53300", StoreUnavailable, "has no connection left for us; raise max_connections"),
         ("53100", StoreUnavailable, "no room on its disk"),
         ("53200", StoreUnavailable, "out of memory"),
-        ("55P03", StoreUnavailable, "another transaction has locked"),
+        ("55P03", Locked, "another transaction has locked"),
         ("57014", StoreUnavailable, "cancelled the statement"),
         ("25006", StoreUnavailable, "takes no writes"),
         ("57P01", StoreUnavailable, "cannot be reached"),
@@ -302,7 +303,7 @@ def error_of(state: str, message: str = "it says so\nin two lines") -> psycopg.E
         ("40001", StoreUnavailable, "because of another one"),
         ("28P01", StoreError, "does not let us in"),
         ("3D000", StoreError, "no such database"),
-        ("42501", StoreError, "perdure migrate"),
+        ("42501", StoreError, "let the owner of the tables migrate and GRANT it"),
         ("42P01", StoreCorrupt, "somebody has changed its tables"),
         ("42703", StoreCorrupt, "somebody has changed its tables"),
         ("23505", StoreError, "it says so in two lines"),

@@ -16,8 +16,9 @@ from tests.servers.proxy import Cut, Proxy
 from tests.unit.postgres_tools import cleared, opened, raw
 
 from perdure.core.codec import pack
-from perdure.core.events import SignalReceived, ThoughtRecorded, ToolCallCompleted
+from perdure.core.events import Failure, RunFailed, SignalReceived, ThoughtRecorded, ToolCallCompleted
 from perdure.errors import InvalidInput, NotFound, StoreError, StoreUnavailable
+from perdure.inspect.projection import same
 from perdure.store.api import ApprovalFilter, Committed, Filter, Refused, RowChange
 from perdure.store.postgres.cursor import PostgresCursor
 from perdure.store.postgres.store import PostgresStore
@@ -68,6 +69,16 @@ def test_a_run_from_a_transaction_that_this_server_has_not_reached_yet_counts_as
         outside.execute("UPDATE perdure_runs SET born = '99999999'::xid8")
     ((place, row),) = store.growing()
     assert (place[0], row.run_id) == (0, "r")
+    store.create_run(new_run("young"))
+    (_, old), (newest, young) = grown(store, 2)
+    assert (old.run_id, young.run_id, newest[0] > 0) == ("r", "young", True)
+    assert [row.run_id for _, row in store.growing(after=place)] == ["young"]
+    assert [row.run_id for _, row in store.growing(limit=1)] == ["r"]
+    assert store.growing(after=newest) == []
+    with raw(store.url) as outside:
+        outside.execute("UPDATE perdure_runs SET status = 'failed', ready_at = NULL")
+    assert [row.run_id for _, row in store.growing(newest=place)] == ["young"]
+    assert store.growing(newest=newest) == []
 
 
 def copy_of(connection: psycopg.Connection[Any], run_id: str, other: str) -> None:
@@ -298,3 +309,14 @@ def test_numbers_that_no_column_can_hold_are_an_error_and_nothing_is_written(sto
 def test_what_is_not_there_is_said_as_on_sqlite(store: PostgresStore) -> None:
     with pytest.raises(NotFound, match="no event 7"):
         store.hash_at("r", 7)
+
+
+def test_a_nul_in_an_error_is_no_edit_to_verify(store: PostgresStore) -> None:
+    """The row shows it as another character; the journal has it."""
+    held = hold_one(store, "r")
+    failed = RunFailed(Failure("error", "ValueError", "a\0b"))
+    assert store.append([held.append(failed, row=RowChange("failed", error="ValueError: a\0b"))]) == [Committed()]
+    shown = found(store, "r").error
+    assert shown == "ValueError: a\u2400b"
+    assert same(shown, "ValueError: a\0b")
+    assert not same(shown, "ValueError: ab")

@@ -218,6 +218,59 @@ def test_a_worker_behind_a_pooler_is_never_judged_by_its_session(
         far.close()
 
 
+@pytest.mark.usefixtures("short_grace")
+def test_a_worker_elsewhere_that_is_gone_and_holds_nothing_costs_nothing(
+    store: PostgresStore, elsewhere: Callable[[str], PostgresStore]
+) -> None:
+    far = elsewhere(store.url)
+    far.register("w", "host:1", 1, T0)
+    store.register("w2", "host:2", 2, T0)
+    eventually(lambda: session(store.url, "w"))
+    far._notify.close()
+    commits = store._database.commits
+    for _ in range(6):  # longer than the grace
+        assert store.reap("w2", LEASE_US, T0) == 0
+        time.sleep(0.1)
+    assert store._database.commits == commits
+
+
+# -- many workers ----------------------------------------------------------------------------------------------------------------------------
+def test_of_many_workers_each_looks_at_the_others_now_and_then(store: PostgresStore, elsewhere: Callable[[str], PostgresStore]) -> None:
+    for n in range(11):
+        store.register(f"w{n}", "host:1", 1, T0)
+    zombie = opened(store.url)
+    hold_one(zombie, "r")
+    begun_s = time.monotonic()
+    assert store.reap("w0", LEASE_US, T0) == 0
+    zombie._liveness.close()  # as the kernel does
+    eventually(lambda: store.reap("w0", LEASE_US, T0))
+    assert time.monotonic() - begun_s >= 12 * 0.05 * 0.5
+    newcomer = elsewhere(store.url)
+    newcomer.register("new", "host:2", 2, T0)
+    with raw(store.url) as outside:
+        outside.execute("UPDATE perdure_runs SET holder = 'nobody', ready_at = NULL")
+    assert newcomer.reap("new", LEASE_US, T0) == 1  # the first look is at once
+    zombie.close()
+
+
+@pytest.mark.usefixtures("short_grace")
+def test_whoever_finds_a_worker_cut_off_looks_again_after_the_grace_however_rare_its_turns_are(
+    store: PostgresStore, elsewhere: Callable[[str], PostgresStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "_SPREAD_S", 100.0)
+    far = elsewhere(store.url)
+    hold_one(far, "r")
+    for n in range(11):
+        store.register(f"w{n}", "host:1", 1, T0)
+    eventually(lambda: session(store.url, "w"))
+    far._notify.close()
+    assert store.reap("w0", LEASE_US, T0) == 0
+    begun_s = time.monotonic()
+    eventually(lambda: store.reap("w0", LEASE_US, T0))
+    assert time.monotonic() - begun_s >= 0.3
+    assert found(store, "r").holder is None
+
+
 def test_leases_are_judged_by_the_clock_of_the_database(store: PostgresStore, elsewhere: Callable[[str], PostgresStore]) -> None:
     """Whatever a worker says about the time."""
     far = elsewhere(store.url)
@@ -242,6 +295,7 @@ def test_workers_that_have_been_silent_for_very_long_and_hold_nothing_are_forgot
         outside.execute("UPDATE perdure_workers SET beat_at = 0 WHERE worker IN ('holds', 'idle')")
         outside.execute("UPDATE perdure_runs SET holder = 'holds'")
     store._claims._count(LEASE_US)  # type: ignore[attr-defined]
+    assert store._notify.crowd == 1  # who is silent takes no turns
     assert sorted(row.worker for row in store.workers(T0, LEASE_US)) == ["holds", "w"]
 
 

@@ -107,7 +107,7 @@ def test_a_user_who_may_not_create_tables_is_told_who_may(postgres: Server, url:
     try:
         with raw(url) as owner:
             owner.execute(f"GRANT USAGE ON SCHEMA {schema} TO guest".encode())
-        with pytest.raises(StoreError, match=r"this user may not do that .*perdure migrate"):
+        with pytest.raises(StoreError, match=r"this user may not do that .*let the owner of the tables migrate"):
             open_store(url.replace(f"//{OWNER}@", "//guest@"))
     finally:
         with raw(url) as owner:

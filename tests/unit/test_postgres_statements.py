@@ -34,6 +34,7 @@ USES: list[tuple[str, Any, set[str]]] = [
     ("ready_below", {"run_id": "r", "now": 1, "queues": None, "served": SERVED, "limit": 9}, {"perdure_runs_run_id_key"}),
     ("family_of_run", {"run_id": "r"}, {"perdure_runs_run_id_key"}),
     ("run_by_id", ("r",), {"perdure_runs_run_id_key"}),
+    ("lock_runs", {"keys": [1, 2], "ending": [2]}, {"perdure_runs_pkey", "perdure_runs_run_id_key"}),
     ("inbox_of_worker", ("w",), {"perdure_runs_held", "perdure_inbox_run"}),
     ("unread_of_run", (1,), {"perdure_inbox_run"}),
     ("read_events", {"run_id": "r", "after": 0}, {"perdure_events_pkey", "perdure_runs_run_id_key"}),
@@ -54,7 +55,9 @@ USES: list[tuple[str, Any, set[str]]] = [
     ("held_by_party", (), {"perdure_runs_held"}),
     ("lose_runs", {"lost": 1, "now": 1, "worker": "w"}, {"perdure_runs_held", "perdure_runs_pkey"}),
     ("over_budget", ("r",), {"perdure_budgets_above", "perdure_runs_ledger"}),
+    ("workers_without_session", (), {"perdure_runs_held"}),
     ("blob", (bytes(32),), {"perdure_blobs_pkey"}),
+    ("blobs_to_keep", {"digests": f'["{bytes(32).hex()}"]'}, {"perdure_blobs_pkey"}),
     ("journals_without_run", (), {"perdure_events_pkey"}),
 ]
 
@@ -75,7 +78,8 @@ INSERT INTO perdure_approvals (approval, run, seq, call, action, asked_at, statu
 SELECT 'p' || n, n, 1, 1, 'x', n, CASE WHEN n % 40 = 0 THEN 'pending' ELSE 'consumed' END, '[]' FROM generate_series(1, 2000) AS n;
 INSERT INTO perdure_budgets (run, above, on_exceed) SELECT n * 5, CASE WHEN n > 10 THEN 5 * (n / 10) END, 'ask' FROM generate_series(1, 600) AS n;
 INSERT INTO perdure_blobs SELECT decode(lpad(to_hex(n), 64, '0'), 'hex'), '' FROM generate_series(1, 1000) AS n;
-ANALYZE perdure_lines, perdure_runs, perdure_events, perdure_inbox, perdure_notices, perdure_approvals, perdure_budgets, perdure_blobs;
+INSERT INTO perdure_workers (worker, name, pid, started_at, beat_at) SELECT 'w' || n, 'w', 1, n, 1 FROM generate_series(0, 59) AS n;
+ANALYZE perdure_lines, perdure_workers, perdure_runs, perdure_events, perdure_inbox, perdure_notices, perdure_approvals, perdure_budgets, perdure_blobs;
 """
 
 
@@ -175,11 +179,35 @@ def planned(postgres: Server) -> Iterator[psycopg.Connection[Any]]:
 
 
 def test_the_events_of_approvals_are_looked_up_for_those_alone_that_are_listed(planned: psycopg.Connection[Any]) -> None:
-    statement = QUERIES["list_approvals"]
-    values = statement.values({"statuses": '["pending"]', "tenant": None, "run_id": None, "limit": 9})
-    explained = psycopg.RawCursor(planned).execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement.sql}".encode(), values).fetchall()
-    (events,) = [node for node in each_node(explained[0][0][0]["Plan"]) if node.get("Relation Name") == "perdure_events"]
+    nodes = done(planned, "list_approvals", {"statuses": '["pending"]', "tenant": None, "run_id": None, "limit": 9})
+    (events,) = [node for node in nodes if node.get("Relation Name") == "perdure_events"]
     assert events["Actual Loops"] * events["Actual Rows"] == 9
+
+
+def test_a_page_of_what_grows_reads_no_more_than_it_shows(planned: psycopg.Connection[Any]) -> None:
+    ((born,),) = planned.execute("SELECT born::text::bigint FROM perdure_runs LIMIT 1").fetchall()
+    planned.execute("SELECT pg_current_xact_id()")  # so that the runs are from the past
+    place = {"after_commit": born, "after": 1500, "newest_commit": born, "newest": 1200, "limit": 9}
+    read = [node for node in done(planned, "growing_runs", place) if node.get("Index Name") == "perdure_runs_born" and node["Actual Loops"]]
+    assert [(node["Actual Rows"], node.get("Rows Removed by Filter", 0)) for node in read] == [(9, 0)], read
+
+
+def test_what_workers_hold_is_counted_in_one_pass_over_what_is_held(planned: psycopg.Connection[Any]) -> None:
+    nodes = done(planned, "list_workers", {"lease_us": 1, "now": 1})
+    (held,) = [node for node in nodes if node.get("Relation Name") == "perdure_runs"]
+    assert (held["Actual Loops"], held["Actual Rows"]) == (1, 1000)
+    assert "perdure_runs_held" in {node.get("Index Name") for node in nodes}
+    statement = QUERIES["list_workers"]
+    rows = psycopg.RawCursor(planned).execute(statement.sql.encode(), statement.values({"lease_us": 1, "now": 1})).fetchall()
+    assert [row[5] for row in rows] == [20] * 50 + [0] * 10
+
+
+def done(connection: psycopg.Connection[Any], name: str, params: Any) -> list[dict[str, Any]]:
+    """The steps of a statement, with what each has cost."""
+    statement = QUERIES[name]
+    explain = f"EXPLAIN (ANALYZE, FORMAT JSON) {statement.sql}".encode()
+    ((plan,),) = psycopg.RawCursor(connection).execute(explain, statement.values(params)).fetchall()
+    return list(each_node(plan[0]["Plan"]))
 
 
 def each_node(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:

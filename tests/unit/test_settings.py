@@ -96,6 +96,7 @@ def test_an_empty_variable_counts_as_not_set(tmp_path):
         ("PERDURE_DRAIN_TIMEOUT_S", "nan", "a number of seconds, 0 or more"),
         ("PERDURE_CONCURRENCY", "0", "a whole number, 1 or more"),
         ("PERDURE_CONCURRENCY", "1.5", "a whole number, 1 or more"),
+        ("PERDURE_CONNECTIONS", "2", "a whole number, 3 or more"),
         ("PERDURE_CONCURRENCY", "9" * 5000, "a whole number, 1 or more"),
         ("PERDURE_SYNCHRONOUS", "off", '"full" or "normal"'),
     ],

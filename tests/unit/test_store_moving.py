@@ -38,7 +38,7 @@ from perdure.store.creation import insert_run
 from perdure.store.cursor import Cursor
 from perdure.store.open import open_store
 from perdure.store.postgres.queries import QUERIES as POSTGRES
-from perdure.store.postgres.queries import numbered
+from perdure.store.postgres.queries import Statement
 from perdure.store.sql import SqlStore
 from perdure.store.sqlite.migrate import MIGRATIONS
 from perdure.testing.conformance_moving import BOOM, ELSEWHERE, ENDED, LEASE_US, LONG, over, undo_of
@@ -401,7 +401,7 @@ def close_while_somebody_writes(stores: tuple[SqlStore, SqlStore]) -> None:
     ("statement", "guard", "instead", "check"),
     [
         ("run_to_keep", "FOR KEY SHARE", "", undo_while_it_is_pruned),
-        ("insert_blob", "DO UPDATE SET digest = excluded.digest", "DO NOTHING", blob_put_while_it_is_pruned),
+        ("blobs_to_keep", "FOR KEY SHARE", "", blob_put_while_it_is_pruned),
         ("lock_journal", "LOCK TABLE perdure_runs IN EXCLUSIVE MODE", "SELECT 1", close_while_somebody_writes),
     ],
 )
@@ -413,9 +413,9 @@ def test_without_its_lock_the_test_above_goes_red(
     instead: str,
     check: Callable[[Any], None],
 ) -> None:
-    sql = POSTGRES[statement].sql
+    sql, names = POSTGRES[statement].sql, POSTGRES[statement].names
     assert guard in sql
-    monkeypatch.setitem(POSTGRES, statement, numbered(sql.replace(guard, instead)))
+    monkeypatch.setitem(POSTGRES, statement, Statement(sql.replace(guard, instead), names))
     with pytest.raises((AssertionError, AttributeError)):
         check(stores)
 

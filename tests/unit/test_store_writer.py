@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from tests.unit.store_tools import raw
 
 from perdure.core.events import ThoughtRecorded
@@ -26,6 +27,7 @@ class CountedStore(SqliteStore):
     def __init__(self, path: Path) -> None:
         super().__init__("sqlite:", path, busy_s=0.05)
         self.groups: list[int] = []
+        self.times: list[int] = []
         self.threads: list[str] = []
         self.may_go = threading.Event()
         self.may_go.set()
@@ -35,6 +37,7 @@ class CountedStore(SqliteStore):
         self.arrived.set()
         self.may_go.wait()
         self.groups.append(len(batch))
+        self.times += [append.at for append in batch]
         self.threads.append(threading.current_thread().name)
         return super().append(batch)
 
@@ -80,6 +83,27 @@ def test_what_queues_up_during_a_commit_shares_the_next_one(store: CountedStore)
     assert asyncio.run(main()) == [Committed()] * 10
     assert store.groups == [1, 9]
     assert set(store.threads) == {"perdure-writer"}
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_has_waited_in_the_queue_goes_out_with_a_later_time(store: CountedStore, waits: bool) -> None:
+    """An approval that has expired meanwhile must not be used (G9)."""
+    first, second = hold_one(store, "r1"), hold_one(store, "r2")
+
+    async def main() -> None:
+        group = GroupCommit(store, asyncio.get_running_loop())
+        store.may_go.clear()
+        blocker = submit(group, structs.replace(thought(first), at=1_000_000))
+        await asyncio.to_thread(store.arrived.wait)
+        queued = submit(group, structs.replace(thought(second), at=1_000_000))
+        await asyncio.sleep(0.3 if waits else 0.0)
+        store.may_go.set()
+        assert await blocker == await queued == Committed()
+        group.close()
+
+    asyncio.run(main())
+    assert store.times[0] == 1_000_000, "what did not wait is sent as it is"
+    assert (store.times[1] >= 1_250_000) == waits, store.times
 
 
 def test_each_gets_its_own_answer_on_the_loops_thread_in_one_hop(store: CountedStore) -> None:

@@ -434,6 +434,8 @@ def test_T12_a_worker_that_lost_its_lease_is_refused_at_its_first_append(where: 
 class FailsToRenew:
     """The real store, whose first signs of life do not get through."""
 
+    remote = False
+
     def __init__(self, store: Store, failures: int) -> None:
         self._store = store
         self._failures = failures

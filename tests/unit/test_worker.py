@@ -14,6 +14,7 @@ from perdure import Agent, Outcome, Perdure, Run, agent, tool
 from perdure.core.loop import AgentLoop
 from perdure.errors import StoreUnavailable
 from perdure.store.api import RunRow
+from perdure.worker import worker as module
 from perdure.worker.worker import Worker
 
 
@@ -71,6 +72,33 @@ def test_a_worker_that_gets_back_a_run_which_it_lost_in_its_sleep_drives_it_once
 
     _, lines = run(main())
     assert lines[1:4] == ["initiated step 1/1", "initiated step 1/2", "completed 1/2"]
+
+
+def test_a_run_that_is_still_held_is_given_up_again_until_that_works(tmp_path: Path, monkeypatch, caplog) -> None:
+    """Refused once, as behind an append of its own that arrives late: held on to it would be nobody's, for as long as the worker lives."""
+    monkeypatch.setattr(module, "AGAIN_AFTER_S", 0.05)
+    case = Slow()
+
+    async def main() -> tuple[str, str]:
+        async with perdure(tmp_path / "db", [case.agent]) as app:
+            await app.start(case.agent, id="r")
+            working = asyncio.create_task(app.work())
+            await until(lambda: case.began == [0])
+            other = raw(tmp_path / "db")
+            ((nonce,),) = other.execute("SELECT nonce FROM perdure_runs").fetchall()
+            other.execute("UPDATE perdure_runs SET nonce = randomblob(16)")
+            case.finish[0].set()
+            await until(lambda: caplog.text.count("cannot be given up yet: run r is held by worker") >= 2)
+            before = status_of(app, "r")
+            other.execute("UPDATE perdure_runs SET nonce = ?", (nonce,))
+            other.close()
+            await until(lambda: status_of(app, "r") != before)
+            app.drain()
+            await working
+            return before, status_of(app, "r")
+
+    assert run(main()) == ("running", "needs_attention")
+    assert case.began == [0]
 
 
 # -- post that it cannot read -------------------------------------------------------------------------------------------

@@ -357,15 +357,16 @@ def with_url(text: str, url: str | None) -> str:
 
 
 def url_words(url: str | None) -> str:
-    """What a command to type needs so that it means the database that this one was given; a password is left for the reader to fill in."""
-    if not url:
-        return ""
+    """What a command to type needs so that it means the database that this one was given, without a password: that is for ~/.pgpass."""
+    return f" --url {shlex.quote(_pasted(url))}" if url else ""
+
+
+def _pasted(url: str) -> str:
     from perdure.store.url import shown_url
 
-    user, at, rest = url.removeprefix("postgresql://").partition("@")
-    # A user's name alone lets nobody in, and without it the command would not work.
-    pasted = url if at and "://" not in user and not re.search("[:%?/]", user) and shown_url(rest) == rest else shown_url(url)
-    return f" --url {shlex.quote(pasted)}"
+    found = re.fullmatch(r"(postgres(?:ql)?://)([\w.-]+)(?::[^@/?]*)?@([^@]*)", url)
+    # A user's name alone lets nobody in, and without it the command would not work. Where it is not plain which part is the name, it goes.
+    return f"{found[1]}{found[2]}@{shown_url(found[3])}" if found else shown_url(url)
 
 
 def json_option(function: F) -> F:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from perdure.errors import InvalidInput, StoreCorrupt
 from perdure.inspect.words import plural
 from perdure.settings import Settings
 from perdure.store.api import Store
-from perdure.store.copying import Copied, Copying, Survey
+from perdure.store.copying import Copied, Copying, Survey, some_tables
 from perdure.store.open import is_postgres, sqlite_path
 from perdure.store.url import shown_url
 
@@ -41,18 +41,31 @@ _NO_JOURNAL = "has no perdure journal"  # as both dialects say it
     metavar="S",
     help="Wait so long for live workers to end, instead of refusing.",
 )
+@click.option(
+    "--leave-tables",
+    is_flag=True,
+    help="Move although unfinished runs may need tables beside the journal, which do not come along: you have copied those.",
+)
 @click.option("--dry-run", is_flag=True, help="Compare both sides and say what would be copied; nothing is written.")
 @click.option(
     "--abandon", is_flag=True, help="Take back a move that was interrupted: reopen the source, if nothing has gone on in the target."
 )
 @common.json_option
 def command(
-    source_url: str | None, target_url: str, only_finished: bool, wait_s: float, dry_run: bool, abandon: bool, as_json: bool
+    source_url: str | None,
+    target_url: str,
+    only_finished: bool,
+    wait_s: float,
+    leave_tables: bool,
+    dry_run: bool,
+    abandon: bool,
+    as_json: bool,
 ) -> int:
     """Move a whole journal to another database: every run, finished or waiting, with its chain intact.
 
     The source is closed first and stays closed, so that no run goes on in two places: stop its workers before. Killed at any moment, the
     same command again goes on. Code 8 while live workers use the source, 7 when some journal is not as it was written (verify names it).
+    Tables of your own, beside the journal, do not come along: they are named.
     """
     if abandon and (dry_run or only_finished):
         raise InvalidInput("--abandon takes a move back; --dry-run and --only-finished say nothing about that: leave them out")
@@ -69,7 +82,10 @@ def command(
                 return _tell_survey(copying.survey(only_finished=only_finished, gone_on=journal.moved() is not None), target, as_json)
             if abandon:
                 return _tell_abandoned(copying.abandon(now=now), source, as_json)
-            copied = copying.history() if only_finished else copying.move(now=now, lease_us=round(source.lease_s * 1e6), wait_s=wait_s)
+            if only_finished:
+                copied = copying.history()
+            else:
+                copied = copying.move(now=now, lease_us=round(source.lease_s * 1e6), wait_s=wait_s, leave_tables=leave_tables)
         finally:
             bar.end()
     return _tell_copied(copied, target, only_finished, as_json)
@@ -153,7 +169,18 @@ def _tell_survey(survey: Survey, target: Settings, as_json: bool) -> int:
             f"to {shown_url(target.url)}{there}"
         )
     )
+    _tell_tables(survey.tables)
     return common.SUCCEEDED
+
+
+def _tell_tables(tables: Sequence[str]) -> None:
+    if tables:
+        common.out(
+            common.clean(
+                f"{plural(len(tables), 'table')} beside the journal: {some_tables(tables)}; not copied: copy what your transaction tools use "
+                "yourself, or a waiting run will not find it there"
+            )
+        )
 
 
 def _tell_abandoned(taken: int, source: Settings, as_json: bool) -> int:
@@ -178,6 +205,8 @@ def _tell_copied(copied: Copied, target: Settings, only_finished: bool, as_json:
         )
         for run_id in copied.damaged:
             common.out(common.clean(f"run {run_id} is not as it was written, here as there: perdure verify {run_id}"))
+        _tell_tables(copied.tables)
         if not only_finished:
-            common.note(common.clean(f"the source is closed for good; from now on: --url {to}, or PERDURE_URL, or url in perdure.toml"))
+            pasted = common.url_words(target.url).strip()
+            common.note(common.clean(f"the source is closed for good; from now on: {pasted}, or PERDURE_URL, or url in perdure.toml"))
     return common.DIFFERENT if copied.damaged else common.SUCCEEDED

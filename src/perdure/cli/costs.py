@@ -9,7 +9,8 @@ import msgspec
 
 from perdure.cli import common
 from perdure.cli.times import parse_past
-from perdure.inspect.words import money, span
+from perdure.inspect.retention import pruned_runs
+from perdure.inspect.words import money, plural, span
 from perdure.store.api import CostRow
 
 GROUPS = ("agent", "tenant", "model", "day", "run", "root", "tool")
@@ -38,6 +39,9 @@ def command(by: str, since: str | None, tenant: str | None, url: str | None, as_
     after = 0 if since is None else parse_past(since, common.now_us(), "--since")
     with common.existing_store(url) as store:
         rows = store.costs(cast(Any, by), since=after, tenant=tenant)
+        pruned = pruned_runs(store)
+    if pruned:
+        common.note(f"without {plural(pruned, 'run that was', 'runs that were')} pruned: what they cost went with their journals")
     if as_json:
         for row in rows:
             common.out_json({"by": by, **msgspec.to_builtins(row)})

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 CLOCK_OFF_US = 2_000_000
 FULL, NEARLY_FULL = 0.95, 0.8  # of max_connections
 LONG_US = 600_000_000  # a transaction that is open for longer than this holds back vacuum
+# Who lacks all of these can start no run, add no event and sign on as no worker.
+_ANY_WORK = frozenset(("INSERT on perdure_runs", "UPDATE on perdure_runs", "INSERT on perdure_events", "INSERT on perdure_workers"))
 DEAD_ROWS, DEAD_SHARE = 50_000, 2  # dead rows are too many when they are many, and so much more than live ones
 
 
@@ -49,16 +51,19 @@ def _server(settings: Settings) -> Generator[Check, None, bool]:
     yield _doorbell(health.hears, health.direct)
     yield _rights(health.missing)
     yield from _vacuum(health)
-    return health.version > 0
+    return bool(health.version) and not any(lack.startswith("SELECT") for lack in health.missing)
 
 
 def _schema(health: Health) -> Check:
+    if health.version is None:
+        return Check("schema", "warn", f"there is a journal in schema {health.schema}, which this user may not look at: see rights")
     if not health.version:
         return Check("schema", "warn", f"there is no journal in schema {health.schema} yet", "perdure migrate makes it")
-    behind = health.version < health.latest
-    return Check(
-        "schema", "warn" if behind else "ok", f"version {health.version} of {health.latest}", "perdure migrate" if behind else None
-    )
+    found = f"version {health.version} of {health.latest}"
+    if health.version == health.latest:
+        return Check("schema", "ok", found)
+    # Who lacks rights on the tables is not their owner, and could not.
+    return Check("schema", "warn", found, "let the owner of the tables migrate them" if health.missing else "perdure migrate")
 
 
 def _durability(settings: dict[str, str]) -> Iterator[Check]:
@@ -115,9 +120,11 @@ def _doorbell(hears: bool, direct: bool) -> Check:
 def _rights(missing: list[str]) -> Check:
     if not missing:
         return Check("rights", "ok", "this user may do all that a worker does")
+    if set(missing) >= _ANY_WORK and not any(lack.startswith("SELECT") for lack in missing):
+        return Check("rights", "ok", "this user may only look: no worker, and nobody who starts or steers runs")
     more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
     found = f"this user lacks {', '.join(missing[:5])}{more}"
-    return Check("rights", "FAIL", found, "GRANT them as the owner of the tables; docs/postgres.md has the statements")
+    return Check("rights", "FAIL", found, "GRANT them as the owner of the tables; docs/postgres.md has the statements (Roles)")
 
 
 def _vacuum(health: Health) -> Iterator[Check]:

@@ -21,11 +21,15 @@ from perdure.cli import common
 from perdure.cli.needs import needs, stuck_child
 from perdure.cli.target import resume_command
 from perdure.core.events import Event, RunCancelled, RunFailed, RunSucceeded
+from perdure.errors import AlreadyRunning, StoreUnavailable
+from perdure.inspect.serving import name_of
 from perdure.store.api import FINISHED, RunRow
 
 if TYPE_CHECKING:
     from perdure.app import Perdure
 
+log = logging.getLogger("perdure")
+_LOOK_AGAIN_S = 1.0
 _SHOWN = frozenset(
     "tool_call_initiated tool_call_completed tool_call_failed tool_call_in_doubt tool_call_resolved retry_scheduled run_released "
     "status_reported thought_recorded decision_made cancel_requested attention_needed approval_requested approval_voted approval_decided "
@@ -59,17 +63,77 @@ def stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
     return stop
 
 
-async def drive(app: Perdure, run_id: str, *, wait: bool, not_before: int = 0) -> RunRow:
+async def drive(app: Perdure, run_id: str, *, wait: bool) -> RunRow:
     """Drive the run and its children here until it ends or rests, with progress on a terminal; the row it rests with."""
     stop = stop_on_signals(asyncio.get_running_loop())
-    while (left_s := (not_before - common.now_us()) / 1e6) > 0 and not stop.is_set():
-        row = await app.handle(run_id).status()
-        if not wait or row.epoch > 0:
-            return row  # or a worker, by another clock than ours, has begun with it
-        await asyncio.wait([stopping := asyncio.ensure_future(stop.wait())], timeout=min(left_s, 60.0))
-        stopping.cancel()
     async with _progress(app, run_id):
         return await app.drive(run_id, wait=wait, stop=stop)
+
+
+async def drive_or_follow(app: Perdure, run_id: str, *, not_before: int = 0) -> RunRow:
+    """The same, from `not_before` on; while another worker has the run this waits for it, and goes on itself when nobody has it."""
+    stop = stop_on_signals(asyncio.get_running_loop())
+    while (left_s := (not_before - common.now_us()) / 1e6) > 0 and not stop.is_set():
+        if (await app.handle(run_id).status()).epoch > 0:
+            break  # a worker, by another clock than ours, has begun with it
+        await _pause(min(left_s, 60.0), stop)
+    async with _progress(app, run_id):
+        told = False
+        while True:
+            row = await _drive_unless_held(app, run_id, stop)
+            if row.holder is None or row.status in FINISHED or stop.is_set():
+                return row
+            if not told:
+                common.note(common.clean(f"perdure: run {run_id} is with the worker {holder_name(app, row)}; waiting for it"))
+                told = True
+            await _while_held(app, row, stop)
+            row = await _status(app, run_id, stop)
+            # As at the start: what a person has stopped, or must see to, is not sent back to work by this.
+            if row.holder is None and row.status in ("needs_attention", "paused"):
+                return row
+
+
+async def _drive_unless_held(app: Perdure, run_id: str, stop: asyncio.Event) -> RunRow:
+    while True:
+        try:
+            return await app.drive(run_id, wait=True, stop=stop)
+        except AlreadyRunning:
+            row = await _status(app, run_id, stop)
+            if row.holder is not None or row.status in FINISHED or stop.is_set():
+                return row  # otherwise it was given up between the two looks
+
+
+async def _while_held(app: Perdure, row: RunRow, stop: asyncio.Event) -> None:
+    """Until the run is in other hands or at its end; for a second at most, since a holder that dies says nothing: a claim finds out."""
+    for _ in range(max(round(_LOOK_AGAIN_S / app.settings.poll_s), 1)):
+        await _pause(min(app.settings.poll_s, _LOOK_AGAIN_S), stop)
+        now = await _status(app, row.run_id, stop)
+        if stop.is_set() or now.status in FINISHED or (now.holder, now.epoch) != (row.holder, row.epoch):
+            return
+
+
+async def _status(app: Perdure, run_id: str, stop: asyncio.Event) -> RunRow:
+    while True:
+        try:
+            return await app.handle(run_id).status()
+        except StoreUnavailable as error:
+            if stop.is_set():
+                raise
+            # Whoever waits goes on waiting: the run goes on elsewhere, or will when the database is back.
+            log.warning("run %s: cannot look how it is: %s; trying again", run_id, error)
+            await _pause(_LOOK_AGAIN_S, stop)
+
+
+async def _pause(seconds: float, stop: asyncio.Event) -> None:
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait([stopping], timeout=seconds)
+    stopping.cancel()
+
+
+def holder_name(app: Perdure, row: RunRow) -> str:
+    """Who holds the run, for people: host:pid."""
+    workers = app.store.workers(common.now_at(app.store), round(app.settings.lease_s * 1e6))
+    return name_of(str(row.holder), workers)
 
 
 @asynccontextmanager
@@ -115,7 +179,7 @@ def finish(app: Perdure, row: RunRow, *, as_json: bool, url: str | None) -> int:
             for place in places(last.body.failure):
                 common.note(common.clean(f"  {place}"))
         stuck = stuck_child(app.store, row)
-        said = _sentence(row, last, resume_command(row, app.url, url), url) if stuck is None else _stuck(app, row, stuck, url)
+        said = _sentence(app, row, last, url) if stuck is None else _stuck(app, row, stuck, url)
         common.note(f"perdure: {common.clean(said)}")
         for line in needs(app.store, row, url):
             common.note(f"  {common.clean(line)}")
@@ -141,9 +205,9 @@ def _output(app: Perdure, last: Event | None) -> Any:
     return plain(last.body.output, loader(app.store)) if last is not None and isinstance(last.body, RunSucceeded) else None
 
 
-def _sentence(row: RunRow, last: Event | None, resume: str, url: str | None) -> str:
+def _sentence(app: Perdure, row: RunRow, last: Event | None, url: str | None) -> str:
     """What became of a run that has not succeeded, and the way on."""
-    run = f"run {row.run_id}"
+    run, resume = f"run {row.run_id}", resume_command(row, app.url, url)
     body = last.body if last is not None else None
     if isinstance(body, RunFailed):
         return f"{run} failed: {body.failure.type}: {body.failure.message}; {command('why', row.run_id, url)} tells more"
@@ -152,7 +216,7 @@ def _sentence(row: RunRow, last: Event | None, resume: str, url: str | None) -> 
     if row.status == "needs_attention":
         return f"{run} needs attention: {row.error or row.waiting_for or 'see why'}; next: {command('why', row.run_id, url)}"
     if row.holder is not None:
-        return f"{run} was taken over by the worker {row.holder}; {command('show', row.run_id, url)} tells how it goes on"
+        return f"{run} is with the worker {holder_name(app, row)}; {command('why', row.run_id, url)} tells how it goes on"
     if row.status == "paused":
         return f"{run} is paused; let it go on: {command('unpause', row.run_id, url)}"
     if row.status == "waiting_approval":

@@ -11,6 +11,7 @@ from perdure.cli import common
 from perdure.cli.list_workers import show_crew
 from perdure.cli.serving import gap, stranded, unserved
 from perdure.errors import InvalidInput
+from perdure.inspect.serving import name_of
 from perdure.inspect.words import clip, clock, span
 from perdure.store.api import Filter, RunRow, Status, WorkerRow
 
@@ -19,7 +20,9 @@ from perdure.store.api import Filter, RunRow, Status, WorkerRow
 @click.option("--status", type=click.Choice(get_args(Status)), help="Only runs with this status.")
 @click.option("--agent", metavar="NAME", help="Only runs of this agent.")
 @click.option("--tenant", metavar="NAME", help="Only runs of this tenant.")
-@click.option("--unserved", "stuck", is_flag=True, help="Only unfinished runs that no live worker can go on with.")
+@click.option(
+    "--unserved", "stuck", is_flag=True, help="Only unfinished runs that no live worker can go on with, or whose worker is dead or silent."
+)
 @click.option("--workers", "who_works", is_flag=True, help="Instead of runs: who works on what, and what waits for them, by queue.")
 @click.option("--limit", type=click.IntRange(min=1, max=1_000_000), default=50, show_default=True, metavar="N", help="At most so many.")
 @common.url_option
@@ -81,7 +84,7 @@ def _worker(row: RunRow, workers: Sequence[WorkerRow]) -> str:
         return ""
     worker = next((worker for worker in workers if worker.worker == row.holder), None)
     if worker is None:
-        return f"{row.holder} (gone)"
+        return "gone"
     return worker.name if worker.alive else f"{worker.name} (dead)"
 
 
@@ -100,6 +103,7 @@ def _record(row: RunRow, workers: Sequence[WorkerRow]) -> dict[str, Any]:
         "seq": row.seq,
         "epoch": row.epoch,
         "worker": row.holder,
+        "worker_name": None if row.holder is None else name_of(row.holder, workers),
         "queue": row.queue,
         "priority": row.priority,
         "parent": row.parent,

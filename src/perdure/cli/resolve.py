@@ -11,7 +11,7 @@ from perdure.cli import common
 from perdure.cli.target import resume_command
 from perdure.cli.who import os_user
 from perdure.core import codec
-from perdure.errors import InvalidInput
+from perdure.errors import InvalidInput, NotEncodable
 from perdure.settings import Settings
 from perdure.store.api import RunRow
 
@@ -42,7 +42,7 @@ def command(
         raise InvalidInput(f"call {call} needs exactly one answer: --happened JSON, --did-not-happen or --fail TEXT")
     answer: dict[str, Any] = {}
     if happened is not None:
-        answer["happened"] = codec.parse(happened, "--happened")
+        answer["happened"] = _result(happened)
         outcome, then = "it happened", "the agent goes on with that result"
     elif did_not_happen:
         answer["did_not_happen"] = True
@@ -60,6 +60,13 @@ def command(
         common.out_json({"run_id": run_id, "call": call, "resolved": outcome, "status": row.status})
         return
     common.out(f"call {call} of run {run_id}: {outcome}; {then}{_by_whom(row, settings, url)}")
+
+
+def _result(happened: str) -> Any:
+    try:
+        return codec.parse(happened, "--happened")
+    except NotEncodable as error:
+        raise InvalidInput(f"{error}; text is written '\"like this\"'") from None
 
 
 async def _resolve(settings: Settings, run_id: str, call: int, answer: dict[str, Any], by: str, note: str | None) -> tuple[RunRow, bool]:

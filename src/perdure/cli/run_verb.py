@@ -12,15 +12,17 @@ import click
 import msgspec
 
 from perdure.cli import common
-from perdure.cli.driving import drive, finish, log_to_stderr
+from perdure.cli.driving import drive, drive_or_follow, finish, log_to_stderr
 from perdure.cli.target import Target, load_target, resume_command, with_children
 from perdure.cli.times import parse_future
 from perdure.core import codec
 from perdure.core.budget import micros
 from perdure.core.events import Limits, OnExceed
-from perdure.errors import InvalidInput
+from perdure.errors import InvalidInput, StoreUnavailable
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow
+from perdure.store.open import is_postgres
+from perdure.store.postgres.driver import require_psycopg
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -47,7 +49,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
     help="What then: stop until somebody adds to it, or fail the call. Default: as the agent declares.",
 )
 @click.option("--detach", is_flag=True, help="Only start it, for a worker to drive; prints its id.")
-@click.option("--no-wait", is_flag=True, help="Leave with code 3 for any wait, its own timers and retries too.")
+@click.option(
+    "--no-wait", is_flag=True, help="Leave with code 3 for any wait, its own timers and retries too; with 8 when a worker has it."
+)
 @common.url_option
 @common.json_option
 def command(
@@ -69,7 +73,8 @@ def command(
 ) -> int:
     """Start TARGET (FILE.py:NAME or package.module:NAME), and drive it here until it finishes.
 
-    It stays for its own timers and retries, and leaves with code 3 when only something from outside can go on.
+    It stays for its own timers and retries, and while a worker elsewhere has the run; it leaves with code 3 when only something from
+    outside can go on.
     """
     settings = common.settings_with(url=url)
     args, kwargs = arguments(pairs, input_text)
@@ -79,7 +84,25 @@ def command(
     start = {"id": run_id, "tenant": tenant, "actor": actor, "queue": queue, "priority": priority}
     at = None if not_before is None else parse_future(not_before, common.now_us(), "--not-before")
     wanted = _Wanted(loaded, encoded, at, {**start, "budget": _budget(loaded.agent.budget, budget_usd, on_exceed)})
+    made = _place_without_journal(settings)
+    if made is not None:
+        common.open_with(settings).close()
+        common.note(common.clean(f"perdure: made a new journal in {made}"))
     return asyncio.run(_run(settings, wanted, detach=detach, wait=not no_wait, url=url, as_json=as_json))
+
+
+def _place_without_journal(settings: Settings) -> str | None:
+    """A server's database that has no journal yet: that a URL was meant otherwise is noticed best when the first one is made."""
+    if not is_postgres(settings.url):
+        return None
+    require_psycopg()
+    from perdure.store.postgres.health import schema_version
+
+    try:
+        where, version = schema_version(settings.url, settings.answer_s)
+    except StoreUnavailable:
+        return None  # a server that is starting up is waited for, with the app
+    return None if version else where
 
 
 def _budget(declared: Limits | None, usd: str | None, on_exceed: OnExceed | None) -> Limits | None:
@@ -116,8 +139,10 @@ async def _run(settings: Settings, wanted: _Wanted, *, detach: bool, wait: bool,
             _started(row, resume_command(row, settings.url, url), as_json)
             return common.SUCCEEDED
         # A run that needs a person is not sent back to work by a script that runs twice: that is what `resume` and `unpause` say.
-        if row.status not in ("needs_attention", "paused"):
-            row = await drive(app, handle.id, wait=wait, not_before=wanted.not_before or 0)
+        if row.status not in ("needs_attention", "paused") and wait:
+            row = await drive_or_follow(app, handle.id, not_before=wanted.not_before or 0)
+        elif row.status not in ("needs_attention", "paused") and (wanted.not_before or 0) <= common.now_us():
+            row = await drive(app, handle.id, wait=False)
         return finish(app, row, as_json=as_json, url=url)
 
 

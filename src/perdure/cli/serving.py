@@ -6,15 +6,25 @@ from collections.abc import Sequence
 from typing import get_args
 
 from perdure.core.keys import undone_by
-from perdure.inspect.serving import missing
+from perdure.inspect.serving import missing, name_of
 from perdure.inspect.view import all_rows
 from perdure.store.api import FINISHED, Filter, RunRow, Status, Store, WorkerRow
 
 
 def gap(row: RunRow, workers: Sequence[WorkerRow]) -> str | None:
-    """Why no live worker would go on with the run if it were ready, in a few words; None if one would, it has ended, is held, or is an undo."""
-    if row.status in FINISHED or row.holder is not None or undone_by(row.run_id) is not None:
+    """Why nobody goes on with the run, or would if it were ready, in a few words; None if one would, it has ended, or is an undo."""
+    if row.status in FINISHED or undone_by(row.run_id) is not None:
         return None  # an undo goes on with the command that began it: no worker serves one
+    if row.holder is None:
+        return _lack(row, workers)
+    if any(worker.alive and worker.worker == row.holder for worker in workers):
+        return None
+    # It is taken over by the next worker that looks; that there is one is not certain.
+    held = f"held by {name_of(row.holder, workers)}, which is dead or silent"
+    return "; ".join(words for words in (held, _lack(row, workers)) if words)
+
+
+def _lack(row: RunRow, workers: Sequence[WorkerRow]) -> str | None:
     if not any(worker.alive for worker in workers):
         return "no worker is up"
     lacking = missing(row, workers)

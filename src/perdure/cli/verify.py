@@ -7,6 +7,7 @@ import msgspec
 
 from perdure.cli import common
 from perdure.inspect.beside import Kin
+from perdure.inspect.retention import pruned_runs
 from perdure.inspect.verify import Verdict, verify_run
 from perdure.inspect.view import all_rows, require
 from perdure.inspect.words import plural
@@ -32,6 +33,7 @@ def command(run_id: str | None, url: str | None, as_json: bool) -> int:
             elif verdict.problem is not None or run_id is not None:
                 common.out(common.clean(_line(verdict)))
         problems = store.problems() if run_id is None else []
+        pruned = pruned_runs(store)
     for problem in problems:
         if as_json:
             common.out_json({"run_id": None, "problem": problem})
@@ -40,7 +42,8 @@ def command(run_id: str | None, url: str | None, as_json: bool) -> int:
     if run_id is None and not as_json:
         written = f"{bad:,} not as they were written" if bad else "all as they were written"
         whole = f"; {plural(len(problems), 'thing is', 'things are')} wrong with the database as a whole" if problems else ""
-        common.out(f"{plural(runs, 'run')}, {plural(events, 'event')}: {written}{whole}")
+        gone = f"; {plural(pruned, 'run was', 'runs were')} pruned before" if pruned else ""
+        common.out(f"{plural(runs, 'run')}, {plural(events, 'event')}: {written}{whole}{gone}")
     return common.DIFFERENT if bad or problems else common.SUCCEEDED
 
 

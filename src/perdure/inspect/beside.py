@@ -25,6 +25,7 @@ from perdure.core.events import (
 )
 from perdure.core.state import AskState, RunState
 from perdure.errors import PerdureError, StoreCorrupt
+from perdure.inspect.projection import same
 from perdure.inspect.sentences import limits_words
 from perdure.store.api import FINISHED, ApprovalRow, RunRow, Store
 
@@ -180,7 +181,7 @@ def _standing_problem(ask: AskState, found: ApprovalRow, status: str) -> str | N
         "that it is settled": (found.settled_at is not None, status != "pending"),
     }
     for what, (is_, was) in expected.items():
-        if is_ != was:
+        if not same(is_, was):
             return f"{what} is {is_!r:.80}, and by the journal it is {was!r:.80}: it was edited"
     return None
 

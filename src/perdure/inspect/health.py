@@ -46,7 +46,8 @@ def check_runs(store: Store, now: int, lease_us: int) -> list[Check]:
         if row.holder is not None and row.holder not in alive:
             orphaned.append(row.run_id)
     return [
-        _workers(workers, now),
+        # What needs a person has a line of its own, and it is not a worker that is missing there.
+        _workers(workers, now, sum(count for status, count in counts.items() if status not in (*FINISHED, "needs_attention"))),
         Check("runs", "ok", ", ".join(f"{count:,} {status}" for status, count in sorted(counts.items())) or "none yet"),
         _attention(attention),
         _approvals(store, now),
@@ -65,11 +66,16 @@ def check_guards(store: Store) -> Check:
     return Check("guards", "FAIL", f"{problems[0]}{more}", "perdure verify")
 
 
-def _workers(workers: list[WorkerRow], now: int) -> Check:
+def _workers(workers: list[WorkerRow], now: int, unfinished: int) -> Check:
     alive = [worker for worker in workers if worker.alive]
     dead = len(workers) - len(alive)
     each = ", ".join(f"{w.name} ({plural(w.runs, 'run')}, up {span(now - w.started_at)})" for w in alive[:10])
     gone = f"; {dead} dead, which the next worker clears away" if dead else ""
+    if not alive and unfinished:
+        found = (
+            f"none is alive, and {plural(unfinished, 'run is', 'runs are')} unfinished: timers, decisions and signals wait for one{gone}"
+        )
+        return Check("workers", "warn", found, "perdure worker FILE.py")
     return Check("workers", "ok", f"{len(alive)} alive" + (f": {each}" if each else "") + gone)
 
 

@@ -24,6 +24,11 @@ def check_retention(store: Store) -> Iterator[Check]:
     yield Check("pruned", "ok", f"{plural(pruned, 'run was', 'runs were')} pruned{last}")
 
 
+def pruned_runs(store: Store) -> int:
+    """How many runs were here and are not any more."""
+    return int(store.facts()["pruned"])
+
+
 class Buried:
     """Tombstones as lines of the audit trail: those that are there, then those that are new."""
 

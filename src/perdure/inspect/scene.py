@@ -107,10 +107,11 @@ def _holder(reading: Reading, workers: Sequence[WorkerRow], now: int, lease_us: 
     held_by = reading.row.holder
     if held_by is None:
         return None
-    claimed = next((event for event in reversed(reading.events) if isinstance(event.body, RunClaimed)), None)
-    since = None if claimed is None else iso(claimed.ts)
+    claims = ((event.ts, event.body.name) for event in reversed(reading.events) if isinstance(event.body, RunClaimed))
+    at, name = next(claims, (None, ""))
+    since = None if at is None else iso(at)
     found = next((worker for worker in workers if worker.worker == held_by), None)
     if found is None:
-        return Holder(held_by, held_by, alive=False, last_seen=None, silent_s=None, since=since)
+        return Holder(held_by, name or held_by, alive=False, last_seen=None, silent_s=None, since=since)
     seen = iso(found.beat_at), seconds(max(now - found.beat_at, 0))
     return Holder(held_by, found.name, found.alive, *seen, since, iso(found.beat_at + lease_us), found.runs)

@@ -13,6 +13,11 @@ def serves(worker: WorkerRow, row: RunRow) -> bool:
     return worker.alive and Served(row.agent, row.version) in worker.serves and (worker.queues is None or row.queue in worker.queues)
 
 
+def name_of(worker: str, workers: Iterable[WorkerRow]) -> str:
+    """The worker as people know it: host:pid; its id alone when it has signed off."""
+    return next((one.name for one in workers if one.worker == worker), worker)
+
+
 def is_served(row: RunRow, workers: Iterable[WorkerRow]) -> bool:
     """Whether any worker that lives would take the run."""
     return any(serves(worker, row) for worker in workers)

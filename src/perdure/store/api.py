@@ -482,6 +482,15 @@ class Store(Protocol):
     def reap(self, worker: str, lease_us: int, now: int) -> int:
         """Make the runs of dead workers (lock free, or no sign of life for lease_us) claimable; how many."""
 
+    def held(self, worker: str) -> list[str]:
+        """The ids of the runs that this worker holds."""
+
+    def let_go(self, worker: str, run_ids: Sequence[str], now: int) -> int:
+        """Make these runs claimable if that worker holds them, as those of a dead one; how many.
+
+        For a worker that holds what it does not drive: it was cut off, or interrupted, before it heard that its claim had arrived.
+        """
+
     def workers(self, now: int, lease_us: int) -> list[WorkerRow]: ...
 
     def backlog(self, now: int) -> list[Backlog]:
@@ -615,6 +624,9 @@ class Store(Protocol):
         """Take a move back that has not ended; Conflict when it has. Whoever calls has made sure that nothing goes on elsewhere."""
 
     def count_runs(self) -> int: ...
+
+    def other_tables(self) -> list[str]:
+        """Tables in the same place that are not the journal's: those of transaction tools, for one."""
 
     def families(self, after: int = 0, limit: int = 500) -> list[Family]:
         """Families whose root is placed after `after`, in the order in which they began."""

@@ -5,16 +5,29 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
+import msgspec
+
 from perdure.errors import InvalidInput, StoreCorrupt
 from perdure.store.cursor import Cursor, Database
 
 
 def put(cursor: Cursor, key: int, blobs: Iterable[bytes]) -> None:
     """Store each under its SHA-256, inside the caller's transaction, for the run with that number: as long as it is there, so are they."""
-    # In the order of their digests: two who store the same ones must not wait for each other.
-    named = sorted((hashlib.sha256(blob).digest(), blob) for blob in blobs)
-    cursor.each("insert_blob", named)
-    cursor.each("use_blob", [(key, digest) for digest, _ in named])
+    cursor.each("use_blob", [(key, digest) for digest in put_unused(cursor, blobs)])
+
+
+def put_unused(cursor: Cursor, blobs: Iterable[bytes]) -> list[bytes]:
+    """Store each, and nobody deletes any of them before this transaction ends; their digests."""
+    named = {hashlib.sha256(blob).digest(): blob for blob in blobs}
+    # In this order: two who store the same ones must not wait for each other.
+    digests = missing = sorted(named)
+    while missing:
+        cursor.each("insert_blob", [(digest, named[digest]) for digest in missing])
+        names = msgspec.json.encode([digest.hex() for digest in missing]).decode()
+        kept = {digest for (digest,) in cursor.all("blobs_to_keep", {"digests": names})}
+        # One that was there can have been deleted while we waited for whoever was about to: then it is stored again.
+        missing = [digest for digest in missing if digest not in kept]
+    return digests
 
 
 def get(database: Database, digest: str) -> bytes:

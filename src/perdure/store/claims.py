@@ -165,6 +165,17 @@ class Claims:
             self._liveness.forget(dead)
         return lost
 
+    def held(self, worker: str) -> list[str]:
+        return [run_id for (run_id,) in self._database.read("held_by_worker", (worker,))]
+
+    def let_go(self, worker: str, run_ids: Sequence[str], now: int) -> int:
+        def lose(cursor: Cursor) -> int:
+            lost = {"worker": worker, "now": now, "lost": LEASE_RAN_OUT}
+            return sum(cursor.change("lose_run", {"run_id": run_id, **lost}) for run_id in sorted(run_ids))
+
+        # What cannot be looked up is done again at the next round.
+        return self._database.write(lose, lambda cursor, _: False)
+
     def workers(self, now: int, lease_us: int) -> list[WorkerRow]:
         return [
             WorkerRow(

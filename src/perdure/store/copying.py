@@ -33,6 +33,7 @@ class Survey(Struct, frozen=True):
     events: int = 0
     unfinished: int = 0  # runs
     there: int = 0  # runs
+    tables: tuple[str, ...] = ()  # beside the journal: they stay behind
 
 
 class Copied(Struct, frozen=True):
@@ -41,6 +42,7 @@ class Copied(Struct, frozen=True):
     blobs: int = 0
     tombstones: int = 0
     there: int = 0  # runs that were there already
+    tables: tuple[str, ...] = ()  # beside the journal, which have stayed behind
     damaged: tuple[str, ...] = ()  # runs whose journal is not as it was written, in the source as in the target
 
 
@@ -76,14 +78,20 @@ class Copying:
                 unfinished += sum(not member.finished for member in family.members)
                 there += len(family.members) if is_there else 0
             self._progress("comparing", runs, 0)
-        return Survey(families, runs, events, unfinished, there)
+        return Survey(families, runs, events, unfinished, there, tuple(self._source.other_tables()))
 
     # -- the move -----------------------------------------------------------------------------------------------------
-    def move(self, *, now: int, lease_us: int, wait_s: float = 0.0) -> Copied:
-        """Everything, and the source is closed for good."""
+    def move(self, *, now: int, lease_us: int, wait_s: float = 0.0, leave_tables: bool = False) -> Copied:
+        """Everything, and the source is closed for good. InvalidInput when runs may miss tables over there, unless those may be left."""
         before = self._source.moved()
         if before is None:
-            self.survey()  # a conflict is told while nothing is closed yet
+            found = self.survey()  # a conflict is told while nothing is closed yet
+            if found.tables and found.unfinished and not leave_tables:
+                raise InvalidInput(
+                    f"{shown_url(self._source.url)} has {found.unfinished:,} unfinished run{'' if found.unfinished == 1 else 's'}, and tables "
+                    f"beside the journal that do not come along: {some_tables(found.tables)}. A transaction tool would not find them there; "
+                    "nothing was changed: copy them yourself, with the workers stopped, then say --leave-tables"
+                )
         moved = self._close(now, lease_us, wait_s)
         if self._target.moved() is not None:
             self._source.reopen_journal()
@@ -96,13 +104,13 @@ class Copying:
         damaged = self._read_back(survey, only_finished=False)
         if not moved.done:
             self._source.finish_move()
-        return structs.replace(copied, tombstones=tombstones, there=survey.there, damaged=damaged)
+        return structs.replace(copied, tombstones=tombstones, there=survey.there, tables=survey.tables, damaged=damaged)
 
     def history(self) -> Copied:
         """Families that are over, and nothing else; the source stays open. Notices are left to it: they are to be sent once."""
         survey = self.survey(only_finished=True)
         copied = self._copy(survey, only_finished=True)
-        return structs.replace(copied, there=survey.there, damaged=self._read_back(survey, only_finished=True))
+        return structs.replace(copied, there=survey.there, tables=survey.tables, damaged=self._read_back(survey, only_finished=True))
 
     def abandon(self, *, now: int) -> int:
         """Reopen a source whose move has not ended, after the unfinished copies were taken out of the target; how many runs.
@@ -256,6 +264,11 @@ class Copying:
     def _continues(self, member: Member, head: Head) -> bool:
         """Whether the target's journal begins with the source's."""
         return head.seq > member.seq and (head.pruned or self._target.hash_at(member.run_id, member.seq) == member.head)
+
+
+def some_tables(names: Sequence[str]) -> str:
+    """The first ten of them, for people."""
+    return ", ".join(names[:10]) + (f" and {len(names) - 10:,} more" if len(names) > 10 else "")
 
 
 def _is_same(member: Member, head: Head) -> bool:

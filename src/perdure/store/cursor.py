@@ -10,9 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
+from perdure.errors import StoreUnavailable
+
 Row = tuple[Any, ...]
 Params = Sequence[Any] | Mapping[str, Any]
 T = TypeVar("T")
+
+
+class Locked(StoreUnavailable):
+    """Somebody else has locked what is wanted, for longer than one was ready to wait. What does not want it can go on."""
+
+
+class Gone(StoreUnavailable):
+    """The database gave out while a tool had its connection. Nothing has happened, and it is not the tool's fault."""
 
 
 class Cursor(Protocol):
@@ -32,6 +42,9 @@ class Cursor(Protocol):
 
     def alone(self, key: str) -> None:
         """Until this transaction ends nobody else who asks for the same key goes on."""
+
+    def patience(self, seconds: float) -> None:
+        """From now on wait no longer than this, in this transaction, for what others have locked; then StoreUnavailable."""
 
 
 class Database(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -22,7 +23,7 @@ from perdure.core.events import (
 )
 from perdure.store.api import FINISHED, NewRun, Refused
 from perdure.store.creation import insert_run
-from perdure.store.cursor import Cursor
+from perdure.store.cursor import Cursor, Row
 from perdure.store.delivery import Delivery, Letter
 from perdure.store.rows import run_row
 
@@ -86,9 +87,9 @@ def tell_parent(cursor: Cursor, delivery: Delivery, child: Relations, event: Eve
     delivery.deliver(cursor, found, Letter(child.parent_call, _finished(child.run_id, end), uuid.uuid4().hex, event.ts, child.parent_seq))
 
 
-def cancel_children(cursor: Cursor, delivery: Delivery, run_id: str, now: int) -> None:
+def cancel_children(cursor: Cursor, delivery: Delivery, run_id: str, below: Sequence[Row], now: int) -> None:
     """Ask the children of a run that was ended without its agent to stop: nobody is left who waits for them. They ask theirs."""
-    for found in cursor.all("family_to_change", {"run_id": run_id}):
+    for found in below:
         child = run_row(found)
         if child.parent == run_id and child.status != "cancelling":
             asked = CancelRequested(by=f"run {run_id}", reason="its parent was ended")

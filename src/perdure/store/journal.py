@@ -14,7 +14,7 @@ from perdure.errors import NotFound, StoreCorrupt
 from perdure.store import blobs, budgets
 from perdure.store.api import FINISHED, Append, Appended, Committed, Refused, RowChange, Stored
 from perdure.store.consequences import Consequences, consequential, may_be_refused
-from perdure.store.cursor import Cursor, Database, Row
+from perdure.store.cursor import Cursor, Database, Gone, Row
 from perdure.store.rows import event_from, event_row
 
 _COMMITTED = Committed()
@@ -45,6 +45,8 @@ class Journal:
             try:
                 with self._database.lend(cursor) as connection:
                     last, value = work(connection)
+            except Gone:
+                raise  # the database's doing: the call is given back as one that has not happened
             except BaseException as error:
                 raise _ToolRaised(error) from None
             self._append_or_stop(cursor, last, called_s)

@@ -84,18 +84,19 @@ class Mailbox:
         def finish(cursor: Cursor) -> None:
             _lock_parent(cursor, run_id)
             found = _unfinished(cursor, run_id)
+            # Its children too before any budget: one that charges holds its own row and waits for the budget.
+            below = cursor.all("family_to_change", {"run_id": run_id})
             row, key = run_row(found), key_of(found)
             if self._delivery.holds(row.holder):
-                raise AlreadyRunning(
-                    f"run {run_id} is held by worker {row.holder}; cancel it and let that worker end it, or stop the worker"
-                )
+                name, _ = cursor.one("worker_by_id", (str(row.holder),)) or (row.holder, 0)
+                raise AlreadyRunning(f"run {run_id} is held by worker {name}; cancel it and let that worker end it, or stop the worker")
             sealed = seal(row.head, Event(row.seq + 1, event_id, now, row.epoch, None, row.seq, body))
             error = f"{body.failure.type}: {body.failure.message}"[:_ERROR_CHARS] if isinstance(body, RunFailed) else None
             values = {"id": key, "seq": row.seq + 1, "head": sealed.hash, "now": now, "status": _STATUS[type(body)], "error": error}
             cursor.change("end_unheld", values)
             cursor.change("insert_event", event_row(key, sealed))
             self._consequences.end(cursor, key, family.relations(cursor, key), sealed.event, body)
-            family.cancel_children(cursor, self._delivery, run_id, now)
+            family.cancel_children(cursor, self._delivery, run_id, below, now)
 
         self._database.write(finish, lambda cursor, _: has_arrived(cursor, run_id, event_id))
 

@@ -7,6 +7,7 @@ from perdure.store.cursor import Cursor, Database
 
 # Whoever has waited for the write lock is seconds behind the others. A clock that is further behind than this was set back.
 _SET_BACK_US = 60_000_000
+_PATIENCE_S = 0.1  # for a rate that somebody else has locked: a worker asks on its event loop, and asks again later
 
 
 class Rates:
@@ -23,6 +24,7 @@ class Rates:
         key = rate.key
 
         def book(cursor: Cursor) -> tuple[int, int]:
+            cursor.patience(_PATIENCE_S)
             cursor.change("make_rate", (key,))
             due, paused_until, seen_at = cursor.all("rate_to_change", (key,))[0]
             lag = seen_at - now
@@ -44,6 +46,7 @@ class Rates:
         """Nobody starts anything under the key before then; a longer pause stays."""
 
         def pause(cursor: Cursor) -> None:
+            cursor.patience(_PATIENCE_S)
             cursor.change("hold_rate_back", {"key": key, "until": until})
 
         def arrived(cursor: Cursor, _: None) -> bool:

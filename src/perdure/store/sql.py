@@ -180,6 +180,15 @@ class SqlStore(ABC):
             self._bell.ring()
         return lost
 
+    def held(self, worker: str) -> list[str]:
+        return self._claims.held(worker)
+
+    def let_go(self, worker: str, run_ids: Sequence[str], now: int) -> int:
+        lost = self._claims.let_go(worker, run_ids, now)
+        if lost:
+            self._bell.ring()
+        return lost
+
     def workers(self, now: int, lease_us: int) -> list[WorkerRow]:
         return self._claims.workers(now, lease_us)
 
@@ -291,6 +300,9 @@ class SqlStore(ABC):
 
     def count_runs(self) -> int:
         return self._wholes.count()
+
+    def other_tables(self) -> list[str]:
+        return [str(name) for (name,) in self._database.read("other_tables")]
 
     def families(self, after: int = 0, limit: int = 500) -> list[Family]:
         return self._wholes.families(after, limit)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ import msgspec
 
 from perdure.errors import Conflict, StoreCorrupt
 from perdure.store.api import FINISHED, Family, Head, Member, RateRow, Stored, Whole
+from perdure.store.blobs import put_unused
 from perdure.store.cursor import Cursor, Database, Row
 from perdure.store.lines import line_of
 
@@ -97,8 +97,7 @@ class Wholes:
 
     def put_blobs(self, blobs: Sequence[bytes]) -> None:
         """Nobody uses them yet: a prune asks about the blobs of what it deletes, and leaves these alone."""
-        digests = [(hashlib.sha256(blob).digest(), blob) for blob in blobs]
-        self._database.write(lambda cursor: cursor.each("insert_blob", digests), lambda cursor, _: False)
+        self._database.write(lambda cursor: put_unused(cursor, blobs), lambda cursor, _: False)
 
     def rates(self) -> list[RateRow]:
         return [RateRow(*row) for row in self._database.read("rates")]

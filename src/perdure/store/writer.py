@@ -14,11 +14,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from msgspec import structs
+
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.store.api import Append, Appended, Store
+from perdure.store.cursor import Locked
 
 Done = Callable[[Appended | Exception], None]
 CHEAP_S = 0.0005  # a commit that costs each append less than this is made on the loop's own thread
+_LONG_S = 0.1
 _WEIGHT = 0.2  # of the newest commit in what is expected of the next
 
 
@@ -117,11 +121,13 @@ class GroupCommit:
         answers: Sequence[Appended | Exception]
         begun_s = time.perf_counter()
         try:
-            answers = self._store.append([waiting.append for waiting in group])
+            answers = self._store.append([waiting.as_of_now() for waiting in group])
+        except Locked as error:  # somebody else has one of them: the others need not wait for that
+            answers = [error] if len(group) == 1 else [self._alone(waiting.as_of_now()) for waiting in group]
         except StoreUnavailable as error:  # a full disk ends this group, not the thread: the next group may find room
             answers = [error] * len(group)
         except Exception as error:  # something is wrong with one of them: the others must not fail with it
-            answers = [error] if len(group) == 1 else [self._alone(waiting.append) for waiting in group]
+            answers = [error] if len(group) == 1 else [self._alone(waiting.as_of_now()) for waiting in group]
         cost_s = (time.perf_counter() - begun_s) / len(group)
         self._cost_s += _WEIGHT * (cost_s - self._cost_s)
         for waiting, answer in zip(group, answers, strict=True):
@@ -155,10 +161,16 @@ class GroupCommit:
 
 
 class _Waiting:
-    __slots__ = ("answer", "append", "arrived", "done")
+    __slots__ = ("_since_s", "answer", "append", "arrived", "done")
 
     def __init__(self, append: Append, done: Done | None, arrived: threading.Event | None) -> None:
         self.append = append
         self.done = done
         self.arrived = arrived
         self.answer: Appended | Exception | None = None
+        self._since_s = time.monotonic()
+
+    def as_of_now(self) -> Append:
+        """The append with the time at which it leaves the queue: after a long wait an approval that it uses may have expired (G9)."""
+        waited_s = time.monotonic() - self._since_s
+        return self.append if waited_s <= _LONG_S else structs.replace(self.append, at=self.append.at + round(waited_s * 1e6))

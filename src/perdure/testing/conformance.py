@@ -415,6 +415,18 @@ class StoreConformance(QueueConformance, WaitingConformance, MovingConformance):
         assert [(row.worker, row.alive) for row in store.workers(T0 + LEASE_US + 2, LEASE_US)] == [("w", True), ("w2", False)]
         assert [claimed.row.run_id for claimed in store.claim("w", serving("a"), 1, T0 + LEASE_US + 2)] == ["r"]
 
+    def test_a_worker_lets_go_of_what_it_holds_and_does_not_drive_and_of_nothing_else(self, store: Store) -> None:
+        driven, undriven = hold_one(store, "driven"), hold_one(store, "undriven")
+        store.register("w2", "host:2", 2, T0)
+        assert sorted(store.held("w")) == ["driven", "undriven"]
+        assert store.held("w2") == []
+        assert store.let_go("w2", ["undriven"], T0) == 0
+        assert store.let_go("w", ["undriven", "nobody"], T0) == 1
+        assert_refused(store, undriven.append(ThoughtRecorded("late")), "undriven")
+        (claimed,) = store.claim("w2", serving("a"), 9, T0)
+        assert (claimed.row.run_id, claimed.row.crashes) == ("undriven", 1)
+        assert store.append([driven.append(ThoughtRecorded("x"))]) == [Committed()]
+
     def test_a_worker_does_not_reap_itself(self, store: Store) -> None:
         hold_one(store, "r")
         self.age(store, 10 * LEASE_US)

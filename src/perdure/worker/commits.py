@@ -140,5 +140,7 @@ class Commits:
         """Nothing was written. What happened is still in memory, so keep it and try the very same again."""
         self._failures += 1
         delay_s = min(0.1 * 2**self._failures, 5.0)
-        log.error("run %s: cannot write the journal: %s; nothing is lost, trying again in %.1f s", self._run_id, error, delay_s)
+        # The first time, and about twice a minute after that: an outage is one thing to know, not one for each try.
+        level = logging.ERROR if self._failures % 6 == 1 else logging.DEBUG
+        log.log(level, "run %s: cannot write the journal: %s; nothing is lost, trying again in %.1f s", self._run_id, error, delay_s)
         self._again = self._host.loop.call_later(delay_s, again)

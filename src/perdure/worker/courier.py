@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, assert_never
 
 from perdure.core.events import ApprovalEscalated, ApprovalRequested, AttentionNeeded, BudgetExceeded, Event, RunFailed
@@ -18,6 +19,7 @@ from perdure.errors import InvalidInput, StoreError
 from perdure.settings import Settings
 from perdure.store.api import NoticeRow, Store
 from perdure.worker import wording
+from perdure.worker.asking import Asking
 from perdure.worker.clock import Clock
 from perdure.worker.threads import Threads
 
@@ -46,10 +48,11 @@ log = logging.getLogger("perdure.worker")
 class Courier:
     """Delivers the notices of a store for as long as `run` runs. `busy` says whether a store call could block for long."""
 
-    def __init__(self, store: Store, settings: Settings, clock: Clock, *, busy: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, store: Store, settings: Settings, clock: Clock, asking: Asking, *, busy: Callable[[], bool] = lambda: False) -> None:
         self._store = store
         self._settings = settings
         self._clock = clock
+        self._asking = asking
         self._busy = busy
         self._threads = Threads(_AT_A_TIME)
         self._changed = asyncio.Event()
@@ -146,7 +149,7 @@ class Courier:
     async def _ask(self, question: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """A store call, on this thread while it cannot take long."""
         if self._busy() or self._store.remote:
-            return await asyncio.to_thread(question, *args, **kwargs)
+            return await self._asking.ask(partial(question, *args, **kwargs))
         return question(*args, **kwargs)
 
     # -- one notice ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from perdure.agent import Agent
 from perdure.core.budget import Amounts
@@ -46,9 +46,9 @@ from perdure.core.rate import Rate
 from perdure.core.replay import completion_of, replay
 from perdure.core.rest import Ask, Sleep, Stay, Stuck, at_rest
 from perdure.core.state import RunState
-from perdure.errors import Conflict, Diverged, Fenced, PerdureError, StoreError, StoreUnavailable
+from perdure.errors import Conflict, Diverged, Fenced, PerdureError, StoreUnavailable
 from perdure.settings import Settings
-from perdure.store.api import Claimed, InboxRow, RowChange, Status, Store
+from perdure.store.api import Claimed, InboxRow, RowChange, RunRow, Status, Store
 from perdure.tool import Outcome
 from perdure.worker.asks import Asks
 from perdure.worker.calls import Calls, Ended
@@ -62,6 +62,7 @@ from perdure.worker.pen import Pen
 from perdure.worker.threads import Threads
 
 log = logging.getLogger("perdure.worker")
+T = TypeVar("T")
 _BUSY_S = 0.02
 
 
@@ -90,6 +91,8 @@ class Host(Writes, Helps, Protocol):
     def let_go_on(self, run_id: str) -> None: ...
 
     def has_held_since(self, then_s: float) -> bool: ...
+
+    def consult(self, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None: ...
 
 
 class Drive:
@@ -561,20 +564,24 @@ class Drive:
         lapsed = [number for number in starting if self._has_lapsed(number)]
         for number in lapsed:
             self._asks.expire(self.state.asks[number])  # the next worker finds it in its post, and tells the agent
-        self._host.broke(self, Conflict(why) if self._is_still_ours() and not lapsed else Fenced(why))
+        if lapsed:
+            self._host.broke(self, Fenced(why))
+        else:
+            # Nothing goes on here until the row is there: the commit counts as under way.
+            self._host.consult(lambda: self._host.store.get(self.run_id), lambda row: self._refused(why, row))
+
+    def _refused(self, why: str, row: RunRow | Exception | None) -> None:
+        if not self.over:
+            self._host.broke(self, Conflict(why) if isinstance(row, RunRow) and self._is_still_ours(row) else Fenced(why))
 
     def _has_lapsed(self, number: int) -> bool:
         ask = self.state.asks.get(number)
         return ask is not None and ask.request.expires_at is not None and ask.request.expires_at <= self._host.clock.now()
 
-    def _is_still_ours(self) -> bool:
+    def _is_still_ours(self, row: RunRow) -> bool:
         """Whether the lease holds and nothing was written meanwhile: then it is what we wanted to write that was refused, such as the
         start of a call whose approval is not what the journal says, and it would be again; a person has to look."""
-        try:
-            row = self._host.store.get(self.run_id)
-        except StoreError:
-            return False
-        return row is not None and (row.holder, row.epoch, row.seq) == (self.lease.worker, self.lease.epoch, self._pen.durable_seq)
+        return (row.holder, row.epoch, row.seq) == (self.lease.worker, self.lease.epoch, self._pen.durable_seq)
 
     # -- effect="transaction" -----------------------------------------------------------------------------------------
     def _next_transaction(self) -> int | None:

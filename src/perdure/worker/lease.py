@@ -15,6 +15,9 @@ from perdure.store.api import Store
 from perdure.worker.clock import Clock
 
 log = logging.getLogger("perdure.worker")
+_AGAIN_S = 1.0
+_LONG_AGO = 10  # leases
+_FOR_EVER_S = 1e9
 
 
 class Watchdog:
@@ -50,6 +53,8 @@ class Renewer:
         self._every_s = lease_s / 4
         begun_s = time.monotonic()
         self._held = (begun_s, begun_s)  # since when without a gap, and the last sign of life; one object, read by another thread
+        self._begun_s = begun_s if store.remote else float("-inf")
+        self._cut_off_s = float("-inf")  # when this worker last could not reach the database
         self._watchdog = watchdog
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="perdure-lease", daemon=True)
@@ -68,15 +73,37 @@ class Renewer:
         since_s, renewed_s = self._held
         return since_s <= then_s and time.monotonic() - renewed_s <= self._lease_s
 
+    def silence(self) -> float:
+        """For how long (s) another worker must have been silent for this one to call it dead.
+
+        After an outage everybody has been silent for as long as it lasted. Whoever is back first must not take the runs of all the others,
+        whose calls go on: it has been in touch for a whole lease before it judges anybody. One that has only just come to a database
+        elsewhere cannot know whether there was an outage, and believes in deaths of long ago only.
+        """
+        now_s = time.monotonic()
+        if now_s - self._held[1] > self._lease_s or now_s - self._cut_off_s <= self._lease_s:
+            return _FOR_EVER_S
+        return self._lease_s if now_s - self._begun_s > self._lease_s else _LONG_AGO * self._lease_s
+
     def _run(self) -> None:
-        while not self._stop.wait(self._every_s):
+        wait_s = self._every_s
+        while not self._stop.wait(wait_s):
+            wait_s = self._every_s
             self._watchdog.look(patience_s=2 * self._every_s)
             asked_s = time.monotonic()
             try:
                 self._store.renew(self._worker, self._clock.now())
             except Exception as error:
-                log.warning("cannot renew the leases of this worker: %s; trying again in %.1f s", error, self._every_s)
+                # Sooner than usual: whoever is back must hear of it before somebody takes this worker for dead.
+                wait_s = min(self._every_s, _AGAIN_S)
+                known = (
+                    self._store.remote and time.monotonic() - self._cut_off_s < 3 * _AGAIN_S + self._every_s
+                )  # said, and by the store too
+                self._cut_off_s = time.monotonic()
+                log.log(logging.DEBUG if known else logging.WARNING, "cannot renew the leases of this worker: %s; trying again", error)
             else:
                 since_s, renewed_s = self._held
                 # It may have arrived as late as now, and been sent as early as it was asked for.
-                self._held = (since_s if time.monotonic() - renewed_s <= self._lease_s else asked_s, asked_s)
+                if time.monotonic() - renewed_s > self._lease_s:
+                    since_s = self._cut_off_s = asked_s
+                self._held = (since_s, asked_s)

@@ -14,7 +14,10 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
+
+from msgspec import structs
 
 from perdure.agent import Agent
 from perdure.core.approval import Ruling, Standing
@@ -33,10 +36,11 @@ from perdure.errors import (
     WrongVersion,
 )
 from perdure.settings import Queue, Settings
-from perdure.store.api import FINISHED, Append, Appended, ApprovalFilter, ApprovalRow, Claimed, InboxRow, RunRow, Served, Store
+from perdure.store.api import FINISHED, Append, Appended, ApprovalFilter, ApprovalRow, Claimed, Committed, InboxRow, RunRow, Served, Store
 from perdure.store.url import shown_url
 from perdure.store.writer import GroupCommit
 from perdure.worker import forked, outside
+from perdure.worker.asking import Asking
 from perdure.worker.clock import Clock
 from perdure.worker.courier import TOLD, Courier
 from perdure.worker.drive import Drive
@@ -50,6 +54,7 @@ Observer = Callable[[str, Sequence[Event]], None]
 T = TypeVar("T")
 _READ_HERE = 500  # a journal longer than this is read on a thread, so that the loop goes on meanwhile
 _REAP_EVERY_S = 1.0
+_COMPLAIN_EVERY_S = 30.0
 _TRANSACTIONS = 16  # at a time in one worker
 _FIND_KIN_EVERY_S = 2.0
 _FLUSH_NOTICES_S = 5.0
@@ -82,10 +87,17 @@ class Worker:
         self._napping: set[asyncio.Future[None]] = set()
         self.entered: str | None = None  # the run whose agent is running right now
         self._draining = False
+        self._closed = False
+        self._lost = False  # nobody knows this worker any more
+        self._stop_listening: Callable[[], None] = lambda: None
+        self._asking = Asking()
         # Threads of their own: tools that take their time must not keep those waiting that look for work.
         self._transactors = ThreadPoolExecutor(_TRANSACTIONS, "perdure-transaction")
         self._transactions = 0  # under way
         self._last_reap_s = float("-inf")
+        self._complained_s: dict[str, float] = {}
+        self._claiming = 0  # claims under way
+        self._undriven: set[str] = set()  # held at the last look, and not driven
         self._kin = Kin(store, self.agents, settings.max_steps)
         self._last_kin_s = float("-inf")
 
@@ -94,11 +106,16 @@ class Worker:
         outside.guard()
         forked.guard(self.loop)
         self._group = GroupCommit(self.store, self.loop, lambda: self.transacting)
-        self._sign_on()
         self._renewer = Renewer(self.store, self.id, self.clock, self.settings.lease_s, Watchdog(self.loop, self._inside))
-        self._renewer.start()
-        self._courier = Courier(self.store, self.settings, self.clock, busy=lambda: self.transacting)
-        self._stop_listening = self.store.listen(self._ring)
+        self._courier = Courier(self.store, self.settings, self.clock, self._asking, busy=lambda: self.transacting)
+        self._tasks: list[asyncio.Task[None]] = []
+        try:
+            await self._ask(self._sign_on, lambda _: self._sign_off())
+            self._renewer.start()
+            self._stop_listening = await self._ask(lambda: self.store.listen(self._ring), lambda stop: stop())
+        except BaseException:
+            await self.__aexit__()  # threads that have begun would go on for a worker that nobody has
+            raise
         self._tasks = [
             self.loop.create_task(self._watch(), name="perdure post"),
             self.loop.create_task(self._courier.run(), name="perdure notices"),
@@ -128,17 +145,32 @@ class Worker:
         self._stop_listening()
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            try:
+                await self._ask(self._leave)
+            finally:
+                self._closed = True
+                self._transactors.shutdown(wait=False)
+                for reader in self._readers.copy():
+                    reader.cancel()  # nobody is left to hear the answer, and the loop may be closed when it comes
+                self._asking.close()
+
+    def _leave(self) -> None:
+        # In one go: whoever is cancelled while it waits for this leaves nothing half done.
         self._renewer.stop()
-        self._transactors.shutdown(wait=False)
         self._group.close()
+        self._sign_off()
+
+    def _sign_on(self) -> None:
+        self.store.register(self.id, f"{socket.gethostname()}:{os.getpid()}", os.getpid(), self.clock.now(), list(self.agents), self.queues)
+
+    def _sign_off(self) -> None:
         try:
             self.store.unregister(self.id, self.clock.now())
         except StoreError as error:
             log.info("could not sign off: %s; other workers notice it by themselves", error)
-
-    def _sign_on(self) -> None:
-        self.store.register(self.id, f"{socket.gethostname()}:{os.getpid()}", os.getpid(), self.clock.now(), list(self.agents), self.queues)
 
     def uncharged_beside(self, run_id: str, budget_of: str) -> Amounts:
         """What the other runs of this worker have recorded under that budget and not committed yet, so that no ledger has it."""
@@ -160,10 +192,13 @@ class Worker:
         return len(self._drives) >= self.settings.concurrency or queue in self.settings.queues
 
     def _sign_on_again(self) -> None:
-        try:
-            self._sign_on()
-        except StoreError as error:
-            log.info("others do not know yet what else is served here: %s", error)
+        def done(answer: Exception | None) -> None:
+            if isinstance(answer, StoreError):
+                log.info("others do not know yet what else is served here: %s", answer)
+            elif answer is not None:
+                raise answer
+
+        self.consult(self._sign_on, done)
 
     # -- serving ------------------------------------------------------------------------------------------------------
     async def serve(self, stop: asyncio.Event) -> None:
@@ -173,13 +208,16 @@ class Worker:
         try:
             while not stop.is_set():
                 try:
+                    if self._lost:
+                        await self._ask(self._sign_on)
+                        self._lost = False
                     await self._claim()
                     await self._wait_for_change(stop)
                 except NotFound as lost:
                     log.warning("%s; signing on again", lost)  # somebody took this worker for dead and cleared it away
-                    self._sign_on()
+                    self._lost = True
                 except StoreError as error:
-                    log.error("cannot look for runs: %s; trying again in 1 s", error)
+                    self._complain("cannot look for runs", error)
                     await asyncio.wait([stopping], timeout=1.0)
                 except Exception:  # an error of ours, or a row that makes no sense: the runs that are under way go on
                     log.exception("cannot look for runs; trying again in 1 s")
@@ -217,7 +255,7 @@ class Worker:
                 row = row if self._goes_on_here(run_id) else await self._row(run_id)
             except StoreUnavailable as error:
                 # Whoever waits for the run goes on waiting: what is under way is kept, and the database will be back.
-                log.error("run %s: cannot look after it: %s; trying again in %.0f s", run_id, error, AGAIN_AFTER_S)
+                self._complain(f"run {run_id}: cannot look after it", error)
                 await asyncio.sleep(AGAIN_AFTER_S)
         return row
 
@@ -251,7 +289,7 @@ class Worker:
         free = min(self.settings.concurrency - len(self._drives), 100)
         if free > 0 and not self.transacting:
             served = list(self.agents)
-            self._begin(*await self._ask(lambda: self._claimed(self.store.claim(self.id, served, free, self.clock.now(), below=run_id))))
+            await self._take(lambda: self.store.claim(self.id, served, free, self.clock.now(), below=run_id))
 
     async def _goes_on_at(self, row: RunRow) -> int | None:
         """When it goes on by itself. That an approval expires is not that: it waits for a person, who may take that long."""
@@ -285,10 +323,7 @@ class Worker:
                 await self._reap()
             served = list(self.agents)
             try:
-                claimed, post = await self._ask(
-                    lambda: self._claimed(self.store.claim(self.id, served, 1, self.clock.now(), run_id=run_id, limits=limits))
-                )
-                self._begin(claimed, post)
+                claimed = await self._take(lambda: self.store.claim(self.id, served, 1, self.clock.now(), run_id=run_id, limits=limits))
                 if claimed:
                     return claimed[0].row
             except RunEnded:
@@ -340,9 +375,9 @@ class Worker:
             await self._nap(left_s)
 
     # -- claiming -----------------------------------------------------------------------------------------------------
-    async def _ask(self, question: Callable[[], T]) -> T:
+    async def _ask(self, question: Callable[[], T], unwanted: Callable[[T], None] | None = None) -> T:
         """The store's answer: here, which is quickest; on a thread where it crosses a network, since a server may not answer for long."""
-        return await asyncio.to_thread(question) if self.store.remote else question()
+        return await self._asking.ask(question, unwanted) if self.store.remote else question()
 
     async def _claim(self) -> None:
         await self._reap()
@@ -353,24 +388,42 @@ class Worker:
         served = list(self.agents)
         while (free := self.settings.concurrency - len(self._drives)) > 0 and not self._draining and not self.transacting:
             wanted = min(free, 100)
-            claimed, post = await self._ask(lambda wanted=wanted: self._claim_ready(served, wanted))  # type: ignore[misc]
-            self._begin(claimed, post)
-            if len(claimed) < wanted:
+            if len(await self._take(partial(self._claim_ready, served, wanted))) < wanted:
                 return
 
-    def _claim_ready(self, served: Sequence[Served], wanted: int) -> tuple[Sequence[Claimed], Sequence[InboxRow]]:
+    def _claim_ready(self, served: Sequence[Served], wanted: int) -> Sequence[Claimed]:
         ready = self.store.next_ready(served, self.queues)
         if ready is None or ready > self.clock.now():
-            return (), ()  # found out by reading: a claim takes the write lock, which others may need
+            return ()  # found out by reading: a claim takes the write lock, which others may need
         limits = self.settings.queues
-        return self._claimed(self.store.claim(self.id, served, wanted, self.clock.now(), queues=self.queues, limits=limits))
+        return self.store.claim(self.id, served, wanted, self.clock.now(), queues=self.queues, limits=limits)
+
+    async def _take(self, claim: Callable[[], Sequence[Claimed]]) -> Sequence[Claimed]:
+        """Claim, and begin what was claimed. Whoever is cancelled meanwhile does not stop that: the runs would be held and not driven."""
+
+        async def both() -> Sequence[Claimed]:
+            self._claiming += 1
+            try:
+                claimed, post = await self._ask(lambda: self._claimed(claim()))
+                self._begin(claimed, post)
+                return claimed
+            finally:
+                self._claiming -= 1
+
+        if not self.store.remote:
+            return await both()  # nothing in it can be interrupted
+        taking = asyncio.ensure_future(both())
+        self._readers.add(taking)
+        taking.add_done_callback(self._readers.discard)
+        taking.add_done_callback(lambda done: done.cancelled() or done.exception())  # somebody has looked, should nobody wait any more
+        return await asyncio.shield(taking)
 
     def _claimed(self, claimed: Sequence[Claimed]) -> tuple[Sequence[Claimed], Sequence[InboxRow]]:
         """With what has arrived for them, read before any is driven: one that came to rest without its post would be ready at once, for ever."""
         try:
             return claimed, self.store.inbox(self.id) if claimed else ()
         except StoreError as error:
-            log.error("cannot look for post: %s; trying again", error)
+            self._complain("cannot look for post", error)
             return claimed, ()
 
     async def _find_kin(self) -> bool:
@@ -390,9 +443,24 @@ class Worker:
     async def _reap(self) -> None:
         if self.loop.time() - self._last_reap_s >= _REAP_EVERY_S:
             self._last_reap_s = self.loop.time()
-            await self._ask(lambda: self.store.reap(self.id, round(self.settings.lease_s * 1e6), self.clock.now()))
+            await self._ask(lambda: self.store.reap(self.id, round(self._renewer.silence() * 1e6), self.clock.now()))
+            await self._let_go_of_undriven()
+
+    async def _let_go_of_undriven(self) -> None:
+        """Give up what this worker holds and does not drive (G6): a claim has arrived, and its answer has not. Nobody else ever would."""
+        held = await self._ask(lambda: self.store.held(self.id))
+        if self._claiming:
+            return
+        undriven = set(held) - self._drives.keys()
+        stranded, self._undriven = sorted(undriven & self._undriven), undriven  # seen before: no drive that has only just ended
+        if stranded:
+            log.warning("%s: held here and driven by nobody; given up", ", ".join(f"run {run_id}" for run_id in stranded))
+            await self._ask(lambda: self.store.let_go(self.id, stranded, self.clock.now()))
 
     def _begin(self, claimed: Sequence[Claimed], post: Sequence[InboxRow]) -> None:
+        taken_over = [one.lease.run_id for one in claimed if one.row.crashes]
+        if taken_over:
+            log.info("took over from a worker that is gone: %s", ", ".join(f"run {run_id}" for run_id in taken_over[:10]))
         for one in claimed:
             self._begin_one(one)
             if self._draining:  # it began while the claim was under way
@@ -411,7 +479,7 @@ class Worker:
             # A plain callback, never inside a task: from CPython 3.14 on an agent's tasks cannot be entered there.
             self.loop.call_soon(self._begin_drive, drive, None)
             return
-        reading = asyncio.ensure_future(asyncio.to_thread(self.store.read, run_id))
+        reading = self._asking.start(lambda: self.store.read(run_id))
         self._readers.add(reading)
         reading.add_done_callback(lambda done: self._begin_drive(drive, done))
 
@@ -434,14 +502,30 @@ class Worker:
         self._surrender(drive, error)
 
     def _surrender(self, drive: Drive, error: Exception) -> None:
-        try:
+        """Give the run up, again and again until it is no longer this worker's: nobody else may claim it as long as it is (G6)."""
+
+        def give_up() -> Appended | None:
             row = self.store.get(drive.run_id)
-            if row is not None and row.holder == self.id and row.epoch == drive.lease.epoch:
-                (answer,) = self.store.append([surrender(drive.lease, row, error, self.clock)])
-                log.info("run %s: given up: %s", drive.run_id, answer)
-        except StoreError as unavailable:
-            log.error("run %s: cannot be given up yet: %s; trying again in %.0f s", drive.run_id, unavailable, AGAIN_AFTER_S)
+            if row is None or (row.holder, row.epoch) != (self.id, drive.lease.epoch):
+                return None
+            (answer,) = self.store.append([surrender(drive.lease, row, error, self.clock)])
+            return answer
+
+        def done(answer: Appended | Exception | None) -> None:
+            if answer is None:
+                return  # somebody else's, or given up before
+            if isinstance(answer, Committed):
+                log.info("run %s: given up", drive.run_id)
+                return
+            # Refused as well: an append of ours whose answer was lost may have arrived between the look and the write.
+            ours = answer if isinstance(answer, Exception) and not isinstance(answer, PerdureError) else None
+            words = "run %s: cannot be given up yet: %s; trying again in %.0f s"
+            level = logging.DEBUG if isinstance(answer, StoreUnavailable) and self.store.remote else logging.ERROR
+            log.log(level, words, drive.run_id, answer if isinstance(answer, Exception) else answer.why, AGAIN_AFTER_S, exc_info=ours)
             self.loop.call_later(AGAIN_AFTER_S, self._surrender, drive, error)
+
+        if not self._closed:
+            self.consult(give_up, done)
 
     # -- waiting ------------------------------------------------------------------------------------------------------
     async def _wait_for_change(self, stop: asyncio.Event) -> None:
@@ -497,7 +581,16 @@ class Worker:
                     self._hand_out(await self._ask(lambda: self.store.inbox(self.id)))
                     version = now  # not before: post that could not be read is looked for again
             except StoreError as error:
-                log.error("cannot look for post: %s; trying again", error)
+                self._complain("cannot look for post", error)
+
+    def _complain(self, what: str, error: StoreError) -> None:
+        """Once in a while, however often it happens; a server that is away says so itself, when it goes and when it is back."""
+        now_s = time.monotonic()
+        quiet = now_s - self._complained_s.get(what, float("-inf")) < _COMPLAIN_EVERY_S
+        if not quiet:
+            self._complained_s[what] = now_s
+        away = isinstance(error, StoreUnavailable) and self.store.remote
+        log.log(logging.DEBUG if quiet or away else logging.ERROR, "%s: %s; trying again", what, error)
 
     def _look_for_post(self) -> None:
         if not self._drives:
@@ -508,7 +601,7 @@ class Worker:
         try:
             self._hand_out(self.store.inbox(self.id))
         except StoreError as error:
-            log.error("cannot look for post: %s; trying again", error)
+            self._complain("cannot look for post", error)
 
     def _hand_out(self, post: Sequence[InboxRow]) -> None:
         for row in post:
@@ -535,13 +628,22 @@ class Worker:
     ) -> None:
         """Run a transaction on a thread, then done(answer) on the loop."""
 
+        asked_s = time.monotonic()
+
+        def begin() -> tuple[Appended, Any]:
+            # All threads may have been busy for long: what that took counts as well, since an approval may have expired meanwhile (G9).
+            waited_us = round((time.monotonic() - asked_s) * 1e6)
+            return self.store.transact(structs.replace(head, at=head.at + waited_us), work)
+
         def finish(future: asyncio.Future[Any]) -> None:
             self._transactions -= 1
+            if future.cancelled():
+                return  # the worker has ended, and its drives with it
             error = future.exception()
             done(future.result() if error is None else error if isinstance(error, Exception) else PerdureError(repr(error)))
 
         self._transactions += 1
-        future = self.loop.run_in_executor(self._transactors, self.store.transact, head, work)
+        future = self.loop.run_in_executor(self._transactors, begin)
         self._readers.add(future)
         future.add_done_callback(self._readers.discard)
         future.add_done_callback(finish)
@@ -588,24 +690,34 @@ class Worker:
         self._write(lambda: self.store.post(run_id, None, body, event_id=event_id, now=now, expect=expect), done)
 
     def _write(self, work: Callable[[], Any], done: Callable[[Exception | None], None]) -> None:
-        """A short write, right here; on a thread while a transaction's tool has the write lock, or where it crosses a network."""
-
-        def finish(error: BaseException | None) -> None:
+        def finish(answer: Any) -> None:
             self._look_for_post()
-            done(error if error is None or isinstance(error, Exception) else PerdureError(repr(error)))
+            done(answer if isinstance(answer, Exception) else None)
+
+        self.consult(work, finish)
+
+    def consult(self, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
+        """Short work on the store, then done(answer or error).
+
+        Right here; on a thread while a transaction's tool has the write lock, or where it crosses a network.
+        """
+
+        def finish(future: asyncio.Future[T]) -> None:
+            self._readers.discard(future)
+            if not future.cancelled():
+                error = future.exception()
+                done(future.result() if error is None else error if isinstance(error, Exception) else PerdureError(repr(error)))
 
         if self.transacting or self.store.remote:
-            writing = asyncio.ensure_future(asyncio.to_thread(work))
-            self._readers.add(writing)
-            writing.add_done_callback(self._readers.discard)
-            writing.add_done_callback(lambda ended: finish(ended.exception()))
+            working = self._asking.start(work)
+            self._readers.add(working)
+            working.add_done_callback(finish)
             return
         try:
-            work()
+            answer: T | Exception = work()
         except Exception as error:
-            finish(error)
-        else:
-            finish(None)
+            answer = error
+        done(answer)
 
     @property
     def transacting(self) -> bool:

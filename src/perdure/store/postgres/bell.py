@@ -119,15 +119,10 @@ class NotifyBell:
     def _run(self) -> None:
         pause_s = _TRY_AGAIN_S[0]
         while not self._stopping:
+            connection: Connection | None = None
             try:
                 connection = self._connections.open()
-            except StoreError:
-                self._missed = True
-                self._sleep(pause_s)  # whoever writes says in the log that the server is away
-                pause_s = min(2 * pause_s, _TRY_AGAIN_S[1])
-                continue
-            pause_s = _TRY_AGAIN_S[0]
-            try:
+                pause_s = _TRY_AGAIN_S[0]
                 self._attend(connection)
             except (psycopg.Error, StoreError, OSError) as error:
                 log.info("the doorbell of %s fell silent: %s; connecting again", self._connections.where, " ".join(str(error).split()))
@@ -136,16 +131,20 @@ class NotifyBell:
             finally:
                 self.listening = False
                 self._held.clear()
-                connection.close()
+                if connection is not None:
+                    connection.close()
             self._missed = True
             if not self._stopping:
-                self._sleep(random.uniform(0.0, pause_s))
+                self._disclaim()
+                self._sleep(random.uniform(pause_s / 2, pause_s))
+                pause_s = min(2 * pause_s, _TRY_AGAIN_S[1])
         self._close_wake()
 
     def _attend(self, connection: Connection) -> None:
         """Be there for as long as the connection lives."""
         connection.execute(f"LISTEN {CHANNEL}".encode())
         if not connection.direct and not self._is_ours(connection):
+            connection.execute(b"UNLISTEN *")  # or the proxy's connection would listen for ever, for nobody
             connection.close()
             self._attend_deaf()
             return
@@ -170,9 +169,23 @@ class NotifyBell:
         log.info("%s is behind a proxy that pools transactions: what others commit is noticed by looking", self._connections.where)
         self._attending.set()
         while not self._stopping:
+            self._disclaim()
             self._sleep(_IDLE_S)
             if self._ringing:
                 self._notify_at_once()
+
+    def _disclaim(self) -> None:
+        """Say that there is no lock to judge us by: we live, and a lock that is missing for long would speak against us."""
+        with self._lock:
+            told = self._wanted - self._untold
+        try:
+            for worker in told:
+                with self._connections.lent() as other:
+                    PostgresCursor(other).change("has_no_session", (worker,))
+                with self._lock:
+                    self._untold.add(worker)
+        except (psycopg.Error, StoreError):
+            pass  # nobody is there to hear it; it is said again
 
     def _is_ours(self, connection: Connection) -> bool:
         """Whether this connection hears what is sent over another one: then the session is ours, whatever stands in between."""

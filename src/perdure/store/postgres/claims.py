@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 
 from perdure.store.claims import LEASE_RAN_OUT, Claims
@@ -10,8 +11,11 @@ from perdure.store.journal import Journal
 from perdure.store.liveness import Liveness
 from perdure.store.postgres.bell import NotifyBell
 
-GRACE_S = 3.0  # a worker that was cut off has this long to come back: after a restart of the server all of them have
+GRACE_S = 6.0  # a worker that was cut off has this long to come back: connecting may take 5 s, and after an outage all of them do it
 _COUNT_EVERY_S = 10.0
+_FEW = 10  # workers; of so many everybody looks at the others whenever it is asked to
+_SPREAD_S = 0.05  # per worker, of more: together they look twenty times a second, however many they are
+_FOR_EVER_US = 10**15
 _FORGET_US = 3_600_000_000
 
 
@@ -21,10 +25,18 @@ class PostgresClaims(Claims):
         self._bell = bell
         self._cut_off: dict[str, tuple[int, float]] = {}  # worker → its last beat, and when we first saw it without a connection
         self._counted_s = float("-inf")
+        self._look_s = float("-inf")  # when it is our turn again
 
     def reap(self, worker: str, lease_us: int, now: int) -> int:
+        """Among many workers it is not always one's turn: then nothing, and another one looks."""
         self._count(lease_us)
-        return super().reap(worker, lease_us, now) + self._reap_cut_off(worker, now)
+        if self._bell.crowd > _FEW:
+            if time.monotonic() < self._look_s:
+                return 0
+            self._look_s = time.monotonic() + self._bell.crowd * _SPREAD_S * random.uniform(0.5, 1.5)
+        lost = super().reap(worker, lease_us, now)
+        # Whoever judges nobody by silence has been out of touch itself: then everybody else's connection may be on its way back as well.
+        return lost + (self._reap_cut_off(worker, now) if lease_us < _FOR_EVER_US else 0)
 
     def _reap_cut_off(self, worker: str, now: int) -> int:
         """Runs of workers whose connection has been gone for a while and who have given no other sign of life since."""
@@ -35,6 +47,9 @@ class PostgresClaims(Claims):
         self._cut_off = {
             other: before[other] if other in before and before[other][0] == beat else (beat, seen_s) for other, beat in found.items()
         }
+        if found.keys() - before.keys():
+            # Our next turn may be far off: whoever sees it first looks again as soon as the time is up.
+            self._look_s = min(self._look_s, seen_s + GRACE_S)
         gone = [(other, beat) for other, (beat, since_s) in self._cut_off.items() if seen_s - since_s >= GRACE_S]
         if not gone:
             return 0
@@ -51,9 +66,8 @@ class PostgresClaims(Claims):
         if time.monotonic() - self._counted_s < _COUNT_EVERY_S:
             return
         self._counted_s = time.monotonic()
-        ((crowd, ancient),) = self._database.read("count_workers", {"silent_us": max(_FORGET_US, 10 * lease_us)})
+        silent = {"silent_us": max(_FORGET_US, 10 * lease_us)}
+        ((crowd, ancient),) = self._database.read("count_workers", {"lease_us": lease_us, **silent})
         self._bell.crowd = max(crowd, 1)
         if ancient:
-            self._database.write(
-                lambda cursor: cursor.change("forget_workers", {"silent_us": max(_FORGET_US, 10 * lease_us)}), lambda cursor, _: True
-            )
+            self._database.write(lambda cursor: cursor.change("forget_workers", silent), lambda cursor, _: True)

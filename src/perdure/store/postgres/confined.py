@@ -8,8 +8,10 @@ a string that is executed) only the server's own rights help.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import psycopg
@@ -18,7 +20,9 @@ from psycopg.types.numeric import IntDumper
 from psycopg.types.string import StrDumperUnknown
 
 from perdure.errors import InvalidInput, StoreError
+from perdure.store.cursor import Gone
 from perdure.store.postgres.connect import Connection
+from perdure.store.postgres.faults import is_crowded, is_loss, is_rolled_back, translated
 
 _ALLOWED = frozenset(
     ("select", "insert", "update", "delete", "merge", "with", "values", "table", "create", "alter", "drop", "truncate", "comment", "lock")
@@ -28,7 +32,7 @@ _OWN = frozenset(("table", "unlogged", "index", "unique", "view", "materialized"
 _IDLE = "SET LOCAL idle_in_transaction_session_timeout = '60s'"  # a tool may think in between, but not sleep with rows locked
 _TOKEN = re.compile(
     r"""
-    (?P<skip> --[^\n]* | /\*(?:[^*]|\*(?!/))*\*/ | \s+ )
+    (?P<skip> --[^\r\n]* | /\*(?:[^*]|\*(?!/))*\*/ | \s+ )
   | (?P<text> [eE]'(?:[^'\\]|\\.|'')*' | '(?:[^']|'')*' | (?P<dollar>\$(?:[^\W\d]\w*)?\$)(?:.|\n)*?(?P=dollar) )
   | (?P<quoted> [uU]&"(?:[^"]|"")*" | "(?:[^"]|"")*" )
   | (?P<cast> :: )
@@ -41,14 +45,22 @@ _TOKEN = re.compile(
 )
 
 
+# What would stay with the session, and so with whoever has the connection next.
+_SESSION = ("set_config", "pg_advisory_lock", "pg_try_advisory_lock")
+_TEMPORARY = frozenset((("into", "temp"), ("into", "temporary")))
+
+
 class ToolConnection:
     """SQL on the journal's own database. What it writes is committed together with the call's result, or not at all.
 
     Parameters are written as on SQLite, so that one tool serves both: `?` with a list, or `:name` with a dict.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, where: str) -> None:
         self._connection: Connection | None = connection
+        self._where = where
+        self._gone: Gone | None = None
+        self._one_at_a_time = threading.Lock()
 
     def execute(self, sql: str, params: Any = ()) -> list[tuple[Any, ...]]:
         """Run the statement; all its rows."""
@@ -66,7 +78,15 @@ class ToolConnection:
         cursor.adapters.register_dumper(int, IntDumper)
         rows: list[tuple[Any, ...]] = []
         for params in many:
-            cursor.execute(text.encode(), _in_order(sql, names, params), prepare=False)
+            try:
+                with self._one_at_a_time:
+                    self._open()  # asked each time: a thread that a tool has left behind must not go on after its end
+                    cursor.execute(text.encode(), _in_order(sql, names, params), prepare=False)
+            except psycopg.Error as error:
+                if not (is_loss(error) or is_rolled_back(error) or is_crowded(error)):
+                    raise
+                self._gone = Gone(str(translated(error, self._where)))
+                raise self._gone from None
             rows += cursor.fetchall() if cursor.description is not None else []
         return rows
 
@@ -79,17 +99,31 @@ class ToolConnection:
 
 
 @contextmanager
-def confined(connection: Connection) -> Iterator[ToolConnection]:
+def confined(connection: Connection, where: str) -> Iterator[ToolConnection]:
     """The connection in the tool's hands, for as long as the tool runs."""
-    handle = ToolConnection(connection)
-    connection.execute(_IDLE)
+    handle = ToolConnection(connection, where)
+    ours(connection, where, _IDLE)
     try:
         yield handle
         # A tool that has caught the server's error must not have the rest of the transaction taken for a success.
         if connection.pgconn.transaction_status != TransactionStatus.INTRANS:
             raise StoreError("one of the tool's statements failed, so that its transaction was rolled back; nothing has happened")
+    except BaseException:
+        if handle._gone is not None:  # whatever the tool has made of it
+            raise handle._gone from None
+        raise
     finally:
-        handle._connection = None
+        with handle._one_at_a_time:
+            handle._connection = None
+
+
+def ours(connection: Connection, where: str, statement: str) -> tuple[Any, ...] | None:
+    """A statement of our own around the tool's: whatever is wrong with it is not the tool's failure."""
+    try:
+        cursor = connection.execute(statement.encode())
+        return cursor.fetchone() if cursor.description is not None else None
+    except psycopg.Error as error:
+        raise Gone(str(translated(error, where))) from None
 
 
 def _numbered(sql: str) -> tuple[str, list[str] | None]:
@@ -127,6 +161,8 @@ def _is_ours(word: str) -> bool:
 
 
 def _is_allowed(words: list[str]) -> bool:
+    if any(word.startswith(_SESSION) for word in words) or any(pair in _TEMPORARY for pair in pairwise(words)):
+        return False
     if words[:1] in (["create"], ["alter"], ["drop"]):
         made = words[3:] if words[1:3] == ["or", "replace"] else words[1:]
         return bool(made) and made[0] in _OWN

@@ -27,9 +27,9 @@ ANSWER_S = 10.0  # how long a server may take to answer before its connection is
 # Both give up by themselves on a peer that has vanished, also while nobody waits.
 _KEEP_ALIVE = {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3", "tcp_user_timeout": "15000"}
 _LOOK = """
-SELECT current_setting('server_version_num')::int, current_setting('server_encoding'), pg_is_in_recovery(),
+SELECT current_setting('server_version_num')::int, current_setting('server_encoding'), current_setting('client_encoding'), pg_is_in_recovery(),
     current_setting('transaction_read_only') = 'on', current_setting('synchronous_commit'),
-    (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, inet_client_port(), current_schema()
+    (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, host(inet_client_addr()), inet_client_port(), current_schema()
 """
 
 
@@ -40,6 +40,8 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     ahead_us = 0  # by how much the server's clock was ahead of ours when this connection was made
     direct = False  # nobody stands between us and our server process: what the session remembers is ours
     schema = ""
+    number = ""  # of the transaction that it is in
+    for_tools = False  # a tool may have it in its hands
     _descriptor = -1
 
     def wait(self, gen: PQGen[Any], interval: float = 0.1, timeout: float | None = None) -> Any:
@@ -73,13 +75,25 @@ def parameters(url: str) -> dict[str, Any]:
     try:
         said = conninfo.conninfo_to_dict(url)
     except psycopg.Error as error:
-        # It quotes what it did not understand, which may be a part of the password.
-        raise _not_a_url(url, re.sub(r'"[^"]*"', '"…"', " ".join(str(error).split()))) from None
+        words = " ".join(str(error).split())
+        # It quotes what it did not understand, which may be a part of the password; not so a setting's name in its place.
+        if "@" not in url.partition("?")[2] and (named := re.search(r'invalid URI query parameter: "(\w+)"', words)):
+            raise InvalidInput(
+                f"{shown_url(url)!r}: there is no setting {named[1]!r} for a connection; leave it out, or see to its spelling"
+            ) from None
+        raise _not_a_url(url, re.sub(r'"[^"]*"', '"…"', words)) from None
     address = url.partition("://")[2].partition("?")[0]
     if re.search("[/@]", address.rpartition("@")[0]) or not re.fullmatch(r"[\d,]*", str(said.get("port") or "")):
         # Somebody's password would be taken for a part of the address, and shown as such.
         raise _not_a_url(url, "something in it is not where it belongs")
-    return {"connect_timeout": CONNECT_S, "application_name": "perdure", "gssencmode": "disable", **_KEEP_ALIVE, **said}
+    return {
+        "connect_timeout": CONNECT_S,
+        "application_name": "perdure",
+        "gssencmode": "disable",
+        **_KEEP_ALIVE,
+        **said,
+        "client_encoding": "UTF8",
+    }
 
 
 def _not_a_url(url: str, why: str) -> InvalidInput:
@@ -107,8 +121,8 @@ def connect(said: dict[str, Any], place: str, answer_s: float = ANSWER_S) -> Con
         found = connection.execute(_LOOK).fetchone()
         heard_us = time.time_ns() // 1000
         assert found is not None
-        version, encoding, standby, read_only, commits, server_us, port, schema = found
-        _check(place, version, encoding, standby or read_only, commits, schema)
+        version, encoding, ours, standby, read_only, commits, server_us, *client, schema = found
+        _check(place, version, encoding, ours, standby or read_only, commits, schema)
     except psycopg.Error as error:
         connection.close()
         raise translated(error, place) from None
@@ -119,8 +133,8 @@ def connect(said: dict[str, Any], place: str, answer_s: float = ANSWER_S) -> Con
     connection.ahead_us = ahead(server_us, asked_us, heard_us)
     connection.schema = schema
     # Behind a proxy that pools transactions the next statement may meet another server process, which has never heard of what was
-    # prepared on this one. The port tells: it is ours, unless somebody connects on our behalf.
-    connection.direct = port is not None and port == _own_port(connection)
+    # prepared on this one. Address and port tell: they are ours, unless somebody connects on our behalf.
+    connection.direct = client == _own_address(connection)
     # A migration must see what others have committed while it waited for its turn, whatever the default is there.
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     connection.prepare_threshold = 1 if connection.direct else None
@@ -138,11 +152,14 @@ def ahead(server_us: int, asked_us: int, heard_us: int) -> int:
     return difference if abs(difference) > heard_us - asked_us + _SAME_US else 0
 
 
-def _check(place: str, version: int, encoding: str, read_only: bool, commits: str, schema: str | None) -> None:
+def _check(place: str, version: int, encoding: str, ours: str, read_only: bool, commits: str, schema: str | None) -> None:
     if version < OLDEST:
         raise StoreError(f"{place} is PostgreSQL {version // 10000}, and perdure needs {OLDEST // 10000} or newer; upgrade the server")
     if encoding != "UTF8":
         raise StoreError(f"{place} keeps text as {encoding}, and a journal is UTF-8; create a database for it with ENCODING 'UTF8'")
+    if ours != "UTF8":
+        # What we send as UTF-8 would be kept as something else, and its hash would not be that of what is read.
+        raise StoreError(f"{place} takes our text for {ours}; whatever stands in between must let client_encoding=UTF8 through")
     if read_only:
         raise StoreUnavailable(
             f"{place} takes no writes: it is a read-only standby, or default_transaction_read_only is on; connect to the primary"
@@ -156,10 +173,11 @@ def _check(place: str, version: int, encoding: str, read_only: bool, commits: st
         raise StoreError(f"{place}: this user has no schema to keep the journal in; create one and put it into its search_path")
 
 
-def _own_port(connection: Connection) -> int | None:
+def _own_address(connection: Connection) -> list[Any] | None:
+    """As the server would see it; None for a local socket, which has none."""
     try:
         with socket.socket(fileno=os.dup(connection.fileno())) as ours:
             address = ours.getsockname()
     except OSError:
         return None
-    return address[1] if isinstance(address, tuple) and len(address) > 1 else None  # a local socket has no port
+    return [address[0], address[1]] if isinstance(address, tuple) else None

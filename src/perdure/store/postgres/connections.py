@@ -45,9 +45,12 @@ class Connections:
         self._why: StoreError = StoreUnavailable(f"{self.where} has not been reached yet")
 
     @contextmanager
-    def lent(self) -> Iterator[Connection]:
-        """A connection for this caller alone. It is kept for the next one if it comes back as it went out."""
-        connection = self._take()
+    def lent(self, *, to_tool: bool = False) -> Iterator[Connection]:
+        """A connection for this caller alone. It is kept for the next one if it comes back as it went out.
+
+        What a tool has had in its hands is emptied of everything that the tool may have left in the session, and goes to tools only.
+        """
+        connection = self._take(to_tool)
         try:
             yield connection
         except psycopg.Error:
@@ -73,22 +76,22 @@ class Connections:
     def close(self) -> None:
         with self._freed:
             self._closed = True
+            self._freed.notify_all()
         self.lost()
 
-    def _take(self) -> Connection:
+    def _take(self, to_tool: bool) -> Connection:
         deadline_s = time.monotonic() + self.answer_s
         with self._freed:
             while True:
                 if self._closed:
                     raise StoreError(f"{self.where} has been closed by this process; open the store again")
-                while self._idle:
-                    since_s, connection = self._idle.pop()
-                    if _is_usable(connection) and time.monotonic() - since_s < _IDLE_S:
-                        self._out += 1
-                        return connection
-                    connection.close()
+                if (idle := self._idle_one(to_tool)) is not None:
+                    self._out += 1
+                    return idle
                 if self._out < self.limit:
                     self._refuse_if_away()
+                    if self._out + len(self._idle) >= self.limit:
+                        self._idle.pop(0)[1].close()  # one of the other kind makes room
                     self._out += 1
                     break
                 if not self._freed.wait(deadline_s - time.monotonic()):
@@ -97,15 +100,31 @@ class Connections:
                         "the server is slow, or transaction tools take their time"
                     )
         try:
-            return self._connect()
+            connection = self._connect()
         except BaseException:
             with self._freed:
                 self._out -= 1
                 self._freed.notify()
             raise
+        if to_tool:
+            connection.for_tools, connection.prepare_threshold = True, None  # what is emptied forgets what was prepared
+        return connection
+
+    def _idle_one(self, to_tool: bool) -> Connection | None:
+        """The one of that kind that was used last, if it is still there."""
+        for place in range(len(self._idle) - 1, -1, -1):
+            since_s, connection = self._idle[place]
+            if connection.for_tools is to_tool:
+                del self._idle[place]
+                if _is_usable(connection) and time.monotonic() - since_s < _IDLE_S:
+                    return connection
+                connection.close()
+        return None
 
     def _give_back(self, connection: Connection) -> None:
         keep = not connection.closed and connection.pgconn.transaction_status == TransactionStatus.IDLE
+        if keep and connection.for_tools:
+            keep = connection.direct and _emptied(connection)  # behind a proxy the session is not ours to empty
         if not keep:
             connection.close()
         connection.answer_s = self.answer_s
@@ -157,6 +176,14 @@ class Connections:
             self.ahead_us = connection.ahead_us
         if since_s is not None:
             log.warning("%s is back after %.1f s", self.where, time.monotonic() - since_s)
+
+
+def _emptied(connection: Connection) -> bool:
+    try:
+        connection.execute(b"DISCARD ALL")
+    except psycopg.Error:
+        return False
+    return True
 
 
 def _is_usable(connection: Connection) -> bool:

@@ -47,6 +47,9 @@ class PostgresCursor:
         self._run("make_lock", (key,))
         self._run("take_lock", (key,))
 
+    def patience(self, seconds: float) -> None:
+        self.connection.execute(f"SET LOCAL lock_timeout = {max(round(seconds * 1000), 1)}".encode())
+
     def _run(self, name: str, params: Params) -> psycopg.RawCursor[Any]:
         statement = QUERIES[name]
         return self._cursor.execute(statement.sql, statement.values(params), binary=True)

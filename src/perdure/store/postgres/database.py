@@ -14,7 +14,7 @@ from psycopg.pq import TransactionStatus
 
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.store.cursor import Cursor, Params, Row
-from perdure.store.postgres.confined import confined
+from perdure.store.postgres.confined import confined, ours
 from perdure.store.postgres.connect import Connection
 from perdure.store.postgres.connections import Connections
 from perdure.store.postgres.cursor import PostgresCursor
@@ -27,9 +27,9 @@ _SLOW_S = 2.0
 # A worker that is paused inside a transaction must not keep its rows from everybody for as long as it sleeps.
 _BEGIN = (
     "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = {idle}; SET LOCAL lock_timeout = {lock}; "
-    "SELECT pg_current_xact_id()::text, pg_postmaster_start_time()::text"
+    "SELECT pg_current_xact_id()::text"
 )
-_STATUS = "SELECT pg_xact_status($1::text::xid8), pg_postmaster_start_time()::text"
+_STATUS = "SELECT pg_xact_status($1::text::xid8)"
 TOOL_S = 600.0  # a tool's own statements may take as long as its time-out lets it
 
 
@@ -41,11 +41,16 @@ class PostgresDatabase:
         self.where = connections.where
         self.commits = 0
 
-    def write(self, work: Callable[[Cursor], T], arrived: Callable[[Cursor, T], bool], *, again: bool = True) -> T:
-        """See Database. `again` is False for work that must not be done twice, not even when the first time was rolled back."""
+    def write(
+        self, work: Callable[[Cursor], T], arrived: Callable[[Cursor, T], bool], *, again: bool = True, patience_s: float | None = None
+    ) -> T:
+        """See Database. `again` is False for work that must not be done twice, not even when the first time was rolled back.
+
+        `patience_s` is how long to wait for what others have locked; Locked after that.
+        """
         for left in range(_ROUNDS - 1, -1, -1):
             try:
-                return self._write(work, arrived)
+                return self._write(work, arrived, patience_s, to_tool=not again)
             except psycopg.Error as error:
                 if not (again and left and is_rolled_back(error)):
                     raise translated(error, self.where) from None
@@ -78,12 +83,22 @@ class PostgresDatabase:
     @contextmanager
     def lend(self, cursor: Cursor) -> Iterator[Any]:
         assert isinstance(cursor, PostgresCursor)
-        cursor.connection.answer_s = TOOL_S
+        connection = cursor.connection
+        connection.answer_s = TOOL_S
         try:
-            with confined(cursor.connection) as handle:
+            with confined(connection, self.where) as handle:
                 yield handle
+            self._take_back(connection)
         finally:
-            cursor.connection.answer_s = self.connections.answer_s
+            connection.answer_s = self.connections.answer_s
+
+    def _take_back(self, connection: Connection) -> None:
+        """The tool has returned: what comes now must belong to the transaction that was lent to it."""
+        ours(connection, self.where, f"SET LOCAL idle_in_transaction_session_timeout = {round(self.connections.answer_s * 1000)}")
+        if ours(connection, self.where, "SELECT pg_current_xact_id()::text") != (connection.number,):
+            raise StoreError(
+                "the tool's SQL has ended the transaction that it was to work in, so that its result cannot be recorded with it"
+            )
 
     def version(self) -> int:
         return self.commits
@@ -91,10 +106,10 @@ class PostgresDatabase:
     def close(self) -> None:
         self.connections.close()
 
-    def _write(self, work: Callable[[Cursor], T], arrived: Callable[[Cursor, T], bool]) -> T:
+    def _write(self, work: Callable[[Cursor], T], arrived: Callable[[Cursor, T], bool], patience_s: float | None, to_tool: bool) -> T:
         began_s = time.monotonic()
         lost: psycopg.Error | None = None
-        with self._transaction() as (cursor, name):
+        with self._transaction(patience_s, to_tool) as (cursor, xid):
             try:
                 done = work(cursor)
             except BaseException:
@@ -110,7 +125,7 @@ class PostgresDatabase:
             # The crash window: COMMIT was sent, and nobody has heard what became of it. Looked up only now that the dead connection has been
             # given back: after a restart of the server everybody who commits is here, and all connections could be theirs.
             self.connections.lost()
-            self._clear_up(name, lost, lambda fresh: arrived(fresh, done))
+            self._clear_up(xid, lost, lambda fresh: arrived(fresh, done))
         self.commits += 1
         took_s = time.monotonic() - began_s
         if took_s > _SLOW_S:
@@ -118,11 +133,11 @@ class PostgresDatabase:
         return done
 
     @contextmanager
-    def _transaction(self) -> Iterator[tuple[PostgresCursor, tuple[str, str]]]:
+    def _transaction(self, patience_s: float | None, to_tool: bool) -> Iterator[tuple[PostgresCursor, str]]:
         for last in (False, True):
-            with self.connections.lent() as connection:
+            with self.connections.lent(to_tool=to_tool) as connection:
                 try:
-                    name = self._begin(connection)
+                    xid = self._begin(connection, patience_s)
                 except psycopg.Error as error:
                     # Nothing was asked of it yet but to begin: a connection that died while it lay idle costs nothing.
                     if last or not is_loss(error):
@@ -130,55 +145,56 @@ class PostgresDatabase:
                     connection.close()
                     self.connections.lost()
                     continue
-                yield PostgresCursor(connection), name
+                yield PostgresCursor(connection), xid
                 return
 
-    def _begin(self, connection: Connection) -> tuple[str, str]:
-        """The transaction's name: its number, and when the server began that gave it."""
-        idle_ms, lock_ms = round(self.connections.answer_s * 1000), round(self.connections.answer_s * 500)
+    def _begin(self, connection: Connection, patience_s: float | None) -> str:
+        """The transaction's number."""
+        idle_ms = round(self.connections.answer_s * 1000)
+        lock_ms = round(self.connections.answer_s * 500) if patience_s is None else round(patience_s * 1000)
         # Several statements in one message, so that beginning costs one round trip.
         cursor = psycopg.Cursor(connection)
         cursor.execute(_BEGIN.format(idle=idle_ms, lock=lock_ms).encode())
         while cursor.nextset():
             pass
-        ((xid, server),) = cursor.fetchall()
-        return xid, server
+        ((xid,),) = cursor.fetchall()
+        assert isinstance(xid, str), xid
+        connection.number = xid
+        return xid
 
     def _commit(self, connection: Connection) -> None:
         if connection.execute(b"COMMIT").statusmessage != "COMMIT":
             # PostgreSQL answers ROLLBACK, and no error, when a statement before it had failed.
             raise StoreError(f"{self.where} rolled the transaction back: one of its statements had failed; nothing was written")
 
-    def _clear_up(self, name: tuple[str, str], error: psycopg.Error, arrived: Callable[[Cursor], bool]) -> None:
-        """Return when the transaction is there; raise when it is not, or when nobody can tell in time."""
+    def _clear_up(self, xid: str, error: psycopg.Error, arrived: Callable[[Cursor], bool]) -> None:
+        """Return when the transaction is there; raise when it is not, or when nobody can tell in time.
+
+        Its number tells only whether it is over. A server that has recovered from a crash, or a standby that took over, may have lost it
+        and given the number to somebody else: that it is there is proven by its traces alone.
+        """
         # Longer than the server waits for the next word of a transaction: by then it has ended, one way or the other.
         deadline_s = time.monotonic() + 1.2 * self.connections.answer_s
         while time.monotonic() < deadline_s:
             try:
-                status = self.reading(lambda cursor: _status_of(cursor.connection, name))
-                if status == "committed" or (status is None and self.reading(arrived)):
-                    return
-                if status != "in progress":
+                if self.reading(lambda cursor: _status_of(cursor.connection, xid)) != "in progress":
                     break
             except StoreUnavailable:
                 pass  # nobody is there to ask
             time.sleep(0.05)
-        raise translated(error, self.where)
+        if not self.reading(arrived):
+            raise translated(error, self.where)
 
 
-def _status_of(connection: Connection, name: tuple[str, str]) -> str | None:
-    """What became of the transaction; None when this server cannot tell.
-
-    That is one that began later: a standby that took over, without our commit, may have given the number to somebody else.
-    """
-    xid, server = name
+def _status_of(connection: Connection, xid: str) -> str | None:
+    """What the server says about the number; None when it cannot tell: it has never heard of it, or it is not quite PostgreSQL."""
     try:
         found = connection.execute(_STATUS, (xid,)).fetchone()
     except psycopg.Error as error:
         if is_loss(error):
             raise
-        return None  # it has never heard of that number, or it is not quite PostgreSQL
-    return found[0] if found is not None and found[1] == server else None
+        return None
+    return found[0] if found is not None else None
 
 
 def _roll_back(connection: Connection) -> None:

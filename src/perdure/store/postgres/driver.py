@@ -12,5 +12,5 @@ def require_psycopg() -> None:
     except ImportError as error:
         raise InvalidInput(
             f"a postgresql:// URL needs psycopg, which cannot be loaded here ({' '.join(str(error).split())[:120]}): "
-            "pip install 'perdure[postgres]'"
+            "pip install 'perdure[postgres]', or from a checkout pip install '/path/to/checkout[postgres]'"
         ) from None

@@ -10,6 +10,7 @@ import psycopg
 from perdure.errors import InvalidInput, StoreCorrupt, StoreError, StoreUnavailable
 from perdure.store.api import Moved
 from perdure.store.closing import moved_error
+from perdure.store.cursor import Locked
 
 # The whole transaction was rolled back because of what somebody else did at the same time: doing it again is all there is to do.
 _ROLLED_BACK = frozenset(("40001", "40P01"))
@@ -41,13 +42,27 @@ _SAID_AT_THE_DOOR = (
     (re.compile("too many clients|too many connections|connection slots are reserved"), "53300"),
 )
 
+# Said by libpq itself, before anything was sent: that nothing was acknowledged goes without saying.
+_NOBODY_THERE = re.compile(
+    "Connection refused|failed to resolve host|could not translate host name|Name or service not known|No route to host"
+    "|Network is unreachable|No such file or directory"
+)
+_HOW_TO_GET_IN = (
+    (re.compile("no password supplied"), "put the password into ~/.pgpass (mode 600) or PGPASSWORD"),
+    (
+        re.compile("server does not support SSL"),
+        "sslmode in the URL asks for encryption, and the server offers none: switch ssl on there, or ask for less",
+    ),
+    (re.compile("no encryption"), "check user and password, and pg_hba.conf; if it wants encryption: sslmode=require in the URL"),
+)
+
 
 def is_loss(error: psycopg.Error) -> bool:
     """Whether the connection is gone, so that nobody has heard what became of the statement."""
     state = error.sqlstate
     if state is None:
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-    return state.startswith("08") or state in ("57P01", "57P02", "57P03", "57P05", "25P03")
+    return state.startswith("08") or state in ("57P01", "57P02", "57P03", "57P04", "57P05", "25P03", "25P04")
 
 
 def is_rolled_back(error: psycopg.Error) -> bool:
@@ -55,14 +70,23 @@ def is_rolled_back(error: psycopg.Error) -> bool:
     return error.sqlstate in _ROLLED_BACK
 
 
+def is_crowded(error: psycopg.Error) -> bool:
+    """Others have what is wanted, for the moment: rows, memory, room on the disk."""
+    return error.sqlstate == "55P03" or (error.sqlstate or "").startswith("53")
+
+
 def translated(error: psycopg.Error, where: str) -> StoreError:
     """The StoreError that tells a caller what to do about it; which type it is says whether trying again makes sense."""
     said = _one_line(error)
     state = error.sqlstate or _state_at_the_door(error, said)
     if state in _BUSY:
-        return StoreUnavailable(f"{where} {_BUSY[state]}")
+        return (Locked if state == "55P03" else StoreUnavailable)(f"{where} {_BUSY[state]}")
     if state[:2] in _REFUSED:
-        return StoreError(f"{where} {_REFUSED[state[:2]].format(error=said)}")
+        way_out = next((way_out for words, way_out in _HOW_TO_GET_IN if words.search(said)), None)
+        refused = _REFUSED[state[:2]] if way_out is None else f"does not let us in ({{error}}); {way_out}"
+        return StoreError(f"{where} {refused.format(error=said)}")
+    if not error.sqlstate and _NOBODY_THERE.search(said):
+        return StoreUnavailable(f"{where} cannot be reached ({said}); check host and port, and that the server is up")
     if is_loss(error) or state[:2] in ("53", "57", "58"):
         return StoreUnavailable(f"{where} cannot be reached ({said}); nothing was acknowledged, so that it can be tried again")
     if is_rolled_back(error):
@@ -72,8 +96,8 @@ def translated(error: psycopg.Error, where: str) -> StoreError:
         return moved_error(where, Moved(to_url, "", int(at), done=moved == "moved"))
     if state == "42501":
         return StoreError(
-            f"{where}: this user may not do that ({said}); let the owner of the tables run `perdure migrate` and GRANT what a "
-            "worker needs: docs/postgres.md has the statements, and perdure doctor tells what is missing"
+            f"{where}: this user may not do that ({said}); let the owner of the tables migrate and GRANT it: docs/postgres.md (Roles) has the "
+            "statements for workers, for who prunes or moves, and for who only looks; perdure doctor lists what a worker lacks"
         )
     if state in ("42P01", "42703", "42883"):
         return StoreCorrupt(f"{where} is not as perdure has made it ({said}); somebody has changed its tables: restore a backup")

@@ -36,7 +36,7 @@ class OpenTransaction(Struct, frozen=True):
 class Health(Struct, frozen=True):
     where: str  # the database, without a password
     schema: str
-    version: int  # of our schema there; 0: there is no journal
+    version: int | None  # of our schema there; 0: there is no journal; None: this user may not look
     latest: int
     server: str
     size: str
@@ -75,7 +75,8 @@ def schema_version(url: str, answer_s: float) -> tuple[str, int]:
 
 def _look(connection: Connection, connections: Connections) -> Health:
     cursor = PostgresCursor(connection)
-    version = applied(connection, connections.where)
+    missing = _missing(cursor)
+    version = None if "SELECT on perdure_schema" in missing else applied(connection, connections.where)
     ((server, size, _, _, max_connections, used),) = cursor.all("facts")
     oldest = cursor.one("oldest_transaction")
     return Health(
@@ -91,11 +92,17 @@ def _look(connection: Connection, connections: Connections) -> Health:
         ahead_us=connection.ahead_us,
         direct=connection.direct,
         hears=_hears(connection, connections),
-        # Without a journal there are no tables that anybody could have rights on.
-        missing=[f"{privilege} on {table}" for table, privilege in cursor.all("missing_privileges")] if version else [],
+        missing=missing,
         dead=[DeadRows(*row) for row in cursor.all("dead_rows")],
         oldest=None if oldest is None else OpenTransaction(*oldest),
     )
+
+
+def _missing(cursor: PostgresCursor) -> list[str]:
+    """What this user may not do and a worker must; without a journal there are no tables that anybody could have rights on."""
+    if cursor.one("has_schema_table") is None:
+        return []
+    return [f"{privilege} on {table}" for table, privilege in cursor.all("missing_privileges")]
 
 
 def _hears(connection: Connection, connections: Connections) -> bool:

@@ -7,6 +7,7 @@ takes the common path, with everything that it touches locked first.
 from __future__ import annotations
 
 import logging
+import random
 import re
 import secrets
 import struct
@@ -23,7 +24,7 @@ from perdure.core.events import RunCancelled, RunSucceeded, Terminal
 from perdure.errors import StoreUnavailable
 from perdure.store.api import FINISHED, Append, Appended, Committed, Lease, Refused
 from perdure.store.consequences import Consequences, consequential
-from perdure.store.cursor import Cursor
+from perdure.store.cursor import Cursor, Locked
 from perdure.store.journal import Journal, refusal
 from perdure.store.postgres.arrays import Array, Bools, Byteas, Int8s, Texts
 from perdure.store.postgres.database import PostgresDatabase
@@ -47,7 +48,11 @@ _EVENT_ARRAYS: dict[str, type[Array]] = {
     "e_data": Texts,
     "e_hashes": Byteas,
 }
+_PATIENCE_S = 0.2
 _ENDS = (RunSucceeded, RunCancelled)  # a failure is told to people, and takes the common path for it
+
+
+_Settled = tuple[list[Appended], dict[tuple[str, int], bool]]  # the answers, and which leases were still held
 
 
 class PostgresJournal(Journal):
@@ -80,12 +85,20 @@ class PostgresJournal(Journal):
             # The caller hears one answer for all of them, and sends those again that have arrived: they must not be refused then.
             self._doubtful.update(name for append in plain if id(append) in committed and (name := _name(append)) is not None)
             raise
-        self._forget(batch)
-        return [answers.get(id(append), _COMMITTED) for append in batch]
+        heard = [answers.get(id(append), _COMMITTED) for append in batch]
+        self._forget(batch, heard)
+        return heard
 
     def transact(self, head: Append, work: Callable[[Any], tuple[Append, Any]]) -> tuple[Appended, Any]:
-        with self._room_for_tools:
-            return super().transact(head, work)
+        asked_s = time.monotonic()
+        if not self._room_for_tools.acquire(timeout=self._database.connections.answer_s):
+            raise StoreUnavailable(f"{self._database.where}: other transaction tools of this process have taken all connections; try again")
+        try:
+            # The time of an approval goes on while its call waits here (G9).
+            waited_us = round((time.monotonic() - asked_s) * 1e6)
+            return super().transact(structs.replace(head, at=head.at + waited_us), work)
+        finally:
+            self._room_for_tools.release()
 
     # -- many at once -------------------------------------------------------------------------------------------------
     def _split(self, batch: Sequence[Append]) -> tuple[list[Append], list[Append]]:
@@ -125,6 +138,7 @@ class PostgresJournal(Journal):
                     raise _Lost(translated(error, self._database.where)) from None
                 if not (left and is_rolled_back(error)):
                     raise translated(error, self._database.where) from None
+                time.sleep(random.uniform(0.001, 0.01) * (6 - left))
                 continue
             self._database.commits += 1
             return answer
@@ -173,9 +187,14 @@ class PostgresJournal(Journal):
     # -- the common path ----------------------------------------------------------------------------------------------
     def _append_rest(self, rest: list[Append], called_s: float) -> list[Appended]:
         try:
+            # Little patience: a run whose row a tool's transaction has must not hold up the others of this worker.
             return self._database.write(
-                lambda cursor: self._append_all(cursor, rest, called_s), lambda cursor, answers: self._arrived(cursor, rest, answers)
+                lambda cursor: self._append_all(cursor, rest, called_s),
+                lambda cursor, answers: self._arrived(cursor, rest, answers),
+                patience_s=min(_PATIENCE_S, self._database.connections.answer_s / 2),
             )
+        except Locked:
+            raise  # nothing was written, for certain
         except StoreUnavailable:
             # Most likely nothing was written; whoever sends them again is answered only once that is certain.
             self._doubtful.update(name for append in rest if (name := _name(append)) is not None)
@@ -201,12 +220,9 @@ class PostgresJournal(Journal):
         self._doubtful |= names
         deadline_s = time.monotonic() + self._database.connections.answer_s / 2
         while True:
-            fresh = {_lease_name(append.lease): secrets.token_bytes(16) for append in batch}
-            for append in batch:
-                # Before it is sent: whether this commit arrives can be unknown as well.
-                self._nonces.setdefault(_lease_name(append.lease), [append.lease.nonce]).append(fresh[_lease_name(append.lease)])
+            fresh = {_lease_name(append.lease): self._next_nonce(append.lease) for append in batch}
             try:
-                answers = self._fence_and_append(batch, called_s, fresh)
+                answers, held = self._fence_and_append(batch, called_s, fresh)
             except StoreUnavailable:
                 if time.monotonic() > deadline_s:
                     raise
@@ -214,14 +230,23 @@ class PostgresJournal(Journal):
                 continue
             self._nonces |= {lease: [nonce] for lease, nonce in fresh.items()}
             self._doubtful -= names
-            self._forget(batch)
-            for append, answer in zip(batch, answers, strict=True):
-                # That lease is over, unless only the time of an approval was.
-                if isinstance(answer, Refused) and not answer.why.startswith("approval "):
-                    self._nonces.pop(_lease_name(append.lease), None)
+            self._forget(batch, answers)
+            for lease, is_held in held.items():
+                if not is_held:  # that lease is over
+                    self._nonces.pop(lease, None)
             return answers
 
-    def _fence_and_append(self, batch: Sequence[Append], called_s: float, fresh: dict[tuple[str, int], bytes]) -> list[Appended]:
+    def _next_nonce(self, lease: Lease) -> bytes:
+        """Remembered before it is sent: whether the clearing up arrives can be unknown as well.
+
+        One that only a clearing up has had is used again: no append that may come late bears it.
+        """
+        known = self._nonces.setdefault(_lease_name(lease), [lease.nonce])
+        if len(known) == 1:
+            known.append(secrets.token_bytes(16))
+        return known[-1]
+
+    def _fence_and_append(self, batch: Sequence[Append], called_s: float, fresh: dict[tuple[str, int], bytes]) -> _Settled:
         written: list[Append] = []
         return self._database.write(
             lambda cursor: self._settle_all(cursor, batch, called_s, fresh, written),
@@ -248,7 +273,7 @@ class PostgresJournal(Journal):
         called_s: float,
         fresh: dict[tuple[str, int], bytes],
         written: list[Append],
-    ) -> list[Appended]:
+    ) -> _Settled:
         written.clear()
         answers: list[Appended] = []
         held: dict[tuple[str, int], bool] = {}
@@ -274,7 +299,7 @@ class PostgresJournal(Journal):
                 answers += super()._append_all(cursor, [owned], called_s)
                 if answers[-1] is _COMMITTED:
                     written.append(owned)
-        return answers
+        return answers, held
 
     def _is_doubtful(self, append: Append) -> bool:
         """Whether nobody knows if it is there, or under which nonce its lease is."""
@@ -287,10 +312,11 @@ class PostgresJournal(Journal):
         known = self._nonces.get(_lease_name(lease))
         return lease if known is None else structs.replace(lease, nonce=known[-1])
 
-    def _forget(self, batch: Sequence[Append]) -> None:
+    def _forget(self, batch: Sequence[Append], answers: Sequence[Appended]) -> None:
         """What was given up needs nothing remembered."""
-        for append in batch:
-            if append.row is not None and (append.row.release or append.row.status in FINISHED):
+        for append, answer in zip(batch, answers, strict=True):
+            gives_up = append.row is not None and (append.row.release or append.row.status in FINISHED)
+            if gives_up and isinstance(answer, Committed):
                 self._keys.pop(append.lease.run_id, None)
                 self._nonces.pop(_lease_name(append.lease), None)
 

@@ -10,6 +10,8 @@ from perdure.store.postgres.connect import Connection
 from perdure.store.postgres.cursor import PostgresCursor
 from perdure.store.postgres.faults import translated
 
+_PATIENCE_S = 30.0
+_LONGEST_S = 3600.0  # a large table may take its time
 MIGRATIONS: tuple[Migration, ...] = load("perdure.store.postgres")
 
 
@@ -27,10 +29,12 @@ def migrate(connection: Connection, where: str) -> None:
     # Looked at without a lock first: opening a journal that is up to date must not wait for anybody.
     if applied(connection, where) == len(MIGRATIONS):
         return
+    connection.answer_s = _LONGEST_S
     try:
         with connection.transaction():
             cursor = PostgresCursor(connection)
             # Held until the commit: of twenty workers that start at once, one makes the schema and the others find it made.
+            cursor.patience(_PATIENCE_S)  # a waiter whose client has left would wait on, and take a connection each
             cursor.all("migrating")
             for migration in MIGRATIONS[_applied(cursor, where) :]:
                 psycopg.Cursor(connection).execute(migration.sql.encode())

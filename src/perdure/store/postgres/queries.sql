@@ -29,7 +29,7 @@ WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8
 -- Before an append that touches more than its own run, or gives its run up: those runs and the parents of those that end, in the order
 -- in which everybody locks. What is read after this is what was committed before: an inbox looked at earlier could be out of date.
 SELECT id FROM perdure_runs
-WHERE id = ANY (:keys::bigint[]) OR run_id = ANY (SELECT r.parent FROM perdure_runs AS r WHERE r.id = ANY (:ending::bigint[]))
+WHERE id = ANY (:keys::bigint[]) OR run_id = ANY (ARRAY(SELECT r.parent FROM perdure_runs AS r WHERE r.id = ANY (:ending::bigint[])))
 ORDER BY id FOR NO KEY UPDATE
 
 -- name: lock_budgets
@@ -83,8 +83,13 @@ INSERT INTO perdure_events (run, seq, event_id, ts, epoch, call, cause, data, ha
 
 -- name: insert_blob
 -- Content-addressed: a second copy of the same bytes is the same blob.
--- What is there already is locked until the commit that says who uses it: nobody may find in between that it is not needed any more.
-INSERT INTO perdure_blobs (digest, data) VALUES (?, ?) ON CONFLICT (digest) DO UPDATE SET digest = excluded.digest
+INSERT INTO perdure_blobs (digest, data) VALUES (?, ?) ON CONFLICT (digest) DO NOTHING
+
+-- name: blobs_to_keep
+-- Those that are there, which stay until the commit that says who uses them: nobody finds in between that they are not needed any more.
+-- KEY SHARE: all who store the same blob may have it at once, and only a prune waits. It takes the right to UPDATE, as every row lock does.
+SELECT digest FROM perdure_blobs WHERE digest = ANY (ARRAY(SELECT decode(value, 'hex') FROM jsonb_array_elements_text(:digests::jsonb) AS v (value)))
+ORDER BY digest FOR KEY SHARE
 
 -- name: consume_inbox
 -- The events of this commit stand for these rows now.
@@ -159,16 +164,20 @@ SELECT hash FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE r
 -- What may have changed since somebody knew all runs up to a place: those that are new, and those that had not finished.
 -- Ids and transaction numbers are given before the commit. Only what was born before every transaction that is still under way counts:
 -- nothing can appear below it any more. A dump that was restored into a younger server has numbers from its future; those are old.
-WITH now AS (SELECT pg_current_snapshot() AS snapshot),
-settled AS (
-    SELECT r.*, CASE WHEN r.born >= pg_snapshot_xmax(now.snapshot) THEN 0 ELSE r.born::text::bigint END AS commit
-    FROM perdure_runs AS r, now WHERE r.born < pg_snapshot_xmin(now.snapshot) OR r.born >= pg_snapshot_xmax(now.snapshot)
-)
+-- Each part by itself, with conditions on the columns alone, so that the index gives the rows of a page in their order.
 SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
     seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost, commit
-FROM settled
-WHERE (commit, id) > (:after_commit::bigint, :after::bigint)
-    AND ((commit, id) > (:newest_commit::bigint, :newest::bigint) OR status NOT IN ('succeeded', 'failed', 'cancelled'))
+FROM (
+    (SELECT r.*, 0::bigint AS commit FROM perdure_runs AS r
+    WHERE born >= pg_snapshot_xmax(pg_current_snapshot()) AND :after_commit::bigint = 0 AND id > :after::bigint
+        AND ((0, id) > (:newest_commit::bigint, :newest::bigint) OR status NOT IN ('succeeded', 'failed', 'cancelled'))
+    ORDER BY id LIMIT :limit)
+    UNION ALL
+    (SELECT r.*, born::text::bigint AS commit FROM perdure_runs AS r
+    WHERE born < pg_snapshot_xmin(pg_current_snapshot()) AND (born, id) > (:after_commit::bigint::text::xid8, :after::bigint)
+        AND ((born, id) > (:newest_commit::bigint::text::xid8, :newest::bigint) OR status NOT IN ('succeeded', 'failed', 'cancelled'))
+    ORDER BY born, id LIMIT :limit)
+) AS settled
 ORDER BY commit, id LIMIT :limit
 
 -- name: journals_without_run
@@ -546,21 +555,28 @@ WHERE worker = :worker AND :now::bigint IS NOT NULL
 SELECT name, beat_at FROM perdure_workers WHERE worker = ?
 
 -- name: list_workers
--- The last column: whether its lease has run out, by the clock of the database.
-SELECT worker, name, pid, started_at, beat_at, (SELECT count(*) FROM perdure_runs WHERE holder = worker), serves, queues,
-    beat_at < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - :lease_us::bigint AND :now::bigint IS NOT NULL
-FROM perdure_workers ORDER BY started_at, worker
+-- The last column: whether its lease has run out, by the clock of the database. What is held is counted once for all of them.
+SELECT w.worker, w.name, w.pid, w.started_at, w.beat_at, coalesce(h.runs, 0), w.serves, w.queues,
+    w.beat_at < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - :lease_us::bigint AND :now::bigint IS NOT NULL
+FROM perdure_workers AS w LEFT JOIN (
+    SELECT holder, count(*) AS runs FROM perdure_runs WHERE holder IS NOT NULL GROUP BY holder
+) AS h ON h.holder = w.worker
+ORDER BY w.started_at, w.worker
 
 -- name: workers_without_session
--- Those whose connection, with the lock that it held, is gone: dead, or cut off for the moment.
+-- Those whose connection, with the lock that it held, is gone: dead, or cut off for the moment. Only who holds a run has something to lose.
 SELECT w.worker, w.beat_at FROM perdure_workers AS w
-WHERE w.session AND NOT EXISTS (
+WHERE w.session AND EXISTS (SELECT 1 FROM perdure_runs AS r WHERE r.holder = w.worker) AND NOT EXISTS (
     SELECT 1 FROM pg_locks AS l
     WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
         AND (l.classid::bigint << 32 | l.objid::bigint) = hashtextextended(current_schema() || ' ' || w.worker, 0))
 
 -- name: has_session
 UPDATE perdure_workers SET session = TRUE WHERE worker = ?
+
+-- name: has_no_session
+-- Its connection is gone, and it lives: only its lease counts until it has another one.
+UPDATE perdure_workers SET session = FALSE, beat_at = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint WHERE worker = ?
 
 -- name: forget_workers
 -- Those that have been silent for very long and hold nothing: their machines are gone.
@@ -579,6 +595,15 @@ UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :n
     status = CASE WHEN status = 'cancelling' THEN status ELSE 'queued' END
 WHERE id IN (SELECT id FROM perdure_runs WHERE holder = :worker ORDER BY id FOR NO KEY UPDATE SKIP LOCKED)
 
+-- name: held_by_worker
+SELECT run_id FROM perdure_runs WHERE holder = ?
+
+-- name: lose_run
+-- As lose_runs, for one of them.
+UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :now::bigint, updated_at = greatest(updated_at, :now::bigint),
+    status = CASE WHEN status = 'cancelling' THEN status ELSE 'queued' END
+WHERE run_id = :run_id AND holder = :worker
+
 -- name: lose_runs_of_silent_worker
 -- As lose_runs, unless the worker has given a sign of life since we looked.
 UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = 1, ready_at = :now::bigint, updated_at = greatest(updated_at, :now::bigint),
@@ -594,9 +619,10 @@ WHERE id IN (SELECT id FROM perdure_runs WHERE holder = :worker ORDER BY id FOR 
     AND EXISTS (SELECT 1 FROM perdure_workers AS w WHERE w.worker = :worker AND w.beat_at = :beat_at)
 
 -- name: count_workers
--- How many there are, and how many of them have been silent for very long and hold nothing.
-SELECT count(*), count(*) FILTER (WHERE w.beat_at < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - :silent_us::bigint
-    AND NOT EXISTS (SELECT 1 FROM perdure_runs AS r WHERE r.holder = w.worker))
+-- How many there are whose lease runs, and how many that have been silent for very long and hold nothing.
+SELECT count(*) FILTER (WHERE w.beat_at >= (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - :lease_us::bigint),
+    count(*) FILTER (WHERE w.beat_at < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - :silent_us::bigint
+        AND NOT EXISTS (SELECT 1 FROM perdure_runs AS r WHERE r.holder = w.worker))
 FROM perdure_workers AS w
 
 -- == Rates ============================================================================================================
@@ -653,6 +679,11 @@ SELECT count(*) FROM perdure_runs WHERE holder IS NOT NULL
 
 -- name: count_runs
 SELECT count(*) FROM perdure_runs
+
+-- name: other_tables
+SELECT relname::text FROM pg_class
+WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition AND left(relname, 8) <> 'perdure_'
+ORDER BY 1
 
 -- name: roots
 -- Those that stand above a family, in the order of their numbers.

@@ -50,7 +50,7 @@ class PostgresStore(SqlStore):
         return PostgresWholes(self._database)
 
     def version(self) -> int:
-        """Every part of the sum only grows, so that it changes when any of them does. Nothing is asked of the server for it."""
+        """Changes when anything was committed here or heard of, and from time to time anyway. Nothing is asked of the server for it."""
         look_s = _LOOK_S if self._notify.listening else _LOOK_DEAF_S
         return self._database.commits + self._notify.heard + int(time.monotonic() / look_s)
 

@@ -35,3 +35,6 @@ class SqliteCursor:
 
     def alone(self, key: str) -> None:
         """Nothing to do: a transaction that writes is alone from its BEGIN IMMEDIATE on."""
+
+    def patience(self, seconds: float) -> None:
+        """Nothing to do: for the same reason there is nothing left to wait for."""

@@ -37,6 +37,10 @@ INSERT INTO perdure_events (id, event_id, ts, epoch, call, cause, data, hash) VA
 -- Content-addressed: a second copy of the same bytes is the same blob.
 INSERT OR IGNORE INTO perdure_blobs (digest, data) VALUES (?, ?)
 
+-- name: blobs_to_keep
+-- Those that are there: all of them, since nobody else writes meanwhile.
+SELECT digest FROM perdure_blobs WHERE digest IN (SELECT unhex(value) FROM json_each(:digests))
+
 -- name: consume_inbox
 -- The events of this commit stand for these rows now.
 DELETE FROM perdure_inbox WHERE id = ? AND run = ?
@@ -496,6 +500,15 @@ UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :n
     status = iif(status = 'cancelling', status, 'queued')
 WHERE holder = :worker
 
+-- name: held_by_worker
+SELECT run_id FROM perdure_runs WHERE holder = ?
+
+-- name: lose_run
+-- As lose_runs, for one of them.
+UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :now, updated_at = max(updated_at, :now),
+    status = iif(status = 'cancelling', status, 'queued')
+WHERE run_id = :run_id AND holder = :worker
+
 -- name: lose_runs_of_silent_worker
 -- As lose_runs, unless the worker has given a sign of life since we looked.
 UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = 1, ready_at = :now, updated_at = max(updated_at, :now),
@@ -548,6 +561,9 @@ SELECT count(*) FROM perdure_runs WHERE holder IS NOT NULL
 
 -- name: count_runs
 SELECT count(*) FROM perdure_runs
+
+-- name: other_tables
+SELECT name FROM sqlite_schema WHERE type = 'table' AND substr(name, 1, 8) <> 'perdure_' AND substr(name, 1, 7) <> 'sqlite_' ORDER BY name
 
 -- name: roots
 -- Those that stand above a family, in the order of their numbers.

@@ -59,7 +59,7 @@ CREATE INDEX perdure_runs_line ON perdure_runs (line, ready_at, id) WHERE ready_
 CREATE INDEX perdure_runs_held ON perdure_runs (holder, line) WHERE holder IS NOT NULL;
 CREATE INDEX perdure_runs_created ON perdure_runs (created_at);
 CREATE INDEX perdure_runs_ledger ON perdure_runs (ledger) WHERE ledger IS NOT NULL;
-CREATE INDEX perdure_runs_unfinished ON perdure_runs (id) WHERE status NOT IN ('succeeded', 'failed', 'cancelled');
+CREATE INDEX perdure_runs_born ON perdure_runs (born, id);
 
 CREATE TABLE perdure_events (
     run BIGINT NOT NULL, -- no foreign key: the trigger below already looks the run up
