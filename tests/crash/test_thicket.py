@@ -1,4 +1,4 @@
-"""Eight branches, a race and a time-out, killed at a random call, for a hundred and sixty seeds: each replays and finishes."""
+"""Eight branches, a race and a time-out, killed at a random call, for a hundred and forty seeds: each replays and finishes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perdure.core.machine import Facts, Machine
 from perdure.core.state import RunState, fold
 from perdure.inspect.replay import Same, compare
 
-SEEDS, CHUNK = {"sqlite": 100, "postgres": 60}, 10
+SEEDS, CHUNK = {"sqlite": 100, "postgres": 40}, 10
 CASES = [(dialect, first) for dialect, seeds in SEEDS.items() for first in range(0, seeds, CHUNK)]
 
 

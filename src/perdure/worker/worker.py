@@ -276,7 +276,8 @@ class Worker:
             await self._take_up_if_free(run_id, limits)
         elif ready:
             await self._claim_below(run_id)
-        if ready or self._is_driven(row, family) or await self._find_kin():
+        given_up = row.holder == self.id  # or about to be: that is written on a thread, and its status is not known before
+        if ready or given_up or self._is_driven(row, family) or await self._find_kin():
             await self._doze(_REAP_EVERY_S, stop)
             return False
         wakes = [at for one in (row, *family) if (at := await self._goes_on_at(one)) is not None]
