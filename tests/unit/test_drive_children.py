@@ -608,10 +608,10 @@ async def _fan_out(where: Path, count: int) -> tuple[float, Any, int]:
 
     settings = Settings(poll_s=0.002, park_after_s=0, flush_s=0.005)
     async with perdure(where, [parent], settings=settings) as app:
-        begun = time.perf_counter()
+        begun = time.process_time()
         total = await app.run(parent, count, id="p")
         claims = sum(event.type == "run_claimed" for event in await app.handle("p").events())
-        return time.perf_counter() - begun, total, claims
+        return time.process_time() - begun, total, claims
 
 
 def test_a_thousand_children_work_in_linear_time_and_do_not_wake_their_parent_one_by_one(tmp_path: Path) -> None:
