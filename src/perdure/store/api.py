@@ -482,11 +482,11 @@ class Store(Protocol):
     def reap(self, worker: str, lease_us: int, now: int) -> int:
         """Make the runs of dead workers (lock free, or no sign of life for lease_us) claimable; how many."""
 
-    def held(self, worker: str) -> list[str]:
-        """The ids of the runs that this worker holds."""
+    def held(self, worker: str) -> list[tuple[str, int]]:
+        """The runs that this worker holds, each with the epoch of its lease."""
 
-    def let_go(self, worker: str, run_ids: Sequence[str], now: int) -> int:
-        """Make these runs claimable if that worker holds them, as those of a dead one; how many.
+    def let_go(self, worker: str, runs: Sequence[tuple[str, int]], now: int) -> int:
+        """Make these runs claimable if that worker holds them under these epochs, as those of a dead one; how many.
 
         For a worker that holds what it does not drive: it was cut off, or interrupted, before it heard that its claim had arrived.
         """

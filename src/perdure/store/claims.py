@@ -165,13 +165,13 @@ class Claims:
             self._liveness.forget(dead)
         return lost
 
-    def held(self, worker: str) -> list[str]:
-        return [run_id for (run_id,) in self._database.read("held_by_worker", (worker,))]
+    def held(self, worker: str) -> list[tuple[str, int]]:
+        return [(run_id, epoch) for run_id, epoch in self._database.read("held_by_worker", (worker,))]
 
-    def let_go(self, worker: str, run_ids: Sequence[str], now: int) -> int:
+    def let_go(self, worker: str, runs: Sequence[tuple[str, int]], now: int) -> int:
         def lose(cursor: Cursor) -> int:
             lost = {"worker": worker, "now": now, "lost": LEASE_RAN_OUT}
-            return sum(cursor.change("lose_run", {"run_id": run_id, **lost}) for run_id in sorted(run_ids))
+            return sum(cursor.change("lose_run", {"run_id": run_id, "epoch": epoch, **lost}) for run_id, epoch in sorted(runs))
 
         # What cannot be looked up is done again at the next round.
         return self._database.write(lose, lambda cursor, _: False)

@@ -180,11 +180,11 @@ class SqlStore(ABC):
             self._bell.ring()
         return lost
 
-    def held(self, worker: str) -> list[str]:
+    def held(self, worker: str) -> list[tuple[str, int]]:
         return self._claims.held(worker)
 
-    def let_go(self, worker: str, run_ids: Sequence[str], now: int) -> int:
-        lost = self._claims.let_go(worker, run_ids, now)
+    def let_go(self, worker: str, runs: Sequence[tuple[str, int]], now: int) -> int:
+        lost = self._claims.let_go(worker, runs, now)
         if lost:
             self._bell.ring()
         return lost

@@ -418,10 +418,11 @@ class StoreConformance(QueueConformance, WaitingConformance, MovingConformance):
     def test_a_worker_lets_go_of_what_it_holds_and_does_not_drive_and_of_nothing_else(self, store: Store) -> None:
         driven, undriven = hold_one(store, "driven"), hold_one(store, "undriven")
         store.register("w2", "host:2", 2, T0)
-        assert sorted(store.held("w")) == ["driven", "undriven"]
+        assert sorted(store.held("w")) == [("driven", 1), ("undriven", 1)]
         assert store.held("w2") == []
-        assert store.let_go("w2", ["undriven"], T0) == 0
-        assert store.let_go("w", ["undriven", "nobody"], T0) == 1
+        assert store.let_go("w2", [("undriven", 1)], T0) == 0
+        assert store.let_go("w", [("undriven", 2)], T0) == 0, "it was claimed anew since"
+        assert store.let_go("w", [("undriven", 1), ("nobody", 1)], T0) == 1
         assert_refused(store, undriven.append(ThoughtRecorded("late")), "undriven")
         (claimed,) = store.claim("w2", serving("a"), 9, T0)
         assert (claimed.row.run_id, claimed.row.crashes) == ("undriven", 1)

@@ -97,7 +97,7 @@ class Worker:
         self._last_reap_s = float("-inf")
         self._complained_s: dict[str, float] = {}
         self._claiming = 0  # claims under way
-        self._undriven: set[str] = set()  # held at the last look, and not driven
+        self._undriven: set[tuple[str, int]] = set()  # held at the last look under this epoch, and not driven
         self._kin = Kin(store, self.agents, settings.max_steps)
         self._last_kin_s = float("-inf")
 
@@ -452,10 +452,11 @@ class Worker:
         held = await self._ask(lambda: self.store.held(self.id))
         if self._claiming:
             return
-        undriven = set(held) - self._drives.keys()
-        stranded, self._undriven = sorted(undriven & self._undriven), undriven  # seen before: no drive that has only just ended
+        undriven = {(run_id, epoch) for run_id, epoch in held if run_id not in self._drives}
+        # Seen before under the same epoch: the answer is older than the drives, and what comes and goes is held anew each time.
+        stranded, self._undriven = sorted(undriven & self._undriven), undriven
         if stranded:
-            log.warning("%s: held here and driven by nobody; given up", ", ".join(f"run {run_id}" for run_id in stranded))
+            log.warning("%s: held here and driven by nobody; given up", ", ".join(f"run {run_id}" for run_id, _ in stranded))
             await self._ask(lambda: self.store.let_go(self.id, stranded, self.clock.now()))
 
     def _begin(self, claimed: Sequence[Claimed], post: Sequence[InboxRow]) -> None:

@@ -596,13 +596,13 @@ UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :n
 WHERE id IN (SELECT id FROM perdure_runs WHERE holder = :worker ORDER BY id FOR NO KEY UPDATE SKIP LOCKED)
 
 -- name: held_by_worker
-SELECT run_id FROM perdure_runs WHERE holder = ?
+SELECT run_id, epoch FROM perdure_runs WHERE holder = ?
 
 -- name: lose_run
--- As lose_runs, for one of them.
+-- As lose_runs, for one of them, unless it was claimed anew since we looked.
 UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :now::bigint, updated_at = greatest(updated_at, :now::bigint),
     status = CASE WHEN status = 'cancelling' THEN status ELSE 'queued' END
-WHERE run_id = :run_id AND holder = :worker
+WHERE run_id = :run_id AND holder = :worker AND epoch = :epoch
 
 -- name: lose_runs_of_silent_worker
 -- As lose_runs, unless the worker has given a sign of life since we looked.
