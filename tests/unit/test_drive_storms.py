@@ -127,3 +127,21 @@ def test_a_worker_gives_up_what_it_holds_and_does_not_drive(tmp_path: Path) -> N
 
     journal = run(main())
     assert journal.count("run_succeeded") == 1
+
+
+def test_whoever_was_out_of_touch_judges_nobody_by_silence_for_a_whole_lease(tmp_path: Path) -> None:
+    async def main() -> None:
+        with closing(open_store(f"sqlite:///{tmp_path}/db")) as store:
+            clock = Clock()
+            store.register("w", "w", 1, clock.now())
+            renewer = Renewer(store, "w", clock, 0.4, Watchdog(asyncio.get_running_loop(), lambda: ""))
+            assert renewer.silence() == 0.4
+            time.sleep(0.45)  # as an outage: no sign of life has got through
+            assert renewer.silence() > 1e6
+            renewer.start()
+            await until(lambda: renewer.has_held_since(time.monotonic()))
+            assert renewer.silence() > 1e6, "it is back, and so may be everybody else"
+            await until(lambda: renewer.silence() == 0.4)
+            renewer.stop()
+
+    run(main())
