@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -457,6 +458,31 @@ def test_flush_waits_for_what_a_running_courier_has_under_way(store, clock):
         await ended(task)
 
     with receiver(slowly) as there:
+        run(main())
+    assert len(there.received) == 1
+
+
+def test_flush_waits_for_a_notice_that_is_just_being_taken(store, clock, monkeypatch):
+    """On a thread, over a network: it is held already, so nobody else would send it before the hold is over."""
+    take, taken = store.take_notices, threading.Event()
+
+    def slowly(*args: Any) -> Any:
+        found = take(*args)
+        taken.set()
+        time.sleep(0.3)
+        return found
+
+    async def main() -> None:
+        failing_run(store, "r-1")
+        monkeypatch.setattr(store, "take_notices", slowly)
+        courier, task = serving(store, settings_for(there), clock, busy=True)
+        await until(taken.is_set)
+        assert courier.at_work
+        await courier.flush(5)
+        assert store.next_notice() is None
+        await ended(task)
+
+    with receiver() as there:
         run(main())
     assert len(there.received) == 1
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 from tests.servers.postgres import Server
+from tests.servers.pooler import Pooler
 from tests.servers.proxy import Cut, Proxy
 from tests.unit.postgres_tools import empty, opened, raw
 
@@ -117,6 +118,22 @@ def test_a_connection_knows_whether_somebody_stands_in_between(url: str) -> None
     connection.close()
     with Proxy(url) as proxy:
         connection = connect(parameters(proxy.url(url)), "here")
+        assert (connection.direct, connection.prepare_threshold) == (False, None)
+        connection.close()
+
+
+class _AnyAddress:
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_a_proxy_that_happens_to_have_our_own_port_is_still_a_proxy(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its side of the connection and ours go to different places, so both may be given the same number on one machine."""
+    monkeypatch.setattr("perdure.store.postgres.connect._own_address", lambda _: _AnyAddress())
+    with Pooler(url) as pooler:
+        connection = connect(parameters(pooler.url(url)), "there")
         assert (connection.direct, connection.prepare_threshold) == (False, None)
         connection.close()
 

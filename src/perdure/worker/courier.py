@@ -57,6 +57,7 @@ class Courier:
         self._threads = Threads(_AT_A_TIME)
         self._changed = asyncio.Event()
         self._out = 0  # notices that have been taken and not been put back
+        self._taking = asyncio.Lock()  # from asking for some until they count as out: on a thread that may be a while
         self._misfit: InvalidInput | None = None
         self._endpoint = self._find_endpoint()
 
@@ -75,8 +76,8 @@ class Courier:
 
     @property
     def at_work(self) -> bool:
-        """Whether a notice is on its way."""
-        return self._out > 0
+        """Whether a notice is on its way, or may be: one that is just being taken is nobody else's any more."""
+        return self._out > 0 or self._taking.locked()
 
     def poke(self) -> None:
         """Something was committed: look again. To be called on the loop's thread; it costs nothing."""
@@ -126,14 +127,15 @@ class Courier:
         return min(max(left_s, self._settings.poll_s), _LONGEST_REST_S)
 
     async def _start_due(self, senders: asyncio.TaskGroup) -> None:
-        while (room := _AT_A_TIME - self._out) > 0:
-            taken = await self._ask(self._store.take_notices, self._clock.now(), room, round(HOLD_S * 1e6))
-            for notice in taken:
-                self._out += 1
-                task = senders.create_task(self._deliver(notice), name=f"perdure notice {notice.notice_id}")
-                task.add_done_callback(self._returned)
-            if len(taken) < room:
-                return
+        async with self._taking:
+            while (room := _AT_A_TIME - self._out) > 0:
+                taken = await self._ask(self._store.take_notices, self._clock.now(), room, round(HOLD_S * 1e6))
+                for notice in taken:
+                    self._out += 1
+                    task = senders.create_task(self._deliver(notice), name=f"perdure notice {notice.notice_id}")
+                    task.add_done_callback(self._returned)
+                if len(taken) < room:
+                    return
 
     def _returned(self, _: asyncio.Task[None]) -> None:
         self._out -= 1

@@ -29,7 +29,8 @@ _KEEP_ALIVE = {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_
 _LOOK = """
 SELECT current_setting('server_version_num')::int, current_setting('server_encoding'), current_setting('client_encoding'), pg_is_in_recovery(),
     current_setting('transaction_read_only') = 'on', current_setting('synchronous_commit'),
-    (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, host(inet_client_addr()), inet_client_port(), current_schema()
+    (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, host(inet_client_addr()), inet_client_port(), pg_backend_pid(),
+    current_schema()
 """
 
 
@@ -121,7 +122,7 @@ def connect(said: dict[str, Any], place: str, answer_s: float = ANSWER_S) -> Con
         found = connection.execute(_LOOK).fetchone()
         heard_us = time.time_ns() // 1000
         assert found is not None
-        version, encoding, ours, standby, read_only, commits, server_us, *client, schema = found
+        version, encoding, ours, standby, read_only, commits, server_us, host, port, process, schema = found
         _check(place, version, encoding, ours, standby or read_only, commits, schema)
     except psycopg.Error as error:
         connection.close()
@@ -133,8 +134,9 @@ def connect(said: dict[str, Any], place: str, answer_s: float = ANSWER_S) -> Con
     connection.ahead_us = ahead(server_us, asked_us, heard_us)
     connection.schema = schema
     # Behind a proxy that pools transactions the next statement may meet another server process, which has never heard of what was
-    # prepared on this one. Address and port tell: they are ours, unless somebody connects on our behalf.
-    connection.direct = client == _own_address(connection)
+    # prepared on this one. The number of the process tells, which a proxy makes up, and address and port, which are its own. Neither is
+    # enough alone: a proxy on this machine may well get the same port number for its side that we have got for ours.
+    connection.direct = process == connection.info.backend_pid and (host, port) == _own_address(connection)
     # A migration must see what others have committed while it waited for its turn, whatever the default is there.
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     connection.prepare_threshold = 1 if connection.direct else None
@@ -173,11 +175,11 @@ def _check(place: str, version: int, encoding: str, ours: str, read_only: bool, 
         raise StoreError(f"{place}: this user has no schema to keep the journal in; create one and put it into its search_path")
 
 
-def _own_address(connection: Connection) -> list[Any] | None:
-    """As the server would see it; None for a local socket, which has none."""
+def _own_address(connection: Connection) -> tuple[Any, Any]:
+    """As the server would see it; a local socket has none."""
     try:
         with socket.socket(fileno=os.dup(connection.fileno())) as ours:
             address = ours.getsockname()
     except OSError:
-        return None
-    return [address[0], address[1]] if isinstance(address, tuple) else None
+        return (None, None)
+    return (address[0], address[1]) if isinstance(address, tuple) else (None, None)
