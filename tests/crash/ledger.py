@@ -34,9 +34,14 @@ class Ledger:
         """Write one line, durable when this returns."""
         told = {} if call is None else {"key": call.key, "run": call.run_id, "number": call.number, "attempt": call.attempt}
         line = json.dumps({"fact": fact, "what": what, "pid": os.getpid(), **told, **more}) + "\n"
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:
+            # A write that crosses a page is seen by halves, and a kill may leave it so.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _cut_half_a_line(descriptor)
             os.write(descriptor, line.encode())
+            # Before the sync: whoever is stopped in it must not keep the others from reading.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -56,7 +61,10 @@ class Ledger:
         """The facts so far, in order."""
         if not self.path.exists():
             return []
-        found = [json.loads(line) for line in self.path.read_text().splitlines()]
+        with open(self.path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            whole = file.read().rpartition(b"\n")[0]
+        found = [json.loads(line) for line in whole.splitlines()]
         return [line for line in found if fact in (None, line["fact"]) and run in (None, line.get("run"))]
 
     def effects(self, what: str | None = None, run: str | None = None) -> list[dict[str, Any]]:
@@ -70,3 +78,11 @@ class Ledger:
             assert time.monotonic() < deadline, f"after {within_s} s the ledger still has only {lines}"
             time.sleep(0.003)
         return lines
+
+
+def _cut_half_a_line(descriptor: int) -> None:
+    """What somebody was killed over has not been said."""
+    size = os.fstat(descriptor).st_size
+    tail = os.pread(descriptor, 4096, max(size - 4096, 0))
+    if not tail.endswith(b"\n"):
+        os.ftruncate(descriptor, size - len(tail) + tail.rfind(b"\n") + 1)
