@@ -66,7 +66,7 @@ def fence_refuses(part: str) -> Check:
         append = forged(held, part).append(ThoughtRecorded("from a zombie"))
         zombie = opened(store.url)
         try:
-            zombie._journal._doubtful.add(append.events[0].event.event_id)  # type: ignore[attr-defined]
+            zombie._journal._doubtful.add(append.events[0].event.event_id)
             (answer,) = zombie.append([append])
         finally:
             zombie.close()
@@ -80,7 +80,7 @@ def a_fenced_append_comes_too_late(store: PostgresStore) -> None:
     """After the fence the same append under the old nonce changes nothing, wherever it was meanwhile."""
     held = hold_one(store, "r")
     append = held.append(ThoughtRecorded("x"))
-    store._journal._doubtful.add(append.events[0].event.event_id)  # type: ignore[attr-defined]
+    store._journal._doubtful.add(append.events[0].event.event_id)
     assert store.append([append]) == [Committed()]
     late = Held(held.lease, held.seq + 1, append.events[-1].hash).append(ThoughtRecorded("late"))
     other = opened(store.url)

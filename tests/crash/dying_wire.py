@@ -1,7 +1,7 @@
 """A connection to the real PostgreSQL on which a process dies in the middle of a commit.
 
 What commits is a COMMIT, or a single statement that writes outside of any transaction. psycopg is wrapped where it hands a statement
-to libpq, and where it begins to wait for the answer: by then all bytes are with the kernel, which delivers them whoever dies.
+to libpq, and where it begins to wait for the answer, on a thread or on an event loop: by then all bytes are with the kernel, which delivers them whoever dies.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from psycopg._enums import Wait
 from psycopg.abc import PQGen
 from psycopg.pq import TransactionStatus
 
+from perdure.store.postgres import flight
 from perdure.store.postgres.connect import Connection
 
 if TYPE_CHECKING:
@@ -69,6 +70,23 @@ class DyingWire:
             return real(connection, self._watched(connection, gen), interval, timeout)
 
         Connection.wait = wait  # type: ignore[method-assign,assignment]
+        flies = flight.fly
+        flight.fly = lambda loop, connection, statement, landed: flies(
+            loop, connection, self._carried(self._watched(connection, statement)), landed
+        )
+
+    def _carried(self, gen: PQGen[Any]) -> PQGen[Any]:
+        """Inside the place's method at every step, if it was at the first one: the others are callbacks of the loop."""
+        inside, ready = self._fate.is_inside, None
+        while True:
+            outside, self._fate.is_inside = self._fate.is_inside, inside
+            try:
+                state = gen.send(ready)  # type: ignore[arg-type]
+            except StopIteration as end:
+                return end.value
+            finally:
+                self._fate.is_inside = outside
+            ready = yield state
 
     def _watched(self, connection: Connection, gen: PQGen[Any]) -> PQGen[Any]:
         try:

@@ -44,6 +44,8 @@ from perdure.core.events import (
     ToolCallResolved,
 )
 from perdure.store.api import Append
+from perdure.store.postgres import journal
+from perdure.store.postgres.store import PostgresStore
 from perdure.store.sql import SqlStore
 from perdure.worker.calls import Calls
 from perdure.worker.courier import Courier
@@ -100,20 +102,46 @@ class Fate:
             here = self.place in places(*args, **kwargs)
             if here:
                 self.meet(self.place, "before")
-            self._inside.here = here
+            self.is_inside = here
             try:
                 answer = real(this, *args, **kwargs)
             finally:
-                self._inside.here = False
+                self.is_inside = False
             if here:
                 self.meet(self.place, "after")
             return answer
 
         setattr(owner, method, visiting)
 
+    def _wrap_sending(self) -> None:
+        """The same for what the event loop sends: the visit ends when its answer is there."""
+        real = PostgresStore.send
+
+        def sending(store: Any, batch: Sequence[Append], loop: Any, done: Callable[[list[Any]], None]) -> list[Append]:
+            here = self.place in self._of_batch([append for append in batch if journal._is_plain(append)])
+
+            def landed(answers: list[Any]) -> None:
+                if here and None not in answers:  # else the visit goes on where they are appended after all
+                    self.meet(self.place, "after")
+                done(answers)
+
+            if here:
+                self.meet(self.place, "before")
+            self.is_inside = here
+            try:
+                return real(store, batch, loop, landed)
+            finally:
+                self.is_inside = False
+
+        PostgresStore.send = sending  # type: ignore[method-assign,assignment]
+
     @property
     def is_inside(self) -> bool:
         return getattr(self._inside, "here", False)
+
+    @is_inside.setter
+    def is_inside(self, here: bool) -> None:
+        self._inside.here = here
 
     def is_due(self, moment: str) -> bool:
         """Whether this is the moment: this thread is inside the place's method, and for the nth time as far as that."""
@@ -136,6 +164,7 @@ class Fate:
         self.wrap(SqlStore, "claim", lambda *_, **__: {"claim"})
         self.wrap(SqlStore, "renew", lambda *_: {"renew"} if self.in_flight else set())
         self.wrap(SqlStore, "append", self._of_batch)
+        self._wrap_sending()
         self.wrap(SqlStore, "transact", lambda head, _: self._of_batch([head]))
         self.wrap(Calls, "start", lambda call, *_: {"start"} if self.tool in (call.tool, ANY) else set())
         self.wrap(SqlStore, "decide", lambda *_, **__: {"decide"})

@@ -318,13 +318,18 @@ def test_a_cancelled_attempt_still_answers(then):
 
 @pytest.mark.parametrize("then", [cancel_attempt, cancel_task, cancel_task_again_and_again])
 def test_a_cancelled_attempt_that_does_not_stop_is_given_up(then):
-    never = threading.Event()
+    begun, never = threading.Event(), threading.Event()
 
     @tool(timeout=30)
     def stuck() -> None:
+        begun.set()
         never.wait(30)
 
-    answer = started(stuck, then)
+    async def then_once_begun(running: Attempt[Any], task: asyncio.Task[Any]) -> None:
+        assert await asyncio.to_thread(begun.wait, 20)
+        await then(running, task)
+
+    answer = started(stuck, then_once_begun)
     never.set()
     assert isinstance(answer, Abandoned)
     assert answer.failure.kind == "cancelled"

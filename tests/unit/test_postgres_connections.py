@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from tests.servers.postgres import Server
 from tests.servers.pooler import Pooler
+from tests.servers.postgres import Server
 from tests.servers.proxy import Cut, Proxy
 from tests.unit.postgres_tools import empty, opened, raw
 

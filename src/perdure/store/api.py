@@ -7,6 +7,7 @@ implementation to what is written here.
 
 from __future__ import annotations
 
+from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Protocol
@@ -416,6 +417,13 @@ class Store(Protocol):
     # -- the journal --------------------------------------------------------------------------------------------------
     def append(self, batch: Sequence[Append]) -> list[Appended]:
         """Commit all whose guard holds, in one transaction; an answer for each, in order. Durable when it returns."""
+
+    def send(self, batch: Sequence[Append], loop: AbstractEventLoop, done: Callable[[list[Appended | None]], None]) -> list[Append]:
+        """Begin to commit on this loop's thread, without waiting for anything; those that must be appended in the ordinary way come back.
+
+        `done` is called later, on the loop, with an answer for each of the others, in order. None: it has to be appended after all,
+        and only then is it known whether it was written. A store whose commits cross no network gives everything back.
+        """
 
     def transact(self, head: Append, work: Callable[[Any], tuple[Append, Any]]) -> tuple[Appended, Any]:
         """One transaction: check the guard and insert `head`, call work(connection), insert the Append it returns, commit.

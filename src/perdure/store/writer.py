@@ -3,7 +3,8 @@
 Where the commit is made depends on what it costs for each of those who share it. While that is little, the loop's own thread makes
 it, once for everything that one turn of the loop has submitted: a thread would cost more in hand-overs than the disk takes. Where
 the disk is slow for the number of runs that wait for it, a writer thread makes it and the loop goes on meanwhile. A commit that crosses
-a network is always the thread's: a server that does not answer must not stop the loop.
+a network is sent by the loop and not waited for, one at a time; what cannot be sent so is the thread's: a server that does not
+answer must not stop the loop.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class GroupCommit:
         self._closed = False
         self._committing = False
         self._here: list[_Waiting] = []  # submitted in this turn of the loop, to be committed at its end
+        self._sent = False  # a commit is on its way to a remote store
         self._cost_s = 0.0  # what a commit has cost each append lately
         self._thread = threading.Thread(target=self._run, name="perdure-writer", daemon=True)
         self._thread.start()
@@ -56,15 +58,61 @@ class GroupCommit:
         Only on the loop's own thread.
         """
         waiting = _Waiting(append, done, None)
-        if self._cost_s > CHEAP_S or self._committing or self._store.remote:
+        if self._store.remote:
+            self._here.append(waiting)
+            if len(self._here) == 1 and not self._sent:
+                self._loop.call_soon(self._send_here)
+            return
+        if self._cost_s > CHEAP_S or self._committing:
             self._put(waiting)
             return
         self._here.append(waiting)
         if len(self._here) == 1:
             self._loop.call_soon(self._commit_here)
 
+    def send_now(self, append: Append, done: Done) -> None:
+        """The same for a remote store, without waiting for others in this turn of the loop."""
+        self._here.append(_Waiting(append, done, None))
+        if not self._sent:
+            self._send_here()
+
+    def _send_here(self) -> None:
+        """Send what has been submitted meanwhile; what cannot be sent is the thread's."""
+        if self._sent:
+            return  # one at a time: the next goes when its answer is there
+        group = self._take_here()
+        if not group:
+            return
+        appends = [waiting.as_of_now() for waiting in group]
+        self._sent = True
+        left = {id(append) for append in self._store.send(appends, self._loop, lambda answers: self._landed(sent, answers))}
+        sent = [waiting for waiting, append in zip(group, appends, strict=True) if id(append) not in left]
+        self._sent = bool(sent)
+        self._leave_to_thread([waiting for waiting, append in zip(group, appends, strict=True) if id(append) in left])
+
+    def _landed(self, sent: list[_Waiting], answers: Sequence[Appended | None]) -> None:
+        self._sent = False
+        if self._here:
+            self._loop.call_soon(self._send_here)
+        for waiting, answer in zip(sent, answers, strict=True):
+            waiting.answer = answer
+        self._leave_to_thread([waiting for waiting in sent if waiting.answer is None])
+        self._deliver([waiting for waiting in sent if waiting.answer is not None])
+
+    def _leave_to_thread(self, group: list[_Waiting]) -> None:
+        try:
+            for waiting in group:
+                self._put(waiting)
+        except StoreError:
+            pass  # closed: whoever submitted it has been stopped as well, and what became of it is for the next one to find out
+
+    def _take_here(self) -> list[_Waiting]:
+        with self._closing:  # whoever closes a remote store's does it on another thread
+            group, self._here = self._here, []
+            return group
+
     def _commit_here(self) -> None:
-        group, self._here = self._here, []
+        group = self._take_here()
         if self._locked():  # asked as late as here: it may have been taken in the same turn of the loop
             for waiting in group:
                 self._put(waiting)
@@ -89,7 +137,10 @@ class GroupCommit:
 
     def close(self) -> None:
         """Commit what is queued, then end the thread; answers are still delivered."""
-        self._commit_here()
+        if self._store.remote:
+            self._leave_to_thread(self._take_here())
+        else:
+            self._commit_here()
         with self._closing:
             if not self._closed:
                 self._closed = True

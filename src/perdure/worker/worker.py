@@ -613,11 +613,13 @@ class Worker:
 
     # -- what drives ask of their host --------------------------------------------------------------------------------
     def commit(self, append: Append, done: Callable[[Appended | Exception], None]) -> None:
-        """Durable, then done(answer). One run alone commits right here; many share commits on the writer's thread."""
-        if len(self._drives) > 1 or self.transacting or self.store.remote:
-            # A transaction's tool may hold the write lock for long, and a server may take its time: then the writer's thread waits for
-            # it, and not the loop.
+        """Durable, then done(answer). One run alone commits right here; many share commits."""
+        if len(self._drives) > 1 or self.transacting:
+            # A transaction's tool may hold the write lock for long: then the writer's thread waits for it, and not the loop.
             self._group.submit(append, done)
+            return
+        if self.store.remote:
+            self._group.send_now(append, done)
             return
         try:
             answer: Appended | Exception = self._group.commit_now(append)

@@ -58,7 +58,15 @@ class Connections:
                 connection.close()
             raise
         finally:
-            self._give_back(connection)
+            self.give_back(connection)
+
+    def take_idle(self) -> Connection | None:
+        """One that lies idle, for a caller that must not wait; None if there is none. To be given back."""
+        with self._freed:
+            idle = None if self._closed else self._idle_one(to_tool=False)
+            if idle is not None:
+                self._out += 1
+            return idle
 
     def open(self) -> Connection:
         """A connection that is not one of the few: the caller keeps it, and closes it."""
@@ -121,7 +129,8 @@ class Connections:
                 connection.close()
         return None
 
-    def _give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: Connection) -> None:
+        """Whoever took it has done with it. It is kept if it is as it was."""
         keep = not connection.closed and connection.pgconn.transaction_status == TransactionStatus.IDLE
         if keep and connection.for_tools:
             keep = connection.direct and _emptied(connection)  # behind a proxy the session is not ours to empty

@@ -126,11 +126,14 @@ class PostgresDatabase:
             # given back: after a restart of the server everybody who commits is here, and all connections could be theirs.
             self.connections.lost()
             self._clear_up(xid, lost, lambda fresh: arrived(fresh, done))
+        self.committed_since(began_s)
+        return done
+
+    def committed_since(self, began_s: float) -> None:
         self.commits += 1
         took_s = time.monotonic() - began_s
         if took_s > _SLOW_S:
             log.warning("%s took %.1f s for a commit; everything that waits for it waits as long", self.where, took_s)
-        return done
 
     @contextmanager
     def _transaction(self, patience_s: float | None, to_tool: bool) -> Iterator[tuple[PostgresCursor, str]]:

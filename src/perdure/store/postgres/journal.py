@@ -6,6 +6,7 @@ takes the common path, with everything that it touches locked first.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import re
@@ -26,6 +27,7 @@ from perdure.store.api import FINISHED, Append, Appended, Committed, Lease, Refu
 from perdure.store.consequences import Consequences, consequential
 from perdure.store.cursor import Cursor, Locked
 from perdure.store.journal import Journal, refusal
+from perdure.store.postgres import flight
 from perdure.store.postgres.arrays import Array, Bools, Byteas, Int8s, Texts
 from perdure.store.postgres.database import PostgresDatabase
 from perdure.store.postgres.faults import is_loss, is_rolled_back, translated, unstorable
@@ -89,6 +91,40 @@ class PostgresJournal(Journal):
         self._forget(batch, heard)
         return heard
 
+    def send(self, batch: Sequence[Append], loop: asyncio.AbstractEventLoop, done: Callable[[list[Appended | None]], None]) -> list[Append]:
+        """As Store.send: what goes in one statement, over a connection that lies ready."""
+        if (self._doubtful or self._nonces) and any(map(self._is_doubtful, batch)):
+            return list(batch)
+        plain, rest = self._split(batch)
+        connection = self._database.connections.take_idle() if plain else None
+        if connection is None:
+            return list(batch)
+        cursor, sent_s = psycopg.RawCursor(connection), time.monotonic()
+        flying = list(plain)
+
+        def landed(error: psycopg.Error | None) -> None:
+            if error is not None and is_loss(error):
+                # The crash window: the statement was sent, and nobody has heard what became of it. Whoever appends them now is
+                # answered only when that is known.
+                log.warning("%s; looking what became of %d appends", translated(error, self._database.where), len(flying))
+                self._doubtful.update(name for append in flying if (name := _name(append)) is not None)
+                self._database.connections.lost()
+            committed = set() if error is not None else written(cursor)
+            self._database.connections.give_back(connection)
+            self._database.committed_since(sent_s)
+            heard: list[Appended | None] = [_COMMITTED if id(append) in committed else None for append in flying]
+            self._forget(flying, heard)
+            done(heard)
+
+        try:
+            sql, values, written = self._plain_statement(plain)
+            flight.fly(loop, connection, cursor._execute_gen(sql, values, binary=True), landed)
+        except (UnicodeEncodeError, struct.error):  # nothing was sent: whoever appends it hears why
+            connection.close()
+            self._database.connections.give_back(connection)
+            return list(batch)
+        return rest
+
     def transact(self, head: Append, work: Callable[[Any], tuple[Append, Any]]) -> tuple[Appended, Any]:
         asked_s = time.monotonic()
         if not self._room_for_tools.acquire(timeout=self._database.connections.answer_s):
@@ -114,20 +150,21 @@ class PostgresJournal(Journal):
 
     def _append_plain(self, plain: list[Append]) -> set[int]:
         """The ids (of the objects) of those whose guard held. The others have changed nothing, and the common path says why."""
+        sql, values, written = self._plain_statement(plain)
+        return self._statement(lambda connection: written(psycopg.RawCursor(connection).execute(sql, values, binary=True)))
+
+    def _plain_statement(self, plain: list[Append]) -> tuple[bytes | str, Any, Callable[[Any], set[int]]]:
+        """The statement, its values, and how to read from its cursor whose guard held. What is given is sorted in place."""
         if len(plain) == 1 and 0 < len(plain[0].events) <= _FEW_EVENTS and not _ends(plain[0]):
             append = plain[0]
-            sql, values = self._one(append)
-            written = self._statement(lambda connection: psycopg.RawCursor(connection).execute(sql, values, binary=True).rowcount)
-            return {id(append)} if written == len(append.events) else set()
+            return *self._one(append), lambda cursor: {id(append)} if cursor.rowcount == len(append.events) else set()
         plain.sort(key=lambda append: self._keys[append.lease.run_id])  # the order in which everybody locks
-        statement, params = QUERIES["append_many"], self._many(plain)
-        moved = self._statement(
-            lambda connection: psycopg.RawCursor(connection).execute(statement.sql, statement.values(params), binary=True).fetchall()
-        )
-        keys = {key for (key,) in moved}
-        return {id(append) for append in plain if self._keys[append.lease.run_id] in keys}
+        keys = {self._keys[append.lease.run_id]: id(append) for append in plain}
+        statement = QUERIES["append_many"]
+        return statement.sql, statement.values(self._many(plain)), lambda cursor: {keys[key] for (key,) in cursor.fetchall()}
 
-    def _statement(self, run: Callable[[Any], Any]) -> Any:
+    def _statement(self, run: Callable[[Any], set[int]]) -> set[int]:
+        begun_s = time.monotonic()
         for left in range(5, -1, -1):
             try:
                 with self._database.connections.lent() as connection:
@@ -140,7 +177,7 @@ class PostgresJournal(Journal):
                     raise translated(error, self._database.where) from None
                 time.sleep(random.uniform(0.001, 0.01) * (6 - left))
                 continue
-            self._database.commits += 1
+            self._database.committed_since(begun_s)
             return answer
         raise AssertionError("unreachable")
 
@@ -312,7 +349,7 @@ class PostgresJournal(Journal):
         known = self._nonces.get(_lease_name(lease))
         return lease if known is None else structs.replace(lease, nonce=known[-1])
 
-    def _forget(self, batch: Sequence[Append], answers: Sequence[Appended]) -> None:
+    def _forget(self, batch: Sequence[Append], answers: Sequence[Appended | None]) -> None:
         """What was given up needs nothing remembered."""
         for append, answer in zip(batch, answers, strict=True):
             gives_up = append.row is not None and (append.row.release or append.row.status in FINISHED)
