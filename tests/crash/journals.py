@@ -153,13 +153,16 @@ class PostgresJournal:
 
 
 class Databases:
-    """Databases of one server. Each begins as a copy of one with our schema: to make that anew would cost more than many a test."""
+    """Databases of one server. Each begins with our schema, as one that was used before and cleared, or as a copy: to make that anew
+    would cost more than many a test."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._template: str | None = None
         self._numbers = itertools.count(1)
         self._open: list[PostgresJournal] = []
+        self._with_schema: set[str] = set()
+        self._free: list[str] = []
 
     def journal(self, url: str) -> PostgresJournal:
         self._open.append(PostgresJournal(self, url))
@@ -171,9 +174,16 @@ class Databases:
             self._server.revive()
             self._template = self.empty()
             open_store(self._template).close()
-            with psycopg.connect(self._template, autocommit=True) as connection:
-                connection.execute(paid.MAKE.encode())
-        return self.copy(self._template)
+            self._make_paid(self._template)
+        if self._free:
+            return self._free.pop()
+        url = self.copy(self._template)
+        self._with_schema.add(url)
+        return url
+
+    def _make_paid(self, url: str) -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(paid.MAKE.encode())
 
     def empty(self) -> str:
         return self._server.new_database()
@@ -193,7 +203,14 @@ class Databases:
 
     def drop(self, journal: PostgresJournal) -> None:
         self._open.remove(journal)
-        self._server.drop(journal.url)
+        if journal.url not in self._with_schema:
+            self._server.drop(journal.url)
+            return
+        self._server.revive()
+        self._server.part(journal.url)
+        self._server.clear(journal.url)
+        self._make_paid(journal.url)
+        self._free.append(journal.url)
 
     def close(self) -> None:
         for journal in list(self._open):

@@ -19,23 +19,6 @@ T = TypeVar("T")
 _shared: WeakKeyDictionary[Server, str] = WeakKeyDictionary()
 _kept: WeakKeyDictionary[Server, str] = WeakKeyDictionary()
 # As superuser, for whom triggers need not fire.
-_CLEAR = """
-DO $$
-DECLARE name regclass;
-BEGIN
-    SET LOCAL session_replication_role = replica;
-    FOR name IN SELECT DISTINCT tgrelid FROM pg_trigger WHERE tgenabled = 'D' AND NOT tgisinternal LOOP
-        EXECUTE format('ALTER TABLE %s ENABLE TRIGGER USER', name);
-    END LOOP;
-    FOR name IN SELECT oid FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace AND relname <> 'perdure_schema' LOOP
-        IF name::text LIKE 'perdure\\_%' THEN
-            EXECUTE format('DELETE FROM %s', name);
-        ELSE
-            EXECUTE format('DROP TABLE %s CASCADE', name);
-        END IF;
-    END LOOP;
-END $$
-"""
 
 
 def empty(server: Server) -> str:
@@ -58,8 +41,7 @@ def cleared(server: Server) -> str:
     if url is None:
         url = _kept[server] = server.new_database()
         opened(url).close()
-    with psycopg.connect(server.url, autocommit=True, dbname=conninfo_to_dict(url)["dbname"]) as superuser:
-        superuser.execute(_CLEAR)
+    server.clear(url)
     return url
 
 
