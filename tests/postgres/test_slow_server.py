@@ -102,7 +102,7 @@ def test_while_the_server_stands_still_the_loop_turns_and_afterwards_everything_
 
 
 def test_nothing_is_asked_of_the_server_on_the_event_loop(postgres_url, monkeypatch) -> None:
-    """However quickly it answers here: where it does not, every run of the worker would stand still. Budgets, rates and children are left out."""
+    """However quickly it answers here: where it does not, every run of the worker would stand still. Budgets and rates are left out."""
     asked = watch(monkeypatch)
 
     @tool(effect="once")
@@ -110,15 +110,19 @@ def test_nothing_is_asked_of_the_server_on_the_event_loop(postgres_url, monkeypa
         return n
 
     @agent
+    async def child(run: Run) -> int:
+        return await step(3)
+
+    @agent
     async def plain(run: Run) -> int:
-        await asyncio.gather(step(1), step(2))
+        await asyncio.gather(step(1), step(2), child())
         await asyncio.sleep(0.05)
         decision = await run.approve("go", {}, reason="to be asked", expires=timedelta(seconds=0.2))
         assert decision.outcome == "expired"
         return int(await run.receive("news"))
 
     async def main(store: PostgresStore, outside: PostgresStore) -> None:
-        async with working(store, [plain], structs.replace(SETTINGS, park_after_s=1.0)):
+        async with working(store, [plain, child], structs.replace(SETTINGS, park_after_s=1.0)):
             for n in range(3):
                 await asyncio.to_thread(create_run_of, outside, plain, f"p{n}")
             await asyncio.sleep(0.8)

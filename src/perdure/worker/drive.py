@@ -55,7 +55,7 @@ from perdure.worker.calls import Calls, Ended
 from perdure.worker.clock import Clock
 from perdure.worker.closing import Closing
 from perdure.worker.commits import Commits, Writes
-from perdure.worker.gate import Gate
+from perdure.worker.gate import Debts, Gate
 from perdure.worker.inbox import Inbox
 from perdure.worker.orders import Helps, Orders
 from perdure.worker.pen import Pen
@@ -127,7 +127,7 @@ class Drive:
         self._linger: asyncio.TimerHandle | None = None
 
     # -- from outside: plain calls on the worker's loop ---------------------------------------------------------------
-    def begin(self, events: Sequence[Event]) -> None:
+    def begin(self, events: Sequence[Event], debts: Debts) -> None:
         """Rebuild the machine from the journal and go on at the frontier."""
         watch = None if self._agent.circles is None else CircleWatch(self._agent.circles)
         for event in events:
@@ -135,7 +135,7 @@ class Drive:
             if watch is not None:
                 watch.observe(event, None if event.call is None else self.state.calls.get(event.call))
         self._pen.rebase()
-        self._gate.open()
+        self._gate.open(debts)
         self._watch_circles(watch)
         if self.state.paused is not None:
             # It was given up as paused while something was on its way to it: that is read now, and the run stands still again.

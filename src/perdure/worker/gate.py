@@ -8,7 +8,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from perdure.core.budget import NOTHING, Amounts, amounts_of, exceeded
-from perdure.core.events import BudgetExceeded, Limits, Usage
+from perdure.core.events import AnyBody, BudgetExceeded, Limits, RunCreated, Usage
 from perdure.core.rate import Rate
 from perdure.errors import StoreError
 from perdure.store.api import Store
@@ -36,6 +36,22 @@ class Over(Struct, frozen=True):
     limits: Limits
 
 
+class Debts(Struct, frozen=True):
+    """What a run was found with when it was claimed."""
+
+    budgets: frozenset[str] = frozenset()  # whose budgets apply: its own, and those above it
+    reserved: Amounts = NOTHING  # what its open calls keep free there
+
+
+def debts_of(store: Store, created: AnyBody) -> Debts:
+    """Read with the journal, wherever that is read."""
+    assert isinstance(created, RunCreated)
+    if created.budget is None and created.parent is None:
+        return Debts()
+    budgets = frozenset(ledger.run_id for ledger in store.ledgers(created.run_id))
+    return Debts(budgets, store.reserved(created.run_id)) if budgets else Debts()
+
+
 class Beside(Protocol):
     """What is going on beside this run in its worker."""
 
@@ -50,7 +66,7 @@ class Gate:
 
     def __init__(self, run_id: str, store: Store, pen: Pen, clock: Clock, host: Beside) -> None:
         self._host = host
-        self._budgets: frozenset[str] = frozenset()  # whose budgets apply
+        self._budgets: frozenset[str] = frozenset()
         self._run_id = run_id
         self._store = store
         self._pen = pen
@@ -58,15 +74,12 @@ class Gate:
         self._waiting: dict[int, int] = {}  # call → since when it has waited for what others have reserved
         self._places: dict[int, int] = {}  # call → when its place in the line comes up
 
-    def open(self) -> None:
-        """The run has been claimed: find out whether anything is charged for it."""
-        created = self._pen.state.created
-        assert created is not None
-        may_have = created.budget is not None or created.parent is not None  # the run's own, or one above it
-        self._budgets = frozenset(ledger.run_id for ledger in self._store.ledgers(self._run_id)) if may_have else frozenset()
+    def open(self, debts: Debts) -> None:
+        """The run has been claimed, and this is charged for it."""
+        self._budgets = debts.budgets
         self._pen.metered = bool(self._budgets)
         if self._pen.metered:
-            self._pen.owe(self._store.reserved(self._run_id))
+            self._pen.owe(debts.reserved)
         # Whoever was parked until its turn has it now: taking another place, behind all who came since, it might never start.
         self._places = {call.number: call.turn for call in self._pen.state.open.values() if call.turn is not None}
 

@@ -44,6 +44,7 @@ from perdure.worker.asking import Asking
 from perdure.worker.clock import Clock
 from perdure.worker.courier import TOLD, Courier
 from perdure.worker.drive import Drive
+from perdure.worker.gate import Debts, debts_of
 from perdure.worker.kin import Kin
 from perdure.worker.lease import Renewer, Watchdog
 from perdure.worker.surrender import AGAIN_AFTER_S, surrender
@@ -481,16 +482,20 @@ class Worker:
             # A plain callback, never inside a task: from CPython 3.14 on an agent's tasks cannot be entered there.
             self.loop.call_soon(self._begin_drive, drive, None)
             return
-        reading = self._asking.start(lambda: self.store.read(run_id))
+        reading = self._asking.start(lambda: self._read(run_id))
         self._readers.add(reading)
         reading.add_done_callback(lambda done: self._begin_drive(drive, done))
 
-    def _begin_drive(self, drive: Drive, reading: asyncio.Future[list[Event]] | None) -> None:
+    def _read(self, run_id: str) -> tuple[Sequence[Event], Debts]:
+        events = self.store.read(run_id)
+        return events, debts_of(self.store, events[0].body)
+
+    def _begin_drive(self, drive: Drive, reading: asyncio.Future[tuple[Sequence[Event], Debts]] | None) -> None:
         self._readers.discard(reading)
         if drive.over:
             return
         try:
-            drive.begin(self.store.read(drive.run_id) if reading is None else reading.result())
+            drive.begin(*(self._read(drive.run_id) if reading is None else reading.result()))
         except Exception as error:
             self.broke(drive, error)
 
