@@ -49,7 +49,7 @@ LOCK := UV_INDEX= UV_FIND_LINKS= $(UV) pip compile --quiet --upgrade --universal
 
 lock: $(BOOTED) ## resolve the dependencies again: requirements.lock to run, requirements-dev.lock to develop
 	@$(LOCK) pyproject.toml --group build --output-file requirements.lock
-	@$(LOCK) pyproject.toml --group build --extra dev --extra postgres --constraints requirements.lock --output-file requirements-dev.lock
+	@$(LOCK) pyproject.toml --group build --extra dev --extra postgres --extra anthropic --extra openai --extra mcp --extra prices --constraints requirements.lock --output-file requirements-dev.lock
 
 clean: ## remove everything that make has put here
 	rm -rf .boot .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache dist

@@ -7,7 +7,9 @@ import os
 import signal
 import time
 
-from perdure import Run, agent, tool
+from perdure import ReAct, Run, agent, tool
+from perdure.models import Answer, Assistant, Request, Scripted
+from perdure.models.scripted import use, uses
 
 
 @tool(effect="idempotent")
@@ -67,6 +69,25 @@ crowd = Crowd()
 async def meet() -> None:
     """Keeps its run alive until all runs are."""
     await crowd.wait()
+
+
+# -- conversations ----------------------------------------------------------------------------------------------------------
+def _line(request: Request) -> Answer:
+    """As many turns as the prompt says, each with 2 kB and a tool; then the end, by the tool that the prompt names."""
+    turn = sum(isinstance(message, Assistant) for message in request.messages)
+    turns, _, last = str(getattr(request.messages[0], "text", "")).partition(" ")
+    if turn < int(turns):
+        return uses(use("page", number=turn), text=f"{turn}: " + "a" * 2000)
+    return uses(use(last)) if last else Answer("done")
+
+
+@tool(effect="idempotent")
+async def page(number: int) -> str:
+    """Two kilobytes to read."""
+    return f"{number}: " + "p" * 2000
+
+
+talker = ReAct("talker", model=Scripted([_line] * 1000), tools=[page, last_words], max_turns=1000)
 
 
 def text_of(number: int) -> str:

@@ -46,6 +46,19 @@ async def resume(url: str, _: str) -> None:
         await app.drive("long")
 
 
+async def talk(url: str, turns: str) -> None:
+    """A conversation of that many turns, and a process that dies in the tool after."""
+    async with Perdure(url, agents=[agents.talker], settings=Settings(synchronous="normal")) as app:
+        await app.run(agents.talker, f"{turns} last_words", id="long")
+
+
+async def talk_on(url: str, _: str) -> None:
+    """The same conversation in another process, up to its next tool."""
+    print(time.monotonic_ns(), flush=True)
+    async with Perdure(url, agents=[agents.talker]) as app:
+        await app.drive("long")
+
+
 async def park(url: str, runs: str) -> None:
     """That many runs, each waiting for an approval, and no process."""
     async with Perdure(url, agents=[agents.asking], settings=Settings(synchronous="normal")) as app:
@@ -94,7 +107,17 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # bytes on macOS
 
 
-ROLES = {"serve": serve, "stand_by": stand_by, "build": build, "resume": resume, "crowd": crowd, "park": park, "idle": idle}
+ROLES = {
+    "serve": serve,
+    "stand_by": stand_by,
+    "build": build,
+    "resume": resume,
+    "talk": talk,
+    "talk_on": talk_on,
+    "crowd": crowd,
+    "park": park,
+    "idle": idle,
+}
 
 if __name__ == "__main__":
     role, url, argument = sys.argv[1:]

@@ -19,6 +19,7 @@ import here
 import machine
 import postgres
 import report
+import thinking
 import waiting
 from figures import Figure
 
@@ -33,6 +34,9 @@ WORKLOADS: tuple[Callable[[Path], list[Figure]], ...] = (
     elsewhere.memory,
     elsewhere.imports,
     elsewhere.resuming,
+    thinking.turns,
+    thinking.growth,
+    thinking.resuming,
     waiting.parked,
     waiting.timers,
     waiting.children,

@@ -11,10 +11,16 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.servers.postgres import Server
+    from tests.servers.providers import Provider
 
 # A deadline per example measures the other tests that share the cores, not our code; the watchdog in pyproject.toml bounds the whole.
 hypothesis.settings.register_profile("perdure", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("perdure")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long ones first: at the end of the day one of them would keep a single process busy, and the others with nothing to do."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +51,12 @@ def postgres_url(postgres: Server) -> Iterator[str]:
     yield url
     postgres.revive()
     postgres.drop(url)
+
+
+@pytest.fixture
+def provider() -> Iterator[Provider]:
+    """A model provider in a process of its own, with nothing in its script yet."""
+    from tests.servers.providers import Provider
+
+    with Provider() as opened:
+        yield opened

@@ -1,5 +1,7 @@
 """perdure: agents that outlive the process that runs them."""
 
+from typing import TYPE_CHECKING, Any
+
 from perdure.agent import Agent, agent
 from perdure.app import Handle, Perdure
 from perdure.core.approval import Approval, Decision
@@ -16,14 +18,19 @@ from perdure.errors import (
     Diverged,
     Fatal,
     InvalidInput,
+    InvalidPlan,
+    ModelRefused,
     NeedsAttention,
+    NoAnswer,
     NotAllowedInAgent,
     NotApproved,
     NotEncodable,
     NotFound,
     NotPermitted,
     NotSent,
+    OutputInvalid,
     PerdureError,
+    PlanFailed,
     ResultNotEncodable,
     ResultTimeout,
     RetryLater,
@@ -32,12 +39,18 @@ from perdure.errors import (
     RunFailed,
     StoreError,
     ToolFailed,
+    TurnsExceeded,
     UnknownAgent,
     WrongVersion,
 )
+from perdure.plan import Plan, Step, param, ref
+from perdure.react import ReAct
 from perdure.run import Run
 from perdure.settings import Queue, Settings
 from perdure.tool import Call, Outcome, Tool, tool
+
+if TYPE_CHECKING:
+    from perdure.integrations.mcp import mcp
 
 __version__ = "0.1.0"
 __all__ = [
@@ -55,7 +68,10 @@ __all__ = [
     "Fatal",
     "Handle",
     "InvalidInput",
+    "InvalidPlan",
+    "ModelRefused",
     "NeedsAttention",
+    "NoAnswer",
     "NotAllowedInAgent",
     "NotApproved",
     "NotEncodable",
@@ -63,10 +79,14 @@ __all__ = [
     "NotPermitted",
     "NotSent",
     "Outcome",
+    "OutputInvalid",
     "Perdure",
     "PerdureError",
+    "Plan",
+    "PlanFailed",
     "Queue",
     "Rate",
+    "ReAct",
     "ResultNotEncodable",
     "ResultTimeout",
     "Retry",
@@ -76,12 +96,25 @@ __all__ = [
     "RunEnded",
     "RunFailed",
     "Settings",
+    "Step",
     "StoreError",
     "Tool",
     "ToolFailed",
+    "TurnsExceeded",
     "UnknownAgent",
     "Usage",
     "WrongVersion",
     "agent",
+    "mcp",
+    "param",
+    "ref",
     "tool",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "mcp":  # only who uses it pays for its import
+        from perdure.integrations.mcp import mcp
+
+        return mcp
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

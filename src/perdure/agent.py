@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 import typing
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 from perdure.core import codec, keys
@@ -16,6 +16,7 @@ from perdure.core.events import Limits
 from perdure.core.machine import Facts, Machine, current
 from perdure.errors import InvalidInput, NotAllowedInAgent
 from perdure.run import Run
+from perdure.tool.describe import argument_schema, documented
 from perdure.tool.signature import EMPTY, Signature, resolve
 
 P = ParamSpec("P")
@@ -60,7 +61,7 @@ class Agent(Generic[P, R]):
         if self.circles is not None and not isinstance(self.circles, Circles):
             raise InvalidInput(f"agent {self.name}: circles={codec.shown(self.circles)} is not a Circles(repeats=…)")
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Start a child run: it has its number, and is on its way, when this returns; await its result."""
         machine = current()
         if machine is None:
@@ -69,12 +70,30 @@ class Agent(Generic[P, R]):
             )
         if machine.facts.depth >= MAX_DEPTH:
             raise InvalidInput(f"agent {self.name}: {MAX_DEPTH} agents call each other already; is there one that calls itself for ever?")
-        return machine.start_child(self, self._signature.bind(args, kwargs))
+        return machine.start_child(self, self.bind(args, kwargs))
+
+    @property
+    def description(self) -> str:
+        """What the docstring says the agent does, without its sections: a model that has the agent as a tool reads it."""
+        return documented(self.fn)[0]
+
+    def schema(self) -> dict[str, Any]:
+        """The JSON Schema of what it takes besides its Run, for models."""
+        return argument_schema(self._signature.parameters, documented(self.fn)[1])
 
     @property
     def parameter_names(self) -> frozenset[str]:
         """The names of what it takes besides its Run."""
         return frozenset(list(inspect.signature(self.fn).parameters)[1:])
+
+    @property
+    def takes(self) -> list[str]:
+        """The names of what it takes besides its Run, in order."""
+        return self._signature.names
+
+    def misfits(self, given: Mapping[str, Any], later: Collection[str]) -> list[str]:
+        """All that is wrong with named arguments of which those in `later` are not known yet."""
+        return self._signature.misfits(given, later)
 
     def rebind(self, encoded: bytes) -> bytes | None:
         """Recorded arguments as today's signature would record them; None if they do not fit it."""
@@ -111,6 +130,21 @@ class Agent(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<agent {self.name}@{self.version}>"
+
+
+class BuiltAgent(Agent[P, R]):
+    """An agent that was put together from parts, as a plan is, instead of written as a function. `home` is the module that has made it."""
+
+    def __init__(self, fn: AgentFunction[P, R], *, name: str, version: str, home: Mapping[str, Any], **options: Any) -> None:
+        super().__init__(fn, name=name, version=version, **options)
+        self._home = home
+
+    @property
+    def target(self) -> str | None:
+        """Where it can be loaded from again: the file, and the name that it has there."""
+        path = self._home.get("__file__")
+        name = next((name for name, value in list(self._home.items()) if value is self), None)
+        return None if name is None or not isinstance(path, str) or not os.path.isfile(path) else f"{os.path.abspath(path)}:{name}"
 
 
 def _check_first_parameter(label: str, fn: Callable[..., Any], names: Mapping[str, Any]) -> None:

@@ -38,6 +38,7 @@ from perdure.settings import Settings
 from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow, CostRow, NewRun, RunRow, Served, Store
 from perdure.store.open import is_postgres, open_store
 from perdure.store.url import shown_url
+from perdure.transcript import transcript
 from perdure.undo import Undoer, UndoPlan, undoable
 from perdure.worker.asking import Asking
 from perdure.worker.clock import Clock
@@ -218,6 +219,13 @@ class Perdure:
         """A handle on a run that exists, and is the tenant's where one is given; or else NotFound when it is used."""
         check_tenant(tenant)
         return Handle(self, plain_text(run_id, "a run's id"), tenant)
+
+    async def transcript(self, run_id: str, *, tenant: str | None = None) -> list[dict[str, Any]]:
+        """The conversation of a ReAct agent's run that has ended, however it did: the `history` of a run that continues it."""
+        row = await self.handle(run_id, tenant=tenant).status()
+        if row.status not in FINISHED:
+            raise Conflict(f"run {run_id} is {row.status.replace('_', ' ')}: its conversation goes on. Wait for its end, or cancel it")
+        return await self.ask(lambda: transcript(run_id, self.store.read(run_id), self.load))
 
     # -- working ------------------------------------------------------------------------------------------------------
     async def drive(self, run_id: str, *, wait: bool = True, stop: asyncio.Event | None = None, tenant: str | None = None) -> RunRow:

@@ -2,6 +2,7 @@
 
 PerdureError
 ├── InvalidInput            the caller gave something that cannot be accepted; nothing was recorded
+│   ├── InvalidPlan         a plan with problems; `problems` are all of them
 │   └── NotEncodable        a value that canonical JSON cannot hold
 ├── NotFound                no such run, call, worker or file
 ├── Conflict                the id is taken by a run with another agent or input; or the run has moved on
@@ -22,11 +23,17 @@ PerdureError
 │   ├── RetryLater          the service refused for now; `after` seconds
 │   └── Fatal               trying again is pointless
 ├── seen by agents
+│   ├── PlanFailed          a plan has stopped at a step; says what is done, what was undone, and what was never begun
 │   └── ToolFailed          a call failed for good; the same on replay
 │       ├── ResultNotEncodable   the effect happened, its result could not be recorded
 │       ├── NotApproved     a person said no, nobody said yes in time, or it was withdrawn; `outcome` says which
 │       ├── BudgetExceeded  there is not enough left for the call
 │       └── ChildFailed     a child agent failed or was cancelled
+├── ends the run of a ReAct agent
+│   └── NoAnswer            its model gave none that could be used, however often it was asked
+│       ├── ModelRefused    the model will not answer
+│       ├── OutputInvalid   the answers were not of the type that is wanted
+│       └── TurnsExceeded   there was no end of it after max_turns
 └── seen by who waits for a run
     └── RunNotSucceeded
         ├── RunFailed
@@ -36,6 +43,10 @@ PerdureError
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+MAX_PROBLEMS = 20  # that one message names
 
 
 class PerdureError(Exception):
@@ -48,6 +59,17 @@ class InvalidInput(PerdureError, ValueError):
 
 class NotEncodable(InvalidInput):
     """A value that canonical JSON cannot hold; the message says where in the value and why."""
+
+
+class InvalidPlan(InvalidInput):
+    """A plan that cannot be followed; nothing of it has begun. `problems` names every one of them."""
+
+    def __init__(self, plan: str, problems: Sequence[str]) -> None:
+        shown, more = list(problems[:MAX_PROBLEMS]), len(problems) - MAX_PROBLEMS
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        rest = [f"and {more} more"] if more > 0 else []
+        super().__init__(f"{plan} has {count}: " + "; ".join([*shown, *rest]))
+        self.problems = tuple(problems)
 
 
 class NotFound(PerdureError, LookupError):
@@ -127,6 +149,10 @@ class Fatal(PerdureError):
     """Raised by a tool: trying again is pointless."""
 
 
+class PlanFailed(PerdureError):
+    """A plan has stopped at a step that could not be done; the message says what is done and what is not."""
+
+
 class ToolFailed(PerdureError):
     """A call failed for good. Carries the original type, message and attempts; the same on replay."""
 
@@ -169,6 +195,22 @@ class ChildFailed(ToolFailed):
         self.run_id = run_id
         # What comes from a child's own child is told as it was there: a chain of these would bury its cause.
         self.args = (message if type == "ChildFailed" else f"child {run_id} ({agent}) failed: {type}: {message}",)
+
+
+class NoAnswer(PerdureError):
+    """The model gave no answer that could be used, however often it was asked: nothing at all, or one that was cut off."""
+
+
+class ModelRefused(NoAnswer):
+    """The model will not answer this."""
+
+
+class OutputInvalid(NoAnswer):
+    """The model's answers were not of the type that is wanted, also after it was told why."""
+
+
+class TurnsExceeded(NoAnswer):
+    """The model has not come to an end within `max_turns`."""
 
 
 class RunNotSucceeded(PerdureError):

@@ -22,6 +22,7 @@ from perdure.store.api import ApprovalRow, CostRow, RunRow, Store
 from perdure.undo import UndoPlan
 
 T = TypeVar("T")
+_END_S = 10.0
 
 
 class Perdure:
@@ -70,6 +71,7 @@ class Perdure:
 
     def _end_loop(self) -> None:
         assert self._loop is not None
+        self._wait(_end_the_rest())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -95,6 +97,10 @@ class Perdure:
 
     def handle(self, run_id: str, *, tenant: str | None = None) -> Handle:
         return Handle(self, self._app.handle(run_id, tenant=tenant))
+
+    def transcript(self, run_id: str, *, tenant: str | None = None) -> list[dict[str, Any]]:
+        """The conversation of a ReAct agent's run that has ended: the `history` of a run that continues it."""
+        return self._wait(self._app.transcript(run_id, tenant=tenant))
 
     def drive(self, run_id: str, *, wait: bool = True, tenant: str | None = None) -> RunRow:
         """Drive one run here until it ends, needs a person, or waits for something from outside."""
@@ -192,3 +198,12 @@ class Handle:
 
     def state(self, at: int | None = None) -> RunState:
         return self._wait(self._handle.state(at))
+
+
+async def _end_the_rest() -> None:
+    """What tools have left on the loop ends with it, as it would after asyncio.run: a connection closes, and its server with it."""
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    if rest:
+        await asyncio.wait(rest, timeout=_END_S)  # one that does not stop must not keep the program

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 KINDS = ["keyed", "once_reconcile", "transaction"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_before_any_single_write_or_sync_of_a_whole_run_the_run_ends_well(world: World, kind: str) -> None:
     """From the first open, which makes the schema, to the last commit: no moment on the disk is special. Each kind dies at its own third."""

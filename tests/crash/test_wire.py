@@ -26,6 +26,7 @@ KINDS = ("keyed", "once_reconcile", "transaction")
 LOSE = "UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = 2, ready_at = 0, status = 'queued' WHERE run_id = 'r'"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_before_any_single_statement_of_a_whole_run_the_run_ends_well(worlds: Worlds, kind: str) -> None:
     """From the first connection, which makes the schema, to the last commit. Each kind dies at its own third of the statements."""

@@ -401,3 +401,53 @@ def test_the_research_never_spends_more_than_its_budget_and_the_calls_in_flight(
     assert 500_000 <= spent <= 500_000 + 8 * 50_000  # eight children, one call each in flight
     children = [json.loads(line) for line in python(tmp_path, "-m", "perdure", "list", "--json").stdout.splitlines()]
     assert {row["parent"] for row in children if row["agent"] == "investigate"} == {"research-1"}
+
+
+def without_keys(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """With a script for the model, whoever runs the tests."""
+    env = {name: value for name, value in clean_env().items() if name not in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY")}
+    return subprocess.run(
+        [sys.executable, "-m", "perdure", *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_the_support_agent_asks_for_a_large_refund_and_tells_the_customer_what_became_of_it(tmp_path):
+    target = f"{EXAMPLES / 'support.py'}:support"
+    asked = without_keys(tmp_path, "run", target, "prompt=My order o-81 arrived broken.", "--id", "case-81", "--no-wait")
+    assert asked.returncode == 3, asked.stderr
+    [approval] = pending(tmp_path)
+    assert (approval["action"], approval["input"]) == ("pay_back", {"cents": 4900, "order": "o-81"})
+    decided = without_keys(tmp_path, "approve", str(approval["approval"]), "--by", "bob", "--edit", '{"cents": 2500}')
+    assert decided.returncode == 0, decided.stderr
+    told = without_keys(tmp_path, "signal", "case-81", "message", '"and I moved house since"')
+    assert told.returncode == 0, told.stderr
+    done = without_keys(tmp_path, "resume", "case-81", target, "--json")
+    assert done.returncode == 0, done.stderr
+    assert '"cents":2500' in json.loads(done.stdout)["output"]
+    [paid] = (tmp_path / "refunds.log").read_text().splitlines()
+    assert paid.endswith(" o-81 2500")
+    prompt = json.loads(without_keys(tmp_path, "show", "case-81", "--prompt", "6", "--json").stdout)
+    assert {"role": "user", "text": "and I moved house since"} in prompt["messages"]
+
+
+def test_the_support_agent_tells_a_rejection_as_one(tmp_path):
+    target = f"{EXAMPLES / 'support.py'}:support"
+    without_keys(tmp_path, "run", target, "prompt=My order o-81 arrived broken.", "--id", "case-81", "--no-wait")
+    [approval] = pending(tmp_path)
+    without_keys(tmp_path, "reject", str(approval["approval"]), "--by", "bob", "--reason", "it is fine")
+    done = json.loads(without_keys(tmp_path, "resume", "case-81", target, "--json").stdout)
+    assert done["status"] == "succeeded"
+    assert done["output"].startswith("I am sorry: ")
+    assert "it is fine" in done["output"]
+    assert not (tmp_path / "refunds.log").exists()
+
+
+def test_the_investigation_searches_at_once_has_a_child_write_and_hands_in_a_report(tmp_path):
+    target = f"{EXAMPLES / 'investigation.py'}:investigate"
+    done = without_keys(tmp_path, "run", target, "prompt=Why do durable agents need fencing?", "--id", "why-fencing", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)["output"]
+    assert report["sources"] == ["fencing", "leases", "zombies"]
+    assert report["text"].endswith("So a lease alone is not enough.")
+    runs = [json.loads(line) for line in without_keys(tmp_path, "list", "--json").stdout.splitlines()]
+    assert {row["agent"]: row["parent"] for row in runs} == {"investigate": None, "writer": "why-fencing"}

@@ -30,7 +30,7 @@ def perdure(folder: Path, *arguments: str, code: int = 0) -> str:
 @pytest.fixture
 def shop(tmp_path: Path, postgres_url: str) -> Path:
     """A folder with the README's program, both of whose runs are in the database."""
-    [program] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    program = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[0]
     (tmp_path / "shop.py").write_text(program)
     perdure(tmp_path, "run", "shop.py:support", "order=o-81", "--id", "refund-o-81", "--url", postgres_url)
     perdure(tmp_path, "run", "shop.py:support", "order=o-82", "--id", "refund-o-82", "--url", postgres_url, code=3)

@@ -79,6 +79,7 @@ def crowd(crowded: Server) -> Iterator[list[PostgresStore]]:
     crowded.drop(url)
 
 
+@pytest.mark.long
 def test_a_hundred_claimers_take_five_hundred_runs_once_each_and_a_hundred_listeners_do_not_all_come_for_one(crowd, crowded) -> None:
     create_plain(crowd[0], 500)
 

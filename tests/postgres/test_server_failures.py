@@ -60,6 +60,7 @@ BLOWS: dict[str, Callable[[Server], None]] = {
 }
 
 
+@pytest.mark.long
 def test_runs_outlive_a_server_that_restarts_and_ends_connections_all_the_time(postgres, postgres_url) -> None:
     chance = random.Random(5)
     make_notes(postgres_url)

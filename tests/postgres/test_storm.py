@@ -90,6 +90,7 @@ def check_log(path: Path) -> None:
         assert "Traceback" not in line, "\n".join(lines[max(number - 3, 0) : number + 40])
 
 
+@pytest.mark.long
 def test_after_a_storm_nothing_is_lost_and_nothing_happened_twice(server: Server, nursery: Nursery, tmp_path: Path) -> None:
     weather(server, nursery, tmp_path, float(_SECONDS or 60))
 

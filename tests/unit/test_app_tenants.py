@@ -41,6 +41,7 @@ DOORS: dict[str, dict[str, Any]] = {
     "requeue": {},
     "adopt": {},
     "resolve": {"call": 1, "did_not_happen": True},
+    "transcript": {},
     "plan_undo": {},
     "undo": {},
 }

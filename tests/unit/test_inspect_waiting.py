@@ -361,6 +361,7 @@ def test_show_has_approvals_children_cost_and_budget(path: Path, store: Store) -
         "tokens_cached": 0,
         "usd_micros": 12_300,
         "usd": 0.0123,
+        "lost": 0,
     }
     parent_ = json.loads(told(path, "show", "parent", "--json"))
     assert [(child["run_id"], child["status"]) for child in parent_["children"]] == [("parent/1", "needs_attention")]

@@ -256,6 +256,13 @@ def out_json(value: Any) -> None:
     print(to_json(value), file=_results or sys.stdout)
 
 
+def out_exact(data: bytes) -> None:
+    """These very bytes on stdout, so that they can be hashed; a terminal gets a line end behind them."""
+    stream = _results or sys.stdout
+    stream.flush()
+    stream.buffer.write(data + b"\n" if stream.isatty() else data)
+
+
 def note(line: str) -> None:
     """A line of progress or advice, on stderr; lost when nobody reads it, because work must not end for want of a listener."""
     try:

@@ -49,8 +49,14 @@ def command(by: str, since: str | None, tenant: str | None, url: str | None, as_
     if not rows:
         common.note("no calls" + (" that match" if since or tenant else " yet"))
         return
-    headers = (by, "runs", "calls", "time", "tokens in", "out", "cached", "cost")
-    common.table(headers, [*map(_cells, rows), _total(rows, by)])
+    headers = (by, "runs", "calls", "time", "tokens in", "out", "cached", "cost", "lost")
+    lines = [headers, *map(_cells, rows), _total(rows, by)]
+    lost = sum(row.lost for row in rows)
+    if not lost:
+        lines = [line[:-1] for line in lines]  # nobody need wonder what a column of noughts is about
+    common.table(lines[0], lines[1:])
+    if lost:
+        common.note(f"{plural(lost, 'request')} to models lost with a worker: what they used is unknown, and in none of the figures")
 
 
 def _cells(row: CostRow) -> tuple[str, ...]:
@@ -65,4 +71,4 @@ def _total(rows: list[CostRow], by: str) -> tuple[str, ...]:
 
 def _sums(row: CostRow) -> tuple[str, ...]:
     tokens = (f"{count:,}" for count in (row.tokens_in, row.tokens_out, row.tokens_cached))
-    return (f"{row.calls:,}", span(row.busy_us), *tokens, money(row.usd_micros))
+    return (f"{row.calls:,}", span(row.busy_us), *tokens, money(row.usd_micros), f"{row.lost:,}")

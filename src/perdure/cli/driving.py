@@ -32,6 +32,7 @@ log = logging.getLogger("perdure")
 _LOOK_AGAIN_S = 1.0
 _SHOWN = frozenset(
     "tool_call_initiated tool_call_completed tool_call_failed tool_call_in_doubt tool_call_resolved retry_scheduled run_released "
+    "model_call_initiated model_call_completed model_call_failed plan_generated "
     "status_reported thought_recorded decision_made cancel_requested attention_needed approval_requested approval_voted approval_decided "
     "approval_escalated approval_expired approval_withdrawn signal_received child_started child_finished run_paused run_unpaused "
     "run_adopted pin_changed budget_exceeded budget_raised".split()

@@ -10,7 +10,7 @@ import click
 from perdure.cli import common
 from perdure.core.events import Event
 from perdure.inspect.timeline import Timeline
-from perdure.inspect.view import require
+from perdure.inspect.view import loader, require
 from perdure.inspect.words import iso
 from perdure.store.api import FINISHED, Store
 
@@ -26,7 +26,7 @@ def command(run_id: str, follow: bool, url: str | None, as_json: bool) -> None:
     """The journal of RUN, one line per event."""
     with common.existing_store(url) as store:
         require(store, run_id)
-        timeline = Timeline(run_id)
+        timeline = Timeline(run_id, loader(store))
         for event in _events(store, run_id, follow):
             if as_json:
                 common.out_json(timeline.record(event, store.hash_at(run_id, event.seq)))

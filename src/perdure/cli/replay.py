@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 @click.command("replay")
 @click.argument("words", nargs=-1, required=True, metavar="RUN [TARGET]")
 @click.option("--all", "every", is_flag=True, help="Every run that this code has to do with, instead of one RUN.")
+@click.option("--tools", metavar="FILE.py", help="Where the tools are that a plan's file names, if TARGET is one.")
 @common.url_option
 @common.json_option
-def command(words: tuple[str, ...], every: bool, url: str | None, as_json: bool) -> int:
+def command(words: tuple[str, ...], every: bool, tools: str | None, url: str | None, as_json: bool) -> int:
     """Check recorded runs against this code: RUN [TARGET], or --all TARGET. Nothing is performed and nothing is written.
 
     With --all a finished run of another version counts only where no version is declared: what a new version changes on purpose is no
@@ -39,7 +40,7 @@ def command(words: tuple[str, ...], every: bool, url: str | None, as_json: bool)
     guard()  # a replayed agent must not touch the world either
     different = total = passed_over = 0
     with common.existing_store(url) as store:
-        for row, agent in _every(store, words) if every else _one(store, words, settings, common.url_words(url)):
+        for row, agent in _every(store, words, tools) if every else _one(store, words, tools, settings, common.url_words(url)):
             if every and _is_history(row, agent):
                 passed_over += 1
                 continue
@@ -59,12 +60,14 @@ def command(words: tuple[str, ...], every: bool, url: str | None, as_json: bool)
     return common.DIFFERENT if different else common.SUCCEEDED
 
 
-def _one(store: Store, words: tuple[str, ...], settings: Settings, options: str) -> Iterator[tuple[RunRow, Agent[Any, Any]]]:
+def _one(
+    store: Store, words: tuple[str, ...], tools: str | None, settings: Settings, options: str
+) -> Iterator[tuple[RunRow, Agent[Any, Any]]]:
     if len(words) > 2:
         raise InvalidInput("give one run and at most one target: perdure replay RUN [TARGET]")
     row = require(store, words[0])
     target = words[1] if len(words) == 2 else recorded_target(row.run_id, row.target, settings.url, "replay", options)
-    agent = load_target(target).agent
+    agent = load_target(target, tools).agent
     if agent.name != row.agent:
         raise UnknownAgent(
             f"run {row.run_id} belongs to agent {row.agent!r}, and the target is agent {agent.name!r}; name the one that it belongs to"
@@ -72,9 +75,9 @@ def _one(store: Store, words: tuple[str, ...], settings: Settings, options: str)
     yield row, agent
 
 
-def _every(store: Store, words: tuple[str, ...]) -> Iterator[tuple[RunRow, Agent[Any, Any]]]:
+def _every(store: Store, words: tuple[str, ...], tools: str | None) -> Iterator[tuple[RunRow, Agent[Any, Any]]]:
     for target in words:
-        for loaded in load_targets(target):
+        for loaded in load_targets(target, tools):
             for row in all_rows(store, Filter(agent=loaded.agent.name)):
                 yield row, loaded.agent
 

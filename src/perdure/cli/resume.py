@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 @click.command("resume")
 @common.run_argument
 @click.argument("target", metavar="[TARGET]", required=False)
+@click.option("--tools", metavar="FILE.py", help="Where the tools are that a plan's file names, if TARGET is one.")
 @click.option("--adopt", is_flag=True, help="Let this code go on with a run that was begun with another version of it; it is recorded.")
 @click.option("--no-wait", is_flag=True, help="Leave with code 3 for any wait, its own timers and retries too.")
 @common.url_option
 @common.json_option
-def command(run_id: str, target: str | None, adopt: bool, no_wait: bool, url: str | None, as_json: bool) -> int:
+def command(run_id: str, target: str | None, tools: str | None, adopt: bool, no_wait: bool, url: str | None, as_json: bool) -> int:
     """Drive RUN here until it finishes. A run that needs attention is sent back to work; a finished one shows its result.
 
     Without TARGET the code recorded with the run is used, if it is your own file below this folder or beside the database.
@@ -41,16 +42,18 @@ def command(run_id: str, target: str | None, adopt: bool, no_wait: bool, url: st
     with common.existing_store(url) as store:
         row = require(store, run_id)
     # Loaded before there is a loop: a program that runs something of its own when it is imported does so without harm.
-    agents = [] if row.status in FINISHED else _code_of(row, target, settings, url)
+    agents = [] if row.status in FINISHED else _code_of(row, target, tools, settings, url)
     return asyncio.run(_resume(settings, row, agents, adopt=adopt, wait=not no_wait, url=url, as_json=as_json))
 
 
-def _code_of(row: RunRow, target: str | None, settings: Settings, url: str | None) -> list[Agent[Any, Any]]:
+def _code_of(row: RunRow, target: str | None, tools: str | None, settings: Settings, url: str | None) -> list[Agent[Any, Any]]:
     run_id = row.run_id
     if (undone := undone_by(run_id)) is not None:
         # Its code is the journal of the run that it undoes.
         raise InvalidInput(f"run {run_id} is the undo of run {undone}, and goes on with: perdure undo {undone}")
-    loaded = load_target(target or recorded_target(run_id, row.target, settings.url, options=common.url_words(url)))
+    if tools is not None and target is None:
+        raise InvalidInput(f"--tools {tools} goes with the plan that they belong to: perdure resume {run_id} PLAN.toml --tools {tools}")
+    loaded = load_target(target or recorded_target(run_id, row.target, settings.url, options=common.url_words(url)), tools)
     return with_children([loaded.agent])
 
 

@@ -13,6 +13,7 @@ import msgspec
 
 from perdure.cli import common
 from perdure.cli.driving import drive, drive_or_follow, finish, log_to_stderr
+from perdure.cli.plan_order import show_order
 from perdure.cli.target import Target, load_target, resume_command, with_children
 from perdure.cli.times import parse_future
 from perdure.core import codec
@@ -36,6 +37,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
     metavar="JSON",
     help="The input: an object is keyword arguments, a list positional ones, anything else the one.",
 )
+@click.option("--tools", metavar="FILE.py", help="Where the tools are that a plan's file (TARGET.toml or .json) names.")
+@click.option("--check", is_flag=True, help="Only check the plan, and print the order of its steps.")
 @click.option("--id", "run_id", metavar="ID", help="The run's id. If there is a run with it and the same input, that one is resumed.")
 @click.option("--tenant", default="default", show_default=True)
 @click.option("--actor", metavar="WHO", help="On whose behalf the agent acts.")
@@ -58,6 +61,8 @@ def command(
     target: str,
     pairs: tuple[str, ...],
     input_text: str | None,
+    tools: str | None,
+    check: bool,
     run_id: str | None,
     tenant: str,
     actor: str | None,
@@ -71,7 +76,7 @@ def command(
     url: str | None,
     as_json: bool,
 ) -> int:
-    """Start TARGET (FILE.py:NAME or package.module:NAME), and drive it here until it finishes.
+    """Start TARGET (FILE.py:NAME, package.module:NAME, or a plan in FILE.toml), and drive it here until it finishes.
 
     It stays for its own timers and retries, and while a worker elsewhere has the run; it leaves with code 3 when only something from
     outside can go on.
@@ -79,7 +84,9 @@ def command(
     settings = common.settings_with(url=url)
     args, kwargs = arguments(pairs, input_text)
     log_to_stderr(logging.WARNING)
-    loaded = load_target(target)
+    loaded = load_target(target, tools)
+    if check:
+        return show_order(loaded.agent, target, as_json=as_json)
     encoded = loaded.agent.bind(args, kwargs)
     start = {"id": run_id, "tenant": tenant, "actor": actor, "queue": queue, "priority": priority}
     at = None if not_before is None else parse_future(not_before, common.now_us(), "--not-before")

@@ -7,11 +7,14 @@ from collections.abc import Callable
 import click
 
 from perdure.cli import common
+from perdure.cli.prompt import show_prompt
 from perdure.core.codec import Payload
+from perdure.core.prompts import is_request
 from perdure.core.state import AskState, CallState
 from perdure.inspect.asks import verdict
 from perdure.inspect.children import outcome
 from perdure.inspect.cost import budget_view, budget_words, cost_with_children, cost_words
+from perdure.inspect.models import asked_words, result_words
 from perdure.inspect.view import Reading, loader, read_run, run_record
 from perdure.inspect.waits import strays, unread_record, unread_words
 from perdure.inspect.words import called, clip, failed, people, place_words, places, plural, shown, span
@@ -20,26 +23,32 @@ from perdure.store.api import Store
 
 @click.command("show")
 @common.run_argument
+@click.option(
+    "--prompt", "call", type=click.IntRange(min=1), metavar="CALL", help="Instead: what exactly the model was asked in that call."
+)
 @click.option("--at", type=click.IntRange(min=1), metavar="SEQ", help="As of this event instead of now.")
 @common.url_option
 @common.json_option
-def command(run_id: str, at: int | None, url: str | None, as_json: bool) -> None:
-    """The state of RUN with all its calls, now or as of event SEQ."""
+def command(run_id: str, call: int | None, at: int | None, url: str | None, as_json: bool) -> None:
+    """The state of RUN with all its calls, now or as of event SEQ; or what exactly a model was asked."""
     with common.existing_store(url) as store:
         reading = read_run(store, run_id, at)
+        if call is not None:
+            show_prompt(reading, call, loader(store), as_json=as_json)
+            return
         unread = store.unread(run_id) if reading.state.finished else []
         if as_json:
             record = run_record(reading, loader(store), store.ledgers(run_id), store.family(run_id))
             common.out_json({**record, "unread": [unread_record(letter, loader(store)) for letter in unread]})
             return
         cost, asks = _cost(reading, store), _asks(reading, loader(store))
+        calls = [_cells(one, loader(store)) for one in reading.state.calls.values()]
     signals = [f"signals  {line}" for line in strays(reading)]
     for line in [*_head(reading, url), *cost, *signals, *(f"late     {line}" for line in unread_words(unread))]:
         common.out(common.clean(line))
-    calls = reading.state.calls.values()
     if calls:
         common.out()
-        common.table(("call", "asked", "effect", "phase", "tries", "outcome", "key"), [_cells(call) for call in calls])
+        common.table(("call", "asked", "effect", "phase", "tries", "outcome", "key"), calls)
     for title, cells in (("approval", asks), ("child", _children(reading))):
         if cells:
             common.out()
@@ -75,7 +84,7 @@ def _head(reading: Reading, url: str | None) -> list[str]:
 
 def _cost(reading: Reading, store: Store) -> list[str]:
     known = bool(reading.state.children) and not reading.past
-    lines = [f"cost     {cost_words(reading.state, cost_with_children(store, reading.row) if known else None)}"]
+    lines = [f"cost     {cost_words(reading.state, reading.events, cost_with_children(store, reading.row) if known else None)}"]
     ledgers = [] if reading.past else store.ledgers(reading.row.run_id)
     return lines + [f"budget   {budget_words(budget_view(ledger), reading.row.run_id)}" for ledger in ledgers]
 
@@ -117,8 +126,7 @@ def _about(reading: Reading, url: str | None) -> str:
     return f": {waiting}" if waiting else ""
 
 
-def _cells(call: CallState) -> tuple[str, ...]:
-    outcome = failed(call.failure, 60) if call.result is None else shown(call.result, 60)
-    if call.phase == "in_doubt":
-        outcome = clip(call.doubt or "", 60)
-    return (str(call.number), called(call.tool, call.args, 50), call.effect, call.phase, str(call.attempt), outcome, call.key[:12])
+def _cells(call: CallState, load: Callable[[Payload], bytes]) -> tuple[str, ...]:
+    outcome = clip(call.doubt or "", 60) if call.phase == "in_doubt" else result_words(call, load)
+    effect = "model" if is_request(call.args) else call.effect
+    return (str(call.number), asked_words(call, load, 50), effect, call.phase, str(call.attempt), outcome, call.key[:12])

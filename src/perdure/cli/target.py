@@ -1,4 +1,4 @@
-"""TARGET: `file.py:name` or `package.module:name`, to the agent it names; and which recorded target may be loaded at all.
+"""TARGET: `file.py:name`, `package.module:name` or a plan's file, to the agent it names; and which recorded target may be loaded at all.
 
 A file that lies in a package is loaded as the module it is there, so that its relative imports work. Every error is one line
 that names the file and, where it is inside the file, the line.
@@ -29,11 +29,14 @@ if TYPE_CHECKING:
     from perdure.store.api import RunRow, Store
 
 
+_TOOLS = " --tools "  # between a plan's file and that of its tools, as it is recorded and as it is typed
+
+
 class Target(NamedTuple):
     """An agent, and the words by which another process finds it."""
 
     agent: Agent[Any, Any]
-    recorded: str  # "/absolute/file.py:name"
+    recorded: str  # "/absolute/file.py:name", or of a plan "/absolute/plan.toml --tools /absolute/tools.py"
 
 
 class _Place(NamedTuple):
@@ -43,19 +46,24 @@ class _Place(NamedTuple):
     module: str
 
 
-def load_target(target: str) -> Target:
-    """The one agent that the target names; its name may be left out where the module has exactly one."""
-    found = load_targets(target)
+def load_target(target: str, tools: str | None = None) -> Target:
+    """The one agent that the target names; its name may be left out where the module has exactly one. `tools` is where a plan's are."""
+    if tools is not None and not _is_plan(target):
+        raise InvalidInput(f"--tools {tools}: {target} is no plan's file, which would end in .toml or .json, and has its tools with it")
+    found = load_targets(target, tools)
     if len(found) > 1:
         names = ", ".join(sorted(_name_of(one) for one in found))
         raise InvalidInput(f"{target} has {len(found)} agents ({names}); say which: {target}:{_name_of(found[0])}")
     return found[0]
 
 
-def load_targets(target: str) -> list[Target]:
+def load_targets(target: str, tools: str | None = None) -> list[Target]:
     """The agent that the target names, or without a name every agent of its module."""
+    if _is_plan(target):
+        plan, _, recorded = target.partition(_TOOLS)
+        return [_load_plan(plan, tools or recorded)]
     where, name = _split(target)
-    module = _load_file(where) if _is_file(where) else _load_module(where)
+    module = _load(where)
     agents = _agents(module)
     if name:
         return [Target(_named(module, name, agents, where), _recorded(module, name))]
@@ -64,11 +72,29 @@ def load_targets(target: str) -> list[Target]:
     return [Target(agent, _recorded(module, own)) for own, agent in agents.items()]
 
 
+def _load_plan(where: str, tools: str) -> Target:
+    """The plan in a file that is no code, with the tools of one that is."""
+    from perdure.agent import Agent
+    from perdure.plan import Plan
+    from perdure.tool import Tool
+
+    if not tools:
+        raise InvalidInput(f"{where} is a plan, which names tools; say in which file they are: --tools FILE.py")
+    module = _load(tools)
+    # One tool under two names is one tool; Model is no tool, and neither is a class.
+    callees = {id(value): value for value in vars(module).values() if isinstance(value, (Tool, Agent))}
+    plan = Plan.from_file(where, callees.values())
+    assert module.__file__ is not None, module
+    return Target(plan, f"{os.path.abspath(where)}{_TOOLS}{os.path.abspath(module.__file__)}")
+
+
 def with_children(agents: Iterable[Agent[Any, Any]]) -> list[Agent[Any, Any]]:
     """The agents, and those that their code names, which it may call: their children must be gone on with while they themselves rest."""
     from perdure.agent import Agent
 
     found = {(agent.name, agent.version): agent for agent in agents}
+    for part in [part for agent in found.values() for part in _parts(agent)]:
+        found.setdefault((part.name, part.version), part)
     seen: set[int] = set()
     functions: list[FunctionType] = [agent.fn for agent in found.values() if isinstance(agent.fn, FunctionType)]
     while functions:
@@ -79,11 +105,19 @@ def with_children(agents: Iterable[Agent[Any, Any]]) -> list[Agent[Any, Any]]:
         for value in _named_by(function):
             if isinstance(value, Agent):
                 # Of two that claim one name the one that was asked for counts.
-                found.setdefault((value.name, value.version), value)
+                for part in (value, *_parts(value)):
+                    found.setdefault((part.name, part.version), part)
+                    functions += [part.fn] if isinstance(part.fn, FunctionType) else []
                 value = value.fn
             if isinstance(value, FunctionType) and value.__globals__ is function.__globals__:
                 functions.append(value)
     return list(found.values())
+
+
+def _parts(agent: Agent[Any, Any]) -> list[Agent[Any, Any]]:
+    """The agents that an agent was put together from, as a plan is from its steps; those of theirs too."""
+    parts: tuple[Agent[Any, Any], ...] = getattr(agent, "agents", ())
+    return [one for part in parts for one in (part, *_parts(part))]
 
 
 def _named_by(function: FunctionType) -> list[Any]:
@@ -141,6 +175,8 @@ class _Judged(NamedTuple):
 def _judge(recorded: str | None, url: str) -> _Judged:
     if recorded is None:
         return _Judged(None, problem="does not say where its agent's code is; name it")
+    if _is_plan(recorded):
+        return _judge_plan(recorded, url)
     name = ""
     try:
         where, name = _split(recorded)
@@ -155,6 +191,23 @@ def _judge(recorded: str | None, url: str) -> _Judged:
         return _Judged(f"{file}:{name}" if name else str(file))
     # Of somebody else's file the path is not repeated: whoever types it shall have looked for the right one first.
     words = shlex.quote(f"{file}:{name}" if name else str(file)) if own else ""
+    refused = "code is not loaded because a database names it: look at it, then"
+    return _Judged(None, words, f"was started from {recorded}, {distrust}; {refused}")
+
+
+def _judge_plan(recorded: str, url: str) -> _Judged:
+    """A plan and the file of its tools are judged like any code: a plan says what is called, and with what."""
+    try:
+        files = [Path(where).resolve(strict=True) for where in recorded.split(_TOOLS) if os.path.isabs(where)]
+    except (OSError, ValueError, RuntimeError):
+        files = []
+    if len(files) != 2 or not all(file.is_file() for file in files):
+        return _Judged(None, problem=f"was started from {recorded}, which is not here; name its plan and its tools")
+    judged = [_distrust(file, url) for file in files]
+    distrust = next((why for why, _ in judged if why is not None), None)
+    if distrust is None:
+        return _Judged(_TOOLS.join(map(str, files)))
+    words = _TOOLS.join(shlex.quote(str(file)) for file in files) if all(own for _, own in judged) else ""
     refused = "code is not loaded because a database names it: look at it, then"
     return _Judged(None, words, f"was started from {recorded}, {distrust}; {refused}")
 
@@ -185,6 +238,14 @@ def _split(target: str) -> tuple[str, str]:
     if _is_file(target):
         return target, ""  # the colon belongs to the path
     raise InvalidInput(f"{target!r} is not a target; write FILE.py:NAME or package.module:NAME")
+
+
+def _is_plan(target: str) -> bool:
+    return target.partition(_TOOLS)[0].endswith((".toml", ".json"))
+
+
+def _load(where: str) -> ModuleType:
+    return _load_file(where) if _is_file(where) else _load_module(where)
 
 
 def _is_file(where: str) -> bool:

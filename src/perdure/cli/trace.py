@@ -7,7 +7,7 @@ import msgspec
 
 from perdure.cli import common
 from perdure.inspect.trace import Link, trace
-from perdure.inspect.view import read_run
+from perdure.inspect.view import loader, read_run
 
 
 @click.command("trace")
@@ -18,7 +18,7 @@ from perdure.inspect.view import read_run
 def command(run_id: str, seq: int, url: str | None, as_json: bool) -> None:
     """The causal chain in RUN from its beginning to event SEQ."""
     with common.existing_store(url) as store:
-        links = trace(run_id, read_run(store, run_id).events, seq, store.read)
+        links = trace(run_id, read_run(store, run_id).events, seq, store.read, loader(store))
     if as_json:
         for link in links:
             common.out_json(msgspec.to_builtins(link))
@@ -33,6 +33,7 @@ def _lines(link: Link) -> list[str]:
     if link.because is not None:
         lines.append(f"     {link.because}:")
     lines.append(f"{link.step:>3}. event {link.seq}, {link.ts[:23]}Z: {link.says}")
+    lines += [f"       it had heard: {heard}" for heard in link.heard]
     if link.elsewhere is not None:
         lines.append(f"     from {link.elsewhere}")
     return lines

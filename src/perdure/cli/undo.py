@@ -32,11 +32,12 @@ _WIDTH = 100  # of arguments and results
 @click.command("undo")
 @common.run_argument
 @click.argument("target", metavar="[TARGET]", required=False)
+@click.option("--tools", metavar="FILE.py", help="Where the tools are that a plan's file names, if TARGET is one.")
 @click.option("--yes", is_flag=True, help="Undo what can be undone, without asking about what cannot.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be undone and what could not.")
 @common.url_option
 @common.json_option
-def command(run_id: str, target: str | None, yes: bool, dry_run: bool, url: str | None, as_json: bool) -> int:
+def command(run_id: str, target: str | None, tools: str | None, yes: bool, dry_run: bool, url: str | None, as_json: bool) -> int:
     """Undo RUN, which has ended: the @tool.compensate hooks of its completed calls, and of its children's, the last one first.
 
     The hooks are calls of a run of their own, RUN/undo. Once more goes on where it stopped, and tries a hook that has failed again.
@@ -54,7 +55,7 @@ def command(run_id: str, target: str | None, yes: bool, dry_run: bool, url: str 
                 common.note(f"run {run_id} has had its undo already; nothing is done")
             return _finish(store, run_id, begun, settings.url, url, as_json)  # no code is needed to see that it is done
     words = target or recorded_target(run_id, row.target, settings.url, "undo", common.url_words(url))
-    agent = load_target(words).agent  # before there is a loop: what a program does when it is imported may need one of its own
+    agent = load_target(words, tools).agent  # before there is a loop: what a program does when it is imported may need one of its own
     if agent.name != row.agent:
         raise UnknownAgent(
             f"run {run_id} belongs to agent {row.agent!r}, and the target is agent {agent.name!r}; name the one that it belongs to"

@@ -28,6 +28,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # between two looks at a server that 
 
 @click.command("worker")
 @click.argument("targets", metavar="TARGET…", nargs=-1, required=True)
+@click.option("--tools", metavar="FILE.py", help="Where the tools are that the plans' files among the TARGETs name.")
 @click.option("--concurrency", type=int, metavar="N", help="Runs that it drives at a time.")
 @click.option("--queue", "queues", multiple=True, metavar="Q", help="Serve only this queue; may be repeated. Default: all.")
 @click.option(
@@ -39,20 +40,21 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # between two looks at a server that 
 @common.url_option
 def command(
     targets: tuple[str, ...],
+    tools: str | None,
     concurrency: int | None,
     queues: tuple[str, ...],
     drain_timeout_s: float | None,
     audit_log: Path | None,
     url: str | None,
 ) -> int:
-    """Serve the agents of each TARGET (FILE.py, FILE.py:NAME or package.module:NAME) until SIGTERM or SIGINT, then drain.
+    """Serve the agents of each TARGET (FILE.py, FILE.py:NAME, package.module:NAME or PLAN.toml) until SIGTERM or SIGINT, then drain.
 
     A TARGET without a name serves every agent of its module. A second signal ends it at once.
     """
     wanted = [check_id(queue, "--queue") for queue in dict.fromkeys(queues)] or None
     settings = common.settings_with(url=url, concurrency=concurrency, drain_timeout_s=drain_timeout_s)
     log_to_stderr(logging.INFO)
-    served = [one for target in targets for one in load_targets(target)]
+    served = [one for target in targets for one in load_targets(target, tools)]
     _check_names(served)
     asyncio.run(_serve(settings, served, wanted, audit_log))
     return common.SUCCEEDED

@@ -30,6 +30,8 @@ from perdure.core.events import (
     DecisionMade,
     Event,
     Failure,
+    ModelCallCompleted,
+    ModelCallFailed,
     RunRequeued,
     RunUnpaused,
     SignalReceived,
@@ -130,6 +132,9 @@ class CircleWatch:
                 self._said(event, "status", body.text)
             case DecisionMade():
                 self._said(event, "choice", _digest(body.choice))
+            case ModelCallCompleted() | ModelCallFailed():
+                # Words, which cost and change nothing: what counts is what the agent does upon them.
+                self._spend(body.usage)
             case ToolCallCompleted():
                 self._spend(body.usage)
                 self._ended(event, call, body.result, body.failure, happened=True)

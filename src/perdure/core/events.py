@@ -9,7 +9,7 @@ an intent was caused by the completion that woke the agent, a completion by its 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -152,6 +152,18 @@ class ToolCallFailed(Body, frozen=True, tag="tool_call_failed"):
     usage: Usage | None = None
 
 
+class ModelCallInitiated(ToolCallInitiated, frozen=True, tag="model_call_initiated"):
+    """A model is asked: `tool` is its name, and `args` what the request adds to an earlier one (core/prompts.py)."""
+
+
+class ModelCallCompleted(ToolCallCompleted, frozen=True, tag="model_call_completed"):
+    """The whole answer."""
+
+
+class ModelCallFailed(ToolCallFailed, frozen=True, tag="model_call_failed"):
+    """No answer, or half of one, or one that was lost with its worker; what is known of its usage is counted."""
+
+
 class ToolCallInDoubt(Body, frozen=True, tag="tool_call_in_doubt"):
     """We do not know whether this attempt happened."""
 
@@ -283,6 +295,14 @@ class ThoughtRecorded(Body, frozen=True, tag="thought_recorded"):
     text: str
 
 
+class PlanGenerated(Body, frozen=True, tag="plan_generated"):
+    """The plan that this run follows, and no other: recorded once, before its first step."""
+
+    plan: Payload
+    digest: str
+    by: str | None = None  # the model that has written it
+
+
 class DecisionMade(Body, frozen=True, tag="decision_made"):
     choice: Payload
     among: Payload | None = None
@@ -379,6 +399,10 @@ AnyBody = (
     | ToolCallInitiated
     | ToolCallCompleted
     | ToolCallFailed
+    | ModelCallInitiated
+    | ModelCallCompleted
+    | ModelCallFailed
+    | PlanGenerated
     | ToolCallInDoubt
     | ToolCallResolved
     | RetryScheduled
@@ -411,6 +435,18 @@ AnyBody = (
     | RunCancelled
 )
 Terminal = RunSucceeded | RunFailed | RunCancelled
+
+
+class CallEvents(NamedTuple):
+    """How the life of a call is told: a model's differs from a tool's in its names alone."""
+
+    initiated: type[ToolCallInitiated]
+    completed: type[ToolCallCompleted]
+    failed: type[ToolCallFailed]
+
+
+OF_TOOL = CallEvents(ToolCallInitiated, ToolCallCompleted, ToolCallFailed)
+OF_MODEL = CallEvents(ModelCallInitiated, ModelCallCompleted, ModelCallFailed)
 
 
 class Event(Struct, frozen=True, gc=False):

@@ -13,7 +13,7 @@ import asyncio
 import inspect
 from asyncio import events as asyncio_events
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct
@@ -23,6 +23,7 @@ from perdure.core.approval import Approval, Decision, Outcome
 from perdure.core.events import AnyBody, Failure, PatchMarked
 from perdure.core.failures import describe
 from perdure.core.loop import AgentLoop, AgentTask
+from perdure.core.prompts import Prompts
 from perdure.errors import (
     BudgetExceeded,
     ChildFailed,
@@ -198,6 +199,7 @@ class Machine:
         self.patches: frozenset[str] = frozenset()
         self.replaying = False
         self._patched: dict[str, bool] = {}
+        self.prompts = Prompts()
 
     # -- the waist ----------------------------------------------------------------------------------------------------
     def start(self, now: int) -> list[Command]:
@@ -219,6 +221,7 @@ class Machine:
         match completion:
             case CallCompleted(number, result):
                 opened = self._close(number)
+                self.prompts.recorded(result, self.cause)
                 if not opened.future.done():
                     opened.future.set_result(opened.callee.decode_result(result))
             case CallFailed(number, failure, attempts):
@@ -228,12 +231,15 @@ class Machine:
                 self._settle_approval(completion)
             case ChildEnded(number, run_id, output, problem):
                 opened = self._close(number)
+                if output is not None:
+                    self.prompts.recorded(output, self.cause)
                 if output is not None and not opened.future.done():
                     opened.future.set_result(opened.callee.decode_result(output))
                 elif problem is not None:
                     words = {"kind": problem.kind, "type": problem.type, "message": problem.message}
                     _fail(opened, ChildFailed(opened.callee.name, number, run_id=run_id, **words))
             case SignalArrived(topic, payload):
+                self.prompts.recorded(payload, self.cause)
                 self._hand_over(topic, codec.decode(payload))
             case TimerDue(timer):
                 if not self._loop.fire(timer):
@@ -313,6 +319,20 @@ class Machine:
         self._commands.append(CallTool(number, tool, args))
         return result
 
+    def ask_model(self, make: Callable[[bytes], Callee], frame: Mapping[str, Any], messages: Sequence[Any]) -> Coroutine[Any, Any, Any]:
+        """Ask a model; awaiting it waits for the answer. `make(packed)` gives the callee, of what is recorded of the request."""
+        packed = self.prompts.pack(self._calls + 1, frame, messages)
+        return self.call_tool(make(packed), packed)
+
+    @property
+    def calls(self) -> int:
+        """The number of the newest call."""
+        return self._calls
+
+    def take_signals(self, topic: str) -> list[Any]:
+        """The signals on this topic that have arrived and that nobody has received, without waiting for any."""
+        return list(self._buffered.pop(topic, ()))
+
     def ask_approval(self, action: str, encoded: bytes, policy: Approval, reason: str | None) -> Coroutine[Any, Any, Decision]:
         """Ask people for their approval; awaiting it waits for the Decision."""
         number, result = self._begin_call("approval", None, "run.approve", encoded)
@@ -375,6 +395,7 @@ class Machine:
             case CancelAsked():
                 self.cancel_asked = True
             case SignalArrived(topic, payload):
+                self.prompts.recorded(payload, self.cause)
                 self._hand_over(topic, codec.decode(payload))
             case _:
                 raise AssertionError(f"{completion} can only answer an agent that has begun")

@@ -27,7 +27,10 @@ from perdure.core.events import (
     DecisionMade,
     Event,
     Failure,
+    ModelCallCompleted,
+    ModelCallFailed,
     PatchMarked,
+    PlanGenerated,
     RunCancelled,
     RunClaimed,
     RunFailed,
@@ -68,11 +71,23 @@ from perdure.core.machine import (
     TimerDue,
     UnknownCompletion,
 )
+from perdure.core.prompts import in_short, is_request
 from perdure.core.state import refusal
 from perdure.errors import Diverged
 
 _STATED = frozenset(
-    (ThoughtRecorded, DecisionMade, StatusReported, PatchMarked, ToolCallProposed, ChildStarted, RunSucceeded, RunFailed, RunCancelled)
+    (
+        ThoughtRecorded,
+        DecisionMade,
+        PlanGenerated,
+        StatusReported,
+        PatchMarked,
+        ToolCallProposed,
+        ChildStarted,
+        RunSucceeded,
+        RunFailed,
+        RunCancelled,
+    )
 )
 
 
@@ -181,7 +196,17 @@ def replay(machine: Machine, events: Sequence[Event], load: Callable[[Payload], 
 
 _WAKES = frozenset(
     (
-        *(ToolCallCompleted, ToolCallFailed, ToolCallResolved, TimerFired, SignalReceived, ChildFinished, CancelRequested),
+        *(
+            ToolCallCompleted,
+            ToolCallFailed,
+            ModelCallCompleted,
+            ModelCallFailed,
+            ToolCallResolved,
+            TimerFired,
+            SignalReceived,
+            ChildFinished,
+            CancelRequested,
+        ),
         *(ApprovalDecided, ApprovalExpired, ApprovalWithdrawn),
     )
 )
@@ -239,8 +264,10 @@ def _without_old_marks(recorded: list[Event], commands: list[Command]) -> list[E
 def _compare_one(command: Command, event: Event, load: Callable[[Payload], bytes]) -> None:
     if not _same(command, event, load):
         number = command.number if isinstance(command, Asked) else event.call
+        way_out = "; a run follows the plan that it was begun with: resume it with that one, or start a new run"
         raise Diverged(
-            f"at event {event.seq} the journal has {_recorded(event.body, event.call)}; the code asks for {_asked(command)}",
+            f"at event {event.seq} the journal has {_recorded(event.body, event.call)}; the code asks for {_asked(command)}"
+            + (way_out if isinstance(event.body, PlanGenerated) else ""),
             seq=event.seq,
             call=number,
         )
@@ -262,6 +289,9 @@ def _same(command: Command, event: Event, load: Callable[[Payload], bytes]) -> b
             if not isinstance(body, ChildStarted) or event.call != number or body.agent != agent.name:
                 return False
             return _same_input(agent, args, body.input, body.digest, load)
+        case Record(PlanGenerated() as plan):
+            # By its digest: where the plan itself lies depends on its size and on the settings of who recorded it.
+            return isinstance(body, PlanGenerated) and (body.digest, body.by) == (plan.digest, plan.by)
         case Record(stated):
             return type(stated) is type(body) and encode_body(stated) == encode_body(body)
         case Finish(Succeeded(output)):
@@ -290,13 +320,15 @@ def _rebound(tool: Any, args: bytes) -> bytes | None:
 def _asked(command: Command) -> str:
     match command:
         case CallTool(number, tool, args):
-            return f"call {number}: {tool.name}({_short(args.decode('utf-8', 'replace'))})"
+            return f"call {number}: {tool.name}({in_short(args) or _short(args.decode('utf-8', 'replace'))})"
         case AskApproval(number, action, asked, _, _):
             return f"approval {number}: {action} {_short(asked.decode('utf-8', 'replace'))}"
         case StartChild(number, agent, args):
             return f"child {number}: {agent.name}({_short(args.decode('utf-8', 'replace'))})"
         case Record(PatchMarked(name=name)):
             return f"the mark of the change {name!r}"
+        case Record(PlanGenerated() as body):
+            return _plan(body)
         case Record(body):
             return f"{tag_of(body)} {_short(encode_body(body).decode())}"
         case Finish(outcome):
@@ -325,6 +357,8 @@ def _recorded(body: AnyBody, call: int | None) -> str:
             return f"child {call}: {agent}({_shown(args)})"
         case PatchMarked(name=name):
             return f"the mark of the change {name!r}"
+        case PlanGenerated():
+            return _plan(body)
         case RunSucceeded(output=output):
             return f"the run's success with {_shown(output)}"
         case RunFailed(failure=failure):
@@ -333,11 +367,17 @@ def _recorded(body: AnyBody, call: int | None) -> str:
             return f"{tag_of(body)} {_short(encode_body(body).decode())}"
 
 
+def _plan(body: PlanGenerated) -> str:
+    return f"the plan {body.digest[:12]} {_shown(body.plan)}"
+
+
 def _shown(payload: Payload | None) -> str:
     if payload is None:
         return ""
     inline = payload.inline
-    return _short(inline.decode("utf-8", "replace") if inline is not None else f"{payload.preview}…")
+    if inline is None:
+        return "a long request" if is_request(payload) else _short(f"{payload.preview}…")
+    return in_short(inline) or _short(inline.decode("utf-8", "replace"))
 
 
 def _short(text: str) -> str:

@@ -39,6 +39,7 @@ from perdure.core.events import (
     Limits,
     PatchMarked,
     PinChanged,
+    PlanGenerated,
     RetryScheduled,
     RunAdopted,
     RunCancelled,
@@ -69,6 +70,7 @@ from perdure.errors import StoreCorrupt
 
 Phase = Literal["proposed", "awaiting_approval", "approved", "started", "failing", "retry_wait", "in_doubt", "idle", "completed", "failed"]
 NOT_STARTED = "NotStarted"  # type of the failure of an attempt whose worker gave the run up before it began
+LOST = "AnswerLost"  # type of the failure of an attempt at asking a model whose worker ended before the answer was recorded
 FINISHED: frozenset[str] = frozenset(("succeeded", "failed", "cancelled"))
 ENDED: frozenset[Phase] = frozenset(("completed", "failed"))
 
@@ -307,7 +309,7 @@ class RunState:
                 self.status, self.failure = "failed", body.failure
             case RunCancelled():
                 self.status = "cancelled"
-            case ThoughtRecorded() | DecisionMade():
+            case ThoughtRecorded() | DecisionMade() | PlanGenerated():
                 pass
             case _:
                 raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) names no call")
@@ -449,7 +451,7 @@ class RunState:
                 call.result, call.failure = body.result, body.failure
                 self._use(call, body.usage, event.ts - call.started_at)
             case ToolCallFailed():
-                began = call.phase == "started" and body.failure.type != NOT_STARTED
+                began = call.phase == "started" and body.failure.type not in (NOT_STARTED, LOST)
                 call.withdrawn += body.failure.type == NOT_STARTED
                 self._move(call, event, "failed_for_good" if body.final else "failed")
                 self._count(call, body.attempt, body.failure)
@@ -506,7 +508,7 @@ class RunState:
     def _count(self, call: CallState, attempt: int, failure: Failure | None) -> None:
         if failure is not None:
             call.failure = failure
-            if attempt != call.failed_at and failure.type != NOT_STARTED:
+            if attempt != call.failed_at and failure.type not in (NOT_STARTED, LOST):
                 call.failed, call.failed_at = call.failed + (failure.kind != "cancelled"), attempt
 
     def _move(self, call: CallState, event: Event, what: str) -> None:

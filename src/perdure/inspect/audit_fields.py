@@ -22,6 +22,7 @@ from perdure.core.events import (
     Event,
     PatchMarked,
     PinChanged,
+    PlanGenerated,
     RetryScheduled,
     RunAdopted,
     RunCancelled,
@@ -150,6 +151,8 @@ def _of_run(event: Event) -> dict[str, Any]:
             return {"budget_of": body.budget_of, "what": body.what, "limit": body.limit, "used": body.used, "wanted": body.wanted}
         case PinChanged():
             return {"what": body.what, "before": body.before, "after": body.after}
+        case PlanGenerated():
+            return {"plan_digest": body.digest, "by": body.by}
         case PatchMarked():
             return {"patch": body.name}
         case _:

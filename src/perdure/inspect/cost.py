@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from perdure.core.budget import Amounts
-from perdure.core.events import Limits, Usage
+from perdure.core.events import Event, Limits, ModelCallFailed, Usage
 from perdure.core.keys import undo_id
-from perdure.core.state import RunState
+from perdure.core.state import LOST, RunState
 from perdure.inspect.words import amount, money, plural, seconds, span, used
 from perdure.store.api import Ledger, RunRow, Store
 
@@ -25,6 +27,7 @@ class Cost(Struct, frozen=True):
     tokens_cached: int
     usd_micros: int
     usd: float
+    lost: int = 0  # requests to models whose answers were lost with a worker: what those have used is in nothing of the above
 
 
 class CostAll(Struct, frozen=True):
@@ -37,6 +40,7 @@ class CostAll(Struct, frozen=True):
     tokens_cached: int
     usd_micros: int
     usd: float
+    lost: int = 0
 
 
 class Limit(Struct, frozen=True):
@@ -56,8 +60,8 @@ class BudgetView(Struct, frozen=True):
     limits: list[Limit]
 
 
-def cost_of(state: RunState) -> Cost:
-    """What the run has used, as of the last event that was folded."""
+def cost_of(state: RunState, events: Sequence[Event]) -> Cost:
+    """What the run has used, as of the last of these events, which the state is the fold of."""
     used_up = state.used
     return Cost(
         calls=sum(call.attempt > 0 for call in state.calls.values()),
@@ -68,6 +72,7 @@ def cost_of(state: RunState) -> Cost:
         tokens_cached=used_up.tokens_cached,
         usd_micros=used_up.usd_micros,
         usd=round(used_up.usd_micros / 1e6, 6),
+        lost=sum(isinstance(event.body, ModelCallFailed) and event.body.failure.type == LOST for event in events),
     )
 
 
@@ -88,24 +93,31 @@ def cost_with_children(store: Store, row: RunRow) -> CostAll:
         tokens_cached=sum(one.tokens_cached for one in rows),
         usd_micros=usd,
         usd=round(usd / 1e6, 6),
+        lost=sum(one.lost for one in rows),
     )
 
 
-def cost_words(state: RunState, whole: CostAll | None = None) -> str:
+def cost_words(state: RunState, events: Sequence[Event], whole: CostAll | None = None) -> str:
     """The same in one line; `whole` is what it comes to with its children."""
     if whole is not None:
         usage = Usage(whole.usd_micros, whole.tokens_in, whole.tokens_out, whole.tokens_cached)
-        return f"{plural(whole.calls, 'call')}, {used(usage) or 'no tokens or money'}, with its children; itself: {_alone(state)}"
-    return _alone(state) + (", without its children" if state.children else "")
+        both = f"{plural(whole.calls, 'call')}, {used(usage) or 'no tokens or money'}{lost_words(whole.lost)}"
+        return f"{both}, with its children; itself: {_alone(state, events)}"
+    return _alone(state, events) + (", without its children" if state.children else "")
 
 
-def _alone(state: RunState) -> str:
-    cost = cost_of(state)
+def lost_words(lost: int) -> str:
+    """What is not in the figures: nobody has heard what a lost answer has used."""
+    return f", and {plural(lost, 'lost request')} to models of which nobody knows what they used" if lost else ""
+
+
+def _alone(state: RunState, events: Sequence[Event]) -> str:
+    cost = cost_of(state, events)
     tries = f" ({plural(cost.attempts, 'attempt')})" if cost.attempts != cost.calls else ""
     if not cost.calls:
         return "nothing"
     more = used(state.used) or "no tokens or money"
-    return f"{plural(cost.calls, 'call')}{tries}, {span(state.spent.busy_us)} in them, {more}"
+    return f"{plural(cost.calls, 'call')}{tries}, {span(state.spent.busy_us)} in them, {more}{lost_words(cost.lost)}"
 
 
 def budget_view(ledger: Ledger) -> BudgetView:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from msgspec import Struct
 
 from perdure.core.events import ChildFinished
+from perdure.core.prompts import is_request
 from perdure.core.state import AskState, CallState, ChildState
 from perdure.inspect.asks import verdict
 from perdure.inspect.children import outcome
+from perdure.inspect.models import asked_words, result_words
 from perdure.inspect.scene import Scene
-from perdure.inspect.words import called, failed, iso, places, shown, used
+from perdure.inspect.words import called, failed, iso, places, used
 
 
 class Done(Struct, frozen=True):
@@ -50,16 +52,10 @@ def ended(scene: Scene) -> tuple[list[Done], list[Done]]:
 
 
 def _done(call: CallState, scene: Scene) -> Done:
-    if call.phase == "failed":
-        outcome = f"failed: {failed(call.failure, 100)}" if call.attempt else f"was not made: {failed(call.failure, 100)}"
-    elif call.result is None:
-        outcome = f"happened; its result could not be recorded: {failed(call.failure, 80)}"
-    else:
-        outcome = f"returned {shown(call.result, 48)}"
     return Done(
         call=call.number,
-        asked=called(call.tool, call.args, 48),
-        outcome=outcome,
+        asked=asked_words(call, scene.load, 48),
+        outcome=_outcome(call, scene),
         places=places(call.failure),
         key=call.key,
         attempts=call.attempt,
@@ -71,6 +67,14 @@ def _done(call: CallState, scene: Scene) -> Done:
         undone=scene.undoing.calls.get(call.number) if scene.undoing is not None else None,
         cost=used(call.used) or None,
     )
+
+
+def _outcome(call: CallState, scene: Scene) -> str:
+    if call.phase == "failed":
+        return f"failed: {failed(call.failure, 100)}" if call.attempt else f"was not made: {failed(call.failure, 100)}"
+    if call.result is None:
+        return f"happened; its result could not be recorded: {failed(call.failure, 80)}"
+    return f"{'answered:' if is_request(call.args) else 'returned'} {result_words(call, scene.load, 48)}"
 
 
 def _approved(call: CallState, scene: Scene) -> str | None:

@@ -8,6 +8,7 @@ import shlex
 from msgspec import Struct
 
 from perdure.core.keys import undone_by
+from perdure.core.prompts import is_request
 from perdure.core.state import RunState
 from perdure.inspect.asks import Asked
 from perdure.inspect.children import Child, in_short
@@ -168,7 +169,7 @@ class Orders:
             return [*steps, Step(self._perdure(f"why {shlex.quote(undoing.run_id)}"), f"{undoing.words}; that page has how far it came")]
         if state.status == "succeeded" or self.undone is not None or self.row.parent is not None:
             return steps
-        effects = sum(call.phase == "completed" and call.effect != "read" for call in state.calls.values())
+        effects = sum(call.phase == "completed" and call.effect != "read" and not is_request(call.args) for call in state.calls.values())
         if effects or state.children:
             what = plural(effects, "call") + (", and what its children did" if state.children else "")
             code = self.resume_words.removeprefix(f"resume {self.run}")

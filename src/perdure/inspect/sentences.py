@@ -21,8 +21,12 @@ from perdure.core.events import (
     DecisionMade,
     Event,
     Limits,
+    ModelCallCompleted,
+    ModelCallFailed,
+    ModelCallInitiated,
     PatchMarked,
     PinChanged,
+    PlanGenerated,
     RetryScheduled,
     RunAdopted,
     RunCancelled,
@@ -46,7 +50,11 @@ from perdure.core.events import (
     ToolCallProposed,
     ToolCallResolved,
 )
-from perdure.inspect.words import amount, called, clip, failed, iso, money, people, shown, used
+from perdure.core.prompts import is_request
+from perdure.core.state import LOST
+from perdure.inspect.models import Load, answer_words, request_words
+from perdure.inspect.plans import plan_words
+from perdure.inspect.words import amount, called, clip, failed, iso, money, people, shown, span, used
 
 _UNTIL = {
     "approval": "until somebody approves it",
@@ -57,16 +65,56 @@ _UNTIL = {
 ApprovalSettled = ApprovalDecided | ApprovalEscalated | ApprovalExpired | ApprovalWithdrawn | ApprovalVoted
 
 
-def sentence(event: Event, names: Mapping[int, str]) -> str:
-    """What this event says happened. `names` are the tool, action or agent of each call so far."""
-    if event.call is not None:
-        return _about_call(event, f"call {event.call} {names.get(event.call, '?')}")
-    return _about_run(event)
+def sentence(event: Event, names: Mapping[int, str], began: Mapping[int, int] | None = None, load: Load | None = None) -> str:
+    """What this event says happened.
+
+    `names` are the tool, model, action or agent of each call so far, and `began` says when its last attempt began. `load` brings what
+    lies in the blob store; without it that is told by its size.
+    """
+    if event.call is None:
+        return _about_run(event, load)
+    call = f"call {event.call} {names.get(event.call, '?')}"
+    match event.body:
+        case ModelCallInitiated() | ModelCallCompleted() | ModelCallFailed():
+            since = None if began is None else began.get(event.call)
+            return _about_model(event.body, call, None if since is None else event.ts - since, load)
+        case _:
+            return _about_call(event, call, load)
 
 
-def _about_call(event: Event, call: str) -> str:
+def _about_model(body: ModelCallInitiated | ModelCallCompleted | ModelCallFailed, call: str, took: int | None, load: Load | None) -> str:
+    match body:
+        case ModelCallInitiated(attempt=1):
+            return f"{call} is asked" + (f" ({request_words(body.args, load)})" if body.args is not None else "")
+        case ModelCallInitiated():
+            return f"{call} is asked again (attempt {body.attempt})"
+        case ModelCallCompleted(result=None):
+            return f"{call} answered, but its answer could not be recorded: {failed(body.failure)}"
+        case ModelCallCompleted():
+            took_words = "" if took is None else f" in {_length(took)}"
+            cost = f" ({used(body.usage)})" if used(body.usage) else ""
+            return f"{call} answered{took_words}: {answer_words(body.result, load)}{cost}"
+        case ModelCallFailed(final=True, attempt=0):
+            return f"{call} was never asked: {failed(body.failure)}"
+        case ModelCallFailed() if body.failure.type == LOST:
+            return f"{call}: the answer to attempt {body.attempt} was lost with its worker, and nobody knows what it has used"
+        case ModelCallFailed():
+            cost = f" ({used(body.usage)})" if used(body.usage) else ""
+            return f"{call} gave no answer at attempt {body.attempt}{', for good' if body.final else ''}: {failed(body.failure)}{cost}"
+        case _:
+            assert_never(body)
+
+
+def _length(us: int) -> str:
+    return f"{us / 1e6:.1f} s" if 1_000_000 <= us < 60_000_000 else span(us)
+
+
+def _about_call(event: Event, call: str, load: Load | None) -> str:
     body = event.body
     match body:
+        case ToolCallProposed() if is_request(body.args):
+            until = f", {iso(body.at)}" if body.at is not None else ""
+            return f"{call} ({request_words(body.args, load)}) is to be asked, and waits {_UNTIL[body.until]}{until}"
         case ToolCallProposed():
             until = f", {iso(body.at)}" if body.at is not None else ""
             return f"call {event.call}: {called(body.tool, body.args)} ({body.effect}) is wanted, and waits {_UNTIL[body.until]}{until}"
@@ -158,7 +206,7 @@ def _note(note: str | None) -> str:
     return f": {clip(note, 120)}" if note else ""
 
 
-def _about_run(event: Event) -> str:
+def _about_run(event: Event, load: Load | None) -> str:
     body = event.body
     match body:
         case RunCreated():
@@ -177,10 +225,16 @@ def _about_run(event: Event) -> str:
             return f"timer {body.timer} fired"
         case ThoughtRecorded():
             return f"the agent noted: {clip(body.text, 160)}"
+        case PlanGenerated():
+            by = f", which {body.by} has written" if body.by else ""
+            return f"the run follows {plan_words(body.plan, load)}{by}"
         case DecisionMade():
             among = f" among {shown(body.among)}" if body.among is not None else ""
             reason = f", because {clip(body.reason, 120)}" if body.reason else ""
             return f"the agent decided {shown(body.choice)}{among}{reason}"
+        case PlanGenerated():
+            by = f" written by {clip(body.by, 60)}" if body.by else ""
+            return f"the run follows the plan {body.digest[:12]}{by}: {shown(body.plan)}"
         case StatusReported():
             return f"the agent reported: {clip(body.text, 160)}"
         case PatchMarked():

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from perdure.core.events import ApprovalRequested, ChildStarted, Event, ToolCallInitiated, ToolCallProposed, encode_body
+from perdure.inspect.models import Load
 from perdure.inspect.sentences import sentence
 from perdure.inspect.words import iso
 
@@ -17,6 +18,7 @@ class Names:
         self.tools: dict[int, str] = {}
         self.keys: dict[int, str] = {}
         self.calls: dict[int, str] = {}  # also those that are no tool's: the action of an approval, the agent of a child
+        self.began: dict[int, int] = {}  # when the last attempt did
 
     def learn(self, event: Event) -> None:
         """Take the names out of whatever begins a call; every later event of the call is told with them."""
@@ -26,6 +28,7 @@ class Names:
             case ToolCallInitiated(tool=tool, key=key) | ToolCallProposed(tool=tool, key=key):
                 self.tools[event.call] = self.calls[event.call] = tool
                 self.keys[event.call] = key
+                self.began[event.call] = event.ts
             case ApprovalRequested(action=action):
                 self.calls.setdefault(event.call, action)
             case ChildStarted(agent=agent):
@@ -33,10 +36,11 @@ class Names:
 
 
 class Timeline:
-    """Turns the events of one run, given in order from the first, into lines."""
+    """Turns the events of one run, given in order from the first, into lines. `load` brings what lies in the blob store."""
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, load: Load | None = None) -> None:
         self.run_id = run_id
+        self._load = load
         self.names = Names()
 
     def learn(self, event: Event) -> None:
@@ -46,7 +50,7 @@ class Timeline:
     def say(self, event: Event) -> str:
         """The event as a sentence."""
         self.learn(event)
-        return sentence(event, self.names.calls)
+        return sentence(event, self.names.calls, self.names.began, self._load)
 
     def record(self, event: Event, hash_: bytes) -> dict[str, Any]:
         """The event as one JSON object; `data` is its body as it lies in the journal."""

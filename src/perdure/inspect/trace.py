@@ -2,7 +2,8 @@
 
 Most events carry their cause. What a worker does as such (taking and giving up a run) and what comes from outside carry none;
 there the nearest reason that the journal shows is taken, and marked as inferred. Where a cause lies in another run's journal (a
-child's end, the call of a parent), that event is shown beside the link.
+child's end, the call of a parent), that event is shown beside the link. A tool that a model wanted is called because of that answer, and
+a question to a model is shown with what it was told since its last answer: results of tools, and what people have said.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from perdure.core.events import (
     ToolCallResolved,
 )
 from perdure.errors import NotFound, StoreCorrupt
+from perdure.inspect.models import Load
+from perdure.inspect.observed import Heard, wanted_by
 from perdure.inspect.timeline import Timeline
 from perdure.inspect.words import iso
 
@@ -58,24 +61,22 @@ class Link(Struct, frozen=True):
     because: str | None
     meanwhile: list[str]  # changes of hand between the cause and this event
     elsewhere: str | None  # the event in another run's journal that made this one happen
+    heard: list[str]  # of a question to a model: what it was told since its last answer
 
 
 ReadJournal = Callable[[str], Sequence[Event]]
 
 
-def trace(run_id: str, events: Sequence[Event], seq: int, read: ReadJournal | None = None) -> list[Link]:
-    """The causal chain from the run's first event to event `seq`. `read` brings the journals of its parent and its children."""
+def trace(run_id: str, events: Sequence[Event], seq: int, read: ReadJournal | None = None, load: Load | None = None) -> list[Link]:
+    """The causal chain from the run's first event to event `seq`.
+
+    `read` brings the journals of its parent and its children, and `load` what lies in the blob store.
+    """
     if not 1 <= seq <= len(events):
         raise NotFound(f"run {run_id} has the events 1 to {len(events)}; there is no event {seq}")
     chain = _chain(events, seq)
-    timeline = Timeline(run_id)
-    for event in events[:seq]:
-        timeline.learn(event)
-    links = []
-    for step, event in enumerate(chain, 1):
-        before = chain[step - 2] if step > 1 else None
-        links.append(_link(step, event, before, events, timeline, read))
-    return links
+    teller = _Teller(run_id, events, chain, read, load)
+    return [teller.link(step, event, chain[: step - 1]) for step, event in enumerate(chain, 1)]
 
 
 def _chain(events: Sequence[Event], seq: int) -> list[Event]:
@@ -113,22 +114,43 @@ def _last(events: Sequence[Event], kind: type | UnionType, call: int | None = No
     return next((event.seq for event in reversed(events) if isinstance(event.body, kind) and call in (None, event.call)), 1)
 
 
-def _link(step: int, event: Event, before: Event | None, events: Sequence[Event], timeline: Timeline, read: ReadJournal | None) -> Link:
-    return Link(
-        step=step,
-        seq=event.seq,
-        event_id=event.event_id,
-        type=event.type,
-        ts=iso(event.ts),
-        call=event.call,
-        tool=None if event.call is None else timeline.names.tools.get(event.call),
-        cause=before.seq if before else None,
-        inferred=before is not None and event.cause is None,
-        says=taken_over(event, events) or timeline.say(event),
-        because=_because(event, before),
-        meanwhile=[] if before is None else _changes_of_hand(before, event, events),
-        elsewhere=None if read is None else _elsewhere(event, read),
-    )
+class _Teller:
+    """Says what each link of the chain is, and why it followed."""
+
+    def __init__(self, run_id: str, events: Sequence[Event], chain: Sequence[Event], read: ReadJournal | None, load: Load | None) -> None:
+        self._events = events
+        self._read = read
+        self._load = load
+        self._heard = Heard(events, load)
+        self._timeline = Timeline(run_id, load)
+        self._said: dict[int, str] = {}
+        told = {event.seq for event in chain}
+        for event in events[: chain[-1].seq]:
+            # In order: how long something took is known only right then.
+            if event.seq in told:
+                self._said[event.seq] = self._timeline.say(event)
+            else:
+                self._timeline.learn(event)
+
+    def link(self, step: int, event: Event, chain: Sequence[Event]) -> Link:
+        """The link for this event, which follows from the last one of the chain before it."""
+        before = chain[-1] if chain else None
+        return Link(
+            step=step,
+            seq=event.seq,
+            event_id=event.event_id,
+            type=event.type,
+            ts=iso(event.ts),
+            call=event.call,
+            tool=None if event.call is None else self._timeline.names.tools.get(event.call),
+            cause=before.seq if before else None,
+            inferred=before is not None and event.cause is None,
+            says=taken_over(event, self._events) or self._said[event.seq],
+            because=wanted_by(event, chain, self._load) or _because(event, before),
+            meanwhile=[] if before is None else _changes_of_hand(before, event, self._events),
+            elsewhere=None if self._read is None else _elsewhere(event, self._read),
+            heard=self._heard.before(event),
+        )
 
 
 def _elsewhere(event: Event, read: ReadJournal) -> str | None:

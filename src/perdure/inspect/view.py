@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from perdure.core.codec import Payload
 from perdure.core.events import Event
+from perdure.core.prompts import is_request
 from perdure.core.state import AskState, CallState, ChildState, RunState, fold
 from perdure.errors import NotFound
 from perdure.inspect.cost import budget_view, cost_of
@@ -102,7 +103,7 @@ def run_record(
         "attention": None if state.attention is None else {"reason": state.attention.reason, "detail": state.attention.detail},
         "pins": dict(state.pins),
         "pin_changes": [msgspec.structs.asdict(change) for change in state.pin_changes],
-        "cost": msgspec.structs.asdict(cost_of(state)),
+        "cost": msgspec.structs.asdict(cost_of(state, reading.events)),
         "budget": _budget(reading, ledgers),
     }
 
@@ -168,6 +169,7 @@ def call_record(call: CallState, load: Callable[[Payload], bytes]) -> dict[str, 
     """Where one call stands, as one JSON object."""
     return {
         "call": call.number,
+        "kind": "model" if is_request(call.args) else "tool",
         "tool": call.tool,
         "effect": call.effect,
         "phase": call.phase,

@@ -10,12 +10,14 @@ from msgspec import Struct
 
 from perdure.core.codec import Payload
 from perdure.core.events import RunReleased, SignalReceived, ToolCallProposed, tag_of
+from perdure.core.prompts import is_request
 from perdure.core.state import CallState
 from perdure.inspect.asks import Asked
 from perdure.inspect.doubts import hook_words
+from perdure.inspect.models import asked_words
 from perdure.inspect.scene import Scene
 from perdure.inspect.view import Reading
-from perdure.inspect.words import at, called, failed, plain, plural, shown
+from perdure.inspect.words import at, failed, plain, plural, shown
 from perdure.store.api import InboxRow
 
 # How `core.rest` says which topics a parked run listens to. No topic has a blank, a comma or a quotation mark in it.
@@ -91,6 +93,8 @@ def _call_waits(call: CallState, scene: Scene) -> str:
     if call.asks and call.phase == "in_doubt":
         return f"call {call.number} {call.tool}: {hook_words(call, scene)}"
     said = failed(call.failure, 100) or call.doubt
+    if is_request(call.args):
+        return f"call {call.number} {call.tool}: asked again at {when} (attempt {call.attempt + 1}); the last attempt said: {said}"
     return f"call {call.number} {call.tool}: attempt {call.attempt + 1} at {when}; the last one said: {said}"
 
 
@@ -134,7 +138,7 @@ def never_started(scene: Scene) -> list[str]:
     if state.started_seq is None:
         return ["the agent has not begun: no line of its code has run"] if not state.finished else ["the agent never began"]
     idle = [
-        f"call {call.number}: {called(call.tool, call.args)}: {_why_not(call, scene)}"
+        f"call {call.number}: {asked_words(call, scene.load)}: {_why_not(call, scene)}"
         for call in state.open.values()
         if call.phase in ("idle", "proposed", "failing", "awaiting_approval", "approved")
     ]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from perdure.core.events import PinChanged, RunAdopted
+from perdure.core.prompts import is_request
 from perdure.core.state import CallState
 from perdure.inspect import advice
 from perdure.inspect.asks import Asked, asked
@@ -18,12 +19,13 @@ from perdure.inspect.cost import BudgetView, Cost, CostAll, budget_view, cost_of
 from perdure.inspect.doubts import Doubt, cut_off, doubts
 from perdure.inspect.ended import Done, ended
 from perdure.inspect.headline import Cancel, cancel_asked, headline
+from perdure.inspect.models import asked_words
 from perdure.inspect.orders import Step
 from perdure.inspect.scene import Holder, Scene, look
 from perdure.inspect.shortage import shortage_words
 from perdure.inspect.undone import Undoing
 from perdure.inspect.waits import Heard, heard, never_started, strays, topics, unread_words, waiting
-from perdure.inspect.words import called, iso, places, seconds, span
+from perdure.inspect.words import iso, places, seconds, span
 from perdure.settings import Queue
 from perdure.store.api import Store
 
@@ -161,9 +163,9 @@ def why(
         unread=unread_words(scene.unread),
         changed=_changed(scene),
         over_budget=None if scene.short is None else shortage_words(scene.short),
-        cost=cost_of(state),
+        cost=cost_of(state, scene.reading.events),
         cost_all=scene.cost_all,
-        cost_words=cost_words(state, scene.cost_all),
+        cost_words=cost_words(state, scene.reading.events, scene.cost_all),
         budgets=[budget_view(ledger) for ledger in scene.ledgers],
         next=advice.advise(scene, what, options=options, code=code),
     )
@@ -191,11 +193,14 @@ def _open(call: CallState, scene: Scene) -> Open:
     since = scene.reading.events[call.intent_seq - 1].ts
     again = f", attempt {call.attempt}" if call.attempt > 1 else ""
     limit = f", gives up after {span(round(call.timeout_s * 1e6))}" if call.timeout_s else ""
-    doing = f"being performed for {span(scene.now - since)}{again}{limit}"
-    return Open(call.number, called(call.tool, call.args), doing, iso(since), seconds(scene.now - since), call.intent_seq)
+    doing = f"being {'asked' if is_request(call.args) else 'performed'} for {span(scene.now - since)}{again}{limit}"
+    return Open(call.number, asked_words(call, scene.load), doing, iso(since), seconds(scene.now - since), call.intent_seq)
 
 
 def _cut_off(call: CallState, scene: Scene) -> Open:
     since = scene.reading.events[call.intent_seq - 1].ts
-    then = "given up: the run is being cancelled" if scene.reading.state.cancel else "run again by the next worker"
-    return Open(call.number, called(call.tool, call.args), f"cut off, {then}", iso(since), seconds(scene.now - since), call.intent_seq)
+    again = (
+        "asked again by the next worker; an answer that was on its way is lost" if is_request(call.args) else "run again by the next worker"
+    )
+    then = "given up: the run is being cancelled" if scene.reading.state.cancel else again
+    return Open(call.number, asked_words(call, scene.load), f"cut off, {then}", iso(since), seconds(scene.now - since), call.intent_seq)

@@ -273,6 +273,7 @@ class CostRow(Struct, frozen=True, gc=False):
     tokens_in: int
     tokens_out: int
     tokens_cached: int
+    lost: int = 0  # requests to models whose answers were lost with a worker: what those used is not in the figures, for nobody knows
 
 
 class Filter(Struct, frozen=True, gc=False):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import groupby
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from perdure.core.events import Usage
+from perdure.core.state import LOST
 from perdure.errors import StoreCorrupt
 from perdure.store.api import CostRow
 from perdure.store.cursor import Database, Row
@@ -19,13 +19,17 @@ _PAGE = 2000  # events: however long a journal is, this much of it is in memory
 _NOTHING = Usage()
 
 
+class _Failure(Struct, frozen=True, gc=False):
+    type: str = ""
+
+
 class _Told(Struct, frozen=True, gc=False):
     """What counts of the beginning or the end of an attempt; the rest of the event is skipped."""
 
     tool: str = ""
     attempt: int = 1
     usage: Usage | None = None
-    failure: Any = None
+    failure: _Failure | None = None
 
 
 _decode = msgspec.json.Decoder(_Told).decode
@@ -34,19 +38,23 @@ _decode = msgspec.json.Decoder(_Told).decode
 class _Attempt:
     """One attempt: it counts once, however often its end was told."""
 
-    __slots__ = ("began", "ended", "model", "tokens_cached", "tokens_in", "tokens_out", "tool", "usd_micros")
+    __slots__ = ("began", "ended", "lost", "model", "tokens_cached", "tokens_in", "tokens_out", "tool", "usd_micros")
 
     def __init__(self) -> None:
         self.tool = ""
         self.began: int | None = None
         self.ended: int | None = None
         self.model: str | None = None
+        self.lost = False
         self.usd_micros = self.tokens_in = self.tokens_out = self.tokens_cached = 0
 
     def add(self, kind: str, ts: int, told: _Told) -> None:
-        if kind == "tool_call_initiated":
+        if kind in ("tool_call_initiated", "model_call_initiated"):
             self.tool = told.tool
+            self.model = told.tool if kind == "model_call_initiated" else self.model
             self.began = ts if self.began is None else min(self.began, ts)
+        elif kind == "model_call_failed" and told.failure is not None and told.failure.type == LOST:
+            self.lost = True  # nobody saw its end, nor what it has used
         elif kind != "tool_call_in_doubt" or told.failure is not None:
             # How long it took counts only when somebody saw its end.
             self.ended = ts if self.ended is None else min(self.ended, ts)
@@ -62,7 +70,7 @@ class _Sums:
     """A group's."""
 
     def __init__(self) -> None:
-        self.runs = self.calls = self.busy_us = self.usd_micros = self.tokens_in = self.tokens_out = self.tokens_cached = 0
+        self.runs = self.calls = self.busy_us = self.usd_micros = self.tokens_in = self.tokens_out = self.tokens_cached = self.lost = 0
 
     def add(self, attempt: _Attempt, began: int) -> None:
         self.busy_us += max((began if attempt.ended is None else attempt.ended) - began, 0)
@@ -70,9 +78,11 @@ class _Sums:
         self.tokens_in += attempt.tokens_in
         self.tokens_out += attempt.tokens_out
         self.tokens_cached += attempt.tokens_cached
+        self.lost += attempt.lost
 
     def row(self, group: str) -> CostRow:
-        return CostRow(group, self.runs, self.calls, self.busy_us, self.usd_micros, self.tokens_in, self.tokens_out, self.tokens_cached)
+        tokens = (self.tokens_in, self.tokens_out, self.tokens_cached)
+        return CostRow(group, self.runs, self.calls, self.busy_us, self.usd_micros, *tokens, self.lost)
 
 
 def costs(database: Database, by: str, since: int, tenant: str | None) -> list[CostRow]:

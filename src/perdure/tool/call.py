@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Hashable
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Literal
@@ -16,6 +16,8 @@ from perdure.core.codec import decode, encode
 from perdure.core.events import Usage
 from perdure.errors import InvalidInput
 from perdure.tool.spend import added, capped, checked
+
+Closer = Callable[[], Coroutine[Any, Any, None]]
 
 # One for all calls: it is held for an addition, and there is a Call for everything in flight.
 _ADDING = threading.Lock()
@@ -37,6 +39,7 @@ class Call:
         connection: Any = None,
         on_heartbeat: Callable[[Any], None] | None = None,
         on_spend: Callable[[Usage], None] | None = None,
+        closers: dict[Hashable, Closer] | None = None,
     ) -> None:
         self.key = key  # the same for every attempt, different for every call: send it as the idempotency key
         self.run_id = run_id
@@ -49,6 +52,7 @@ class Call:
         self._connection = connection
         self._on_heartbeat = on_heartbeat
         self._on_spend = on_spend
+        self._closers = closers
         self._usage: Usage | None = None
         self._cancelled = False
 
@@ -106,6 +110,16 @@ class Call:
         """Count what the tool's own process has spent. Never refuses: the money is gone, and so would be the tool's answer."""
         with _ADDING:
             self._usage = capped(added(self._usage, more))
+
+    def at_end(self, owner: Hashable, close: Closer) -> bool:
+        """Have `close` awaited when the worker that makes this call ends, once for each owner; whether that is news.
+
+        For what outlives a call: connections, processes. On the loop's own thread. Outside a run there is no worker, and it is False.
+        """
+        if self._closers is None or owner in self._closers:
+            return False
+        self._closers[owner] = close
+        return True
 
     def ask_to_stop(self) -> None:
         """Make `cancelled` True. Nothing is interrupted by it."""

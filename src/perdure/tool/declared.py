@@ -8,7 +8,7 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, get_args, overload
@@ -17,7 +17,7 @@ from msgspec import structs
 
 from perdure.core import codec
 from perdure.core.approval import Approval
-from perdure.core.events import Effect
+from perdure.core.events import OF_TOOL, Effect
 from perdure.core.machine import current
 from perdure.core.rate import Rate
 from perdure.core.retry import Retry
@@ -44,6 +44,8 @@ _KEY_WINDOW = timedelta(hours=24)
 
 class Tool(Generic[P, R]):
     """A function that touches the world. Called inside an agent it is a durable call; outside one it just runs."""
+
+    events = OF_TOOL  # how its calls are told in the journal
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class Tool(Generic[P, R]):
         self.__name__, self.__qualname__, self.__module__, self.__doc__ = fn.__name__, fn.__qualname__, fn.__module__, fn.__doc__
         self.__wrapped__ = fn
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Call it. Arguments are checked, and inside an agent the call has its number, when this returns; await the result."""
         encoded = self._signature.bind(args, kwargs)
         machine = current()
@@ -89,6 +91,15 @@ class Tool(Generic[P, R]):
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """Canonical JSON of all named arguments, defaults applied; InvalidInput names the parameter and the rule."""
         return self._signature.bind(args, kwargs)
+
+    @property
+    def takes(self) -> list[str]:
+        """The names of its arguments; the Call is not one of them."""
+        return self._signature.names
+
+    def misfits(self, given: Mapping[str, Any], later: Collection[str]) -> list[str]:
+        """All that is wrong with named arguments of which those in `later` are not known yet."""
+        return self._signature.misfits(given, later)
 
     def rebind(self, encoded: bytes) -> bytes | None:
         """Recorded arguments as today's signature would record them; None if they do not fit it. A new parameter with a default fits."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -148,6 +148,25 @@ class Signature:
             return encode(bound)
         except NotEncodable as error:
             raise NotEncodable(f"{self._label}: {error}") from None
+
+    def misfits(self, given: Mapping[str, Any], later: Collection[str]) -> list[str]:
+        """All that is wrong with named arguments of which those in `later` are not known yet."""
+        found = [f"the argument {ascii(name)[1:-1]} is unknown; it takes {self._takes()}" for name in given if name not in self._by_name]
+        for parameter in self.parameters:
+            value = given.get(parameter.name, parameter.default)
+            if value is EMPTY:
+                found.append(f"the argument {parameter.name} is missing; it takes {self._takes()}")
+            elif (
+                parameter.name in given
+                and parameter.name not in later
+                and parameter.exact is not None
+                and type(value) not in parameter.exact
+            ):
+                try:
+                    parameter.coerce(value)
+                except InvalidInput as error:
+                    found.append(str(error).removeprefix(f"{self._label}, "))
+        return [f"{self._label}: {problem}" for problem in found]
 
     def arguments(self, encoded: bytes) -> dict[str, Any]:
         """Keyword arguments for the function, typed by their annotations."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -38,6 +38,7 @@ from perdure.errors import NotEncodable
 from perdure.settings import Settings
 from perdure.store.api import Append
 from perdure.tool import Call, Outcome
+from perdure.tool.call import Closer
 from perdure.worker.clock import Clock
 from perdure.worker.commits import ToolRaised
 from perdure.worker.pen import Pen
@@ -66,6 +67,7 @@ class Calls:
         threads: Threads,
         arrive: Callable[[Ended], None],
         pack: Callable[[bytes], Payload],
+        closers: dict[Hashable, Closer],
     ) -> None:
         self._state = state
         self._settings = settings
@@ -74,6 +76,7 @@ class Calls:
         self._threads = threads
         self._arrive = arrive
         self._pack = pack
+        self._closers = closers
         self._attempts: dict[int, Attempt[Any]] = {}
         self._asking: dict[int, asyncio.Task[Outcome]] = {}
         self.waits: dict[int, int] = {}  # calls that go on at a time: number → µs
@@ -105,6 +108,7 @@ class Calls:
             tenant=created.tenant,
             actor=created.actor,
             connection=connection,
+            closers=self._closers,
         )
 
     def busy(self, number: int) -> bool:
@@ -228,9 +232,9 @@ class Calls:
         """The events that an end makes, in order. When the run is being given up nothing is planned any more."""
         match ended.result:
             case Returned(result):
-                return [ToolCallCompleted(result=self._pack(result), attempt=ended.attempt, usage=ended.usage)]
+                return [asked.tool.events.completed(result=self._pack(result), attempt=ended.attempt, usage=ended.usage)]
             case Unrecordable(failure):
-                return [ToolCallCompleted(failure=failure, attempt=ended.attempt, usage=ended.usage)]
+                return [asked.tool.events.completed(failure=failure, attempt=ended.attempt, usage=ended.usage)]
             case Raised(failure):
                 return self._failed(call, failure, ended.usage, asked, wanted, closing, loose=False)
             case Abandoned(failure):
@@ -261,13 +265,13 @@ class Calls:
             case Again(delay_s, in_doubt):
                 at = self._clock.now() + round(delay_s * 1e6)
                 return [
-                    doubt if in_doubt else ToolCallFailed(failure, attempt=call.attempt, usage=usage),
+                    doubt if in_doubt else tool.events.failed(failure, attempt=call.attempt, usage=usage),
                     RetryScheduled(attempt=call.attempt + 1, at=at),
                 ]
             case Doubt():
                 return [doubt]
             case GiveUpRetrying():
-                return [ToolCallFailed(failure, attempt=call.attempt, final=True, usage=usage)]
+                return [tool.events.failed(failure, attempt=call.attempt, final=True, usage=usage)]
 
     def _reconciled(self, call: CallState, outcome: Outcome, asked: CallTool, wanted: bool) -> list[AnyBody]:
         tool = asked.tool

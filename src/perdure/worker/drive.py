@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
 from perdure.agent import Agent
@@ -50,6 +50,7 @@ from perdure.errors import Conflict, Diverged, Fenced, PerdureError, StoreUnavai
 from perdure.settings import Settings
 from perdure.store.api import Claimed, InboxRow, RowChange, RunRow, Status, Store
 from perdure.tool import Outcome
+from perdure.tool.call import Closer
 from perdure.worker.asks import Asks
 from perdure.worker.calls import Calls, Ended
 from perdure.worker.clock import Clock
@@ -73,6 +74,7 @@ class Host(Writes, Helps, Protocol):
     settings: Settings
     clock: Clock
     threads: Threads
+    closers: dict[Hashable, Closer]
     entered: str | None
 
     def committed(self, run_id: str, events: Sequence[Event]) -> None: ...
@@ -108,7 +110,7 @@ class Drive:
         self._host = host
         self._machine: Machine | None = None
         self._pen = Pen(claimed.lease, self.state, claimed.row.head, host.clock, host.settings.inline_bytes)
-        self._calls = Calls(self.state, host.settings, host.clock, host.loop, host.threads, self.arrive, self.pack)
+        self._calls = Calls(self.state, host.settings, host.clock, host.loop, host.threads, self.arrive, self.pack, host.closers)
         self._arrived: deque[Ended | InboxRow] = deque()
         self._read: set[int] = set()  # inbox rows that have been taken and may not be gone from the database yet
         self._gate = Gate(self.run_id, host.store, self._pen, host.clock, host)

@@ -12,24 +12,27 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
+from msgspec import structs
+
 from perdure.agent import Agent
 from perdure.core import codec
 from perdure.core.codec import Payload
 from perdure.core.decide import GiveUp, Park, Perform
 from perdure.core.events import (
+    OF_MODEL,
     BudgetExceeded,
     ChildStarted,
     Event,
     Failure,
+    ModelCallFailed,
     PinChanged,
+    PlanGenerated,
     Reason,
     RetryScheduled,
     RunCancelled,
     RunFailed,
     RunSucceeded,
-    ToolCallFailed,
     ToolCallInDoubt,
-    ToolCallInitiated,
     ToolCallProposed,
 )
 from perdure.core.keys import CallKeys, approval_id, child_id
@@ -46,7 +49,7 @@ from perdure.core.machine import (
     StartChild,
     Succeeded,
 )
-from perdure.core.state import NOT_STARTED, AskState, CallState, RunState, refusal
+from perdure.core.state import LOST, NOT_STARTED, AskState, CallState, RunState, refusal
 from perdure.errors import InvalidInput
 from perdure.store.api import Claimed
 from perdure.tool import Tool
@@ -109,7 +112,7 @@ class Orders:
         self._gate = gate
         self._asks = asks
         self._keys = CallKeys(claimed.row.tenant, claimed.lease.run_id)
-        self._compared: set[Tool[..., Any]] = set()  # tools that are known to be what they were, or said not to be
+        self._compared: set[str] = set()  # tools that are known to be what they were, or said not to be
         self._obeying = False
         self._refused: deque[Event] = deque()  # recorded while the machine's wishes were, and told to it after the last of them
 
@@ -121,13 +124,14 @@ class Orders:
 
     def _pinned(self, tool: Tool[..., Any]) -> str | None:
         """The tool's pin if this is the run's first call of it."""
-        if tool in self._compared:
+        what = f"tool {tool.name}"
+        if what in self._compared:
             return None
-        pin, what = tool.pin(), f"tool {tool.name}"
+        pin = tool.pin()
         before = self.state.pins.get(what)
         if before is None:
             return pin
-        self._compared.add(tool)
+        self._compared.add(what)
         if before != pin:
             log.warning("run %s: %s has changed since the run first called it (%s, now %s)", self._drive.run_id, what, before, pin)
             self._pen.record(PinChanged(what, before, pin), cause=self._claimed.row.seq)
@@ -166,6 +170,10 @@ class Orders:
                 self._ask(command, cause)
             case StartChild():
                 self._start_child(command, cause)
+            case Record(PlanGenerated() as body):
+                # A plan can be too large to lie in place, and the machine knows no blobs.
+                assert body.plan.inline is not None, body.digest
+                self._pen.record(structs.replace(body, plan=self._pen.pack(body.plan.inline)), cause=cause)
             case Record(body):
                 self._pen.record(body, cause=cause)
             case Abandon(number):
@@ -233,7 +241,8 @@ class Orders:
 
     def _refuse(self, call: CallState, failure: Failure) -> None:
         """The call fails before it has begun."""
-        event = self._pen.record(ToolCallFailed(failure, attempt=call.attempt, final=True), call=call.number, cause=call.last_seq)
+        failed = self.tool_call(call).tool.events.failed
+        event = self._pen.record(failed(failure, attempt=call.attempt, final=True), call=call.number, cause=call.last_seq)
         self._refused.append(event)
         if not self._obeying:
             self.obey_all(())
@@ -241,7 +250,7 @@ class Orders:
     def _initiate(self, command: CallTool, cause: int) -> None:
         tool, number = command.tool, command.number
         self._pen.record(
-            ToolCallInitiated(
+            tool.events.initiated(
                 tool=tool.name,
                 effect=tool.effect,
                 key=self._keys.key(number),
@@ -306,7 +315,8 @@ class Orders:
             asked = self._as_approved(ask, asked)
         except InvalidInput as refused:
             failure = Failure(kind="refused", type="InvalidInput", message=f"as edited by {ask.by}: {refused}")
-            self._drive.deliver(self._pen.record(ToolCallFailed(failure, attempt=0, final=True), call=call.number, cause=call.last_seq))
+            failed = asked.tool.events.failed
+            self._drive.deliver(self._pen.record(failed(failure, attempt=0, final=True), call=call.number, cause=call.last_seq))
             return
         barrier = self._barrier(call.number, asked.tool)
         if isinstance(barrier, Later):
@@ -335,7 +345,7 @@ class Orders:
                 "error", f"call {call.number} ({call.tool}): its arguments are not those that were approved; it was not made"
             )
             return
-        initiated = ToolCallInitiated(
+        initiated = tool.events.initiated(
             tool=tool.name,
             effect=tool.effect,
             key=call.key,
@@ -396,7 +406,8 @@ class Orders:
         if ask is not None and not call.begun and ask.request.expires_at is not None and ask.request.expires_at <= self._host.clock.now():
             # Its intent used the approval up, and its worker gave the run up before it began: nothing begins after the time (G9).
             failure = refusal("expired", ask.by, None)
-            self._drive.deliver(self._pen.record(ToolCallFailed(failure, attempt=call.attempt, final=True), call=call.number, cause=cause))
+            failed = tool.events.failed
+            self._drive.deliver(self._pen.record(failed(failure, attempt=call.attempt, final=True), call=call.number, cause=cause))
             return
         barrier = self._barrier(call.number, tool)
         if isinstance(barrier, Later):
@@ -406,7 +417,9 @@ class Orders:
             self._over_budget(call, barrier)
             return
         self._gate.forget(call.number)
-        again = ToolCallInitiated(
+        if self._was_lost(call):
+            cause = self._lose(call)
+        again = tool.events.initiated(
             tool=call.tool,
             effect=call.effect,
             key=call.key,
@@ -472,6 +485,8 @@ class Orders:
             case Perform(attempt):
                 self._attempt_again(call, attempt, self._why_again(call))
             case GiveUp():
+                if self._was_lost(call):
+                    self._lose(call)  # nobody asks again, and yet it has been asked
                 self._give_up(call)
             case Park(why):
                 if call.phase != "in_doubt" or why not in (call.doubt or ""):
@@ -479,6 +494,14 @@ class Orders:
             case None:
                 if self._calls.busy(call.number) and call.phase != "in_doubt":
                     self._doubt(call, "its worker died inside it; its reconcile hook is being asked")
+
+    def _was_lost(self, call: CallState) -> bool:
+        """Whether its worker ended while a model was asked."""
+        return call.phase == "started" and self.tool_call(call).tool.events is OF_MODEL
+
+    def _lose(self, call: CallState) -> int:
+        lost = Failure("process_died", LOST, "its worker ended while the model was asked; an answer that was on its way is lost")
+        return self._pen.record(ModelCallFailed(lost, attempt=call.attempt), call=call.number, cause=call.intent_seq).seq
 
     def _why_again(self, call: CallState) -> int:
         """The event that made another attempt necessary: a failure, a resolved doubt, or the claim after a crash."""
@@ -489,7 +512,8 @@ class Orders:
 
     def _give_up(self, call: CallState) -> None:
         failure = Failure(kind="cancelled", type="Cancelled", message="nobody waits for this call any more")
-        event = self._pen.record(ToolCallFailed(failure, attempt=call.attempt, final=True), call=call.number, cause=call.last_seq)
+        failed = self.tool_call(call).tool.events.failed
+        event = self._pen.record(failed(failure, attempt=call.attempt, final=True), call=call.number, cause=call.last_seq)
         self._drive.deliver(event)
 
     def _give_up_if_idle(self, number: int) -> None:
@@ -514,7 +538,8 @@ class Orders:
         for number in due:
             call = self.state.calls[number]
             failure = Failure(kind="not_sent", type=NOT_STARTED, message="its worker gave the run up before the call began")
-            self._pen.record(ToolCallFailed(failure, attempt=call.attempt), call=number, cause=call.intent_seq)
+            failed = self.tool_call(call).tool.events.failed
+            self._pen.record(failed(failure, attempt=call.attempt), call=number, cause=call.intent_seq)
 
 
 _UNITS = {"usd": ("$", 1_000_000, ""), "seconds": ("", 1_000_000, " s"), "tokens": ("", 1, " tokens"), "calls": ("", 1, " calls")}

@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -39,6 +39,7 @@ from perdure.settings import Queue, Settings
 from perdure.store.api import FINISHED, Append, Appended, ApprovalFilter, ApprovalRow, Claimed, Committed, InboxRow, RunRow, Served, Store
 from perdure.store.url import shown_url
 from perdure.store.writer import GroupCommit
+from perdure.tool.call import Closer
 from perdure.worker import forked, outside
 from perdure.worker.asking import Asking
 from perdure.worker.clock import Clock
@@ -59,6 +60,7 @@ _COMPLAIN_EVERY_S = 30.0
 _TRANSACTIONS = 16  # at a time in one worker
 _FIND_KIN_EVERY_S = 2.0
 _FLUSH_NOTICES_S = 5.0
+_CLOSE_S = 10.0  # for what calls have left open
 
 
 class Worker:
@@ -93,6 +95,7 @@ class Worker:
         self._stop_listening: Callable[[], None] = lambda: None
         self._asking = Asking()
         # Threads of their own: tools that take their time must not keep those waiting that look for work.
+        self.closers: dict[Hashable, Closer] = {}  # of what calls have opened and left open: it ends with this worker
         self._transactors = ThreadPoolExecutor(_TRANSACTIONS, "perdure-transaction")
         self._transactions = 0  # under way
         self._last_reap_s = float("-inf")
@@ -147,7 +150,7 @@ class Worker:
         for task in self._tasks:
             task.cancel()
         try:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(*self._tasks, *(self._close(owner) for owner in list(self.closers)), return_exceptions=True)
         finally:
             try:
                 await self._ask(self._leave)
@@ -157,6 +160,13 @@ class Worker:
                 for reader in self._readers.copy():
                     reader.cancel()  # nobody is left to hear the answer, and the loop may be closed when it comes
                 self._asking.close()
+
+    async def _close(self, owner: Hashable) -> None:
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self.closers.pop(owner)()
+        except Exception as error:
+            log.warning("%s could not be closed: %s: %s", owner, type(error).__name__, error)
 
     def _leave(self) -> None:
         # In one go: whoever is cancelled while it waits for this leaves nothing half done.

@@ -392,7 +392,8 @@ ORDER BY r.id
 SELECT r.id, e.seq, r.run_id, r.agent, r.tenant, e.call, e.type, e.ts, convert_to(e.data, 'UTF8')
 FROM perdure_runs AS r JOIN perdure_events AS e ON e.run = r.id
 WHERE (e.run, e.seq) > (:run::bigint, :seq::bigint) AND r.updated_at >= :since AND (:tenant::text IS NULL OR r.tenant = :tenant)
-    AND e.call IS NOT NULL AND e.type IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt')
+    AND e.call IS NOT NULL AND e.type IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
+        'model_call_initiated', 'model_call_completed', 'model_call_failed')
 ORDER BY e.run, e.seq LIMIT :limit
 
 -- == Notices ==========================================================================================================

@@ -12,6 +12,7 @@ from perdure.errors import InvalidInput, StoreError, StoreUnavailable
 SYNCHRONOUS = {"full": 2, "normal": 1}
 _FLAGS = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 _CACHED_STATEMENTS = 100
+_PAGE_BYTES = 8192
 
 
 def check_synchronous(synchronous: str) -> None:
@@ -28,6 +29,8 @@ def connect_file(path: Path, synchronous: str, busy_s: float) -> apsw.Connection
                 f"{path} is read-only; a journal is written to: change the permissions of the file or remount its file system"
             )
         connection.set_busy_timeout(int(busy_s * 1000))
+        # For a new file only. Of events of two kilobytes, which is what people and models say, half of every page of 4 KiB would stay empty.
+        connection.pragma("page_size", _PAGE_BYTES)
         _enter_wal(connection, path, busy_s)
         connection.pragma("synchronous", SYNCHRONOUS[synchronous])
         _harden(connection)

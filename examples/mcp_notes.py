@@ -1,0 +1,61 @@
+"""A small MCP server: notes in a file, `notes.json` or the one that it is given.
+
+    perdure run examples/mcp_agent.py:librarian prompt="What do I know about whales?" --id whales --no-wait
+
+starts it; so can any MCP client.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import ToolAnnotations
+
+NOTES = Path(sys.argv[1] if len(sys.argv) > 1 else "notes.json")
+server = MCPServer("notes", version="1", log_level="WARNING")
+
+
+def stored() -> dict[str, Any]:
+    return dict(json.loads(NOTES.read_text())) if NOTES.exists() else {"notes": {}, "published": []}
+
+
+def store(everything: dict[str, Any]) -> None:
+    NOTES.write_text(json.dumps(everything, indent=1))
+
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+def find_notes(words: str) -> dict[str, str]:
+    """The notes that hold all of these words, by title."""
+    wanted = words.lower().split()
+    return {title: text for title, text in stored()["notes"].items() if all(word in f"{title} {text}".lower() for word in wanted)}
+
+
+@server.tool(annotations=ToolAnnotations(idempotent_hint=True))
+def write_note(title: str, text: str) -> str:
+    """Write a note down, in the place of one with the same title."""
+    everything = stored()
+    everything["notes"][title] = text
+    store(everything)
+    return f"written: {title}"
+
+
+@server.tool()
+def publish(title: str, ctx: Context[Any, Any]) -> str:
+    """Show a note to the whole world. There is no way back, but the same key is only published once."""
+    everything = stored()
+    if title not in everything["notes"]:
+        raise ToolError(f"there is no note called {title}")
+    key = (ctx.request_context.meta or {}).get("perdure/idempotency-key")
+    if key not in [each["key"] for each in everything["published"]]:
+        everything["published"].append({"title": title, "key": key})
+        store(everything)
+    return f"published: {title}"
+
+
+if __name__ == "__main__":
+    server.run("stdio")

@@ -1,0 +1,378 @@
+"""What a model was asked, without saying everything again: a conversation of any length grows the journal by what is new in it.
+
+A request is journaled as a list of items. Messages that an earlier request of the run had are named by their place there (`again_of`),
+usually all but the last few in one item; an answer that comes back by its call (`answer_of`); a long text that the journal holds already
+by its event (`text_of`); and everything but the messages by the call that had the same first (`frame_of`). `unpack` makes the exact
+bytes of any request out of that again, and the digest beside it proves them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import to_builtins
+
+from perdure.core import codec
+from perdure.core.codec import Payload
+from perdure.errors import StoreCorrupt
+
+LONG_CHARS = 200  # a shorter text costs less than its reference
+_SPARE = 256  # messages that are remembered beside those of the newest request
+_LATELY = 8  # requests whose order of messages is remembered
+_MOST = 1_000_000  # messages of one request: a damaged journal must not fill the memory
+# How what is packed begins. Its keys are in order: also the first characters of one that lies in the blob store tell.
+_PACKED = re.compile(r'\{"digest":"[0-9a-f]{64}","frame(?:_of)?":')
+_TELLS = 100  # bytes
+_ODD = b"\\ud"  # a lone surrogate has all of a document written in ASCII, and not only the string that it is in
+
+
+class _Known(NamedTuple):
+    """A message, encoded before."""
+
+    message: Any  # held, or its id would be given to another object
+    mutable: bytes | None  # what of it could have been changed since, as it was; None: nothing
+    encoded: bytes
+    digest: bytes
+    odd: bool
+
+
+class _Request(NamedTuple):
+    """One that was made lately."""
+
+    order: list[bytes]  # the digests of its messages
+    head: bytes
+    hashed: Any  # SHA-256 up to the end of its messages; None where that is not how it was made
+
+
+class Prompts:
+    """The requests of one run so far. Pure: the same requests in the same order are packed to the same bytes."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Known] = {}  # by the id of the message object
+        self._frames: dict[bytes, int] = {}  # everything but the messages → the first call that had it
+        self._answers: dict[bytes, int] = {}  # a message → the call whose answer it is
+        self._places: dict[bytes, tuple[int, int]] = {}  # a message → the last call that had it, and where
+        self._lately: dict[int, _Request] = {}  # by call, the newest last
+        self._texts: dict[bytes, int] = {}  # the JSON of something long → the event that holds it
+
+    def answered(self, number: int, message: Any) -> None:
+        """This message is the answer of that call."""
+        self._answers.setdefault(self._message(message).digest, number)
+
+    def recorded(self, encoded: bytes, seq: int) -> None:
+        """The payload of that event is this."""
+        if len(encoded) > LONG_CHARS:
+            self._texts.setdefault(_hash(encoded), seq)
+
+    def said(self, text: str, seq: int) -> None:
+        """The payload of that event reads like this."""
+        if len(text) > LONG_CHARS:
+            self.recorded(codec.encode(text), seq)
+
+    def pack(self, number: int, frame: Mapping[str, Any], messages: Sequence[Any]) -> bytes:
+        """What the journal holds of this request, with the digest of the whole; as canonical JSON."""
+        known = [self._message(message) for message in messages]
+        head, tail = _around(frame)
+        items = self._items(known)
+        # A long conversation is not put together only to be hashed: that would cost more than all the rest.
+        hashed = None if _ODD in head or _ODD in tail or any(one.odd for one in known) else self._hashed(head, known, items)
+        if hashed is None:
+            digest = codec.digest(_in_ascii(head + b",".join([one.encoded for one in known]) + tail))
+        else:
+            ended = hashed.copy()
+            ended.update(tail)
+            digest = ended.hexdigest()
+        framed = _hash(head + tail)
+        of = self._frames.get(framed)
+        packed = {"digest": digest, "then": items} | ({"frame": dict(frame)} if of is None else {"frame_of": of})
+        encoded = codec.encode(packed)
+        # Only now: a request that cannot be journaled is never made, and nothing may refer to it.
+        self._frames.setdefault(framed, number)
+        self._remember(number, known, head, hashed)
+        return encoded
+
+    def _hashed(self, head: bytes, known: Sequence[_Known], items: Sequence[dict[str, Any]]) -> Any:
+        """SHA-256 up to the end of the messages: from where an earlier request ended that this one goes on with, if it is one."""
+        first = items[0] if items else {}
+        before = self._lately.get(first.get("again_of", 0))
+        count = first.get("count", 0)
+        if before is not None and before.hashed is not None and before.head == head and first["at"] == 0 and len(before.order) == count:
+            hashed = before.hashed.copy()
+        else:
+            hashed, count = hashlib.sha256(head), 0
+        for place, one in enumerate(known[count:], count):
+            hashed.update(b"," + one.encoded if place else one.encoded)
+        return hashed
+
+    def _items(self, known: Sequence[_Known]) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = []
+        place = 0
+        while place < len(known):
+            found = self._found(known[place].digest, place)
+            if found is None:
+                items.append(self._item(known[place]))
+                place += 1
+                continue
+            of, at = found
+            count = self._run(known, place, of, at)
+            items.append({"again_of": of, "at": at, "count": count})
+            place += count
+        return items
+
+    def _found(self, digest: bytes, place: int) -> tuple[int, int] | None:
+        """Where an earlier request had this message: best at the same place, where more that is the same will follow."""
+        for number in reversed(self._lately):
+            order = self._lately[number].order
+            if place < len(order) and order[place] == digest:
+                return number, place
+        return self._places.get(digest)
+
+    def _run(self, known: Sequence[_Known], place: int, of: int, at: int) -> int:
+        """How many messages from there on are the same."""
+        lately = self._lately.get(of)
+        count = 1
+        for one in known[place + 1 :]:
+            there = at + count
+            if lately is None:
+                same = self._places.get(one.digest) == (of, there)
+            else:
+                same = there < len(lately.order) and lately.order[there] == one.digest
+            if not same:
+                break
+            count += 1
+        return count
+
+    def _item(self, one: _Known) -> dict[str, Any]:
+        if (number := self._answers.get(one.digest)) is not None:
+            return {"answer_of": number}
+        message: dict[str, Any] = codec.decode(one.encoded)
+        text = message.get("text")
+        if isinstance(text, str) and len(text) > LONG_CHARS and (seq := self._event_of(text)) is not None:
+            del message["text"]
+            return {"text_of": seq, "message": message}
+        return {"message": message}
+
+    def _event_of(self, text: str) -> int | None:
+        """The event whose payload reads like this: the text itself, or the JSON that it is. What begins like a string is read as one."""
+        found = self._texts.get(_hash(codec.encode(text)))
+        return self._texts.get(_hash(text.encode("utf-8", "surrogatepass"))) if found is None and text[0] != '"' else found
+
+    def _remember(self, number: int, known: Sequence[_Known], head: bytes, hashed: Any) -> None:
+        order = [one.digest for one in known]
+        self._lately[number] = _Request(order, head, hashed)
+        if len(self._lately) > _LATELY:
+            del self._lately[next(iter(self._lately))]
+        self._places.update((digest, (number, place)) for place, digest in enumerate(order))
+        if len(self._known) > 2 * len(known) + _SPARE:
+            self._known = {id(one.message): one for one in known}
+
+    def _message(self, message: Any) -> _Known:
+        found = self._known.get(id(message))
+        if found is not None and (found.mutable is None or found.mutable == _mutable(message)):
+            return found
+        encoded = codec.encode(to_builtins(message))
+        found = _Known(message, _mutable(message), encoded, _hash(encoded), _ODD in encoded)
+        if isinstance(message, msgspec.Struct) and found.mutable != _UNKNOWN:
+            self._known[id(message)] = found
+        return found
+
+
+_UNKNOWN = b""
+
+
+def _mutable(message: Any) -> bytes | None:
+    """What an agent could have changed inside a message since it was last seen, to be compared; None: nothing.
+
+    Messages are frozen, and yet the arguments of a tool use are a dictionary.
+    """
+    uses, raw = getattr(message, "uses", ()), getattr(message, "raw", None)
+    if not uses and raw is None:
+        return None
+    try:
+        return msgspec.json.encode((uses, raw))
+    except (UnicodeEncodeError, OverflowError, TypeError, ValueError, RecursionError):
+        return _UNKNOWN
+
+
+def _around(frame: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """What stands before the messages in the canonical JSON of a request, and what behind them."""
+    parts = {key: codec.encode(key) + b":" + codec.encode(value) for key, value in frame.items()} | {"messages": b'"messages":['}
+    before = b",".join(parts[key] for key in sorted(parts) if key <= "messages")
+    behind = b"".join(b"," + parts[key] for key in sorted(parts) if key > "messages")
+    return b"{" + before, b"]" + behind + b"}"
+
+
+def _in_ascii(whole: bytes) -> bytes:
+    """As codec.encode writes a document that holds a lone surrogate somewhere; any other comes back as it is."""
+    return codec.encode(codec.decode(whole))
+
+
+def joined(frame: Mapping[str, Any], messages: Sequence[bytes]) -> bytes:
+    """Canonical JSON of the request, made of messages that are canonical already."""
+    head, tail = _around(frame)
+    whole = head + b",".join(messages) + tail
+    return _in_ascii(whole) if _ODD in whole else whole
+
+
+class Told(NamedTuple):
+    """How much a request says, and how much of that the run had not said before."""
+
+    messages: int
+    new: int
+
+
+def is_request(args: Payload | None) -> bool:
+    """Whether these arguments of a call are a request to a model, wherever they lie."""
+    if args is None:
+        return False
+    inline = args.inline
+    return _PACKED.match(str(args.preview) if inline is None else inline[:_TELLS].decode("utf-8", "replace")) is not None
+
+
+def told(packed: bytes) -> Told:
+    """Of a packed request; StoreCorrupt when it is none."""
+    try:
+        own = _Own(packed)
+    except _DAMAGED as error:
+        raise StoreCorrupt(f"a request to a model cannot be read: {error}") from None
+    return Told(own.messages, sum("again_of" not in item for _, item in own.items))
+
+
+def in_short(packed: bytes) -> str | None:
+    """A packed request in words, for a sentence about what a call asks for; None when these arguments are none."""
+    if _PACKED.match(packed[:_TELLS].decode("utf-8", "replace")) is None:
+        return None
+    try:
+        own = _Own(packed)
+    except _DAMAGED:
+        return None
+    item = own.items[-1][1] if own.items else {}
+    message = item.get("message", {})
+    last = f", the last from {message.get('role')}: {str(message.get('text', '…'))[:80]!r}" if message else ""
+    framed = ", with a system prompt, tools or settings that are new" if "frame" in own.fields else ""
+    return f"{own.messages:,} message{'' if own.messages == 1 else 's'}{last}{framed}"
+
+
+class Sources(NamedTuple):
+    """What the journal of a run holds."""
+
+    packed: Callable[[int], bytes]  # of a call: what was recorded of its request
+    answer: Callable[[int], Any]  # of a call: the message that its answer is
+    text: Callable[[int], str]  # of an event: how its payload reads
+
+
+def unpack(number: int, packed: Callable[[int], bytes], answer: Callable[[int], Any], text: Callable[[int], str]) -> bytes:
+    """The whole request of that call, byte for byte; StoreCorrupt when it is not what its digest says.
+
+    `packed` gives what the journal holds of a call's request, `answer` the message that a call's answer is, `text` how the payload of an
+    event reads.
+    """
+    reader = _Reader(Sources(packed, answer, text))
+    try:
+        own = reader.own(number)
+        frame = own.fields["frame"] if "frame" in own.fields else reader.own(_before(own.fields["frame_of"], number)).fields["frame"]
+        whole = joined(frame, [codec.encode(message) for message in reader.messages(number, 0, own.messages)])
+        digest = str(own.fields["digest"])
+    except _DAMAGED as error:
+        raise StoreCorrupt(f"the request of call {number} cannot be made again: what the journal has of it is damaged ({error})") from None
+    if codec.digest(whole) != digest:
+        raise StoreCorrupt(
+            f"the request of call {number} cannot be made again as it was: its digest is {digest[:12]}…, and what the journal has of it "
+            f"comes to {codec.digest(whole)[:12]}…"
+        )
+    return whole
+
+
+def added(number: int, sources: Sources) -> list[Any]:
+    """The messages of that call's request behind those that an earlier one began with, too. StoreCorrupt where it is damaged."""
+    reader = _Reader(sources)
+    try:
+        own = reader.own(number)
+        first = own.items[0][1] if own.items else {}
+        return reader.messages(number, first["count"] if first.get("at") == 0 else 0, own.messages)
+    except _DAMAGED as error:
+        raise StoreCorrupt(f"the request of call {number} cannot be read: what the journal has of it is damaged ({error})") from None
+
+
+_DAMAGED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
+
+
+class _Own:
+    """What the journal holds of one request; ValueError when it is none."""
+
+    def __init__(self, packed: bytes) -> None:
+        self.fields: dict[str, Any] = codec.decode(packed)
+        if not isinstance(self.fields, dict) or not isinstance(self.fields.get("then"), list):
+            raise ValueError("it is no packed request")
+        self.items: list[tuple[int, dict[str, Any]]] = []  # each with the place of its first message
+        place = 0
+        for item in self.fields["then"]:
+            self.items.append((place, item))
+            place += _count(item["count"]) if "again_of" in item else 1
+        self.messages = _count(place)
+
+
+class _Reader:
+    """Follows a request from call to call, back to where each of its messages was said first."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._owns: dict[int, _Own] = {}
+
+    def own(self, number: int) -> _Own:
+        found = self._owns.get(number)
+        if found is None:
+            found = self._owns[number] = _Own(self._sources.packed(number))
+        return found
+
+    def messages(self, number: int, first: int, last: int) -> list[Any]:
+        """Those at the places from `first` to before `last`. No depth of recursion stands for the length of a conversation."""
+        found: list[Any] = []
+        wanted: list[tuple[int, int, int] | tuple[int, dict[str, Any]]] = [(number, first, last)]  # the next one is at the end
+        while wanted:
+            match wanted.pop():
+                case (of, item):
+                    found.append(self._message(of, item))
+                case (of, start, end):
+                    wanted += reversed(list(self._parts(of, start, end)))
+        return found
+
+    def _parts(self, of: int, start: int, end: int) -> Iterator[tuple[int, int, int] | tuple[int, dict[str, Any]]]:
+        """What these places of a request are made of, in order: places of other requests, and items of its own."""
+        own = self.own(of)
+        if end > own.messages:
+            raise ValueError(f"call {of} has {own.messages:,} messages, and {end:,} are referred to")
+        for place, item in own.items:
+            count = item["count"] if "again_of" in item else 1
+            low, high = max(start, place), min(end, place + count)
+            if low < high and "again_of" in item:
+                at = _count(item["at"]) - place
+                yield _before(item["again_of"], of), low + at, high + at
+            elif low < high:
+                yield of, item
+
+    def _message(self, of: int, item: dict[str, Any]) -> Any:
+        if "answer_of" in item:
+            return self._sources.answer(_before(item["answer_of"], of))
+        return {**item["message"], "text": self._sources.text(item["text_of"])} if "text_of" in item else item["message"]
+
+
+def _before(of: Any, number: int) -> int:
+    """A request is made of what came before it: a damaged journal must not lead around in a circle."""
+    if type(of) is not int or not 0 < of < number:
+        raise ValueError(f"call {number} refers to call {of!r:.20}")
+    return of
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _MOST:
+        raise ValueError(f"{value!r:.20} is no number of messages")
+    return value
+
+
+def _hash(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()

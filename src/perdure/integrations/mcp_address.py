@@ -1,0 +1,70 @@
+"""Where a server is: a command for stdio or a URL for streamable HTTP, how that is shown, and what the server is called by default."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import PurePath
+from urllib.parse import urlsplit
+
+from perdure.core.codec import shown
+from perdure.errors import InvalidInput
+
+NAME_CHARS = 32
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,31}\Z")
+_FOREIGN = re.compile(r"[^A-Za-z0-9_-]+")
+# Programs that say nothing about what they run.
+_RUNNERS = re.compile(r"(python[0-9.]*|pypy[0-9.]*|node|npx|uvx?|bunx?|deno|docker|podman|env|sh|bash|run|exec|tool)\Z")
+
+
+def located(server: str | Sequence[str]) -> str | tuple[str, ...]:
+    """A URL as it is, or the words of a command."""
+    if isinstance(server, str) and server.startswith(("http://", "https://")):
+        try:
+            if urlsplit(server).hostname:
+                return server
+        except ValueError:
+            pass
+        raise InvalidInput(f"mcp(…): {server.partition('?')[0]!r:.80} is not a URL; such as https://example.com/mcp")
+    if isinstance(server, str):
+        try:
+            words = shlex.split(server)
+        except ValueError as error:
+            raise InvalidInput(f"mcp(…): the command cannot be read: {error}; give it as a list of words") from None
+    else:
+        words = list(server) if isinstance(server, (list, tuple)) else []
+    if not words or not all(isinstance(word, str) and word and "\0" not in word for word in words):
+        raise InvalidInput(f"mcp({shown(server)}): a server is a command, as text or as a list of words, or an http(s) URL")
+    return tuple(words)
+
+
+def address_of(where: str | tuple[str, ...]) -> str:
+    """Where it is, without what may be secret: what surrounds a URL's host and path, and the arguments of a command."""
+    if isinstance(where, tuple):
+        more = len(where) - 1
+        return where[0] if not more else f"{where[0]} (and {more} argument{'s' if more > 1 else ''})"
+    parts = urlsplit(where)
+    port = f":{parts.port}" if parts.port else ""
+    return f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
+
+
+def checked_name(name: str | None, where: str | tuple[str, ...]) -> str:
+    """The server's name in journals: the given one, or one after its host or program."""
+    if name is None:
+        return _default_name(where)
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise InvalidInput(
+            f"mcp(name={shown(name)}): a server's name is 1 to {NAME_CHARS} characters out of A-Z a-z 0-9 _ -, the first one a letter or _"
+        )
+    return name
+
+
+def _default_name(where: str | tuple[str, ...]) -> str:
+    if isinstance(where, str):
+        found = urlsplit(where).hostname or "server"
+    else:
+        telling = (PurePath(word).stem for word in where if not word.startswith("-"))
+        found = next((word for word in telling if word and not _RUNNERS.match(word)), "server")
+    plain = _FOREIGN.sub("_", found).strip("_") or "server"
+    return (plain if _NAME.match(plain[:1]) else f"_{plain}")[:NAME_CHARS]

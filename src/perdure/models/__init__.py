@@ -1,0 +1,44 @@
+"""Models that agents ask: every answer is journaled with its tokens and its cost, and never asked for again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from perdure.models.messages import Answer, Assistant, Message, Request, Tokens, ToolResult, ToolSpec, ToolUse, User
+from perdure.models.model import Model
+from perdure.models.prices import Price
+from perdure.models.scripted import Scripted
+
+if TYPE_CHECKING:
+    from perdure.models.anthropic import Anthropic
+    from perdure.models.openai import OpenAI
+
+__all__ = [
+    "Answer",
+    "Anthropic",
+    "Assistant",
+    "Message",
+    "Model",
+    "OpenAI",
+    "Price",
+    "Request",
+    "Scripted",
+    "Tokens",
+    "ToolResult",
+    "ToolSpec",
+    "ToolUse",
+    "User",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """The adapters when they are asked for: whoever uses one does not pay for the other."""
+    if name == "Anthropic":
+        from perdure.models.anthropic import Anthropic
+
+        return Anthropic
+    if name == "OpenAI":
+        from perdure.models.openai import OpenAI
+
+        return OpenAI
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

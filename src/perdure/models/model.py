@@ -1,0 +1,201 @@
+"""`Model`: one method from a request to an answer, and `ask`, which makes that a durable call.
+
+A model of one's own is a subclass with `answer`. What is recorded is the whole answer, with what it has cost; on resume it is read and
+never asked for again. Asking is repeatable: a request that was cut off is made anew, and the lost one is recorded as lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from msgspec import ValidationError, structs, to_builtins
+
+from perdure.core import codec
+from perdure.core.events import OF_MODEL, Usage
+from perdure.core.machine import current
+from perdure.core.rate import Rate
+from perdure.core.retry import Retry
+from perdure.errors import Fatal, InvalidInput, NotEncodable
+from perdure.models.messages import Answer, Message, Request, ToolSpec, User, answer_of, check, encoded
+from perdure.models.prices import Price, cost_of
+from perdure.tool.call import Call
+from perdure.tool.spend import MOST
+
+log = logging.getLogger("perdure.models")
+Listener = Callable[[Call, str], None]
+TIMEOUT_S = 600.0
+MAX_NAME_CHARS = 200
+
+
+class Model(ABC):
+    """A model that agents can ask. Subclass it and write `answer`; everything durable about it is here.
+
+    `price` is what its tokens cost; without one it is looked up where the extra `prices` is installed, and unknown otherwise. `listener`
+    hears the words as they come, in the process that asks, and nothing of what it hears is recorded. `options` go to the provider as
+    they are.
+    """
+
+    provider = ""  # as the lists of prices call it
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        price: Price | None = None,
+        timeout: float | timedelta = TIMEOUT_S,
+        retry: Retry | None = None,
+        rate: Rate | None = None,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        options: Mapping[str, Any] | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS or not name.isprintable():
+            raise InvalidInput(f"a model's name is 1 to {MAX_NAME_CHARS} printable characters, not {name!r:.60}")
+        self.name = name
+        self.price = price
+        self.timeout_s = _seconds(timeout, name)
+        self.retry = retry
+        self.rate = None if rate is None else structs.replace(rate, key=name) if rate.key is None else rate
+        self.max_tokens = max_tokens
+        self.temperature = temperature
+        self.options = dict(codec.decode(codec.encode(dict(options or {}))))
+        self.listener = listener
+
+    @abstractmethod
+    async def answer(self, request: Request, call: Call) -> Answer:
+        """Ask the model once, now. Raise for anything but a whole answer; what the exception means for another try is the tools' rule."""
+
+    def ask(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        system: str = "",
+        tools: Sequence[ToolSpec] = (),
+        choice: str | None = None,
+        max_tokens: int | None = None,
+    ) -> Coroutine[Any, Any, Answer]:
+        """Ask it. Inside an agent this is a durable call with a number; outside one it just asks. Await the answer."""
+        said: tuple[Message, ...] = (User(messages),) if isinstance(messages, str) else tuple(messages)
+        check(said)
+        request = Request(
+            self.name, said, system, tuple(tools), choice, max_tokens or self.max_tokens, self.temperature, options=self.options
+        )
+        machine = current()
+        if machine is None:
+            return self.answer(request, Call.outside())
+        frame = to_builtins(structs.replace(request, messages=()))
+        del frame["messages"]
+        number, prompts = machine.calls + 1, machine.prompts
+
+        def heard(answer: Answer) -> None:
+            prompts.answered(number, answer.message)
+
+        return machine.ask_model(lambda packed: Asking(self, request, packed, heard), frame, said)
+
+    def say(self, call: Call, text: str) -> None:
+        """Have whoever listens hear a piece of the answer. A listener that fails is the listener's own affair."""
+        if self.listener is not None and text:
+            try:
+                self.listener(call, text)
+            except Exception:
+                log.exception("model %s: whoever listens has failed, and hears no more; the answer goes on", self.name)
+                self.listener = None
+
+    def pin(self) -> str:
+        """16 hex digits that change with what decides its answers besides the request."""
+        return codec.digest(codec.encode([type(self).__name__, self.name, self.max_tokens, self.temperature, self.options]))[:16]
+
+    def __repr__(self) -> str:
+        return f"<model {self.name}>"
+
+
+class Asking:
+    """One question to a model, as the worker performs it: what a Tool is to a call, with the whole request in its hands."""
+
+    events = OF_MODEL
+    effect = "idempotent"  # asked again after a crash; it costs, and changes nothing
+    is_async = True
+    isolate = False
+    reconciler = None
+    compensator = None
+    approval = None
+    key_window_s = 86_400.0
+
+    def __init__(self, model: Model, request: Request, packed: bytes, heard: Callable[[Answer], None]) -> None:
+        self.name = model.name
+        self.model = model
+        self.timeout_s = model.timeout_s
+        self.retry = model.retry
+        self.rate = model.rate
+        self._request = request
+        self._packed = packed
+        self._heard = heard
+
+    @property
+    def estimate(self) -> Usage | None:
+        """What is kept free in the budget: the most that it may say."""
+        most = self._request.max_tokens
+        return None if most is None else Usage(tokens_out=most, model=self.name)
+
+    async def fn(self, request: Request, call: Call) -> Answer:
+        answer = await self.model.answer(request, call)
+        if not isinstance(answer, Answer):
+            raise Fatal(f"model {self.name}: its answer() returned a {type(answer).__name__}; return Answer(text=…)")
+        tokens = answer.tokens
+        counted = {
+            "tokens_in": _count(tokens.input),
+            "tokens_out": _count(tokens.output),
+            "tokens_cached": min(_count(tokens.cached), _count(tokens.input)),
+        }
+        call.spend(usd=cost_of(self.model.provider, self.name, self.model.price, tokens), model=self.name, **counted)
+        return answer
+
+    def arguments(self, _: bytes) -> dict[str, Any]:
+        return {"request": self._request}
+
+    def with_call(self, arguments: dict[str, Any], call: Call) -> dict[str, Any]:
+        return {**arguments, "call": call}
+
+    def encode_result(self, value: Answer) -> bytes:
+        whole = encoded(value)
+        try:
+            answer_of(whole)
+        except ValidationError as error:  # of somebody's own model: what cannot be read again must not become the record
+            raise NotEncodable(f"model {self.name}: its answer() returned what is no Answer: {error}") from None
+        return whole
+
+    def decode_result(self, encoded_answer: bytes) -> Answer:
+        answer = answer_of(encoded_answer)
+        self._heard(answer)
+        return answer
+
+    def rebind(self, recorded: bytes) -> bytes | None:
+        """What was recorded may have been packed in another way; the same digest is the same request."""
+        return self._packed if codec.decode(recorded).get("digest") == codec.decode(self._packed)["digest"] else None
+
+    def asks(self, _: bytes) -> bool:
+        return False
+
+    def pin(self) -> str:
+        return self.model.pin()
+
+    def compensation(self) -> None:
+        return None
+
+
+def _count(tokens: object) -> int:
+    """What a provider says that it has counted, where that is a count at all."""
+    return min(max(tokens, 0), MOST) if isinstance(tokens, int) and not isinstance(tokens, bool) else 0
+
+
+def _seconds(value: float | timedelta, name: str) -> float:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not math.isfinite(seconds) or not 0 < seconds <= 86_400:
+        raise InvalidInput(f"model {name}: timeout={value!r:.60}: seconds or a timedelta, above 0 and at most a day")
+    return float(seconds)

@@ -1,0 +1,139 @@
+"""A step, and a plan as a document: what is journaled, what a file holds, and what a model writes are one form.
+
+{"name": "deploy", "params": {"service": {"type": "string"}}, "steps": [
+    {"name": "build", "tool": "build_image", "args": {"service": {"$param": ["service"]}}},
+    {"name": "lb", "tool": "update_lb", "args": {"image": {"$ref": ["build", "image_tag"]}}, "approval": true}]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from perdure.agent import Agent
+from perdure.core.approval import Approval
+from perdure.core.codec import shown
+from perdure.errors import InvalidInput
+from perdure.plan.conditions import written_condition
+from perdure.plan.refs import Condition, Ref, written
+from perdure.tool import Tool
+
+OnFailure = Literal["stop", "continue", "undo", "ask"]
+Callee = Tool[..., Any] | Agent[..., Any]
+Document = dict[str, Any]
+TYPES: dict[str, Any] = {"string": str, "integer": int, "number": int | float, "boolean": bool, "array": list, "object": dict, "any": Any}
+_NAMES: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object", Any: "any"}
+
+
+class Step:
+    """One call of a plan: a tool or an agent with its arguments, in which `ref` and `param` stand for what is known later.
+
+    `when` must hold for it to be made: a condition such as `ref("test", "failures") == 0`, or a list of them. `on_failure`: "stop" the
+    plan, "continue" without it (steps that refer to it are skipped), "undo" what is done and stop, or "ask" a person. `approval`, True
+    or an Approval, has somebody agree to its exact arguments first. `after` names steps that must have ended, whatever became of them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tool: Callee,
+        args: Mapping[str, Any] | None = None,
+        *,
+        when: Ref | Condition | Sequence[Ref | Condition] | None = None,
+        on_failure: OnFailure = "stop",
+        approval: bool | Approval | None = None,
+        after: str | Sequence[str] = (),
+    ) -> None:
+        self.name = name
+        self.tool = tool
+        self.args = args
+        self.when = when
+        self.on_failure = on_failure
+        self.approval = approval
+        self.after = after
+
+    def __repr__(self) -> str:
+        return f"<step {shown(self.name)} {getattr(self.tool, 'name', shown(self.tool))}>"
+
+
+def document_of(step: Step) -> Document:
+    """The step as it is written down. InvalidInput says what cannot be; what it means is checked with the plan."""
+    document: Document = {"name": step.name, "tool": getattr(step.tool, "name", None)}
+    if not isinstance(step.tool, (Tool, Agent)):
+        raise InvalidInput(f"{shown(step.tool)} is neither a tool nor an agent; decorate the function with @tool")
+    if step.args is not None and not isinstance(step.args, Mapping):
+        raise InvalidInput(f"its arguments are {shown(step.args)}, and not a dict of them by name")
+    if step.args:
+        document["args"] = written(dict(step.args))
+    if step.when is not None and not (isinstance(step.when, (list, tuple)) and not step.when):
+        conditions = step.when if isinstance(step.when, (list, tuple)) else [step.when]
+        document["when"] = [written_condition(condition) for condition in conditions]
+    if step.on_failure != "stop":
+        document["on_failure"] = step.on_failure
+    if step.approval not in (None, False):
+        document["approval"] = written_approval(step.approval)
+    if step.after:
+        document["after"] = [step.after] if isinstance(step.after, str) else list(step.after)
+    return document
+
+
+def params_of(params: Mapping[str, Any] | None) -> Document:
+    """The plan's parameters as they are written down: `{"replicas": {"type": "integer", "default": 2}}`."""
+    if params is not None and not isinstance(params, Mapping):
+        raise InvalidInput(f'params={shown(params)} is no dict; write params={{"service": str}}')
+    return {name: _param(given) for name, given in (params or {}).items()}
+
+
+def _param(given: Any) -> Any:
+    if isinstance(given, dict):
+        kind = given.get("type")
+        return {**given, "type": _name(kind)}
+    return {"type": _name(given)}
+
+
+def _name(kind: Any) -> Any:
+    try:
+        return _NAMES.get(kind, kind)
+    except TypeError:  # not even hashable: the check says what it should have been
+        return kind
+
+
+# -- approvals, written down ---------------------------------------------------------------------------------------------------
+APPROVAL_WORDS = ("by", "quorum", "expires", "on_expiry", "escalate_to", "escalate_expires", "editable", "four_eyes", "reason")
+
+
+def written_approval(approval: Any) -> Any:
+    """The approval as it is written down; InvalidInput for what is no data."""
+    if approval is True:
+        return True
+    if not isinstance(approval, Approval):
+        raise InvalidInput(f"approval={shown(approval)} is neither True nor an Approval(…)")
+    if approval.when is not None:
+        raise InvalidInput("Approval(when=…) is a function, and a plan is data: give it to the tool, or the step a when=")
+    same = approval.escalate_us == approval.expires_us
+    words = {
+        "by": list(approval.by),
+        "quorum": approval.quorum if approval.quorum != 1 else None,
+        "expires": None if approval.expires_us is None else approval.expires_us / 1e6,
+        "on_expiry": approval.on_expiry if approval.on_expiry != "reject" else None,
+        "escalate_to": list(approval.escalate_to),
+        "escalate_expires": None if approval.escalate_us is None or same or not approval.escalate_to else approval.escalate_us / 1e6,
+        "editable": list(approval.editable),
+        "four_eyes": approval.four_eyes or None,
+        "reason": approval.reason,
+    }
+    return {word: value for word, value in words.items() if value not in (None, [])} or True
+
+
+def read_approval(form: Any) -> Approval | None:
+    """The approval that was written down; InvalidInput when it could never be asked for."""
+    if form is None or form is False:
+        return None
+    if form is True:
+        return Approval()
+    if not isinstance(form, dict):
+        raise InvalidInput(f'approval is true, or who and how, such as {{by = "role:ops", expires = 3600}}; not {shown(form)}')
+    unknown = [word for word in form if word not in APPROVAL_WORDS]
+    if unknown:
+        raise InvalidInput(f"approval has no {shown(unknown[0])}; it has {', '.join(APPROVAL_WORDS)}")
+    return Approval(**form)

@@ -1,0 +1,312 @@
+"""`ReAct`: a model, its tools, and the loop between them, as an agent.
+
+    the model answers → all the tools that it wants used are called, in parallel → it is told what came of them → …
+
+until it answers without wanting a tool. Each answer and each call is durable, and the conversation is rebuilt from the journal on
+resume. Whatever the model says, the conversation stays one that its provider takes (T28): `turns` has the rules for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from perdure.agent import Agent, BuiltAgent
+from perdure.core import codec
+from perdure.core.circles import Circles
+from perdure.core.events import DecisionMade, Limits
+from perdure.core.failures import clean
+from perdure.core.machine import Machine
+from perdure.errors import BudgetExceeded, InvalidInput, ModelRefused, NoAnswer, OutputInvalid, ToolFailed, TurnsExceeded
+from perdure.models.messages import Answer, Assistant, Message, ToolResult, ToolUse, User
+from perdure.models.model import Model
+from perdure.run import Run
+from perdure.toolbox import Kit, NotCallable, Toolbox
+from perdure.turns import (
+    ANSWER_TAKEN,
+    CUT_OFF,
+    FINAL_ANSWER,
+    MAX_USES,
+    MESSAGE_TOPIC,
+    begun,
+    failed,
+    is_blank,
+    not_called,
+    problem,
+    result,
+    sound,
+    spoken,
+    use_ids,
+)
+
+if TYPE_CHECKING:
+    from perdure.structured import Output
+
+MAX_REASKS = 3  # for an answer of the type that is wanted; and in a row, for one that can be used at all
+MOST_TURNS = 10_000
+_REASON_CHARS = 160
+_FORM = "react 1"  # to be changed when the same answers would lead to other calls: a part of every version
+
+
+class ReAct(BuiltAgent[..., Any]):
+    """An agent that asks a model, calls the tools that it wants, and tells it what came of them, until it has an answer.
+
+    It takes a `prompt`, and a `history` to continue: what `app.transcript(run_id)` gives. Its result is the model's last text, or a
+    value of the type `output`. Signals on the topic "message" are told to the model as they come. Any change of what decides its
+    behaviour is another version, unless you declare one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        model: Model,
+        tools: Iterable[Any] = (),
+        instructions: str = "",
+        output: Any = None,
+        max_turns: int = 50,
+        budget: Limits | None = None,
+        version: str | None = None,
+        queue: str | None = None,
+        circles: Circles | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        owner = f"ReAct {name}"
+        if not isinstance(model, Model):
+            raise InvalidInput(f"{owner}: model={codec.shown(model)} is not a Model; perdure.models has some, and Scripted([…]) for tests")
+        if not isinstance(instructions, str):
+            raise InvalidInput(f"{owner}: instructions={codec.shown(instructions)}: text")
+        self.model = model
+        self.instructions = instructions
+        self.max_turns = _whole(owner, "max_turns", max_turns, MOST_TURNS)
+        self.max_tokens = None if max_tokens is None else _whole(owner, "max_tokens", max_tokens, 1 << 31)
+        self.output = None if output is None else _output(owner, output)
+        self._toolbox = Toolbox(owner, tools, None if self.output is None else self.output.spec)
+        decides = [_FORM, model.pin(), instructions, self._toolbox.described, self.max_turns, self.max_tokens]
+        digest = codec.digest(codec.encode(decides))[:12]
+        options: dict[str, Any] = {"budget": budget, "queue": queue, "circles": circles}
+
+        async def converse(run: Run, prompt: str, history: list[Any] | None = None) -> Any:
+            return await self._converse(run, begun(prompt, history))
+
+        super().__init__(converse, name=name, version=digest if version is None else version, home=sys._getframe(1).f_globals, **options)
+
+    @property
+    def agents(self) -> tuple[Agent[..., Any], ...]:
+        """The agents among its tools: whoever drives it has to drive their runs too."""
+        return self._toolbox.agents
+
+    @property
+    def description(self) -> str:
+        """How it is described to a model that has it as a tool: by the beginning of its instructions."""
+        first = self.instructions.strip().partition("\n\n")[0]
+        return f"Ask the agent {self.name}" + (f", which was told: {clean(first, _REASON_CHARS)}" if first else "")
+
+    def schema(self) -> dict[str, Any]:
+        """What another model gives it: a prompt."""
+        return {
+            "type": "object",
+            "properties": {"prompt": {"type": "string", "description": "Everything that it has to know: it sees nothing else."}},
+            "required": ["prompt"],
+            "additionalProperties": False,
+        }
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+        """Canonical JSON of prompt and history; InvalidInput where no provider would take such a conversation."""
+        encoded = super().bind(args, kwargs)
+        begun(**codec.decode(encoded))
+        return encoded
+
+    def encode_result(self, value: Any) -> bytes:
+        """Canonical JSON of an answer."""
+        if isinstance(value, _Final):
+            return value.encoded
+        return codec.encode(value) if self.output is None else self.output.encode(value)
+
+    def decode_result(self, encoded: bytes) -> Any:
+        """The answer as text, or as a value of the type `output`."""
+        return codec.decode(encoded) if self.output is None else self.output.decode(encoded)
+
+    async def _converse(self, run: Run, messages: list[Message]) -> Any:
+        talk = _Talk(run._machine, messages)
+        kit = await self._toolbox.opened(run)
+        patience = _Patience(self.name)
+        for turn in range(1, self.max_turns + 1):
+            talk.hear()
+            answer = await self.model.ask(talk.messages, system=self.instructions, tools=kit.specs, max_tokens=self.max_tokens)
+            if answer.stop == "refusal":
+                raise ModelRefused(f"model {self.model.name} will not answer this: {answer.text[:500] or 'it does not say why'}")
+            if is_blank(answer):
+                talk.tell(patience.bad(answer))
+                continue
+            said = talk.add(answer)
+            if answer.stop == "length":
+                talk.send_back(said, patience.bad(answer))
+                continue
+            patience.reset()
+            if self.output is not None and (not said.uses or [use.name for use in said.uses] == [FINAL_ANSWER]):
+                final = self._typed(talk, said, patience)
+                if final is not None and not talk.hear():
+                    return final
+            elif not said.uses:
+                if not talk.hear():
+                    return said.text
+            elif turn == self.max_turns:
+                break  # nobody would see what comes of them
+            else:
+                talk.answer(await _use(talk.machine, kit, answer.uses, said))
+        raise TurnsExceeded(
+            f"agent {self.name}: no answer after {self.max_turns} turns; if it needs more: ReAct({self.name!r}, …, max_turns={2 * self.max_turns}), "
+            f'and history=await app.transcript("{run.id}") goes on from here'
+        )
+
+    def _typed(self, talk: _Talk, said: Assistant, patience: _Patience) -> _Final | None:
+        """The answer; None if it is not of the type that is wanted, and the model has been told so."""
+        from perdure.structured import Unfit
+
+        assert self.output is not None
+        try:
+            final = self.output.of_arguments(said.uses[0].arguments) if said.uses else self.output.of_text(said.text)
+        except Unfit as unfit:
+            talk.send_back(said, patience.unfit(str(unfit)))
+            return None
+        if said.uses:
+            talk.answer([ToolResult(said.uses[0].id, FINAL_ANSWER, ANSWER_TAKEN)])
+        return _Final(final)
+
+
+class _Final(NamedTuple):
+    """An answer of the type that is wanted, as it is recorded."""
+
+    encoded: bytes
+
+
+class _Talk:
+    """The conversation of one run. Messages are added and never touched again: the journal then has each of them once."""
+
+    def __init__(self, machine: Machine, messages: list[Message]) -> None:
+        self.machine = machine
+        self.messages = messages
+        self._ids = use_ids(messages)
+
+    def hear(self) -> bool:
+        """Add what people have said meanwhile; whether there was anything."""
+        heard = [said for said in map(spoken, self.machine.take_signals(MESSAGE_TOPIC)) if said is not None]
+        self.messages.extend(heard)
+        return bool(heard)
+
+    def add(self, answer: Answer) -> Assistant:
+        """Add the model's answer, made sound. What its tools have come to has to follow at once."""
+        said = sound(answer, self._ids)
+        self.messages.append(said)
+        return said
+
+    def answer(self, results: Sequence[ToolResult]) -> None:
+        self.messages.extend(results)
+
+    def tell(self, text: str) -> None:
+        self.messages.append(User(text))
+
+    def send_back(self, said: Assistant, why: str) -> None:
+        """Tell the model why nothing comes of its answer, in the place where that has to stand."""
+        if said.uses:
+            self.answer([problem(use, why) for use in said.uses])
+        else:
+            self.tell(why)
+
+
+class _Patience:
+    """How often a model is asked again before its run fails."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._bad = 0
+        self._unfit = 0
+
+    def reset(self) -> None:
+        self._bad = 0
+
+    def bad(self, answer: Answer) -> str:
+        """What the model is told about an answer that is empty or was cut off; NoAnswer when that has happened too often in a row."""
+        cut = answer.stop == "length"
+        if self._bad == MAX_REASKS:
+            what = "was cut off at its limit of tokens; raise max_tokens" if cut else "was empty"
+            raise NoAnswer(f"agent {self._name}: the model was asked {MAX_REASKS + 1} times in a row, and its answer {what}")
+        self._bad += 1
+        return CUT_OFF if cut else "Your last answer was empty. Please answer."
+
+    def unfit(self, why: str) -> str:
+        """What the model is told about an answer that is not of the type that is wanted; OutputInvalid when that has happened too often."""
+        if self._unfit == MAX_REASKS:
+            raise OutputInvalid(f"agent {self._name}: {MAX_REASKS + 1} answers were not of the type that is wanted; of the last one: {why}")
+        self._unfit += 1
+        return f"This is not the answer that is wanted: {why}"
+
+
+async def _use(machine: Machine, kit: Kit, wanted: Sequence[ToolUse], said: Assistant) -> list[ToolResult]:
+    """Call what the model wants called, in parallel, and hear of all of it. `wanted` has the names as it said them."""
+    chosen: list[str | None] = []
+    pending: list[Coroutine[Any, Any, ToolResult]] = []
+    for place, (asked, use) in enumerate(zip(wanted, said.uses, strict=True)):
+        why = f"{MAX_USES} tools in one answer are the most; this is one too many" if place >= MAX_USES else None
+        if asked.name == FINAL_ANSWER and FINAL_ANSWER in kit.names:
+            why = "give the final answer alone, once you have seen what came of the others"
+        if why is None:
+            try:
+                pending.append(_observe(kit, use, kit.call(asked)))
+                chosen.append(asked.name)
+                continue
+            except NotCallable as refusal:
+                why = str(refusal)
+        pending.append(_said(not_called(use, why)))
+        chosen.append(None)
+    _decide(machine, kit, chosen, said)
+    # All of them are waited for, whatever one of them comes to: none is given up because another has failed.
+    results = await asyncio.gather(*pending, return_exceptions=True)
+    for one in results:
+        if isinstance(one, BaseException):
+            raise one
+    return [one for one in results if isinstance(one, ToolResult)]
+
+
+async def _observe(kit: Kit, use: ToolUse, call: Coroutine[Any, Any, Any]) -> ToolResult:
+    try:
+        value = await call
+    except BudgetExceeded:
+        raise  # nothing that the model could do about it
+    except ToolFailed as error:
+        return failed(use, error, kit.effect(use.name))
+    except InvalidInput as refusal:
+        return not_called(use, str(refusal))
+    encode = kit.encode(use.name)
+    return result(use, codec.encode(value) if encode is None else encode(value))
+
+
+async def _said(told: ToolResult) -> ToolResult:
+    return told
+
+
+def _decide(machine: Machine, kit: Kit, chosen: list[str | None], said: Assistant) -> None:
+    """Write down which tools the model has chosen, in the order of its uses; null stands for one that could not be called.
+
+    No ids and no numbers: the same choice again has to look the same to whoever watches for circles.
+    """
+    while chosen and chosen[-1] is None:
+        chosen.pop()
+    among = codec.pack(codec.encode(list(kit.names)), codec.MAX_BYTES)[0]
+    reason = clean(said.text.strip(), _REASON_CHARS) or None
+    machine.record(DecisionMade(codec.pack(codec.encode(chosen), codec.MAX_BYTES)[0], among, reason))
+
+
+def _whole(owner: str, what: str, number: int, most: int) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
+        raise InvalidInput(f"{owner}: {what}={codec.shown(number)}: a whole number from 1 to {most:,}")
+    return number
+
+
+def _output(owner: str, wanted: Any) -> Output:
+    from perdure.structured import Output  # late: it takes pydantic, and few agents have a type
+
+    return Output(owner, wanted)

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.mcp.warehouse import Warehouse
+
+
+@pytest.fixture(params=["stdio", "http"])
+def warehouse(request, tmp_path) -> Iterator[Warehouse]:
+    """A server over each of the transports."""
+    opened = Warehouse(tmp_path, request.param)
+    yield opened
+    opened.stop()
+
+
+@pytest.fixture
+def stdio(tmp_path) -> Warehouse:
+    return Warehouse(tmp_path, "stdio")

@@ -1,0 +1,35 @@
+"""examples/mcp_agent.py, by the commands of its docstring: a ReAct loop over a real server, with a person in the middle."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.mcp.warehouse import python_path
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "mcp_agent.py"
+
+
+def perdure(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in python_path().items() if not name.endswith("_API_KEY")}
+    command = [sys.executable, "-m", "perdure", *arguments, "--json"]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_librarian_publishes_what_somebody_agrees_to(tmp_path):
+    (tmp_path / "notes.json").write_text(json.dumps({"notes": {"Blue whale": "the largest"}, "published": []}))
+    ran = perdure(tmp_path, "run", f"{EXAMPLE}:librarian", "prompt=Sum it up.", "--id", "whales", "--no-wait")
+    assert ran.returncode == 3, ran.stderr
+    assert json.loads((tmp_path / "notes.json").read_text())["notes"]["Whales, in short"].endswith('{"Blue whale":"the largest"}')
+    [asked] = [json.loads(line) for line in perdure(tmp_path, "approvals").stdout.splitlines()]
+    assert asked["reason"] == "Whales, in short is for the whole world"
+    assert perdure(tmp_path, "approve", asked["approval"], "--by", "ann").returncode == 0
+    done = perdure(tmp_path, "resume", "whales", f"{EXAMPLE}:librarian")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["output"] == "The summary is out."
+    assert [each["title"] for each in json.loads((tmp_path / "notes.json").read_text())["published"]] == ["Whales, in short"]
+    lines = [json.loads(line) for line in perdure(tmp_path, "audit").stdout.splitlines()]
+    tools = {line["tool"] for line in lines if line.get("tool")}
+    assert {"notes.tools/list", "notes.find_notes", "notes.write_note", "notes.publish"} <= tools
