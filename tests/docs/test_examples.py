@@ -451,3 +451,16 @@ def test_the_investigation_searches_at_once_has_a_child_write_and_hands_in_a_rep
     assert report["text"].endswith("So a lease alone is not enough.")
     runs = [json.loads(line) for line in without_keys(tmp_path, "list", "--json").stdout.splitlines()]
     assert {row["agent"]: row["parent"] for row in runs} == {"investigate": None, "writer": "why-fencing"}
+
+
+def test_a_case_that_is_closed_is_continued_from_the_shell(tmp_path):
+    target = f"{EXAMPLES / 'support.py'}:support"
+    assert without_keys(tmp_path, "run", target, "prompt=My order o-82 is lost.", "--id", "case-82").returncode == 0
+    again = without_keys(tmp_path, "run", target, "prompt=Thank you.", "--after", "case-82", "--id", "case-82b", "--json")
+    assert "the script of model scripted has 3 lines, and is asked for one more" in again.stdout  # the conversation before counts
+    prompt = json.loads(without_keys(tmp_path, "show", "case-82b", "--prompt", "1", "--json").stdout)
+    assert [message["role"] for message in prompt["messages"]].count("assistant") == 3
+    assert prompt["messages"][-1] == {"role": "user", "text": "Thank you."}
+    other = without_keys(tmp_path, "run", f"{EXAMPLES / 'refund.py'}:refund", "order=o-81", "--after", "case-82")
+    assert (other.returncode, "takes no `history`" in other.stderr) == (2, True)
+    assert without_keys(tmp_path, "run", target, "prompt=x", "--after", "nobody").returncode == 6

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, get_args
 import click
 import msgspec
 
+from perdure.agent import Agent
 from perdure.cli import common
 from perdure.cli.driving import drive, drive_or_follow, finish, log_to_stderr
 from perdure.cli.plan_order import show_order
@@ -40,6 +41,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 @click.option("--tools", metavar="FILE.py", help="Where the tools are that a plan's file (TARGET.toml or .json) names.")
 @click.option("--check", is_flag=True, help="Only check the plan, and print the order of its steps.")
 @click.option("--id", "run_id", metavar="ID", help="The run's id. If there is a run with it and the same input, that one is resumed.")
+@click.option("--after", metavar="RUN", help="Continue the conversation of a ReAct run that has ended, in a new run.")
 @click.option("--tenant", default="default", show_default=True)
 @click.option("--actor", metavar="WHO", help="On whose behalf the agent acts.")
 @click.option("--queue", metavar="Q", help='The queue that it waits in. Default: the agent\'s, else "default".')
@@ -64,6 +66,7 @@ def command(
     tools: str | None,
     check: bool,
     run_id: str | None,
+    after: str | None,
     tenant: str,
     actor: str | None,
     queue: str | None,
@@ -87,6 +90,8 @@ def command(
     loaded = load_target(target, tools)
     if check:
         return show_order(loaded.agent, target, as_json=as_json)
+    if after is not None:
+        kwargs["history"] = _history(settings, loaded.agent, kwargs, after, tenant)
     encoded = loaded.agent.bind(args, kwargs)
     start = {"id": run_id, "tenant": tenant, "actor": actor, "queue": queue, "priority": priority}
     at = None if not_before is None else parse_future(not_before, common.now_us(), "--not-before")
@@ -96,6 +101,22 @@ def command(
         common.open_with(settings).close()
         common.note(common.clean(f"perdure: made a new journal in {made}"))
     return asyncio.run(_run(settings, wanted, detach=detach, wait=not no_wait, url=url, as_json=as_json))
+
+
+def _history(settings: Settings, agent: Agent[Any, Any], kwargs: dict[str, Any], after: str, tenant: str) -> Any:
+    """What was said in another run."""
+    from perdure.app import Perdure
+
+    if "history" not in agent.parameter_names:
+        raise InvalidInput(f"--after {after}: agent {agent.name} continues no conversation: it takes no `history`. ReAct agents do")
+    if "history" in kwargs:
+        raise InvalidInput(f"--after {after} and history both give the conversation to continue; use one of them")
+
+    async def read() -> Any:
+        async with Perdure(settings=settings) as app:
+            return await app.transcript(after, tenant=tenant)
+
+    return asyncio.run(read())
 
 
 def _place_without_journal(settings: Settings) -> str | None:
