@@ -6,12 +6,13 @@
     perdure resume whales
     perdure events whales                       every call has its server's name; `notes.tools/list` is what it offered to this run
 
-It needs `pip install 'perdure[mcp]'`. With ANTHROPIC_API_KEY or OPENAI_API_KEY set it asks a real model; without a key a script plays
+It needs `pip install 'perdure[mcp]'`. The notes are in notes.json, which begins with a few. With ANTHROPIC_API_KEY or OPENAI_API_KEY set it asks a real model; without a key a script plays
 the model. Kill it anywhere: the server goes with it, and the next process starts another.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -34,7 +35,8 @@ def wanting(words: str, name: str, /, **arguments: str) -> Answer:
 
 def sum_up(request: Request) -> Answer:
     found = [message.text for message in request.messages if isinstance(message, ToolResult)]
-    return wanting("I write a summary.", "write_note", title="Whales, in short", text=f"What is known: {found[-1]}")
+    known = " ".join(f"{title}: {text}" for title, text in json.loads(found[-1]).items())
+    return wanting("I write a summary.", "write_note", title="Whales, in short", text=known or "Nothing is known.")
 
 
 def close(request: Request) -> str:

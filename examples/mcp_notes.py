@@ -1,4 +1,4 @@
-"""A small MCP server: notes in a file, `notes.json` or the one that it is given.
+"""A small MCP server: notes in a file, `notes.json` or the one that it is given; a few are there to begin with.
 
     perdure run examples/mcp_agent.py:librarian prompt="What do I know about whales?" --id whales --no-wait
 
@@ -17,11 +17,16 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 
 NOTES = Path(sys.argv[1] if len(sys.argv) > 1 else "notes.json")
+AT_FIRST = {
+    "Blue whale": "Up to 30 m long and 180 t: no animal has ever been larger. It lives on krill.",
+    "Sperm whale": "This whale dives more than 1,000 m deep for squid, and stays down for an hour.",
+    "Octopus": "Three hearts, and blue blood.",
+}
 server = MCPServer("notes", version="1", log_level="WARNING")
 
 
 def stored() -> dict[str, Any]:
-    return dict(json.loads(NOTES.read_text())) if NOTES.exists() else {"notes": {}, "published": []}
+    return dict(json.loads(NOTES.read_text())) if NOTES.exists() else {"notes": dict(AT_FIRST), "published": []}
 
 
 def store(everything: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@
     perdure approve ID --by bob --edit '{"cents": 2500}'          or: perdure reject ID --by bob --reason "seen it, it is fine"
     perdure signal case-81 message '"and I moved house since"'    told to the model before it is asked again
     perdure resume case-81                                        or leave that to `perdure worker examples/support.py`
-    perdure trace case-81 9                                       why a tool was called: which answer, which observation before it
+    perdure trace case-81 12                                      why a tool was called: which answer, which observation before it
 
 With ANTHROPIC_API_KEY or OPENAI_API_KEY set it asks a real model (`pip install 'perdure[anthropic]'` or `[openai]`); without a key a
 script plays the model. Kill it anywhere: no answer that was paid for is asked for again. The payment service is a stand-in: a file

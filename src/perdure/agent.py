@@ -28,6 +28,8 @@ AgentFunction = Callable[Concatenate[Run, P], Coroutine[Any, Any, R]]
 class Agent(Generic[P, R]):
     """An agent: started, driven and resumed by an app or a worker. Called inside another agent it is a child run of its own."""
 
+    keeps_its_plan = False  # True: a run follows the plan in its journal, and code with another plan can never go on with it
+
     def __init__(
         self,
         fn: AgentFunction[P, R],
@@ -117,6 +119,11 @@ class Agent(Generic[P, R]):
         return cast(R, codec.decode(encoded) if converter is None else converter.decode(encoded))
 
     @property
+    def home(self) -> str:
+        """The module that declares it."""
+        return self.fn.__module__
+
+    @property
     def target(self) -> str | None:
         """Where the agent can be loaded from again, `FILE:NAME`; None when it is not at the top level of a file."""
         path = os.path.abspath(self.fn.__code__.co_filename)
@@ -138,6 +145,10 @@ class BuiltAgent(Agent[P, R]):
     def __init__(self, fn: AgentFunction[P, R], *, name: str, version: str, home: Mapping[str, Any], **options: Any) -> None:
         super().__init__(fn, name=name, version=version, **options)
         self._home = home
+
+    @property
+    def home(self) -> str:
+        return str(self._home.get("__name__", ""))
 
     @property
     def target(self) -> str | None:

@@ -20,6 +20,7 @@ PerdureError
 ├── Diverged                replay asked for something else than the journal has
 ├── said by tools
 │   ├── NotSent             proof that nothing left the process: safe to try again
+│   ├── NotReady            this process cannot make the call: the run waits for a person
 │   ├── RetryLater          the service refused for now; `after` seconds
 │   └── Fatal               trying again is pointless
 ├── seen by agents
@@ -65,11 +66,12 @@ class InvalidPlan(InvalidInput):
     """A plan that cannot be followed; nothing of it has begun. `problems` names every one of them."""
 
     def __init__(self, plan: str, problems: Sequence[str]) -> None:
-        shown, more = list(problems[:MAX_PROBLEMS]), len(problems) - MAX_PROBLEMS
-        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        more = len(problems) - MAX_PROBLEMS
         rest = [f"and {more} more"] if more > 0 else []
-        super().__init__(f"{plan} has {count}: " + "; ".join([*shown, *rest]))
+        several = (f"{plan} has {len(problems)} problems:", *(f"- {one}" for one in [*problems[:MAX_PROBLEMS], *rest]))
         self.problems = tuple(problems)
+        self.lines = several if len(problems) > 1 else (f"{plan} has 1 problem: {problems[0]}",)
+        super().__init__("\n".join(self.lines))
 
 
 class NotFound(PerdureError, LookupError):
@@ -137,6 +139,13 @@ class NotSent(PerdureError):
     """Raised by a tool: proof that nothing left the process, so trying again is safe."""
 
 
+class NotReady(PerdureError):
+    """Raised by a tool: this process cannot make the call, for want of a key, a package or a program. Nothing was sent.
+
+    It counts as no attempt. The run stops as `needs_attention` with these words, and goes on where somebody resumes it.
+    """
+
+
 class RetryLater(PerdureError):
     """Raised by a tool: the service refused for now. Try again in `after` seconds."""
 
@@ -156,8 +165,8 @@ class PlanFailed(PerdureError):
 class ToolFailed(PerdureError):
     """A call failed for good. Carries the original type, message and attempts; the same on replay."""
 
-    def __init__(self, tool: str, call: int, *, kind: str, type: str, message: str, attempts: int) -> None:
-        super().__init__(f"tool {tool} (call {call}) failed after {attempts} attempt{'s' if attempts != 1 else ''}: {type}: {message}")
+    def __init__(self, tool: str, call: int, *, kind: str, type: str, message: str, attempts: int, what: str = "tool") -> None:
+        super().__init__(f"{what} {tool} (call {call}) failed after {attempts} attempt{'s' if attempts != 1 else ''}: {type}: {message}")
         self.tool = tool
         self.call = call
         self.kind = kind

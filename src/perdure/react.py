@@ -31,6 +31,7 @@ from perdure.turns import (
     MAX_USES,
     MESSAGE_TOPIC,
     begun,
+    edited,
     failed,
     is_blank,
     not_called,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 MAX_REASKS = 3  # for an answer of the type that is wanted; and in a row, for one that can be used at all
 MOST_TURNS = 10_000
 _REASON_CHARS = 160
+_FEW_NAMES = 160  # bytes
 _FORM = "react 1"  # to be changed when the same answers would lead to other calls: a part of every version
 
 
@@ -156,7 +158,7 @@ class ReAct(BuiltAgent[..., Any]):
             elif turn == self.max_turns:
                 break  # nobody would see what comes of them
             else:
-                talk.answer(await _use(talk.machine, kit, answer.uses, said))
+                talk.answer(await _use(talk, kit, answer.uses, said))
         raise TurnsExceeded(
             f"agent {self.name}: no answer after {self.max_turns} turns; if it needs more: ReAct({self.name!r}, …, max_turns={2 * self.max_turns}), "
             f'and history=await app.transcript("{run.id}") goes on from here'
@@ -189,6 +191,7 @@ class _Talk:
     def __init__(self, machine: Machine, messages: list[Message]) -> None:
         self.machine = machine
         self.messages = messages
+        self.has_named = False  # the tools that there are, to whoever reads the journal
         self._ids = use_ids(messages)
 
     def hear(self) -> bool:
@@ -245,8 +248,9 @@ class _Patience:
         return f"This is not the answer that is wanted: {why}"
 
 
-async def _use(machine: Machine, kit: Kit, wanted: Sequence[ToolUse], said: Assistant) -> list[ToolResult]:
+async def _use(talk: _Talk, kit: Kit, wanted: Sequence[ToolUse], said: Assistant) -> list[ToolResult]:
     """Call what the model wants called, in parallel, and hear of all of it. `wanted` has the names as it said them."""
+    machine = talk.machine
     chosen: list[str | None] = []
     pending: list[Coroutine[Any, Any, ToolResult]] = []
     for place, (asked, use) in enumerate(zip(wanted, said.uses, strict=True)):
@@ -255,14 +259,15 @@ async def _use(machine: Machine, kit: Kit, wanted: Sequence[ToolUse], said: Assi
             why = "give the final answer alone, once you have seen what came of the others"
         if why is None:
             try:
-                pending.append(_observe(kit, use, kit.call(asked)))
+                call = kit.call(asked)
+                pending.append(_observe(machine, kit, use, machine.calls, call))
                 chosen.append(asked.name)
                 continue
             except NotCallable as refusal:
                 why = str(refusal)
         pending.append(_said(not_called(use, why)))
         chosen.append(None)
-    _decide(machine, kit, chosen, said)
+    _decide(talk, kit, chosen, said)
     # All of them are waited for, whatever one of them comes to: none is given up because another has failed.
     results = await asyncio.gather(*pending, return_exceptions=True)
     for one in results:
@@ -271,7 +276,13 @@ async def _use(machine: Machine, kit: Kit, wanted: Sequence[ToolUse], said: Assi
     return [one for one in results if isinstance(one, ToolResult)]
 
 
-async def _observe(kit: Kit, use: ToolUse, call: Coroutine[Any, Any, Any]) -> ToolResult:
+async def _observe(machine: Machine, kit: Kit, use: ToolUse, number: int, call: Coroutine[Any, Any, Any]) -> ToolResult:
+    told = await _outcome(kit, use, call)
+    edit = machine.edits.get(number)
+    return told if edit is None else edited(told, edit.by, edit.before, edit.after)
+
+
+async def _outcome(kit: Kit, use: ToolUse, call: Coroutine[Any, Any, Any]) -> ToolResult:
     try:
         value = await call
     except BudgetExceeded:
@@ -288,16 +299,19 @@ async def _said(told: ToolResult) -> ToolResult:
     return told
 
 
-def _decide(machine: Machine, kit: Kit, chosen: list[str | None], said: Assistant) -> None:
+def _decide(talk: _Talk, kit: Kit, chosen: list[str | None], said: Assistant) -> None:
     """Write down which tools the model has chosen, in the order of its uses; null stands for one that could not be called.
 
     No ids and no numbers: the same choice again has to look the same to whoever watches for circles.
     """
     while chosen and chosen[-1] is None:
         chosen.pop()
-    among = codec.pack(codec.encode(list(kit.names)), codec.MAX_BYTES)[0]
+    names = codec.encode(list(kit.names))
+    # Many names are said once for a run: they are the same each time, and would outgrow the conversation.
+    among = None if talk.has_named and len(names) > _FEW_NAMES else codec.pack(names, codec.MAX_BYTES)[0]
+    talk.has_named = True
     reason = clean(said.text.strip(), _REASON_CHARS) or None
-    machine.record(DecisionMade(codec.pack(codec.encode(chosen), codec.MAX_BYTES)[0], among, reason))
+    talk.machine.record(DecisionMade(codec.pack(codec.encode(chosen), codec.MAX_BYTES)[0], among, reason))
 
 
 def _whole(owner: str, what: str, number: int, most: int) -> int:

@@ -8,7 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from perdure.agent import Agent
 from perdure.core.codec import shown
-from perdure.errors import InvalidInput
+from perdure.core.failures import clean
+from perdure.errors import InvalidInput, PerdureError
 from perdure.models.messages import ToolSpec, ToolUse
 from perdure.run import Run
 from perdure.tool import Tool
@@ -49,6 +50,9 @@ class Kit:
         own = tuple(ToolSpec(name, callee.description, callee.schema()) for name, callee in self.callees.items())
         self.specs = own if final is None else (*own, final)
         self.names = tuple(spec.name for spec in self.specs)
+        self._taken = {
+            spec.name: tuple(spec.schema.get("properties", ())) for spec in own if spec.schema.get("additionalProperties") is False
+        }
 
     def call(self, use: ToolUse) -> Coroutine[Any, Any, Any]:
         """Make the call; it has its number when this returns. NotCallable says why there is none."""
@@ -57,10 +61,18 @@ class Kit:
             raise NotCallable(f"there is no tool of that name; there are {', '.join(self.names) or 'none'}")
         if not isinstance(use.arguments, dict):
             raise NotCallable(f"its arguments are not a JSON object: {use.arguments[:200]!r}")
+        taken = self._taken.get(use.name)
+        if taken is not None and (unknown := sorted(use.arguments.keys() - set(taken))):
+            # Also where the callee would take it: a model gives what it was told of, and nothing else.
+            raise NotCallable(f"the argument {clean(unknown[0], 80)} is unknown; it takes {', '.join(taken) or 'nothing'}")
         try:
             called: Coroutine[Any, Any, Any] = callee(**use.arguments)
         except (InvalidInput, TypeError) as error:
             raise NotCallable(str(error)) from None
+        except PerdureError:
+            raise
+        except Exception as error:  # a validator of the user's own, which says no in its own way
+            raise NotCallable(f"its arguments were not taken: {type(error).__name__}: {clean(str(error), 300)}") from None
         return called
 
     def effect(self, name: str) -> str:
@@ -95,7 +107,8 @@ class Toolbox:
         """What there is to say about the tools before any run: a version is made of it."""
         pins = [(one.name, one.pin()) for one in self._tools if isinstance(one, Tool)]
         sets = [_pin(one) for one in self._tools if isinstance(one, Toolset)]
-        return [[[spec.name, spec.description, spec.schema] for spec in self._kit.specs], pins, sets]
+        agents = [(one.name, one.version) for one in self.agents]
+        return [[[spec.name, spec.description, spec.schema] for spec in self._kit.specs], pins, sets, agents]
 
     async def opened(self, run: Run) -> Kit:
         """The tools as this run has them."""

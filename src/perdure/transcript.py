@@ -32,6 +32,7 @@ from perdure.turns import (
     FINAL_ANSWER,
     MESSAGE_TOPIC,
     begun,
+    edited,
     failure,
     is_blank,
     not_called,
@@ -119,6 +120,12 @@ class _Ended:
     def _outcome(self, use: ToolUse, made: CallState | ChildState) -> ToolResult:
         if isinstance(made, ChildState):
             return self._of_child(use, made)
+        ask = self._state.asks.get(made.number)
+        if ask is not None and ask.edited and ask.input is not None and ask.outcome == "approved":
+            return edited(self._of_call(use, made), ask.by, self._load(ask.request.input), self._load(ask.input))
+        return self._of_call(use, made)
+
+    def _of_call(self, use: ToolUse, made: CallState) -> ToolResult:
         if made.phase == "completed":
             if made.result is None:
                 return problem(use, f"{use.name} has happened, and what it returned could not be recorded")

@@ -133,6 +133,15 @@ def failure(use: ToolUse, kind: str, type: str, message: str, attempts: int, eff
     return problem(use, f"{use.name} failed{tried}: {type}: {message}{'' if message.endswith('.') else '.'}{doubt}")
 
 
+def edited(told: ToolResult, by: str | None, before: bytes, after: bytes) -> ToolResult:
+    """With what a person has changed before the call was made: else the model would speak of its own figures."""
+    old, new = codec.decode(before), codec.decode(after)
+    shown = {name: [codec.encode(side[name]).decode() if name in side else "nothing" for side in (old, new)] for name in {**old, **new}}
+    changes = ", ".join(f"{name} from {was} to {is_}" for name, (was, is_) in sorted(shown.items()) if was != is_)
+    words = legible(f"[Before it was called, {by or 'a person'} changed {changes}.]")
+    return structs.replace(told, text=f"{words}\n{told.text}") if changes else told
+
+
 def refused(use: ToolUse, outcome: str, note: str | None, message: str) -> ToolResult:
     """A call that a person has to agree to, and that was not made: no, silence and a withdrawn question are different answers (T20)."""
     if outcome == "rejected":

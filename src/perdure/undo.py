@@ -24,6 +24,7 @@ from perdure.core.machine import Asked, CallTool, Facts, StartChild
 from perdure.core.prompts import is_request
 from perdure.core.replay import replay
 from perdure.core.state import CallState, RunState, fold
+from perdure.core.taken_back import taken_back
 from perdure.desk import Desk
 from perdure.errors import Conflict, Diverged, InvalidInput, NotFound, PerdureError, ResultNotEncodable, ToolFailed, UnknownAgent
 from perdure.run import Run
@@ -151,9 +152,10 @@ class _Surveyor:
         state = fold(events)
         asked = self._asked(agent, state, events)
         found: list[tuple[int, list[_Found]]] = []
-        taken_back = self._taken_back(state)
+        undone = taken_back(state, self._load)
+        settled = {*undone, *undone.values()}
         for call in state.calls.values():
-            if call.number in taken_back:
+            if call.number in settled:
                 continue
             made = asked[call.number]
             assert isinstance(made, CallTool), made
@@ -168,22 +170,6 @@ class _Surveyor:
             found.append((ended.get(child.number, _NEVER), self.deeds(child.run_id, started.agent)))
         # Order comes from seq alone: clocks may have been set back (T11).
         return [one for _, some in sorted(found, key=lambda item: item[0], reverse=True) for one in some]
-
-    def _taken_back(self, state: RunState) -> set[int]:
-        """Calls that the agent itself has undone, as a plan does when a step fails, and the calls that have undone them."""
-        hooks = [call for call in state.calls.values() if call.tool.endswith(".undo") and call.phase == "completed"]
-        undone: dict[tuple[str, bytes], list[int]] = {}
-        for call in state.calls.values() if hooks else ():
-            if call.phase == "completed":
-                given = codec.encode({"arguments": self._value(call.args), "result": self._value(call.result)})
-                undone.setdefault((f"{call.tool}.undo", given), []).append(call.number)
-        taken_back: set[int] = set()
-        for hook in hooks:
-            # Calls with the same arguments and the same result are undone by the same thing: it does not matter which of them was.
-            same = undone.get((hook.tool, codec.encode(self._value(hook.args))))
-            if same:
-                taken_back |= {hook.number, same.pop()}
-        return taken_back
 
     def _require_end(self, parent: str, run_id: str) -> None:
         row = self._store.get(run_id)

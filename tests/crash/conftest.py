@@ -13,7 +13,9 @@ from tests.crash.world import World
 from tests.crash.worlds import Worlds
 
 if TYPE_CHECKING:
+    from tests.crash.minds import Mind
     from tests.servers.postgres import Server
+    from tests.servers.providers import Provider
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +50,19 @@ def worlds(tmp_path: Path, nursery: Nursery, dialect: str, request: pytest.Fixtu
 @pytest.fixture
 def world(worlds: Worlds) -> World:
     return worlds.new()
+
+
+@pytest.fixture(scope="session")
+def thinking_provider() -> Iterator[Provider]:
+    """One for all tests: each knows its own requests by a word in them."""
+    from tests.servers.providers import Provider
+
+    with Provider() as opened:
+        yield opened
+
+
+@pytest.fixture
+def mind(world: World, thinking_provider: Provider) -> Mind:
+    from tests.crash.minds import Mind  # late: it brings the SDKs along, and few tests ask a model
+
+    return Mind(world, thinking_provider)

@@ -1,6 +1,8 @@
 """Where a victim dies. Real methods are wrapped from outside, in the victim's own process, before it starts; src knows nothing of it.
 
-A *place* is a step of a run: the commit of an intent, the effect itself, the claim. A *moment* is when, at that place:
+A *place* is a step of a run: the commit of an intent, the effect itself, the claim. Of a question to a model, `asked` is the commit of
+its intent, `answered` that of its answer, `stumble` that of an attempt that came to nothing, and `stream` a piece of the answer. A
+*moment* is when, at that place:
 
     before     the method is about to be called
     half       of the commit: SQLite has half of its first write to the log on the disk, PostgreSQL everything but the COMMIT
@@ -35,9 +37,14 @@ from perdure.core.events import (
     ApprovalRequested,
     ChildFinished,
     ChildStarted,
+    ModelCallCompleted,
+    ModelCallFailed,
+    ModelCallInitiated,
+    PlanGenerated,
     RunCancelled,
     RunReleased,
     RunSucceeded,
+    SignalReceived,
     ToolCallCompleted,
     ToolCallInDoubt,
     ToolCallInitiated,
@@ -142,10 +149,15 @@ class Fate:
     @is_inside.setter
     def is_inside(self, here: bool) -> None:
         self._inside.here = here
+        self._inside.fresh = here
 
     def is_due(self, moment: str) -> bool:
         """Whether this is the moment: this thread is inside the place's method, and for the nth time as far as that."""
-        return self.is_inside and moment == self.moment and self._is_time()
+        if not self.is_inside or moment != self.moment:
+            return False
+        # A commit is one visit, in however many writes it goes to the disk.
+        fresh, self._inside.fresh = self._inside.fresh, False
+        return fresh and self._is_time()
 
     def strike(self) -> None:
         die()
@@ -186,6 +198,16 @@ class Fate:
 
     def _of_event(self, body: AnyBody, call: int | None, begun: set[int | None]) -> set[str]:
         match body:
+            case ModelCallInitiated():
+                return {"asked"}
+            case ModelCallCompleted():
+                return {"answered"}
+            case ModelCallFailed():
+                return {"stumble"}
+            case PlanGenerated():
+                return {"planned"}
+            case SignalReceived():
+                return {"word"}
             case ToolCallInitiated() if self._is_intent(body):
                 return {"intent"}
             case ToolCallCompleted():

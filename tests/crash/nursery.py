@@ -10,6 +10,7 @@ When its stdin ends, it kills whoever of its children still lives, and ends.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -22,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, cast
 
+from tests.crash.mind_mutations import MIND_MUTATIONS
 from tests.crash.mutations import MUTATIONS
 from tests.crash.waiting_mutations import WAITING_MUTATIONS
 
@@ -66,6 +68,7 @@ class Nursery:
 def main() -> None:
     """Serve requests until stdin ends."""
     importlib.import_module("tests.crash.people")
+    importlib.import_module("perdure.store.sqlite.store")
     alive: set[int] = set()
     for line in sys.stdin.buffer:
         request = json.loads(line)
@@ -86,6 +89,10 @@ def main() -> None:
 
 
 def _bear(request: dict[str, Any]) -> int:
+    path, _, name = request["start"].rpartition(":")
+    module = importlib.import_module(path)  # here, so that what takes long to import is imported once
+    importlib.import_module(getattr(module, "BRINGS", path))
+    gc.freeze()  # or every collection in a child would touch, and so copy, all that is here
     pid = os.fork()
     if pid:
         return pid
@@ -98,9 +105,8 @@ def _bear(request: dict[str, Any]) -> int:
         os.closerange(3, 64)
         os.environ[JOURNAL] = request["journal"]
         if request["mutation"]:
-            {**MUTATIONS, **WAITING_MUTATIONS}[request["mutation"]]()
-        module, _, name = request["start"].rpartition(":")
-        getattr(importlib.import_module(module), name)(**request["args"])
+            {**MUTATIONS, **WAITING_MUTATIONS, **MIND_MUTATIONS}[request["mutation"]]()
+        getattr(module, name)(**request["args"])
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -183,6 +183,18 @@ def test_a_plan_that_was_changed_under_a_run_is_refused_until_it_is_adopted_and_
     refused = perdure(tmp_path, "resume", "r")
     assert refused.returncode == 2
     assert "was begun with version" in refused.stderr
+    assert "a run keeps its plan: use the old plan and tools, or end it (perdure cancel r) and start anew" in refused.stderr
+    recorded = f"{tmp_path / 'plan.toml'} --tools {tmp_path / 'tools.py'}"
+    assert (
+        f"only if the plan is the same, and its tools are not, this can go on with it: perdure resume r {recorded} --adopt"
+        in refused.stderr
+    )
+    again = perdure(tmp_path, "run", "plan.toml", "--tools", "tools.py", "service=shop", "--id", "r")
+    assert again.returncode == 2
+    assert "a run keeps its plan" in again.stderr
+    assert "FILE.py" not in again.stderr
+    advised = perdure(tmp_path, "why", "r").stdout
+    assert "NEW_FILE.py:plan" not in advised
     adopted = perdure(tmp_path, "resume", "r", "plan.toml", "--tools", "tools.py", "--adopt")
     assert adopted.returncode != 0
     assert "a run follows the plan that it was begun with" in adopted.stderr
@@ -196,7 +208,7 @@ def test_check_only_prints_the_order_and_makes_no_journal(tmp_path: Path) -> Non
     lines = checked.stdout.splitlines()
     assert lines[0].startswith("plan plan@")
     assert [line.split(";")[0].split() for line in lines[1:]] == [
-        ["takes", "service:", "string"],
+        ["takes", "service:", "string,", "which", "must", "be", "given"],
         ["1.", "first:", "act"],
         ["2.", "left:", "act"],
         ["2.", "right:", "act"],
@@ -205,6 +217,38 @@ def test_check_only_prints_the_order_and_makes_no_journal(tmp_path: Path) -> Non
     as_json = json.loads(perdure(tmp_path, "run", "plan.toml", "--tools", "tools.py", "--check", "--json").stdout)
     assert [(step["name"], step["turn"]) for step in as_json["steps"]] == [("first", 1), ("left", 2), ("right", 2), ("last", 3)]
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["plan.toml", "tools.py"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["servce=x"], "the argument servce is unknown"),
+        (["service:=3"], "parameter service"),
+        (["--input", "{}"], "the argument service is missing"),
+    ],
+)
+def test_check_looks_at_the_arguments_that_are_given(tmp_path: Path, given: list[str], said: str) -> None:
+    written(tmp_path)
+    checked = perdure(tmp_path, "run", "plan.toml", "--tools", "tools.py", "--check", *given)
+    assert (checked.returncode, checked.stdout) == (2, "")
+    assert said in checked.stderr
+
+
+def test_check_says_that_the_arguments_are_right(tmp_path: Path) -> None:
+    written(tmp_path)
+    checked = perdure(tmp_path, "run", "plan.toml", "--tools", "tools.py", "--check", "service=shop")
+    assert checked.returncode == 0, checked.stderr
+    assert "nothing wrong with it or its arguments" in checked.stdout
+
+
+def test_every_problem_of_a_plan_is_a_line_of_its_own(tmp_path: Path) -> None:
+    broken = PLAN.replace('service = "string"', 'service = "text"').replace('tool = "child"', 'tool = "chidl"').replace('"left", b', "3, b")
+    written(tmp_path, broken)
+    checked = perdure(tmp_path, "run", "plan.toml", "--tools", "tools.py", "--check")
+    assert checked.returncode == 2
+    first, *others = checked.stderr.splitlines()
+    assert first == "perdure: plan plan (plan.toml) has 3 problems:"
+    assert [line.split(":")[0] for line in others] == ["  - the parameter service", "  - step left", "  - step last"]
 
 
 @pytest.mark.parametrize(
@@ -274,6 +318,11 @@ def test_the_deployment_asks_rolls_out_and_undoes(tmp_path: Path, kind: str, bro
         assert "step roll_out (roll_out) failed: Fatal: the cluster is full" in output["error"]
         assert "undone: build" in output["error"]
         assert effects(tmp_path)[1].startswith("deleted shop:")
+        page = perdure(tmp_path, "why", "d").stdout
+        assert "perdure undo" not in page
+        assert "– undone by call" in page
+        assert "/src/perdure/" not in page
+        assert "/asyncio/" not in page
     else:
         assert done.returncode == 0, done.stderr
         assert output["output"]["announce"] == "told"

@@ -19,10 +19,12 @@ def perdure(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_librarian_publishes_what_somebody_agrees_to(tmp_path):
-    (tmp_path / "notes.json").write_text(json.dumps({"notes": {"Blue whale": "the largest"}, "published": []}))
     ran = perdure(tmp_path, "run", f"{EXAMPLE}:librarian", "prompt=Sum it up.", "--id", "whales", "--no-wait")
     assert ran.returncode == 3, ran.stderr
-    assert json.loads((tmp_path / "notes.json").read_text())["notes"]["Whales, in short"].endswith('{"Blue whale":"the largest"}')
+    summary = json.loads((tmp_path / "notes.json").read_text())["notes"]["Whales, in short"]
+    assert summary.startswith("Blue whale: Up to 30 m long"), "it begins with something to sum up"
+    assert "Sperm whale: " in summary
+    assert "Octopus" not in summary
     [asked] = [json.loads(line) for line in perdure(tmp_path, "approvals").stdout.splitlines()]
     assert asked["reason"] == "Whales, in short is for the whole world"
     assert perdure(tmp_path, "approve", asked["approval"], "--by", "ann").returncode == 0
@@ -33,3 +35,7 @@ def test_the_librarian_publishes_what_somebody_agrees_to(tmp_path):
     lines = [json.loads(line) for line in perdure(tmp_path, "audit").stdout.splitlines()]
     tools = {line["tool"] for line in lines if line.get("tool")}
     assert {"notes.tools/list", "notes.find_notes", "notes.write_note", "notes.publish"} <= tools
+
+
+def test_what_it_leaves_behind_in_a_checkout_is_not_for_git():
+    assert "/notes.json" in (EXAMPLE.parents[1] / ".gitignore").read_text().splitlines()

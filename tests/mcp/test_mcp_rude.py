@@ -13,7 +13,7 @@ import pytest
 from tests.mcp.warehouse import RUDE, free_port, rude_http
 from tests.unit.drive_tools import run
 
-from perdure import Call, InvalidInput, NotSent, mcp
+from perdure import Call, InvalidInput, NotReady, NotSent, mcp
 from perdure.core.failures import describe
 from perdure.integrations.mcp import McpServer
 from perdure.integrations.mcp_errors import BadListing, while_opening
@@ -58,7 +58,7 @@ def test_what_cannot_be_used_is_left_out_with_a_reason_and_the_rest_is_named_for
             assert tools["loud"].description == "\\x1b[31mred\\x07 \\u202eevil\nsecond line"
             assert len(tools["wordy"].description) < 10_100
             assert await tools["größe/2"]() == '["gr\\u00f6\\u00dfe/2", {}]', "the server is called by its own name for it"
-            with pytest.raises(InvalidInput, match="'twice' cannot be used: it is listed 2 times"):
+            with pytest.raises(NotReady, match="'twice', a tool of server rude that cannot be used: it is listed 2 times"):
                 await rude_with(server, only=["twice"]).toolset()
 
     run(main())

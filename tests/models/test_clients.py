@@ -141,7 +141,7 @@ for kind, extra in ((Anthropic, "anthropic"), (OpenAI, "openai")):
     sys.modules[extra] = None
     try:
         asyncio.run(kind("m").ask("hi"))
-    except perdure.Fatal as error:
+    except perdure.NotReady as error:
         assert f"pip install 'perdure[{extra}]'" in str(error), error
     else:
         raise AssertionError(kind)

@@ -38,7 +38,8 @@ REFUSALS: tuple[tuple[str, dict[str, Any], str, float | None], ...] = (
     ("429", {}, "rate_limited", None),
     *((status, {}, "server_error", None) for status in ("500", "502", "503", "504", "529")),
     ("408", {}, "timeout", None),
-    *((status, {}, "refused", None) for status in ("400", "401", "403", "404", "413", "422")),
+    ("401", {}, "not_sent", None),  # a key that is not taken any more is nothing that a run could help
+    *((status, {}, "refused", None) for status in ("400", "403", "404", "413", "422")),
 )
 BREAKS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("reset_body", {}, "reset"),
@@ -55,7 +56,7 @@ BREAKS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("error_event", {"type": "rate_limit_exceeded", "failed": True}, "rate_limited"),
     ("error_event", {"type": "invalid_request_error"}, "refused"),
     ("error_event", {"type": "invalid_prompt", "failed": True}, "refused"),
-    ("error_event", {"type": "insufficient_quota"}, "fatal"),
+    ("error_event", {"type": "insufficient_quota"}, "not_sent"),
 )
 
 
@@ -230,7 +231,7 @@ def test_no_key_is_in_any_error(api: Api, provider: Provider, monkeypatch: pytes
 @pytest.mark.parametrize("kind", [Anthropic, OpenAI])
 def test_without_a_key_the_way_out_is_said(kind: type[Anthropic | OpenAI]) -> None:
     failure = run(failure_of(kind("some-model")))
-    assert failure.kind == "fatal"
+    assert (failure.kind, failure.type) == ("not_sent", "NotReady")
     assert f"set {kind.__name__.upper()}_API_KEY" in failure.message
 
 
@@ -238,7 +239,7 @@ def test_without_a_key_the_way_out_is_said(kind: type[Anthropic | OpenAI]) -> No
 def test_a_key_with_a_line_break_is_refused_without_being_shown(kind: type[Anthropic | OpenAI], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"{kind.__name__.upper()}_API_KEY", "hush-hush-hush\n")
     failure = run(failure_of(kind("some-model")))
-    assert failure.kind == "fatal"
+    assert (failure.kind, failure.type) == ("not_sent", "NotReady")
     assert "line break" in failure.message
     assert "hush" not in failure.message
 

@@ -12,7 +12,7 @@ from tests.servers.providers import Provider, say, use
 from tests.unit.approval_tools import driven
 from tests.unit.drive_tools import ManualClock, outline, perdure, run
 
-from perdure import Agent, Retry, Run, ToolFailed, agent
+from perdure import Agent, Perdure, Retry, Run, RunFailed, ToolFailed, agent
 from perdure.errors import Fatal, InvalidInput
 from perdure.models import Answer, Assistant, Model, Price, Request, Scripted, Tokens, User
 from perdure.models.scripted import use as wanted
@@ -180,3 +180,41 @@ def test_a_use_that_is_asked_for_reaches_the_agent_as_it_is(provider: Provider) 
 
     provider.script([say("", use("lookup", order="o-1"), use("lookup", '{"order'))])
     assert run(main()) == [["lookup", {"order": "o-1"}], ["lookup", '{"order']]
+
+
+def test_a_model_that_is_not_async_is_told_how_to_be() -> None:
+    class Blocking(Model):
+        def answer(self, request: Request, call: Call) -> Answer:  # type: ignore[override]
+            return Answer("here")
+
+    blocking = Blocking("blocking")
+
+    @agent(version="1")
+    async def asks(run: Run) -> str:
+        return (await blocking.ask("hello")).text
+
+    async def main() -> None:
+        async with Perdure("sqlite://", [asks]) as app:
+            with pytest.raises(RunFailed, match="write `async def answer"):
+                await app.run(asks, id="r")
+
+    run(main())
+
+
+def test_a_model_whose_price_nobody_knows_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Costly(Model):
+        async def answer(self, request: Request, call: Call) -> Answer:
+            return Answer("here", tokens=Tokens(1000, 1000))
+
+    costly = Costly("costly")
+
+    @agent(version="1")
+    async def asks(run: Run) -> str:
+        return (await costly.ask("hello")).text + (await costly.ask("again")).text
+
+    async def main() -> None:
+        async with Perdure("sqlite://", [asks]) as app:
+            await app.run(asks, id="r")
+
+    run(main())
+    assert caplog.text.count("model costly: nobody knows what it costs") == 1

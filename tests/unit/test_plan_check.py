@@ -121,9 +121,52 @@ def test_one_error_names_all_problems_and_stays_short_however_many_there_are() -
     with pytest.raises(InvalidPlan) as caught:
         Plan("p", steps)
     assert len(caught.value.problems) == 600
-    assert str(caught.value).startswith("plan p has 600 problems: step s0: tool act: the argument colour is unknown")
-    assert str(caught.value).endswith("; and 580 more")
+    assert str(caught.value).startswith("plan p has 600 problems:\n- step s0: tool act: the argument colour is unknown")
+    assert str(caught.value).endswith("\n- and 580 more")
     assert isinstance(caught.value, InvalidInput)
+
+
+def test_problems_come_in_the_order_of_the_steps_and_without_what_only_follows_from_them() -> None:
+    assert problems(
+        Step("a", look, {"at": ref("c")}),
+        Step("b c", act, {"order": "o", "colour": 1}),
+        Step("c", act, {"order": param("n"), "cents": {1: 2}}),
+        Step("d", print),  # type: ignore[arg-type]
+        "no step",
+        Step("e", look, {"at": [ref("b c"), param("m")]}, after=["nope"]),
+        params={"n": "whole"},
+    ) == (
+        "the parameter n: {'type': 'whole'} is no type; one of string, integer, number, boolean, array, object, any, with a default or without",
+        "step a: ref('c'): step c stands after it; move c up",
+        "step 2 is called 'b c'; a name is up to 64 letters, digits, _ and -",
+        "step b c: tool act: the argument colour is unknown; it takes order, cents",
+        "step c: the key 1 is of type int; keys must be strings",
+        "step d: <built-in function print> is neither a tool nor an agent; decorate the function with @tool",
+        "step 5 is 'no step'; write Step(name, tool, {…})",
+        "step e: param('m'): the plan has no such parameter; it has n",
+        "step e: after names 'nope': there is no step 'nope'",
+    )
+
+
+def test_steps_that_wait_for_each_other_are_told_where_the_first_of_them_stands() -> None:
+    told = problems(Step("a", look, {"x": 1}), Step("b", look, after=["c"]), Step("c", look, after=["b"]), Step("d", look, {"x": 1}))
+    assert [one.partition(":")[0] for one in told] == ["step a", "the steps b → c → b wait for each other", "step d"]
+
+
+def test_data_in_python_stays_data_whatever_its_keys_are_called() -> None:
+    @tool(effect="read")
+    async def fetch(ref: Any) -> Any:
+        return ref
+
+    for data in ({"ref": ["a"]}, {"param": "x"}, {"$data": {"ref": 1}}, {"ref": {"ref": {"param": ref("a")}}}):
+        plan = Plan("p", [Step("a", look, {"at": 7}), Step("b", fetch, {"ref": data}), Step("c", look, {"at": data})])
+
+        async def main(plan: Plan = plan) -> Any:
+            async with perdure(None, [plan]) as app:
+                return await app.run(plan)
+
+        expected = resolve(data, lambda _: 7)
+        assert run(main()) == {"a": 7, "b": expected, "c": expected}
 
 
 def test_two_tools_of_one_name_are_refused() -> None:
@@ -146,7 +189,7 @@ def test_a_way_into_a_value_is_made_of_names_and_places(path: tuple[Any, ...]) -
 
 # -- references, whatever the data ------------------------------------------------------------------------------------------------
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-KEYS = st.text() | st.sampled_from(["$ref", "$param", "$$ref", "$", "$$", "ref", "$data"])
+KEYS = st.text() | st.sampled_from(["$ref", "$param", "$$ref", "$", "$$", "ref", "param", "$data"])
 DATA = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=20)
 PATHS = st.lists(st.text() | st.integers(0, 3), max_size=4)
 

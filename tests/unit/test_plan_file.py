@@ -181,6 +181,46 @@ def test_every_problem_names_the_file_the_step_and_the_rule(tmp_path: Path, step
     assert str(tmp_path / "plan.toml") in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["ref", "param"])
+@pytest.mark.parametrize(
+    "args", ["at = { KEY = ['a', 'x'] }", "at = [1, { deep = { KEY = 'a' } }]", "at = { '$data' = { KEY = { KEY = 1 } } }"]
+)
+def test_a_reference_whose_dollar_was_forgotten_does_not_pass_for_data(tmp_path: Path, key: str, args: str) -> None:
+    args = args.replace("KEY", key)
+    with pytest.raises(InvalidPlan) as caught:
+        load(tmp_path, f"steps = [{{name = 'a', tool = 'look'}}, {{name = 'b', tool = 'look', args = {{ {args} }}}}]")
+    (problem,) = caught.value.problems
+    assert problem.startswith("step b: ")
+    assert f'did you mean "${key}"?' in problem
+    assert f'data whose only key is {key} is written {{"$data": {{"{key}": …}}}}' in problem
+
+
+def test_it_is_told_instead_of_what_the_tool_says_about_it(tmp_path: Path) -> None:
+    with pytest.raises(InvalidPlan) as caught:
+        load(tmp_path, "steps = [{name = 'a', tool = 'act', args = { order = 'o', cents = { ref = ['a'] } }}]")
+    (problem,) = caught.value.problems
+    assert 'did you mean "$ref"?' in problem
+
+
+def test_data_with_a_lone_ref_has_a_way_to_be_written_and_an_argument_of_that_name_needs_none(tmp_path: Path) -> None:
+    @tool(effect="read")
+    async def fetch(ref: str) -> str:
+        return ref
+
+    data = "at = { '$data' = { ref = { '$ref' = ['a'] } } }"
+    text = f"steps = [{{name = 'a', tool = 'fetch', args = {{ ref = 'main' }}}}, {{name = 'b', tool = 'look', args = {{ {data} }}}}]"
+    (tmp_path / "p.toml").write_text(text)
+    plan = Plan.from_file(tmp_path / "p.toml", [fetch, look])
+
+    async def main() -> Any:
+        async with perdure(None, [plan]) as app:
+            return await app.run(plan)
+
+    assert run(main()) == {"a": "main", "b": {"ref": "main"}}
+    in_python = Plan("p", [Step("a", fetch, {"ref": "main"}), Step("b", look, {"at": {"ref": ref("a")}})])
+    assert in_python.digest == plan.digest
+
+
 def test_two_tools_of_one_name_are_refused_in_a_file_too(tmp_path: Path) -> None:
     @tool(name="look")
     async def other() -> None: ...

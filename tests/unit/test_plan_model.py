@@ -10,6 +10,7 @@ from tests.unit.approval_tools import check_replay, the_one
 from tests.unit.drive_tools import perdure, run
 
 from perdure import Agent, Approval, InvalidInput, Plan, Run, agent, tool
+from perdure.cli.verdict import edited
 from perdure.core import codec
 from perdure.core.events import ModelCallInitiated, PlanGenerated
 from perdure.models import Answer, Request, Scripted, ToolResult, ToolUse, User
@@ -136,6 +137,8 @@ def test_a_wrong_plan_goes_back_with_all_its_problems_and_nothing_has_begun() ->
         (Answer(uses=(ToolUse("a", "submit_plan", {"steps": GOOD}),), stop="length"), "is cut off"),
         (submit({"steps": [], "why": 1}), "submit_plan takes steps, and no 'why'"),
         (submit({}), "it has no steps"),
+        (submit({"steps": [GOOD[0], {**GOOD[2], "args": {"text": {"ref": ["go"]}}}]}), 'did you mean "$ref"?'),
+        (submit({"steps": BAD}), "plan plan has 3 problems: step build: there is no tool"),
         (submit({"steps": {"a": 1}}), "it has no steps"),
         (submit({"steps": [{**GOOD[0], "approval": True}]}), "who approves what is not for the plan to say"),
         (
@@ -197,6 +200,8 @@ def test_what_is_approved_is_the_exact_plan_and_an_edit_is_checked_again() -> No
             handle = await app.start(plan, id="r")
             await app.drive("r", wait=False)
             first = the_one(app)
+            (row,) = await app.approvals()
+            assert "an edited plan is checked when the run goes on" in str(row.standing.request.reason)
             await app.approve(first, by="ann", edit={"plan": wrong})
             assert (await app.drive("r", wait=False)).status == "waiting_approval"
             second = the_one(app)
@@ -205,7 +210,12 @@ def test_what_is_approved_is_the_exact_plan_and_an_edit_is_checked_again() -> No
             assert "the edit of ann was not taken" in str(row.standing.request.reason)
             assert "there is no tool 'biuld'" in str(row.standing.request.reason)
             assert DONE == []
-            await app.approve(second, by="bob", edit={"plan": right})
+            decided = await app.approve(second, by="bob", edit={"plan": right})
+            told = edited(app.store, decided)  # what is the same in both is not repeated
+            assert told.startswith(' with plan.steps[1].args {"tag": {"$ref": ["build", "tag"]}} → ')
+            assert '"replicas": 5' in told
+            assert "plan.steps[2].name" not in told
+            assert "plan.steps[2]" in told
             assert (await app.drive("r", wait=False)).status == "succeeded"
             check_replay(app, plan)
             assert DONE == ["build shop", "release shop:1 5"]

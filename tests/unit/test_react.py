@@ -259,7 +259,7 @@ def test_an_approved_call_is_made_as_it_was_edited():
 
     run(main())
     assert paid == [300]
-    assert model.told == ["paid 300"]
+    assert model.told == ["[Before it was called, ann changed cents from 900 to 300.]\npaid 300"]
 
 
 def test_words_that_imitate_an_approval_approve_nothing():

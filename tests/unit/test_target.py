@@ -348,3 +348,21 @@ def test_an_agent_comes_with_all_that_its_code_can_call_and_with_no_other():
     parent = load_target(f"{file}:parent").agent
     assert sorted(agent.name for agent in with_children([parent])) == ["child", "grandchild", "helped", "hidden", "parent"]
     assert [agent.name for agent in with_children([load_target(f"{file}:helped").agent])] == ["helped"]
+
+
+def test_agents_that_were_put_together_are_the_files_own_beside_those_that_were_written(tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text(
+        "from perdure import Plan, ReAct, Run, Step, agent, tool\n"
+        "from perdure.models import Scripted\n"
+        "@tool(effect='read')\n"
+        "async def look() -> int:\n"
+        "    return 1\n"
+        "@agent(version='1')\n"
+        "async def plain(run: Run) -> None: ...\n"
+        "bot = ReAct('bot', model=Scripted(['x']))\n"
+        "way = Plan('way', [Step('a', look)])\n"
+        "goal = Plan.from_model(Scripted(['x']), [look], 'do it', name='goal')\n"
+    )
+    assert sorted(target.agent.name for target in load_targets(f"{tmp_path}/two.py")) == ["bot", "goal", "plain", "way"]
+    with pytest.raises(InvalidInput, match=r"4 agents \(bot, goal, plain, way\); say which"):
+        load_target(f"{tmp_path}/two.py")

@@ -144,6 +144,12 @@ def report(error: BaseException) -> int:
             return _line(error.message, error.code)
         case click.ClickException():
             return _line(error.format_message(), USAGE)
+        case errors.InvalidPlan():
+            first, *others = error.lines
+            _line(first, USAGE)
+            for other in others:
+                note(clean(f"  {other}"))
+            return code_of_error(error)
         case errors.PerdureError():
             return _line(str(error), code_of_error(error))
         case KeyboardInterrupt() | click.Abort():

@@ -14,21 +14,30 @@ if TYPE_CHECKING:
     from perdure.plan.check import Checked
 
 
-def show_order(agent: Agent[Any, Any], target: str, *, as_json: bool) -> int:
-    """Print the steps by when they begin; InvalidInput when the agent is no plan. That it could be loaded has checked it."""
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def show_order(agent: Agent[Any, Any], target: str, given: Arguments | None, *, as_json: bool) -> int:
+    """Print the steps by when they begin; InvalidInput when the agent is no plan, or the arguments that are given are not what it takes.
+
+    That it could be loaded has checked it. Without any arguments (None) it is checked without them.
+    """
     from perdure.plan import Plan
 
     if not isinstance(agent, Plan):
         raise InvalidInput(f"--check: {target} is agent {agent.name}, and no plan whose steps are known beforehand")
+    if given is not None:
+        agent.bind(*given)
     plan = agent.sound
     turns = _turns(plan.steps)
     if as_json:
         steps = [{"name": step.name, "tool": step.tool, "turn": turns[step.name], "waits_for": list(step.waits_for)} for step in plan.steps]
         common.out_json({"plan": agent.name, "version": agent.version, "digest": plan.digest, "params": plan.params, "steps": steps})
         return common.SUCCEEDED
-    common.out(f"plan {agent.name}@{agent.version}: {plural(len(plan.steps), 'step')}, and nothing wrong with it")
+    checked = "it" if given is None else "it or its arguments"
+    common.out(f"plan {agent.name}@{agent.version}: {plural(len(plan.steps), 'step')}, and nothing wrong with {checked}")
     for name, declared in plan.params.items():
-        default = f" (default {common.to_json(declared['default'])})" if "default" in declared else ""
+        default = f" (default {common.to_json(declared['default'])})" if "default" in declared else ", which must be given"
         common.out(common.clean(f"  takes {name}: {declared['type']}{default}"))
     for step in sorted(plan.steps, key=lambda step: turns[step.name]):
         common.out(common.clean(f"  {turns[step.name]:>3}. {step.name}: {step.tool}{_about(step)}"))

@@ -39,7 +39,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
     help="The input: an object is keyword arguments, a list positional ones, anything else the one.",
 )
 @click.option("--tools", metavar="FILE.py", help="Where the tools are that a plan's file (TARGET.toml or .json) names.")
-@click.option("--check", is_flag=True, help="Only check the plan, and print the order of its steps.")
+@click.option("--check", is_flag=True, help="Only check the plan, with the arguments if there are any, and print the order of its steps.")
 @click.option("--id", "run_id", metavar="ID", help="The run's id. If there is a run with it and the same input, that one is resumed.")
 @click.option("--after", metavar="RUN", help="Continue the conversation of a ReAct run that has ended, in a new run.")
 @click.option("--tenant", default="default", show_default=True)
@@ -89,7 +89,8 @@ def command(
     log_to_stderr(logging.WARNING)
     loaded = load_target(target, tools)
     if check:
-        return show_order(loaded.agent, target, as_json=as_json)
+        given = (args, kwargs) if pairs or input_text is not None else None
+        return show_order(loaded.agent, target, given, as_json=as_json)
     if after is not None:
         kwargs["history"] = _history(settings, loaded.agent, kwargs, after, tenant)
     encoded = loaded.agent.bind(args, kwargs)

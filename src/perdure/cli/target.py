@@ -353,7 +353,7 @@ def _agents(module: ModuleType) -> dict[str, Agent[Any, Any]]:
     # One agent under two names is one agent.
     unique = {id(agent): name for name, agent in reversed(everything.items())}
     agents = {name: agent for name, agent in everything.items() if unique[id(agent)] == name}
-    own = {name: agent for name, agent in agents.items() if agent.fn.__module__ == module.__name__}
+    own = {name: agent for name, agent in agents.items() if agent.home == module.__name__}
     return own or agents
 
 

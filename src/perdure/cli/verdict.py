@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
+from perdure.cli.common import to_json
 from perdure.core.codec import Payload
 from perdure.core.events import ApprovalDecided
 from perdure.errors import StoreCorrupt
 from perdure.inspect.view import loader
-from perdure.inspect.words import clip, clock, plain
+from perdure.inspect.words import clip, clock, plain, plural
 from perdure.store.api import ApprovalRow, Store
 
 CHARS_SHOWN = 400
 _VALUE_SHOWN = 60
+_CHANGES_SHOWN = 6
 
 
 def settled(store: Store, row: ApprovalRow, now: int) -> str:
@@ -36,8 +39,24 @@ def edited(store: Store, row: ApprovalRow) -> str:
         return ""
     before, after = plain(row.standing.request.input, loader(store)), approved_input(store, row)
     # An edit is one of fields, and of those alone that may be edited.
-    names = [name for name in after if name not in before or before[name] != after[name]]
-    return f" with {', '.join(f'{name} {_short(before.get(name))} → {_short(after[name])}' for name in names)}"
+    found = [change for name in after for change in _changes(name, before.get(name), after[name])]
+    more = f" and {plural(len(found) - _CHANGES_SHOWN, 'more change')}" if len(found) > _CHANGES_SHOWN else ""
+    return f" with {', '.join(found[:_CHANGES_SHOWN])}{more}"
+
+
+def _changes(where: str, before: Any, after: Any) -> list[str]:
+    """How two values differ; of large ones, such as plans, only what is not the same in them."""
+    old, new = to_json(before), to_json(after)
+    if old == new:
+        return []
+    if max(len(old), len(new)) > _VALUE_SHOWN:
+        if isinstance(before, dict) and isinstance(after, dict):
+            keys = dict.fromkeys([*before, *after])
+            return [change for key in keys for change in _changes(f"{where}.{key}", before.get(key), after.get(key))]
+        if isinstance(before, list) and isinstance(after, list):
+            both = zip_longest(before, after)
+            return [change for place, pair in enumerate(both) for change in _changes(f"{where}[{place}]", *pair)]
+    return [f"{where} {clip(old, _VALUE_SHOWN)} → {clip(new, _VALUE_SHOWN)}"]
 
 
 def approved_input(store: Store, row: ApprovalRow) -> Any:
@@ -60,9 +79,3 @@ def _decided(store: Store, row: ApprovalRow) -> Payload:
         if isinstance(body, ApprovalDecided) and body.approval == row.approval and body.input is not None:
             return body.input
     raise StoreCorrupt(f"the decision about {row.approval} is not in the journal of run {row.run_id}; see: perdure verify {row.run_id}")
-
-
-def _short(value: Any) -> str:
-    from perdure.cli.common import to_json
-
-    return clip(to_json(value), _VALUE_SHOWN)

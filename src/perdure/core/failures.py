@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from perdure.core.events import Failure, FailureKind
-from perdure.errors import Fatal, InvalidInput, NotSent, RetryLater
+from perdure.errors import Fatal, InvalidInput, NotReady, NotSent, RetryLater
 
 IN_DOUBT_KINDS: frozenset[FailureKind] = frozenset(("timeout", "reset", "server_error", "process_died", "cancelled"))
 MAX_MESSAGE_CHARS = 2_000
@@ -52,6 +52,7 @@ _WRAPPERS: dict[str, FailureKind] = {"APITimeoutError": "timeout", "APIConnectio
 _BUILT_IN: tuple[tuple[type[BaseException], FailureKind], ...] = (
     (Fatal, "fatal"),
     (NotSent, "not_sent"),
+    (NotReady, "not_sent"),
     (RetryLater, "rate_limited"),
     (InvalidInput, "refused"),
     (PermissionError, "refused"),

@@ -14,13 +14,13 @@ import inspect
 from asyncio import events as asyncio_events
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
 from perdure.core import codec
 from perdure.core.approval import Approval, Decision, Outcome
-from perdure.core.events import AnyBody, Failure, PatchMarked
+from perdure.core.events import OF_MODEL, AnyBody, Failure, PatchMarked
 from perdure.core.failures import describe
 from perdure.core.loop import AgentLoop, AgentTask
 from perdure.core.prompts import Prompts
@@ -162,11 +162,19 @@ class UnknownCompletion(PerdureError):
     """A completion for something that the agent never asked for."""
 
 
+class Edit(NamedTuple):
+    """A person has changed the arguments of a call before it was made."""
+
+    by: str | None
+    before: bytes
+    after: bytes
+
+
 class _Open(Struct):
     kind: Literal["tool", "approval", "child"]
     callee: Any  # the tool or the agent
     future: asyncio.Future[Any]
-    input: bytes = b""  # of an approval
+    input: bytes = b""  # of an approval, or the arguments of a tool
     result: Any = None  # the coroutine that the agent was given
 
 
@@ -200,6 +208,7 @@ class Machine:
         self.replaying = False
         self._patched: dict[str, bool] = {}
         self.prompts = Prompts()
+        self.edits: dict[int, Edit] = {}  # calls that were made with other arguments than the agent asked for
 
     # -- the waist ----------------------------------------------------------------------------------------------------
     def start(self, now: int) -> list[Command]:
@@ -226,7 +235,7 @@ class Machine:
                     opened.future.set_result(opened.callee.decode_result(result))
             case CallFailed(number, failure, attempts):
                 opened = self._close(number)
-                _fail(opened, _failed(opened.callee.name, number, failure, attempts))
+                _fail(opened, _failed(opened.callee, number, failure, attempts))
             case ApprovalSettled():
                 self._settle_approval(completion)
             case ChildEnded(number, run_id, output, problem):
@@ -315,7 +324,7 @@ class Machine:
 
     def call_tool(self, tool: Callee, args: bytes) -> Coroutine[Any, Any, Any]:
         """Make a call. It has its number, and is on its way, when this returns; awaiting it waits for the result."""
-        number, result = self._begin_call("tool", tool, tool.name)
+        number, result = self._begin_call("tool", tool, tool.name, args)
         self._commands.append(CallTool(number, tool, args))
         return result
 
@@ -421,6 +430,8 @@ class Machine:
             raise UnknownCompletion(f"call {settled.number}")
         granted = settled.outcome == "approved"
         if opened.kind == "tool":
+            if granted and settled.input is not None:
+                self.edits[settled.number] = Edit(settled.by, opened.input, settled.input)
             if not granted:
                 self._close(settled.number)
                 assert settled.failure is not None
@@ -534,8 +545,10 @@ def _fail(opened: _Open, error: ToolFailed) -> None:
 _KINDS = {"not_encodable": ResultNotEncodable, "over_budget": BudgetExceeded}
 
 
-def _failed(tool: str, number: int, failure: Failure, attempts: int) -> ToolFailed:
+def _failed(callee: Any, number: int, failure: Failure, attempts: int) -> ToolFailed:
+    tool = callee.name
     if failure.type == "NotApproved":
         return NotApproved(tool, number, outcome=failure.kind, by=None, note=None, message=failure.message)
     kind = _KINDS.get(failure.kind, ToolFailed)
-    return kind(tool, number, kind=failure.kind, type=failure.type, message=failure.message, attempts=attempts)
+    what = "model" if getattr(callee, "events", None) is OF_MODEL else "tool"
+    return kind(tool, number, kind=failure.kind, type=failure.type, message=failure.message, attempts=attempts, what=what)

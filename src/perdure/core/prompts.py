@@ -68,11 +68,6 @@ class Prompts:
         if len(encoded) > LONG_CHARS:
             self._texts.setdefault(_hash(encoded), seq)
 
-    def said(self, text: str, seq: int) -> None:
-        """The payload of that event reads like this."""
-        if len(text) > LONG_CHARS:
-            self.recorded(codec.encode(text), seq)
-
     def pack(self, number: int, frame: Mapping[str, Any], messages: Sequence[Any]) -> bytes:
         """What the journal holds of this request, with the digest of the whole; as canonical JSON."""
         known = [self._message(message) for message in messages]
@@ -255,6 +250,43 @@ def in_short(packed: bytes) -> str | None:
     last = f", the last from {message.get('role')}: {str(message.get('text', '…'))[:80]!r}" if message else ""
     framed = ", with a system prompt, tools or settings that are new" if "frame" in own.fields else ""
     return f"{own.messages:,} message{'' if own.messages == 1 else 's'}{last}{framed}"
+
+
+def difference(before: bytes, now: bytes) -> str | None:
+    """In what two packed requests differ, in words; None where that cannot be told."""
+    try:
+        one, other = _Own(before), _Own(now)
+        changed = _changed(one.fields.get("frame"), other.fields.get("frame"))
+        if changed or one.messages != other.messages:
+            return changed or f"{one.messages:,} messages there, and {other.messages:,} here"
+        for (place, was), (_, is_) in zip(one.items, other.items, strict=False):
+            if was != is_:
+                return f"message {place + 1} differs: {_apart(_words(was), _words(is_))}"
+    except _DAMAGED:
+        return None
+    return None
+
+
+def _changed(before: Any, now: Any) -> str | None:
+    """Which of what stands beside the messages is not the same."""
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return None
+    names = [name for name in sorted({**before, **now}) if before.get(name) != now.get(name)]
+    shown = [
+        f"{name} differs: {_apart(*(codec.encode(side.get(name)).decode('utf-8', 'replace') for side in (before, now)))}" for name in names
+    ]
+    return "; ".join(shown) or None
+
+
+def _words(item: dict[str, Any]) -> str:
+    return codec.encode(item.get("message", item)).decode("utf-8", "replace")
+
+
+def _apart(before: str, now: str) -> str:
+    """Both texts from a little before where they part."""
+    same = next((place for place, (one, other) in enumerate(zip(before, now, strict=False)) if one != other), min(len(before), len(now)))
+    start = max(same - 20, 0)
+    return " → ".join(f"{'…' if start else ''}{text[start : start + 60]}{'…' if len(text) > start + 60 else ''}" for text in (before, now))
 
 
 class Sources(NamedTuple):

@@ -71,7 +71,7 @@ from perdure.core.machine import (
     TimerDue,
     UnknownCompletion,
 )
-from perdure.core.prompts import in_short, is_request
+from perdure.core.prompts import difference, in_short, is_request
 from perdure.core.state import refusal
 from perdure.errors import Diverged
 
@@ -264,13 +264,23 @@ def _without_old_marks(recorded: list[Event], commands: list[Command]) -> list[E
 def _compare_one(command: Command, event: Event, load: Callable[[Payload], bytes]) -> None:
     if not _same(command, event, load):
         number = command.number if isinstance(command, Asked) else event.call
-        way_out = "; a run follows the plan that it was begun with: resume it with that one, or start a new run"
         raise Diverged(
             f"at event {event.seq} the journal has {_recorded(event.body, event.call)}; the code asks for {_asked(command)}"
-            + (way_out if isinstance(event.body, PlanGenerated) else ""),
+            + _more_about(command, event, load),
             seq=event.seq,
             call=number,
         )
+
+
+def _more_about(command: Command, event: Event, load: Callable[[Payload], bytes]) -> str:
+    """What a reader needs besides where both sides look alike in short: in what they differ, or what to do."""
+    if isinstance(event.body, PlanGenerated):
+        return "; a run follows the plan that it was begun with: resume it with that one, or start a new run"
+    if isinstance(command, CallTool) and isinstance(event.body, ToolCallInitiated | ToolCallProposed) and is_request(event.body.args):
+        assert event.body.args is not None
+        differs = difference(load(event.body.args), command.args)
+        return "" if differs is None else f": {differs}"
+    return ""
 
 
 def _same(command: Command, event: Event, load: Callable[[Payload], bytes]) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from perdure.core.taken_back import taken_back
 from perdure.inspect.asks import Asked
 from perdure.inspect.children import Child
 from perdure.inspect.orders import Orders, Step
@@ -35,7 +36,7 @@ def advise(scene: Scene, what: Open, *, options: str = "", code: str | None = No
     row, state = scene.reading.row, scene.reading.state
     orders = Orders(row, options, code, cancelled=state.cancel is not None)
     if row.status in FINISHED:
-        return orders.after_the_end(state, scene.undoing)
+        return orders.after_the_end(state, scene.undoing, taken_back(state, scene.load))
     stop = _stop(scene, orders)
     add = [orders.top_up_below(short) for short in what.short if scene.short is None or scene.short.budget_of != short.budget_of]
     people = [*_decide(what.asked, orders), *add, *_look_below(what.news, orders)]

@@ -7,6 +7,7 @@ from msgspec import Struct
 from perdure.core.events import ChildFinished
 from perdure.core.prompts import is_request
 from perdure.core.state import AskState, CallState, ChildState
+from perdure.core.taken_back import taken_back
 from perdure.inspect.asks import verdict
 from perdure.inspect.children import outcome
 from perdure.inspect.models import asked_words, result_words
@@ -38,9 +39,10 @@ def ended(scene: Scene) -> tuple[list[Done], list[Done]]:
     asks = [ask for ask in state.asks.values() if ask.request.tool is None and not ask.pending]
     ends = {event.call: event.seq for event in scene.reading.events if isinstance(event.body, ChildFinished)}
     both: tuple[list[Done], list[Done]] = ([], [])
+    undone = taken_back(state, scene.load)
     for call in state.calls.values():
         if call.ended:
-            both[call.phase == "failed"].append(_done(call, scene))
+            both[call.phase == "failed"].append(_done(call, scene, undone.get(call.number)))
     for ask in asks:
         both[ask.outcome != "approved"].append(_decided(ask, scene))
     for child in state.children.values():
@@ -51,7 +53,8 @@ def ended(scene: Scene) -> tuple[list[Done], list[Done]]:
     return both
 
 
-def _done(call: CallState, scene: Scene) -> Done:
+def _done(call: CallState, scene: Scene, undone: int | None) -> Done:
+    since = scene.undoing.calls.get(call.number) if scene.undoing is not None else None
     return Done(
         call=call.number,
         asked=asked_words(call, scene.load, 48),
@@ -64,7 +67,7 @@ def _done(call: CallState, scene: Scene) -> Done:
         settled_by=call.resolved_by,
         approval=call.approval,
         approved=_approved(call, scene),
-        undone=scene.undoing.calls.get(call.number) if scene.undoing is not None else None,
+        undone=since if undone is None else f"undone by call {undone}",
         cost=used(call.used) or None,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 
 from msgspec import Struct
 
@@ -97,13 +98,15 @@ class Orders:
         """For a run whose code no worker has."""
         if self.undone is not None:
             return self.go_on(served=False)
-        new = f"NEW_FILE.py:{self.agent}"
+        is_file = self.row.target is not None and " --tools " in self.row.target  # a plan's, which a run keeps whatever becomes of the file
+        new = f"NEW_FILE.py:{self.agent}" if not is_file else "PLAN.toml --tools NEW_FILE.py"
+        adopt = "let the code in that file go on with it, which is recorded; replay it first"
         return [
             Step(self._perdure(f"worker {self.target}"), f"serve it, with the code of {self.agent} as it was in version {version}"),
             # What was recorded is where the old code was; that another version lies there now is nothing to bet on.
             Step(
                 self._perdure(f"resume {self.run} {new} --adopt"),
-                "or let the code in that file go on with it, which is recorded; replay it first",
+                f"or, if the plan is the same and only its tools have changed, {adopt}" if is_file else f"or {adopt}",
             ),
             Step(self._perdure(f"replay {self.run} {new}"), "see whether the code in that file, of another version, still does the same"),
         ]
@@ -161,7 +164,8 @@ class Orders:
     def force(self) -> Step:
         return Step(self._perdure(f"cancel {self.run} --force"), "end it without its agent, if that cannot clean up: what is open stays so")
 
-    def after_the_end(self, state: RunState, undoing: Undoing | None) -> list[Step]:
+    def after_the_end(self, state: RunState, undoing: Undoing | None, undone: Mapping[int, int]) -> list[Step]:
+        """`undone` are calls that the run itself has taken back, with those that have done so: neither is left to be undone."""
         steps = [Step(self._perdure(f"show {self.run}"), "every call with its result")]
         if state.status == "failed":
             steps.append(Step(self._perdure(f"trace {self.run} {state.seq}"), "how it came to the failure"))
@@ -169,7 +173,11 @@ class Orders:
             return [*steps, Step(self._perdure(f"why {shlex.quote(undoing.run_id)}"), f"{undoing.words}; that page has how far it came")]
         if state.status == "succeeded" or self.undone is not None or self.row.parent is not None:
             return steps
-        effects = sum(call.phase == "completed" and call.effect != "read" and not is_request(call.args) for call in state.calls.values())
+        settled = {*undone, *undone.values()}
+        effects = sum(
+            call.phase == "completed" and call.effect != "read" and not is_request(call.args) and call.number not in settled
+            for call in state.calls.values()
+        )
         if effects or state.children:
             what = plural(effects, "call") + (", and what its children did" if state.children else "")
             code = self.resume_words.removeprefix(f"resume {self.run}")

@@ -6,6 +6,7 @@ Text that comes out of a journal stays as it was recorded; whoever prints it mak
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from perdure.core.events import Failure, Usage
 from perdure.store.api import Tombstone
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_OURS = re.compile(r"-packages/perdure/|/python3[.0-9]*t?/asyncio/")  # wherever the run was driven
 _OUR_FOLDER = __file__.removesuffix("inspect/words.py")
 _SPANS = ((86_400, "day", "days"), (3_600, "h", "h"), (60, "min", "min"), (1, "s", "s"))
 
@@ -116,10 +118,9 @@ def failed(failure: Failure | None, width: int = 160) -> str:
 
 
 def places(failure: Failure | None) -> list[str]:
-    """Where it was raised: `file:line in function`, the innermost last; without the frames of perdure, unless it has no others."""
+    """Where it was raised: `file:line in function`, the innermost last; without the frames of perdure and of asyncio, which tell nobody anything."""
     found = failure.traceback.splitlines() if failure is not None and failure.traceback else []
-    theirs = [place for place in found if not place.startswith(_OUR_FOLDER) and "-packages/perdure/" not in place]
-    return theirs or found
+    return [place for place in found if not place.startswith(_OUR_FOLDER) and not _OURS.search(place)]
 
 
 def plural(count: int, one: str, many: str = "") -> str:

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 from perdure.core.codec import digest, encode, shown
 from perdure.core.events import Effect
 from perdure.core.machine import Machine, current
-from perdure.errors import InvalidInput, NotSent
+from perdure.errors import InvalidInput, NotReady, NotSent
 from perdure.integrations import mcp_errors
 from perdure.integrations.mcp_address import address_of, checked_name, located
 from perdure.integrations.mcp_errors import BadAnswer, ToolChanged, ToolGone
@@ -111,10 +111,9 @@ class McpServer:
         """
         listing = await self._listing()
         chosen = [tool for tool in listing.tools if self._only is None or tool.name in self._only]
-        self._check_names(listing)
         names = names_for_models(self.name, [tool.name for tool in chosen], taken)
         in_journal = names_for_models(self.name, [tool.name for tool in listing.tools])  # whatever is chosen or taken
-        return [self._tool(tool, names[tool.name], in_journal[tool.name]) for tool in chosen]
+        return [self._tool(tool, names[tool.name], in_journal[tool.name], listing) for tool in chosen]
 
     async def call(self, tool: str, /, **arguments: Any) -> Any:
         """Call one of its tools by the server's own name for it. Inside an agent this is a durable call."""
@@ -165,31 +164,41 @@ class McpServer:
     async def _listing_now(self, call: Call) -> Listing:
         live = await self._live(call)
         listing = await self._listing_of(live)
+        self._check_names(listing)
         live.useful = True
         return listing
 
-    def _check_names(self, listing: Listing) -> None:
-        """A name that is written wrong must not leave a tool without its approval, or with a class that was not meant."""
-        left_out = {tool.name: tool.why for tool in listing.left_out}
-        known = listing.by_name()
+    def _check_names(self, now: Listing, pinned: Listing | None = None) -> None:
+        """A name that is written wrong must not leave a tool without its approval, or with a class that was not meant.
+
+        NotReady: it is the code that is wrong, and a run that waits for better code loses nothing. Checked where a worker performs, against
+        what is offered now too: code that names a tool which has come since must not stop the runs that do not know of it.
+        """
+        left_out = {tool.name: tool.why for tool in now.left_out}
+        known = now.by_name() | (pinned.by_name() if pinned is not None else {})
         for option, names in (("effects", self._effects), ("approval", self._approval), ("only", self._only or ())):
             for name in names:
+                if name in known:
+                    continue
+                named = f"mcp({option}=…) names {name!a:.80}"
                 if name in left_out:
-                    raise InvalidInput(f"server {self.name}: its tool {name!a:.80} cannot be used: {left_out[name]}")
-                if name not in known:
-                    raise InvalidInput(f"mcp({option}=…) names {name!a:.80}, which server {self.name} does not offer; it has {_few(known)}")
+                    raise NotReady(f"{named}, a tool of server {self.name} that cannot be used: {left_out[name]}")
+                raise NotReady(f"{named}, which server {self.name} does not offer; it has {_few(known)}. Correct it, and resume the run")
 
-    def _tool(self, offered: Offered, name: str, in_journal: str) -> McpTool:
+    def _tool(self, offered: Offered, name: str, in_journal: str, pinned: Listing) -> McpTool:
         effect = self._effects.get(offered.name, offered.effect)
-        callee = McpCallee(f"{self.name}.{in_journal}", offered, effect, self._timeout_s, self._approval.get(offered.name), self._perform)
+        perform, approval = partial(self._perform, pinned), self._approval.get(offered.name)
+        callee = McpCallee(f"{self.name}.{in_journal}", offered, effect, self._timeout_s, approval, perform)
         return McpTool(name, offered, callee)
 
     # -- a call ---------------------------------------------------------------------------------------------------------
-    async def _perform(self, pinned: Offered, arguments: dict[str, Any], call: Call) -> Any:
+    async def _perform(self, listing: Listing, pinned: Offered, arguments: dict[str, Any], call: Call) -> Any:
         from perdure.integrations.mcp_result import value_of
 
         live = await self._live(call)
-        self._compare(pinned, await self._listing_of(live), arguments)
+        now = await self._listing_of(live)
+        self._check_names(now, listing)
+        self._compare(pinned, now, arguments)
         answer = await self._request(live, pinned.name, arguments, call)
         live.useful = True
         return value_of(answer)
@@ -212,7 +221,8 @@ class McpServer:
         except asyncio.CancelledError:
             raise NotSent(f"server {self.name}: it was told to stop while it compared the tools; nothing was sent") from None
         except MCPError as error:
-            raise mcp_errors.while_opening(self._recovered(error), self.name) from None
+            words = await live.last_words()
+            raise mcp_errors.while_opening(NotSent(words) if words else self._recovered(error), self.name) from None
 
     def _compare(self, pinned: Offered, now: Listing, arguments: dict[str, Any]) -> None:
         """Refuse what is not any more what the run was told: a changed tool is called only if it just reads, and takes the same (T30)."""
@@ -255,7 +265,8 @@ class McpServer:
         except MCPError as error:
             found = self._recovered(error)
             if found is error:
-                raise mcp_errors.of_rpc(error.code, error.message, self.name) from None
+                words = await live.last_words() if mcp_errors.is_closed(error) else ""
+                raise mcp_errors.of_rpc(error.code, words or error.message, self.name) from None
             self._retire_if_lost(live, found)
             raise found from None
 
@@ -276,11 +287,11 @@ class McpServer:
 
     def _new_line(self) -> tuple[Line, Faults | None]:
         from perdure.integrations.mcp_line import Line
-        from perdure.integrations.mcp_stdio import stdio
+        from perdure.integrations.mcp_stdio import Stdio
 
         where = self._where
         if isinstance(where, tuple):
-            return Line(self.name, self.address, partial(stdio, self.name, where, self._env), _OPEN_S, self._recovered), None
+            return Line(self.name, self.address, partial(Stdio, self.name, where, self._env), _OPEN_S, self._recovered), None
         from perdure.integrations.mcp_http import Faults, streamable
 
         faults = Faults()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.core.failures import MAX_MESSAGE_CHARS, clean
-from perdure.errors import Fatal, InvalidInput, NotSent, PerdureError
+from perdure.errors import Fatal, InvalidInput, NotReady, NotSent, PerdureError
 
 # JSON-RPC codes by which a server says that it has not even begun.
 _REFUSALS = frozenset((-32600, -32601, -32602, -32020, -32021, -32022, -32042))
@@ -63,7 +63,7 @@ def of_rpc(code: int, message: str, server: str) -> Exception:
 def while_opening(error: BaseException, server: str) -> Exception:
     """Why there is no connection. Nothing of any call was sent; only some of it is worth another try."""
     found = innermost(error)
-    if isinstance(found, (Fatal, NotSent)):
+    if isinstance(found, (Fatal, NotSent, NotReady)):
         return type(found)(f"server {server}: {found}")
     response = getattr(found, "response", None)
     status = getattr(response, "status_code", 0)
@@ -71,6 +71,13 @@ def while_opening(error: BaseException, server: str) -> Exception:
         return Refused(f"server {server} refuses the connection: {found}")
     words = f"{type(found).__name__}: {found}" if str(found) else type(found).__name__
     return NotSent(clean(f"no connection to server {server}: {words}", MAX_MESSAGE_CHARS))
+
+
+def is_closed(error: BaseException) -> bool:
+    """Whether all that it says is that the connection has ended."""
+    found = innermost(error)
+    closed = getattr(found, "code", None) == _CLOSED or isinstance(found, ConnectionError)
+    return closed or type(found).__name__ in ("BrokenResourceError", "ClosedResourceError", "EndOfStream")
 
 
 def innermost(error: BaseException) -> BaseException:

@@ -20,6 +20,7 @@ _END_S = 2.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LOG = 2  # the worker reads the other end
+ENDED = b"\0"  # what the line begins with that says how the server ended
 
 
 def main(worker: int, command: list[str]) -> int:
@@ -44,6 +45,7 @@ def main(worker: int, command: list[str]) -> int:
     os.dup2(null, 0)
     os.dup2(null, 1)
     _stay(child, worker, wake, told)
+    _report(child)
     _end(child)
     return 0
 
@@ -75,6 +77,22 @@ def _stay(child: int, worker: int, wake: int, told: list[int]) -> None:
         # A copy of the pipe's other end in a sibling would hide the worker's death; a new parent cannot be hidden.
         if told or os.getppid() != worker:
             return
+
+
+def _report(child: int) -> None:
+    """How the server has ended, if it has: the last line in the log's pipe, begun with a byte that no text has."""
+    ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None:
+        return
+    how = f"exited with code {ended.si_status}" if ended.si_code == os.CLD_EXITED else f"was ended by signal {ended.si_status}"
+    room = select.poll()
+    room.register(_LOG, select.POLLOUT)
+    if not room.poll(_POLITE_S * 1000):
+        return  # a worker that reads nothing must not keep us from cleaning up
+    try:
+        os.write(_LOG, b"\n" + ENDED + how.encode() + b"\n")
+    except OSError:
+        pass  # nobody reads it any more
 
 
 def _end(child: int) -> None:

@@ -15,9 +15,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import NotSent
-from perdure.integrations.mcp_errors import innermost, while_opening
+from perdure.integrations.mcp_errors import innermost, is_closed, while_opening
 from perdure.integrations.mcp_listing import Listing, list_tools
-from perdure.integrations.mcp_stdio import printable
+from perdure.integrations.mcp_stdio import Ending, Stdio, printable
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -32,8 +32,9 @@ _LONGEST_DELAY_S = 10.0
 class Live:
     """A connection that works, as far as anybody knows."""
 
-    def __init__(self, client: Client, listing: Listing, address: str) -> None:
+    def __init__(self, client: Client, listing: Listing, address: str, ending: Ending | None) -> None:
         self.client = client
+        self._ending = ending
         self.useful = False  # has answered somebody
         self.stale = False  # the server says that its tools have changed
         self.over = asyncio.Event()
@@ -63,6 +64,10 @@ class Live:
         """Nobody shall begin anything here any more; what is under way is left to end."""
         self._retired = True
         self._end_if_idle()
+
+    async def last_words(self) -> str:
+        """How the process at its other end has ended, if there is one and it has."""
+        return await self._ending.words() if self._ending is not None and self.over.is_set() else ""
 
     def _end_if_idle(self) -> None:
         if self._retired and not self._borrowed:
@@ -128,12 +133,14 @@ class Line:
     async def _keep(self, opening: asyncio.Future[Live | Exception]) -> None:
         live: Live | None = None
         problem: BaseException | None = None
+        transport = self._transport()
+        ending = transport.ending if isinstance(transport, Stdio) else None
         try:
             await asyncio.sleep(self._delay_s())
             async with AsyncExitStack() as stack:
                 # asyncio's time-out and not the SDK's kind: that one would have to be left before what was entered inside it.
                 async with asyncio.timeout(self._open_s):
-                    live = await self._open(stack)
+                    live = await self._open(stack, transport, ending)
                 self._live = live
                 self._opening = None
                 opening.set_result(live)
@@ -142,10 +149,12 @@ class Line:
             problem = self._recover(error)
             if isinstance(error, asyncio.CancelledError):
                 raise
+            if ending is not None and is_closed(problem) and (words := await ending.words()):
+                problem = NotSent(words)
         finally:
             self._ended(opening, live, problem)
 
-    async def _open(self, stack: AsyncExitStack) -> Live:
+    async def _open(self, stack: AsyncExitStack, transport: Transport, ending: Ending | None) -> Live:
         from mcp import Client
         from mcp.types import Implementation, ToolListChangedNotification
 
@@ -163,9 +172,9 @@ class Line:
                 made[0].over.set()
 
         ours = Implementation(name="perdure", version=_version())
-        client = Client(_Watched(self._transport(), end), client_info=ours, message_handler=heard, cache=None)
+        client = Client(_Watched(transport, end), client_info=ours, message_handler=heard, cache=None)
         await stack.enter_async_context(client)
-        live = Live(client, await list_tools(client, self._address), self._address)
+        live = Live(client, await list_tools(client, self._address), self._address, ending)
         made.append(live)
         if ended:
             raise ConnectionResetError("it ended right after it had begun")

@@ -12,6 +12,7 @@ from perdure.core import codec
 from perdure.core.approval import Approval
 from perdure.core.events import OF_TOOL, Effect
 from perdure.core.machine import current
+from perdure.core.retry import Retry
 from perdure.errors import InvalidInput
 from perdure.integrations.mcp_listing import Listing, Offered
 from perdure.integrations.mcp_schema import Arguments
@@ -19,6 +20,9 @@ from perdure.tool.call import Call
 from perdure.tool.policy import Predicate, policy_of
 
 PIN_CHARS = 16
+# Half an hour: a server may be away for minutes, and a run that waits for it costs nothing. What a tool says that it failed with is not
+# among these, and a doubt about a `once` call is never settled by another attempt, whatever is.
+PATIENCE = Retry(attempts=20, max_delay=120.0, on=("not_sent", "rate_limited", "timeout", "reset", "server_error", "process_died"))
 Policy = bool | Predicate | Approval
 
 
@@ -63,7 +67,7 @@ class _Callee:
     events = OF_TOOL
     is_async = True
     isolate = False
-    retry = None
+    retry = PATIENCE
     rate = None
     estimate = None
     reconciler = None

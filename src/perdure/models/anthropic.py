@@ -37,7 +37,7 @@ class Anthropic(Model):
     provider = PROVIDER
 
     def __init__(self, name: str, client: AsyncAnthropic | None = None, **options: Any) -> None:
-        super().__init__(name, **options)
+        super().__init__(name, **{"max_tokens": MAX_TOKENS, **options})
         self._clients = Clients(client, partial(_client, name), "AsyncAPIClient")
 
     def body(self, request: Request) -> dict[str, Any]:

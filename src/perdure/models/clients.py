@@ -10,7 +10,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Collection
 from typing import Any
 
-from perdure.errors import Fatal, InvalidInput
+from perdure.errors import InvalidInput, NotReady
 from perdure.models.streams import redacted
 
 _AFTER_S = 1.0
@@ -82,19 +82,19 @@ def secrets_of(client: Any) -> Collection[str]:
 
 
 def made(make: Callable[[], Any], name: str, way_out: str) -> Any:
-    """A client by `make`; Fatal with the way out where there is no key, or one that no header can carry."""
+    """A client by `make`; NotReady with the way out where there is no key, or one that no header can carry."""
     try:
         client = make()
     except Exception as error:
-        raise Fatal(f"model {name}: its client cannot be made: {redacted(str(error), ())}; {way_out}") from None
+        raise NotReady(f"model {name}: its client cannot be made: {redacted(str(error), ())}; {way_out}") from None
     keys = secrets_of(client)
     if not keys and getattr(client, "credentials", None) is None:
-        raise Fatal(f"model {name}: there is no API key; {way_out}")
+        raise NotReady(f"model {name}: there is no API key; {way_out}")
     if any(not key.isprintable() or key != key.strip() for key in keys):
-        raise Fatal(f"model {name}: its API key has a line break or a space at its end, or characters that no header takes; {way_out}")
+        raise NotReady(f"model {name}: its API key has a line break or a space at its end, or characters that no header takes; {way_out}")
     return client
 
 
-def missing(name: str, extra: str) -> Fatal:
+def missing(name: str, extra: str) -> NotReady:
     """What to do where the SDK is not installed."""
-    return Fatal(f"model {name}: the package {extra} is not installed; pip install 'perdure[{extra}]'")
+    return NotReady(f"model {name}: the package {extra} is not installed; pip install 'perdure[{extra}]'")

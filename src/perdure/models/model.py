@@ -6,6 +6,7 @@ never asked for again. Asking is repeatable: a request that was cut off is made 
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 from abc import ABC, abstractmethod
@@ -21,15 +22,18 @@ from perdure.core.machine import current
 from perdure.core.rate import Rate
 from perdure.core.retry import Retry
 from perdure.errors import Fatal, InvalidInput, NotEncodable
-from perdure.models.messages import Answer, Message, Request, ToolSpec, User, answer_of, check, encoded
-from perdure.models.prices import Price, cost_of
+from perdure.models.messages import Answer, Message, Request, Tokens, ToolSpec, User, answer_of, check, encoded
+from perdure.models.prices import Price, cost_of, is_priced, quick_cost_of
 from perdure.tool.call import Call
 from perdure.tool.spend import MOST
 
 log = logging.getLogger("perdure.models")
 Listener = Callable[[Call, str], None]
 TIMEOUT_S = 600.0
+# Half an hour: a provider may be away for minutes, and a run that waits for it costs nothing.
+PATIENCE = Retry(attempts=20, max_delay=120.0, on=("not_sent", "rate_limited", "timeout", "reset", "server_error", "process_died"))
 MAX_NAME_CHARS = 200
+_OURS = frozenset(("model", "messages", "input", "system", "instructions", "tools", "tool_choice", "stream", "max_tokens", "temperature"))
 
 
 class Model(ABC):
@@ -60,12 +64,17 @@ class Model(ABC):
         self.name = name
         self.price = price
         self.timeout_s = _seconds(timeout, name)
-        self.retry = retry
+        self.retry = PATIENCE if retry is None else retry
         self.rate = None if rate is None else structs.replace(rate, key=name) if rate.key is None else rate
         self.max_tokens = max_tokens
         self.temperature = temperature
         self.options = dict(codec.decode(codec.encode(dict(options or {}))))
+        if ours := sorted(_OURS & self.options.keys()):
+            raise InvalidInput(
+                f"model {name}: options={{{ours[0]!r}: …}} would replace what perdure sends; leave it out, or say it as {ours[0]}="
+            )
         self.listener = listener
+        self._says_price = True
 
     @abstractmethod
     async def answer(self, request: Request, call: Call) -> Answer:
@@ -107,9 +116,23 @@ class Model(ABC):
                 log.exception("model %s: whoever listens has failed, and hears no more; the answer goes on", self.name)
                 self.listener = None
 
+    def say_if_unpriced(self) -> None:
+        """Once: a budget in dollars does not hold what nobody knows the price of."""
+        if self._says_price:
+            self._says_price = False
+            if not is_priced(self.provider, self.name, self.price):
+                words = (
+                    "model %s: nobody knows what it costs, so it counts as $0 and no budget in dollars holds it; give it price=Price(…), "
+                )
+                log.warning(words + "or install perdure[prices]", self.name)
+
+    def identity(self) -> list[Any]:
+        """Who answers, whatever is asked: a part of every pin."""
+        return [type(self).__name__, self.name]
+
     def pin(self) -> str:
-        """16 hex digits that change with what decides its answers besides the request."""
-        return codec.digest(codec.encode([type(self).__name__, self.name, self.max_tokens, self.temperature, self.options]))[:16]
+        """16 hex digits that change with what decides its answers besides the conversation."""
+        return codec.digest(codec.encode([self.identity(), self.max_tokens, self.temperature, self.options]))[:16]
 
     def __repr__(self) -> str:
         return f"<model {self.name}>"
@@ -141,10 +164,16 @@ class Asking:
     def estimate(self) -> Usage | None:
         """What is kept free in the budget: the most that it may say."""
         most = self._request.max_tokens
-        return None if most is None else Usage(tokens_out=most, model=self.name)
+        if most is None:
+            return None
+        usd = quick_cost_of(self.model.provider, self.name, self.model.price, Tokens(output=most))
+        return Usage(usd_micros=round(usd * 1_000_000), tokens_out=most, model=self.name)
 
     async def fn(self, request: Request, call: Call) -> Answer:
-        answer = await self.model.answer(request, call)
+        asked: Any = self.model.answer(request, call)
+        if not inspect.isawaitable(asked):
+            raise Fatal(f"model {self.name}: its answer() does not wait for anything: write `async def answer(self, request, call)`")
+        answer = await asked
         if not isinstance(answer, Answer):
             raise Fatal(f"model {self.name}: its answer() returned a {type(answer).__name__}; return Answer(text=…)")
         tokens = answer.tokens
@@ -154,6 +183,7 @@ class Asking:
             "tokens_cached": min(_count(tokens.cached), _count(tokens.input)),
         }
         call.spend(usd=cost_of(self.model.provider, self.name, self.model.price, tokens), model=self.name, **counted)
+        self.model.say_if_unpriced()
         return answer
 
     def arguments(self, _: bytes) -> dict[str, Any]:
@@ -183,7 +213,8 @@ class Asking:
         return False
 
     def pin(self) -> str:
-        return self.model.pin()
+        # Without its settings, which every request has in it: two of one name may differ in those.
+        return codec.digest(codec.encode(self.model.identity()))[:16]
 
     def compensation(self) -> None:
         return None

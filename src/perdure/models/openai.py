@@ -46,6 +46,9 @@ class OpenAI(Model):
         self._base_url = base_url
         self._clients = Clients(client, partial(_client, name, base_url, api_key), "AsyncAPIClient")
 
+    def identity(self) -> list[Any]:
+        return [*super().identity(), self.api, self._base_url]
+
     def body(self, request: Request) -> dict[str, Any]:
         """What is sent for this request, word for word."""
         if self.api == "responses":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
@@ -45,6 +46,16 @@ def cost_of(provider: str, model: str, price: Price | None, tokens: Tokens) -> D
         return min(price.of(counted), _MOST_USD)
     listed = _listed(provider, model)
     return Decimal(0) if listed is None else min(listed(counted), _MOST_USD)
+
+
+def quick_cost_of(provider: str, model: str, price: Price | None, tokens: Tokens) -> Decimal:
+    """The same before anything is asked: 0 as long as the list has not been read, which takes longer than a loop may stand still."""
+    return cost_of(provider, model, price, tokens) if price is not None or "genai_prices" in sys.modules else Decimal(0)
+
+
+def is_priced(provider: str, model: str, price: Price | None) -> bool:
+    """Whether anybody knows what this model costs."""
+    return price is not None or _listed(provider, model) is not None
 
 
 def _sane(tokens: Tokens) -> Tokens:

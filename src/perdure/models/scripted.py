@@ -8,6 +8,7 @@ from typing import Any
 from perdure.errors import Fatal, InvalidInput
 from perdure.models.messages import Answer, Assistant, Request, ToolUse
 from perdure.models.model import Model
+from perdure.models.prices import Price
 from perdure.models.wire import unique
 from perdure.tool.call import Call
 
@@ -22,7 +23,7 @@ class Scripted(Model):
     """
 
     def __init__(self, lines: Sequence[Line], *, name: str = "scripted", **options: Any) -> None:
-        super().__init__(name, **options)
+        super().__init__(name, **{"price": Price(0, 0), **options})
         if isinstance(lines, str) or not all(isinstance(line, (str, Answer, Exception)) or callable(line) for line in lines):
             raise InvalidInput("Scripted takes a list of lines: text, Answer(…), an exception, or a function of the request")
         self._lines = tuple(lines)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from perdure.errors import Fatal
+from perdure.errors import Fatal, NotReady
 from perdure.models.messages import Tokens
 from perdure.models.model import Model
 from perdure.models.prices import cost_of
@@ -21,6 +21,8 @@ from perdure.tool.call import Call
 
 LINGER_S = 2.0  # for the last words behind a whole answer: how much it was, and that the connection is free again
 CONNECT_S = 15.0
+MAX_EVENTS = 500_000  # of one stream, and the characters in it: an answer that never ends would take all of the worker's memory
+MAX_CHARS = 16_000_000
 _SHORTEST_S = 0.1
 # What the words in an error event stand for. Everything else that is reported inside a stream is the service's own trouble.
 _STATUS = {
@@ -40,6 +42,7 @@ _STATUS = {
 _KEYS = re.compile(r"\bsk-[A-Za-z0-9_*.-]{6,}")
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError)
 _CHAIN = 10
+_SHORTEST_KEY = 8
 _OUT_OF_MONEY = "insufficient_quota"
 
 
@@ -57,7 +60,7 @@ def reported(error: object) -> Exception:
     message = text_in(error, "message") or "the provider has reported an error without a word about it"
     said = f"{next((word for word in words if word), 'error')}: {message}"
     if _OUT_OF_MONEY in words:
-        return Fatal(f"{said}; the account behind the API key has nothing left: top it up, and resume the run")
+        return NotReady(f"{said}; the account behind the API key has nothing left: top it up, and resume the run")
     return ProviderError(said, next((_STATUS[word] for word in words if word in _STATUS), 500))
 
 
@@ -93,6 +96,7 @@ async def _listen(model: Model, call: Call, opening: Awaitable[Any], heard: Hear
     what, request_id = f"model {model.name}", None
     opened: Any = None
     held = ""
+    events_heard = chars_heard = 0
     try:
         opened = await opening
         request_id = _text(opened.response.headers.get(id_header))
@@ -103,8 +107,14 @@ async def _listen(model: Model, call: Call, opening: Awaitable[Any], heard: Hear
                     event = await anext(events, None)
                 if event is None:
                     break
+                events_heard += 1
                 words = joined([held, heard.take(plain(event))])
                 held = words[-1:] if "\ud800" <= words[-1:] <= "\udbff" else ""  # half a character: nobody could print it
+                chars_heard += len(words)
+                if events_heard > MAX_EVENTS or chars_heard > MAX_CHARS:
+                    raise Fatal(
+                        f"{what}: its answer does not end; it was given up after {events_heard:,} pieces and {chars_heard:,} characters"
+                    )
                 model.say(call, words[: len(words) - len(held)])
         if not heard.whole:
             raise ConnectionResetError(f"{what}: the stream has ended, and the answer is not whole")
@@ -128,7 +138,8 @@ def time_left_s(call: Call, timeout_s: float) -> float:
 def redacted(text: str, secrets: Collection[str]) -> str:
     """The text without the keys that were sent, and without anything that looks like one (G15)."""
     for secret in secrets:
-        text = text.replace(secret, "[key]")
+        if len(secret) >= _SHORTEST_KEY:  # a shorter one is a stand-in for a server that wants none, and would be found inside words
+            text = text.replace(secret, "[key]")
     return _KEYS.sub("[key]", text)
 
 
@@ -149,12 +160,15 @@ def _explained(error: Exception, request_id: str | None, secrets: Collection[str
     if _OUT_OF_MONEY in (text_in(error_object, "code"), text_in(error_object, "type")):
         return _explained(reported(error_object), request_id or _text(getattr(error, "request_id", None)), secrets)
     if type(error) is TypeError:
-        error = Fatal(str(error))  # the SDK refuses to send it: there is no key, or it does not know an argument
+        error = Fatal(str(error))  # the SDK refuses to send it: it does not know an argument
+    request_id = request_id or _text(getattr(error, "request_id", None))
+    if getattr(error, "status_code", None) == 401:
+        # Nothing was done, and nothing is wrong with the run: a key that was replaced must not end all that are under way.
+        error = NotReady(f"{error}; the provider does not take this API key: see to it, and resume the run")
     text = str(error) or f"{type(error).__name__}: the connection was lost"
     reason = "" if error.__cause__ is None else str(error.__cause__)
     if reason not in text:
         text = f"{text} ({reason})"  # the SDKs say "Connection error." and keep the reason to themselves
-    request_id = request_id or _text(getattr(error, "request_id", None))
     if request_id is not None and request_id not in text:
         text = f"{text} (request {request_id})"
     error.args = (redacted(text, secrets), *error.args[1:])

@@ -147,10 +147,26 @@ def composed(provider: str, parts: Sequence[Part], names: Names, stop: Stop) -> 
     kept = [part for part in parts if not isinstance(part, Wanted) or _is_whole(part, stop)]
     while kept and isinstance(kept[-1], dict):
         kept.pop()  # a thought that nothing follows is refused by those who have thought it
+    kept = _rejoined(kept)
     text = "".join(part for part in kept if isinstance(part, str))
     uses = tuple(unique([_use(part, names) for part in kept if isinstance(part, Wanted)]))
     layout = [len(part) if isinstance(part, str) else "use" if isinstance(part, Wanted) else part for part in kept]
     return Composed(text, uses, {provider: layout} if any(isinstance(part, dict) for part in kept) and _recordable(layout) else None)
+
+
+def _rejoined(parts: Sequence[Part]) -> list[Part]:
+    """With no character cut in two between two parts: its second half goes to the first."""
+    found: list[Part] = []
+    last: int | None = None  # where the last text is
+    for part in parts:
+        if isinstance(part, str) and part:
+            before = found[last] if last is not None else ""
+            if isinstance(before, str) and "\ud800" <= before[-1:] <= "\udbff" and "\udc00" <= part[:1] <= "\udfff" and last is not None:
+                found[last] = joined([before, part[0]])
+                part = part[1:]
+            last = len(found)
+        found.append(part)
+    return found
 
 
 def in_order(provider: str, message: Assistant) -> Iterator[str | ToolUse | Raw]:
@@ -201,7 +217,7 @@ def _parsed(text: str) -> dict[str, Any] | str:
 def _recordable(value: Any) -> bool:
     """An answer that cannot be written down is lost, and has been paid for: better to lose what is odd about it."""
     try:
-        codec.encode(value)
+        codec.encode([[[[[[[[value]]]]]]]])  # as deep as it may come to lie: in an answer, in a conversation, in the input of a run
     except NotEncodable:
         return False
     return True

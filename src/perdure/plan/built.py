@@ -14,7 +14,7 @@ from perdure.core.circles import Circles
 from perdure.core.codec import shown
 from perdure.core.events import Limits
 from perdure.errors import InvalidInput
-from perdure.plan.check import Sound, sound
+from perdure.plan.check import Problem, Sound, sound
 from perdure.plan.file import read_plan
 from perdure.plan.follow import Following
 from perdure.plan.parts import NO_DEFAULT, dressed, named, pins
@@ -33,6 +33,8 @@ class Plan(BuiltAgent[..., dict[str, Any]]):
     is a dict of each step's result by name; of steps that were skipped, or failed with on_failure="continue", "$not_done" says why.
     `params` are what the plan takes, by name and type, for `param("service")` in the steps. All problems of a plan are one InvalidPlan.
     """
+
+    keeps_its_plan = True
 
     def __init__(
         self,
@@ -114,8 +116,8 @@ def version_of(checked: Sound) -> str:
     return codec.digest(codec.encode([checked.digest, pins(checked.callees.values())]))[:12]
 
 
-def _written(name: str, steps: Any, params: Mapping[str, Any] | None, parallel: bool) -> tuple[Document, dict[str, Callee], list[str]]:
-    problems: list[str] = []
+def _written(name: str, steps: Any, params: Mapping[str, Any] | None, parallel: bool) -> tuple[Document, dict[str, Callee], list[Problem]]:
+    problems: list[Problem] = []
     document: Document = {"name": name, "steps": []}
     callees: dict[str, Callee] = {}
     if parallel is not True:
@@ -124,17 +126,19 @@ def _written(name: str, steps: Any, params: Mapping[str, Any] | None, parallel: 
         document["params"] = params_of(params)
     for place, step in enumerate(steps if isinstance(steps, (list, tuple)) else ()):
         if not isinstance(step, Step):
-            problems.append(f"step {place + 1} is {shown(step)}; write Step(name, tool, {{…}})")
+            problems.append(Problem(place, f"step {place + 1} is {shown(step)}; write Step(name, tool, {{…}})", blind=True))
+            document["steps"].append({})
             continue
         where = f"step {step.name}" if isinstance(step.name, str) else f"step {place + 1}"
         try:
             document["steps"].append(document_of(step))
         except InvalidInput as error:
-            problems.append(f"{where}: {error}")
+            problems.append(Problem(place, f"{where}: {error}", blind=True))
             # Named, so that whatever refers to it is not told that it does not exist.
             document["steps"].append({"name": step.name, "tool": getattr(step.tool, "name", None)})
         if isinstance(step.tool, (Tool, Agent)) and callees.setdefault(step.tool.name, step.tool) is not step.tool:
-            problems.append(f"{where}: another tool of this plan is called {step.tool.name} too; give one of them a name= of its own")
+            twice = f"{where}: another tool of this plan is called {step.tool.name} too; give one of them a name= of its own"
+            problems.append(Problem(place, twice, blind=True))
     return document, callees, problems
 
 

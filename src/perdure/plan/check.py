@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from keyword import iskeyword
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from msgspec import Struct
 
@@ -16,7 +16,7 @@ from perdure.core.codec import shown
 from perdure.errors import InvalidInput, InvalidPlan
 from perdure.plan.circles import circles
 from perdure.plan.conditions import MAX_CONDITIONS, read_condition, written_condition
-from perdure.plan.refs import Condition, Ref, read, refs_in, written
+from perdure.plan.refs import Condition, Ref, read_arguments, refs_in, written_arguments
 from perdure.plan.step import TYPES, Callee, Document, OnFailure, read_approval, written_approval
 
 MAX_STEPS = 1_000
@@ -55,19 +55,30 @@ class Sound(Struct, frozen=True):
         return codec.digest(self.encoded)
 
 
-def sound(document: Any, callees: Mapping[str, Callee], known: Sequence[str] = (), *, label: str = "", as_is: bool = False) -> Sound:
-    """The plan of this document; InvalidPlan names all its problems, those that are `known` already included.
+class Problem(NamedTuple):
+    """What is wrong with a plan, and where."""
+
+    place: int  # of the step, from 0; -1: the plan's own
+    said: str
+    blind: bool = False  # whether the step's tool and its arguments are what was meant cannot be known, for this reason
+
+
+def sound(document: Any, callees: Mapping[str, Callee], known: Sequence[Problem] = (), *, label: str = "", as_is: bool = False) -> Sound:
+    """The plan of this document; InvalidPlan names all its problems in the order of the steps, those that are `known` already included.
 
     Its own document is in the one form that every way of writing the same plan has; `as_is` it is the very one that was given.
     """
     whole: Document = document if isinstance(document, dict) else {}
     name = whole.get("name")
-    check = _Check(callees)
-    check.problems += [*known] if isinstance(document, dict) else [f"a plan is an object with its steps, not {shown(document)}"]
+    check = _Check(callees, known)
     if isinstance(document, dict):
         check.plan(whole)
+    else:
+        check.say(f"a plan is an object with its steps, not {shown(document)}")
     if check.problems:
-        raise InvalidPlan(label or f"plan {shown(name) if not isinstance(name, str) else name[:80]}", check.problems)
+        in_order = sorted(check.problems, key=lambda problem: problem.place)
+        said = [problem.said for problem in in_order]
+        raise InvalidPlan(label or f"plan {shown(name) if not isinstance(name, str) else name[:80]}", said)
     used = {step.tool: callees[step.tool] for step in check.steps}
     whole = whole if as_is else _in_one_form(whole, check)
     try:
@@ -86,7 +97,7 @@ def _in_one_form(whole: Document, check: _Check) -> Document:
         form["params"] = check.params
     for given, step in zip(whole["steps"], check.steps, strict=True):
         parts = {
-            "args": written(step.args),
+            "args": written_arguments(step.args),
             "when": [written_condition(condition) for condition in step.when],
             "on_failure": step.on_failure if step.on_failure != "stop" else None,
             "approval": None if step.approval is None else written_approval(step.approval),
@@ -99,34 +110,41 @@ def _in_one_form(whole: Document, check: _Check) -> Document:
 class _Check:
     """Collects what is wrong."""
 
-    def __init__(self, callees: Mapping[str, Callee]) -> None:
+    def __init__(self, callees: Mapping[str, Callee], known: Sequence[Problem]) -> None:
         self.callees = callees
-        self.problems: list[str] = []
+        self.problems = list(known)
         self.steps: list[Checked] = []
         self.params: dict[str, dict[str, Any]] = {}
+        self._at = -1  # the step that is looked at
+        self._blind = {problem.place for problem in known if problem.blind}
+        self._declared: tuple[Any, ...] | None = ()  # parameters, rightly or wrongly; None: nobody can tell
         self._places: dict[str, int] = {}  # of the steps, by name
         self._edges: dict[str, list[str]] = {}
         self._forward: list[tuple[str, str, str]] = []  # (step, the later one that it names, what to say of that)
+
+    def say(self, problem: str, place: int | None = None) -> None:
+        """Something is wrong, with the step that is looked at unless it is another."""
+        self.problems.append(Problem(self._at if place is None else place, problem))
 
     def plan(self, whole: Document) -> None:
         """All of it."""
         self._words(whole, _PLAN_WORDS, "")
         if not isinstance(whole.get("name"), str):
-            self.problems.append("it has no name")
+            self.say("it has no name")
         if not isinstance(whole.get("parallel", True), bool):
-            self.problems.append(f"parallel is true or false, not {shown(whole['parallel'])}")
+            self.say(f"parallel is true or false, not {shown(whole['parallel'])}")
         self._params(whole.get("params", {}))
         steps = whole.get("steps")
         if not isinstance(steps, list) or not steps:
-            self.problems.append("it has no steps; a plan has a list of at least one")
+            self.say("it has no steps; a plan has a list of at least one")
             return
         if len(steps) > MAX_STEPS:
-            self.problems.append(f"it has {len(steps):,} steps; at most {MAX_STEPS:,}: let agents be steps, each with a plan of its own")
+            self.say(f"it has {len(steps):,} steps; at most {MAX_STEPS:,}: let agents be steps, each with a plan of its own")
             return
         self._names(steps)
-        for place, step in enumerate(steps):
+        for self._at, step in enumerate(steps):
             if isinstance(step, dict) and isinstance(step.get("name"), str):
-                self._step(place, step)
+                self._step(self._at, step)
         self._order()
         if not whole.get("parallel", True):
             self.steps = [_behind(step, self.steps[place - 1].name if place else None) for place, step in enumerate(self.steps)]
@@ -134,33 +152,39 @@ class _Check:
     def _words(self, given: Document, words: Sequence[str], where: str) -> None:
         for word in given:
             if word not in words:
-                self.problems.append(f"{where}{shown(word)} is unknown{_near(word, words)}; it has {', '.join(words)}")
+                self.say(f"{where}{shown(word)} is unknown{_near(word, words)}; it has {', '.join(words)}")
 
     def _params(self, params: Any) -> None:
         if not isinstance(params, dict) or len(params) > MAX_PARAMS:
-            self.problems.append(f'params are at most {MAX_PARAMS}, by name: {{"service": {{"type": "string"}}}}')
+            self._declared = None
+            self.say(f'params are at most {MAX_PARAMS}, by name: {{"service": {{"type": "string"}}}}')
             return
+        self._declared = tuple(params)
         for name, given in params.items():
             declared = {"type": given} if isinstance(given, str) else given
             if not isinstance(name, str) or not name.isidentifier() or iskeyword(name) or name.startswith("_") or name == "run":
-                self.problems.append(f"the parameter {shown(name)} needs a name of letters, digits and _, and another one than run")
+                self.say(f"the parameter {shown(name)} needs a name of letters, digits and _, and another one than run")
             elif not isinstance(declared, dict) or declared.get("type") not in list(TYPES) or declared.keys() - {"type", "default"}:
                 kinds = ", ".join(TYPES)
-                self.problems.append(f"the parameter {name}: {shown(given)} is no type; one of {kinds}, with a default or without")
+                self.say(f"the parameter {name}: {shown(given)} is no type; one of {kinds}, with a default or without")
             elif "default" in declared and not _is_of(declared["default"], declared["type"]):
-                self.problems.append(f"the parameter {name}: its default {shown(declared['default'])} is no {declared['type']}")
+                self.say(f"the parameter {name}: its default {shown(declared['default'])} is no {declared['type']}")
             else:
                 self.params[name] = declared
 
     def _names(self, steps: list[Any]) -> None:
         for place, step in enumerate(steps):
             name = step.get("name") if isinstance(step, dict) else None
+            if not step and place in self._blind:
+                continue  # said already
             if not isinstance(step, dict):
-                self.problems.append(f"step {place + 1} is {shown(step)}, and not an object with a name and a tool")
+                self.say(f"step {place + 1} is {shown(step)}, and not an object with a name and a tool", place)
             elif not isinstance(name, str) or not _NAME.match(name):
-                self.problems.append(f"step {place + 1} is called {shown(name)}; a name is up to 64 letters, digits, _ and -")
+                self.say(f"step {place + 1} is called {shown(name)}; a name is up to 64 letters, digits, _ and -", place)
+                if isinstance(name, str):
+                    self._places.setdefault(name, place)  # so that whatever refers to it is not told that it does not exist
             elif name in self._places:
-                self.problems.append(f"step {name} stands there twice, as step {self._places[name] + 1} and step {place + 1}; rename one")
+                self.say(f"step {name} stands there twice, as step {self._places[name] + 1} and step {place + 1}; rename one", place)
             else:
                 self._places[name] = place
 
@@ -172,22 +196,22 @@ class _Check:
         self._words(step, _STEP_WORDS, where)
         on_failure = step.get("on_failure", "stop")
         if on_failure not in get_args(OnFailure):
-            self.problems.append(f"{where}on_failure is one of {', '.join(get_args(OnFailure))}, not {shown(on_failure)}")
-        args = self._reading(where, lambda: _object(read(step.get("args", {}))), {})
+            self.say(f"{where}on_failure is one of {', '.join(get_args(OnFailure))}, not {shown(on_failure)}")
+        args = self._reading(where, lambda: read_arguments(step.get("args", {})), None)
         when = self._reading(where, lambda: _conditions(step.get("when", [])), ())
         after = step.get("after", [])
         if not isinstance(after, list) or not all(isinstance(one, str) for one in after):
-            self.problems.append(f"{where}after is a list of names of steps, not {shown(after)}")
+            self.say(f"{where}after is a list of names of steps, not {shown(after)}")
             after = []
-        refs = [*refs_in(args), *(condition.ref for condition in when)]
+        refs = [*refs_in(args or {}), *(condition.ref for condition in when)]
         needs = self._references(where, place, refs)
         behind = [one for one in after if self._stands_before(where, place, one, f"after names {one!r:.80}")]
         self._edges[name] = [*dict.fromkeys([*(of.step for of in refs if of.step is not None), *after])]
         approval = self._reading(where, lambda: read_approval(step.get("approval")), None)
-        callee = self._callee(where, step.get("tool"))
+        callee = self._callee(where, step.get("tool")) if place not in self._blind else None
         if callee is not None:
             self._arguments(where, callee, args, approval)
-        if len(self.problems) == before:
+        if len(self.problems) == before and place not in self._blind:
             waits_for = tuple(dict.fromkeys([*needs, *behind]))
             self.steps.append(Checked(name, step["tool"], args, when, on_failure, approval, needs, waits_for))
 
@@ -195,7 +219,7 @@ class _Check:
         try:
             return look()
         except InvalidInput as error:
-            self.problems.append(f"{where}{error}")
+            self.say(f"{where}{error}")
             return otherwise
 
     def _references(self, where: str, place: int, refs: Sequence[Ref]) -> tuple[str, ...]:
@@ -209,18 +233,20 @@ class _Check:
 
     def _parameter(self, where: str, of: Ref) -> None:
         name = str(of.path[0])
+        if self._declared is None or (name in self._declared and name not in self.params):
+            return  # said where it is declared
         if name not in self.params:
-            has = ", ".join(self.params) or "no parameters"
-            self.problems.append(f"{where}{of}: the plan has no such parameter{_near(name, self.params)}; it has {has}")
+            has = ", ".join(map(str, self._declared)) or "no parameters"
+            self.say(f"{where}{of}: the plan has no such parameter{_near(name, self._declared)}; it has {has}")
         elif len(of.path) > 1 and self.params[name]["type"] not in ("array", "object", "any"):
-            self.problems.append(f"{where}{of}: the parameter {name} is a {self.params[name]['type']}, which has nothing inside")
+            self.say(f"{where}{of}: the parameter {name} is a {self.params[name]['type']}, which has nothing inside")
 
     def _stands_before(self, where: str, place: int, name: str, what: str) -> bool:
         found, own = self._places.get(name), where.removeprefix("step ").removesuffix(": ")
         if found is None:
-            self.problems.append(f"{where}{what}: there is no step {name!r:.80}{_near(name, self._places)}")
+            self.say(f"{where}{what}: there is no step {name!r:.80}{_near(name, self._places)}")
         elif found == place:
-            self.problems.append(f"{where}{what}: that is the step itself")
+            self.say(f"{where}{what}: that is the step itself")
         elif found > place:
             self._forward.append((own, name, f"{where}{what}: step {name} stands after it; move {name} up"))
         return found is not None and found < place
@@ -230,27 +256,28 @@ class _Check:
         if callee is None:
             has = ", ".join(sorted(self.callees)[:20]) or "no tools at all"
             named = "it names no tool" if tool is None else f"there is no tool {shown(tool)}"
-            self.problems.append(f"{where}{named}{_near(tool, self.callees)}; there are {has}")
+            self.say(f"{where}{named}{_near(tool, self.callees)}; there are {has}")
         return callee
 
-    def _arguments(self, where: str, callee: Callee, args: dict[str, Any], approval: Approval | None) -> None:
-        later = [name for name, value in args.items() if any(True for _ in refs_in(value))]
-        self.problems += [f"{where}{problem}" for problem in callee.misfits(args, later)]
+    def _arguments(self, where: str, callee: Callee, args: dict[str, Any] | None, approval: Approval | None) -> None:
+        if args is not None:
+            later = [name for name, value in args.items() if any(True for _ in refs_in(value))]
+            for problem in callee.misfits(args, later):
+                self.say(f"{where}{problem}")
         if approval is not None and approval.editable:
             takes = callee.takes
             unknown = [name for name in approval.editable if name not in takes]
             if unknown:
-                self.problems.append(
-                    f"{where}approval: {shown(unknown[0])} cannot be edited; {callee.name} takes {', '.join(takes) or 'no arguments'}"
-                )
+                self.say(f"{where}approval: {shown(unknown[0])} cannot be edited; {callee.name} takes {', '.join(takes) or 'no arguments'}")
 
     def _order(self) -> None:
         """References to steps that come later, and those that can come in no order at all."""
         round_and_round = circles(self._edges)
-        self.problems += [f"the steps {' → '.join(circle)} wait for each other" for circle in round_and_round]
+        for circle in round_and_round:
+            self.say(f"the steps {' → '.join(circle)} wait for each other", min(self._places[name] for name in circle))
         for name, other, problem in self._forward:
             if not any(name in circle and other in circle for circle in round_and_round):
-                self.problems.append(problem)
+                self.say(problem, self._places[name])
 
 
 def _behind(step: Checked, before: str | None) -> Checked:
@@ -258,12 +285,6 @@ def _behind(step: Checked, before: str | None) -> Checked:
     if before is None or before in step.waits_for:
         return step
     return Checked(step.name, step.tool, step.args, step.when, step.on_failure, step.approval, step.needs, (*step.waits_for, before))
-
-
-def _object(args: Any) -> dict[str, Any]:
-    if not isinstance(args, dict):
-        raise InvalidInput(f"args are the tool's arguments by name, not {shown(args)}")
-    return args
 
 
 def _conditions(form: Any) -> tuple[Condition, ...]:

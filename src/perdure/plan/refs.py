@@ -1,7 +1,8 @@
 """References: a step's arguments name what earlier steps returned, and what the plan was given, by structure and never by text.
 
 In Python a reference is an object; written down it is `{"$ref": ["build", "image_tag"]}` or `{"$param": ["image"]}`. A key of somebody's
-data that begins with `$` is written down with one more, so that data can never be read as a reference (T9).
+data that begins with `$` is written down with one more, so that data can never be read as a reference (T9). Data whose only key is `ref` or
+`param` is written `{"$data": {"ref": …}}`: without that it is an error, since a forgotten `$` must not pass for data.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ Test = Literal["is", "is_not", "below", "at_most", "above", "at_least", "one_of"
 MAX_PATH = 50
 MAX_DEPTH = 100
 _SHOWN_KEYS = 10
+_DATA = "$data"  # around data that looks like a reference whose $ was forgotten
 
 
 class NotThere(InvalidInput):
@@ -122,11 +124,31 @@ def written(value: Any, depth: int = 0) -> Any:
         for key in value:
             if not isinstance(key, str):
                 raise NotEncodable(f"the key {codec.shown(key)} is of type {type(key).__name__}; keys must be strings")
-        return {f"${key}" if key.startswith("$") else key: written(item, depth + 1) for key, item in value.items()}
+        form = {f"${key}" if key.startswith("$") else key: written(item, depth + 1) for key, item in value.items()}
+        return {_DATA: form} if _looks_like_a_reference(form) else form
     if isinstance(value, (list, tuple)) and not hasattr(value, "_asdict"):
         return [written(item, depth + 1) for item in value]
     plain = codec.decode(codec.encode(value))
     return plain if not isinstance(plain, (dict, list)) else written(plain, depth + 1)  # a dataclass or model has become data
+
+
+def written_arguments(args: dict[str, Any]) -> dict[str, Any]:
+    """A call's arguments with their references as JSON. One that is called `ref` is a name like any other."""
+    form: dict[str, Any] = written(args)
+    return dict(form.get(_DATA, form))  # data that has such a key has it with $$
+
+
+def read_arguments(form: Any) -> dict[str, Any]:
+    """The arguments that were written down, with their references."""
+    args = read({_DATA: form} if isinstance(form, dict) and _looks_like_a_reference(form) else form)
+    if not isinstance(args, dict):
+        raise InvalidInput(f"args are the tool's arguments by name, not {_shown(args)}")
+    return args
+
+
+def _looks_like_a_reference(form: dict[str, Any]) -> bool:
+    """Whether somebody who has forgotten the $ may have written it."""
+    return len(form) == 1 and next(iter(form)) in ("ref", "param")
 
 
 def read(form: Any, depth: int = 0) -> Any:
@@ -137,6 +159,15 @@ def read(form: Any, depth: int = 0) -> Any:
         return [read(item, depth + 1) for item in form]
     if not isinstance(form, dict):
         return form
+    if _looks_like_a_reference(form):
+        (key,) = form
+        raise InvalidInput(
+            f'{_shown(form)}: did you mean "${key}"? A reference is {{"$ref": ["step", "field"]}} or {{"$param": "name"}}; '
+            f'data whose only key is {key} is written {{"{_DATA}": {{"{key}": …}}}}'
+        )
+    inside = form[_DATA] if form.keys() == {_DATA} else None
+    if isinstance(inside, dict) and _looks_like_a_reference(inside):
+        form = inside
     marks = [key for key in form if key.startswith("$") and not key.startswith("$$")]
     if not marks:
         return {key.removeprefix("$") if key.startswith("$$") else key: read(item, depth + 1) for key, item in form.items()}

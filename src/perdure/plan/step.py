@@ -15,7 +15,7 @@ from perdure.core.approval import Approval
 from perdure.core.codec import shown
 from perdure.errors import InvalidInput
 from perdure.plan.conditions import written_condition
-from perdure.plan.refs import Condition, Ref, written
+from perdure.plan.refs import Condition, Ref, written_arguments
 from perdure.tool import Tool
 
 OnFailure = Literal["stop", "continue", "undo", "ask"]
@@ -64,7 +64,7 @@ def document_of(step: Step) -> Document:
     if step.args is not None and not isinstance(step.args, Mapping):
         raise InvalidInput(f"its arguments are {shown(step.args)}, and not a dict of them by name")
     if step.args:
-        document["args"] = written(dict(step.args))
+        document["args"] = written_arguments(dict(step.args))
     if step.when is not None and not (isinstance(step.when, (list, tuple)) and not step.when):
         conditions = step.when if isinstance(step.when, (list, tuple)) else [step.when]
         document["when"] = [written_condition(condition) for condition in conditions]

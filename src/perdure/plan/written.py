@@ -14,9 +14,9 @@ from perdure.core import codec
 from perdure.core.approval import Approval
 from perdure.core.codec import shown
 from perdure.core.failures import clean
-from perdure.errors import InvalidInput, PlanFailed
+from perdure.errors import InvalidInput, InvalidPlan, PlanFailed
 from perdure.models import Answer, Message, Model, ToolResult, ToolSpec, User
-from perdure.plan.check import MAX_STEPS, Sound, sound
+from perdure.plan.check import MAX_STEPS, Problem, Sound, sound
 from perdure.plan.follow import Following
 from perdure.plan.parts import NO_DEFAULT, dressed, named, pins
 from perdure.plan.refs import Test
@@ -33,7 +33,7 @@ Rules:
 - "args" are the tool's arguments by name, as its schema says. Give every required one, and none that the schema does not name.
 - To use what an earlier step returns, write {{"$ref": ["step", "field", 0]}} in the place of a value: the step's name, and the way into its
   result through names of fields and places in lists. Refer only to steps that stand before. References in the middle of a text do not work.
-- A key of an argument that itself begins with $ is written with $$.
+- A key of an argument that itself begins with $ is written with $$, and data whose only key is ref or param as {{"$data": {{"ref": "main"}}}}.
 - "when" has conditions that must hold for the step to be made: {{"ref": ["step", "field"], "is": true}}; the comparisons are {", ".join(get_args(Test))}.
 - "on_failure" is stop (the default), continue (without the step and those that refer to it), undo (what is done) or ask (a person).
 - "after" names steps that must have ended before, where nothing refers to them. Steps that do not wait for each other run at the same time.
@@ -120,7 +120,7 @@ class _Writer:
     async def _written(self, run: Run, goal: str) -> Sound:
         talk: list[Message] = [User(f"{goal}\n\nWrite the plan for this.")]
         system, spec = self._system(), submit_spec(self._callees)
-        problem = ""
+        last = ""
         for attempt in range(1, self._max_attempts + 1):
             run.status(f"planning, attempt {attempt}" if attempt > 1 else "planning")
             answer = await self._model.ask(talk, system=system, tools=[spec], choice=SUBMIT)
@@ -129,10 +129,10 @@ class _Writer:
             try:
                 return self._submitted(answer)
             except InvalidInput as error:
-                problem = clean(str(error), _PROBLEM_CHARS)
-                talk += _sent_back(answer, problem)
+                last = _in_one_line(error)
+                talk += _sent_back(answer, clean(str(error), _PROBLEM_CHARS))
         raise PlanFailed(
-            f"model {self._model.name} has written no plan that can be followed, in {self._max_attempts} attempts; the last: {problem}"
+            f"model {self._model.name} has written no plan that can be followed, in {self._max_attempts} attempts; the last: {clean(last, _PROBLEM_CHARS)}"
         )
 
     def _submitted(self, answer: Answer) -> Sound:
@@ -150,14 +150,17 @@ class _Writer:
         return self._sound(submitted.get("steps"))
 
     def _sound(self, steps: Any) -> Sound:
-        forbidden = [step for step in steps if isinstance(step, dict) and "approval" in step] if isinstance(steps, list) else []
-        known = [f"step {shown(step.get('name'))}: who approves what is not for the plan to say" for step in forbidden]
+        known = [
+            Problem(place, f"step {shown(step.get('name'))}: who approves what is not for the plan to say")
+            for place, step in enumerate(steps if isinstance(steps, list) else ())
+            if isinstance(step, dict) and "approval" in step
+        ]
         # As it is: the bytes that are approved are those that are journaled.
         return sound({"name": self._name, "steps": steps}, self._callees, known, as_is=True)
 
     async def _approved(self, run: Run, plan: Sound, policy: Approval) -> tuple[Sound, str]:
         """The very plan that somebody has approved. One that they have made wrong with an edit they are asked about again."""
-        by, said = self._model.name, policy.reason
+        by, said = self._model.name, _with_edits(policy)
         while True:
             shown_plan = {"plan": {"steps": plan.document["steps"]}}
             ask = run._machine.ask_approval(f"plan {self._name}", codec.encode(shown_plan), policy, said)
@@ -173,7 +176,9 @@ class _Writer:
                     raise InvalidInput("a plan has its steps, and nothing beside them")
                 return self._sound(approved["steps"]), f"{by}, edited by {decision.by}"
             except InvalidInput as error:
-                said = clean(f"the edit of {decision.by} was not taken, and this is the plan as it was before: {error}", 2_000)
+                said = clean(
+                    f"the edit of {decision.by} was not taken, and this is the plan as it was before: {_in_one_line(error)}", 2_000
+                )
 
     def _system(self) -> str:
         tools = [
@@ -181,6 +186,20 @@ class _Writer:
         ]
         known = "\n".join(json.dumps(one, ensure_ascii=False, sort_keys=True) for one in tools)
         return f"{self._instructions}\n\n{_SYSTEM}\nThe tools:\n{known}".strip()
+
+
+def _with_edits(policy: Approval) -> str | None:
+    """The reason, and what whoever edits the plan must know: they decide where nobody has the tools that it is checked against."""
+    if not policy.editable:
+        return policy.reason
+    edits = "an edited plan is checked when the run goes on; one that is wrong is not followed, and this is asked again"
+    return edits if policy.reason is None else f"{policy.reason}; {edits}"
+
+
+def _in_one_line(error: InvalidInput) -> str:
+    if not isinstance(error, InvalidPlan) or len(error.lines) == 1:
+        return str(error)
+    return f"{error.lines[0]} {'; '.join(line.removeprefix('- ') for line in error.lines[1:])}"
 
 
 def _sent_back(answer: Answer, problem: str) -> list[Message]:

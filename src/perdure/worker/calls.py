@@ -13,13 +13,14 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from perdure.core import codec
 from perdure.core.chain import Sealed
 from perdure.core.codec import Payload
 from perdure.core.decide import GiveUp, Park, Perform, Reconcile, Verdict, Wait, about_unknown, decide
 from perdure.core.events import (
+    OF_MODEL,
     AnyBody,
     Failure,
     RetryScheduled,
@@ -33,8 +34,8 @@ from perdure.core.failures import clean, describe
 from perdure.core.machine import CallTool
 from perdure.core.retry import DEFAULT, Again, Doubt, after_failure
 from perdure.core.retry import GiveUp as GiveUpRetrying
-from perdure.core.state import CallState, RunState
-from perdure.errors import NotEncodable
+from perdure.core.state import LOST, NOT_STARTED, CallState, RunState
+from perdure.errors import NotEncodable, NotReady
 from perdure.settings import Settings
 from perdure.store.api import Append
 from perdure.tool import Call, Outcome
@@ -44,6 +45,11 @@ from perdure.worker.commits import ToolRaised
 from perdure.worker.pen import Pen
 from perdure.worker.perform import Abandoned, Attempt, Performed, Raised, Returned, Unrecordable, attempt, perform_in_transaction, reconcile
 from perdure.worker.threads import Threads
+
+
+def is_not_ready(failure: Failure) -> bool:
+    """Whether this process could not even begin, for a reason that somebody has to see to."""
+    return failure.kind == "not_sent" and failure.type == NotReady.__name__
 
 
 class Ended(Struct, frozen=True, gc=False):
@@ -246,8 +252,15 @@ class Calls:
         self, call: CallState, failure: Failure, usage: Usage | None, asked: CallTool, wanted: bool, closing: bool, *, loose: bool
     ) -> list[AnyBody]:
         tool = asked.tool
+        if is_not_ready(failure) and wanted and not call.doubtful:
+            return [tool.events.failed(structs.replace(failure, type=NOT_STARTED), attempt=call.attempt, usage=usage)]
         if closing and wanted and failure.kind == "cancelled":
             # A drain ended it, not the agent: the next worker goes on by effect class. What may have happened is said so.
+            if tool.events is OF_MODEL:
+                lost = Failure(
+                    "process_died", LOST, "its worker was stopped while the model was asked; an answer that was on its way is lost"
+                )
+                return [tool.events.failed(lost, attempt=call.attempt, usage=usage)]
             doubt = ToolCallInDoubt(call.attempt, "its worker was stopped inside it", failure, loose, usage)
             return [doubt] if call.effect in ("once", "keyed") else []
         verdict = after_failure(

@@ -51,8 +51,9 @@ from perdure.settings import Settings
 from perdure.store.api import Claimed, InboxRow, RowChange, RunRow, Status, Store
 from perdure.tool import Outcome
 from perdure.tool.call import Closer
+from perdure.worker.answers import Raised
 from perdure.worker.asks import Asks
-from perdure.worker.calls import Calls, Ended
+from perdure.worker.calls import Calls, Ended, is_not_ready
 from perdure.worker.clock import Clock
 from perdure.worker.closing import Closing
 from perdure.worker.commits import Commits, Writes
@@ -334,6 +335,8 @@ class Drive:
             if isinstance(body, ToolCallFailed | ToolCallInDoubt) and asked.tool.rate is not None:
                 self._hear_of_limit(asked.tool.rate, body.failure)
             self.deliver(event)
+        if isinstance(ended.result, Raised) and is_not_ready(ended.result.failure) and wanted and not call.ended:
+            self.attend("error", f"call {call.number} ({call.tool}) cannot be made here, and was not: {ended.result.failure.message}")
         if not call.ended and not self._calls.busy(call.number) and self.closing is None:
             verdict = self._calls.after_unknown(call, ended, asked, wanted=wanted)
             self._orders.follow(call, verdict) if verdict is not None else self._orders.consider(call)

@@ -356,9 +356,15 @@ class Worker:
             known = ", ".join(sorted({served.agent for served in self.agents})) or "none"
             raise UnknownAgent(f"run {row.run_id} belongs to agent {row.agent!r}, which is not served here (only {known})")
         if row.version not in versions and row.status not in FINISHED:
+            way_out = f"use the old code, or let this code go on with it: perdure resume {row.run_id} FILE.py:{row.agent} --adopt"
+            if any(agent.keeps_its_plan for served, agent in self.agents.items() if served.agent == row.agent):
+                way_out = (
+                    f"a run keeps its plan: use the old plan and tools, or end it (perdure cancel {row.run_id}) and start anew; "
+                    f"only if the plan is the same, and its tools are not, this can go on with it: "
+                    f"perdure resume {row.run_id} {row.target or f'FILE.py:{row.agent}'} --adopt"
+                )
             raise WrongVersion(
-                f"run {row.run_id} was begun with version {row.version} of agent {row.agent}, and here is {' and '.join(versions)}; "
-                f"use the old code, or let this code go on with it: perdure resume {row.run_id} FILE.py:{row.agent} --adopt"
+                f"run {row.run_id} was begun with version {row.version} of agent {row.agent}, and here is {' and '.join(versions)}; {way_out}"
             )
 
     async def _row(self, run_id: str) -> RunRow:

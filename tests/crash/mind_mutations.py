@@ -1,0 +1,77 @@
+"""Perdure without one of the guards of agents that think, in a victim's own process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import structs
+
+from perdure import react, transcript, turns
+from perdure.core.events import Event, Failure, ModelCallCompleted, ModelCallFailed
+from perdure.models import model
+from perdure.store.sql import SqlStore
+from perdure.worker import orders
+
+
+def answers_in_the_journal_are_taken_for_failures() -> None:
+    real = SqlStore.read
+
+    def read(self: SqlStore, run_id: str, after: int = 0) -> list[Event]:
+        return [_failed(event) if isinstance(event.body, ModelCallCompleted) else event for event in real(self, run_id, after)]
+
+    SqlStore.read = read  # type: ignore[method-assign]
+
+
+def _failed(event: Event) -> Event:
+    attempt = event.body.attempt  # type: ignore[union-attr]
+    return structs.replace(event, body=ModelCallFailed(Failure("reset", "Forgotten", "nobody has looked"), attempt=attempt))
+
+
+def lost_answers_are_not_recorded() -> None:
+    orders.OF_MODEL = None  # type: ignore[attr-defined,assignment]
+
+
+def requests_are_not_compared() -> None:
+    model.Asking.rebind = lambda self, recorded: self._packed  # type: ignore[method-assign]
+
+
+def clients_try_again_on_their_own() -> None:
+    import anthropic
+
+    real = anthropic.AsyncAnthropic.__init__
+
+    def init(self: Any, **options: Any) -> None:
+        real(self, **{**options, "max_retries": 2})
+
+    anthropic.AsyncAnthropic.__init__ = init  # type: ignore[method-assign]
+
+
+def _conversations_are_not_checked() -> None:
+    """We look at what we send before anybody else does: a guard below the guards, which would hide that they are gone."""
+    for module in (transcript, turns, model):
+        module.check = lambda messages: None  # type: ignore[attr-defined]
+
+
+def what_hangs_at_the_end_of_a_run_is_left_hanging() -> None:
+    _conversations_are_not_checked()
+    transcript._Ended._add = lambda self, messages, answer, seq: messages.append(answer.message)  # type: ignore[method-assign]
+
+
+def what_was_not_called_is_not_told() -> None:
+    _conversations_are_not_checked()
+    real = react._Talk.answer
+    react._Talk.answer = lambda self, results: real(self, [one for one in results if not one.error])  # type: ignore[method-assign]
+
+
+MIND_MUTATIONS: dict[str, Callable[[], None]] = {
+    found.__name__: found
+    for found in (
+        answers_in_the_journal_are_taken_for_failures,
+        lost_answers_are_not_recorded,
+        requests_are_not_compared,
+        clients_try_again_on_their_own,
+        what_hangs_at_the_end_of_a_run_is_left_hanging,
+        what_was_not_called_is_not_told,
+    )
+}
