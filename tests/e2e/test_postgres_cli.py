@@ -515,8 +515,21 @@ def test_the_examples_run_on_postgresql(desk: Desk) -> None:
     desk("run", f"{EXAMPLES / 'chat.py'}:chat", "--id", "chat-1", "--detach")
     desk("signal", "chat-1", "user", '"bye"')
     assert json.loads(desk("run", f"{EXAMPLES / 'chat.py'}:chat", "--id", "chat-1"))[-1] == {"role": "agent", "text": "goodbye"}
+    scripted = {"ANTHROPIC_API_KEY": "", "OPENAI_API_KEY": ""}
+    [reported] = desk.lines("run", f"{EXAMPLES / 'investigation.py'}:investigate", "prompt=why", "--id", "why-1", **scripted)
+    assert reported["output"]["sources"] == ["fencing", "leases", "zombies"]
+    closed = desk("run", f"{EXAMPLES / 'support.py'}:support", "prompt=o-82 is lost", "--id", "case-82", **scripted)
+    assert closed.startswith("We have paid you back")
+    desk("run", f"{EXAMPLES / 'deployment.py'}:deployment", "service=shop", "--id", "shop-1", "--no-wait", code=3)
+    [asked] = desk.lines("approvals")
+    desk("approve", asked["approval"], "--by", "ann")
+    desk("resume", "shop-1", f"{EXAMPLES / 'deployment.py'}:deployment")
+    # The MCP agent has a test of its own, which differs in nothing that a database could change.
     assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(
-        ("approval", "chat", "deploy", "fanout", "ledger", "refund", "research")
+        (
+            *("approval", "chat", "deploy", "deployment", "fanout", "investigation", "ledger"),
+            *("mcp_agent", "mcp_notes", "refund", "research", "support"),
+        )
     )
 
 
