@@ -515,7 +515,7 @@ def test_the_examples_run_on_postgresql(desk: Desk) -> None:
     desk("run", f"{EXAMPLES / 'chat.py'}:chat", "--id", "chat-1", "--detach")
     desk("signal", "chat-1", "user", '"bye"')
     assert json.loads(desk("run", f"{EXAMPLES / 'chat.py'}:chat", "--id", "chat-1"))[-1] == {"role": "agent", "text": "goodbye"}
-    scripted = {"ANTHROPIC_API_KEY": "", "OPENAI_API_KEY": ""}
+    scripted: dict[str, Any] = {"ANTHROPIC_API_KEY": "", "OPENAI_API_KEY": ""}
     [reported] = desk.lines("run", f"{EXAMPLES / 'investigation.py'}:investigate", "prompt=why", "--id", "why-1", **scripted)
     assert reported["output"]["sources"] == ["fencing", "leases", "zombies"]
     closed = desk("run", f"{EXAMPLES / 'support.py'}:support", "prompt=o-82 is lost", "--id", "case-82", **scripted)

@@ -222,6 +222,35 @@ def test_a_call_that_is_stopped_while_the_server_starts_has_sent_nothing(stdio, 
     assert len(stdio.ledger()) == 1
 
 
+def test_outside_a_run_a_time_out_and_a_cancel_are_what_they_are():
+    async def main() -> None:
+        async with mcp(["sleep", "600"], name="silent") as server:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await server.toolset()
+            task = asyncio.create_task(server.toolset())
+            await asyncio.sleep(0.1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    run(main())
+
+
+def test_a_redirect_on_the_same_host_is_followed(tmp_path):
+    warehouse = Warehouse(tmp_path, "http")
+    warehouse.start()
+
+    async def main() -> Any:
+        async with mcp(f"{warehouse.url}/", name="warehouse", timeout=10) as server:  # it sends us to the same without a slash
+            return await server.call("search", query="box")
+
+    try:
+        assert run(main()) == "found box\nat most 10"
+    finally:
+        warehouse.stop()
+
+
 def test_arguments_that_do_not_fit_are_refused_before_anything_is_recorded(stdio, tmp_path):
     server = stdio.server()
     words = []

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from typing import Any
 
 from tests.mcp.test_mcp_calls import app_on
+from tests.mcp.warehouse import RUDE, Warehouse, rude_http
 from tests.unit.drive_tools import run
 
-from perdure import Agent, Run, ToolFailed, agent
+from perdure import Agent, Run, ToolFailed, agent, mcp
+from perdure.integrations import mcp as module
 from perdure.integrations.mcp import McpServer
 
 CALLS: dict[str, dict[str, Any]] = {
@@ -93,3 +97,75 @@ def test_a_list_that_changes_under_way_is_noticed(warehouse, tmp_path):
 
     run(main())
     assert warehouse.ledger("delete") == []
+
+
+def test_a_list_that_changes_in_silence_is_a_new_runs_all_the_same_and_what_does_more_than_read_is_compared_with_a_fresh_one(
+    tmp_path, monkeypatch
+):
+    server = mcp([sys.executable, RUDE], name="rude", timeout=10)
+
+    @agent(version="1")
+    async def names(run: Run) -> list[str]:
+        return [tool.offered.name for tool in await server.toolset(run)]
+
+    @agent(version="1")
+    async def surprised(run: Run) -> Any:
+        tools = {tool.offered.name: tool for tool in await server.toolset(run)}
+        await tools["forget"](name="loud")
+        await tools["forget"](name="echo")
+        monkeypatch.setattr(module, "FRESH_S", 0.0)  # half a minute goes by
+        told = [await tools["with spaces"]()]
+        for name in ("loud", "echo"):
+            try:
+                told.append(await tools[name]())
+            except ToolFailed as error:
+                told.append(error.type)
+        return told
+
+    async def main() -> None:
+        async with app_on(tmp_path, names, surprised) as app:
+            before = await app.run(names)
+            assert {"loud", "echo", "wordy"} <= set(before)
+            assert await app.run(surprised) == ['["with spaces", {}]', "ToolGone", "ToolGone"]
+            await server.call("forget", name="wordy")
+            assert set(before) - set(await app.run(names)) == {"loud", "echo", "wordy"}
+
+    run(main())
+
+
+def test_a_run_that_begins_after_the_server_has_forgotten_the_session_opens_another(tmp_path):
+    async def main(url: str) -> None:
+        server = mcp(url, name="rude", timeout=10)
+
+        @agent(version="1")
+        async def count(run: Run) -> int:
+            return len(await server.toolset(run))
+
+        async with app_on(tmp_path, count) as app, mcp(url, name="other", timeout=10) as other:
+            there = await app.run(count)
+            await other.toolset()  # who comes last is known to this server, and nobody else
+            async with asyncio.timeout(10):
+                assert await app.run(count) == there
+
+    with rude_http() as (url, _):
+        run(main(url))
+
+
+def test_a_run_that_begins_after_the_server_was_started_again_finds_it(tmp_path):
+    warehouse = Warehouse(tmp_path, "http")
+    server = warehouse.server()
+
+    @agent(version="1")
+    async def names(run: Run) -> list[str]:
+        return [tool.offered.name for tool in await server.toolset(run)]
+
+    async def main() -> None:
+        async with app_on(tmp_path, names) as app:
+            assert "put" in await app.run(names)
+            warehouse.start("--without", "put")
+            assert "put" not in await app.run(names)
+
+    try:
+        run(main())
+    finally:
+        warehouse.stop()

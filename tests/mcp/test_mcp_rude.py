@@ -13,13 +13,14 @@ import pytest
 from tests.mcp.warehouse import RUDE, free_port, rude_http
 from tests.unit.drive_tools import run
 
-from perdure import Call, InvalidInput, NotReady, NotSent, mcp
+from perdure import Approval, Call, InvalidInput, NotReady, NotSent, mcp
 from perdure.core.failures import describe
 from perdure.integrations.mcp import McpServer
 from perdure.integrations.mcp_errors import BadListing, while_opening
 from perdure.integrations.mcp_http import Faults
 from perdure.integrations.mcp_line import Line
 from perdure.integrations.mcp_listing import MAX_TOOLS, names_for_models
+from perdure.integrations.mcp_schema import Arguments, BadSchema
 
 
 def rude(*flags: str, **options: Any) -> McpServer:
@@ -193,6 +194,51 @@ def test_a_line_that_keeps_failing_is_opened_more_and_more_slowly():
     assert all(measured >= delay for measured, delay in zip(took, (0, 0.1, 0.2, 0.4, 0.8), strict=True))
 
 
+def test_a_long_list_of_different_things_is_checked_in_no_time():
+    items = [{"n": n} for n in range(2_000)]
+    schema = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
+    old = {"$schema": "http://json-schema.org/draft-04/schema#", "type": "object", "properties": {"x": {"enum": items}}}
+    begun = time.monotonic()
+    Arguments(schema).check("it", {"x": items})
+    Arguments(old)
+    assert time.monotonic() - begun < 1
+    with pytest.raises(InvalidInput, match="it: x: it does not fit uniqueItems"):
+        Arguments(schema).check("it", {"x": [*items, {"n": 7}]})
+    with pytest.raises(BadSchema, match="the same item twice"):
+        Arguments({**old, "properties": {"x": {"enum": [{}, {}]}}})
+
+
+@pytest.mark.parametrize("reference", ["#", "#/$defs/again"])
+def test_a_schema_that_names_its_kind_again_is_bounded_no_less(reference):
+    kind = "https://json-schema.org/draft/2020-12/schema"
+    regex = {"$schema": kind, "type": ["object", "string"], "pattern": "^(a+)+$"}
+    schema = {**regex, "type": "object", "properties": {"x": {"$ref": reference}}, "$defs": {"again": regex}}
+    if reference == "#":
+        schema |= {"properties": {"x": {"$ref": reference}, "y": {"type": "string", "pattern": "^(a+)+$"}}}
+    inside = {"y": "a" * 24 + "b"} if reference == "#" else "a" * 24 + "b"
+    Arguments(schema).check("it", {"x": inside})  # its pattern is the server's to check
+
+
+def over_ten(n: int) -> bool:
+    return n > 10
+
+
+def over_five(n: int) -> bool:
+    return n > 5
+
+
+def test_another_url_or_another_approval_is_another_version_and_another_key_or_program_is_not():
+    def pin(server: Any = "https://host/mcp", policy: Any = True, **options: Any) -> str:
+        return mcp(server, name="one", approval={"delete": policy}, **options).pin()
+
+    policies = [True, False, over_ten, over_five, Approval(), Approval(by="ann"), Approval(by="ann", when=over_ten)]
+    urls = ["https://host/other", "https://host/mcp?tenant=2", "https://host:8443/mcp", "https://other/mcp", "http://host/mcp"]
+    pins = [*(pin(policy=policy) for policy in policies), *map(pin, urls), pin(["server"])]
+    assert len(set(pins)) == len(pins)
+    assert pin() == pin("https://ann:key@host/mcp", headers={"Authorization": "Bearer key"})
+    assert pin(["server"]) == pin(["/opt/server", "--data", "here"], env={"KEY": "other"})
+
+
 def test_a_ticket_is_good_once_and_only_if_it_is_ours():
     faults, error = Faults(), ConnectionRefusedError("no")
     ticket = faults.keep(error)
@@ -223,7 +269,8 @@ def test_names_for_models_stay_apart():
         (7, {}, "a server is a command"),
         (["a", ""], {}, "a server is a command"),
         ("python 'server.py", {}, "cannot be read"),
-        ("http://", {}, "is not a URL"),
+        ("http://", {}, "not a URL"),
+        ("http://host:70000/mcp", {}, "not a URL"),
         ("server", {"name": "a b"}, "a server's name is"),
         ("server", {"timeout": 0}, "timeout=0"),
         ("server", {"headers": {"a": "b"}}, "headers are for a URL"),
@@ -243,7 +290,9 @@ def test_what_is_declared_wrong_is_refused_where_it_is_declared(server, options,
     [
         ("python -m files_server /data", "files_server", "python (and 3 arguments)"),
         (["npx", "-y", "@modelcontextprotocol/server-files"], "server-files", "npx (and 2 arguments)"),
-        ("https://ann:secret@api.example.com:8443/mcp?key=secret", "api_example_com", "https://api.example.com:8443/mcp"),
+        ("https://ann:secret@api.example.com:8443/secret?key=secret", "api_example_com", "https://api.example.com:8443 (#e2cda272)"),
+        ("https://api.example.com/", "api_example_com", "https://api.example.com"),
+        ("http://[::1]:80", "_1", "http://[::1]:80"),
         (["/opt/7zip"], "_7zip", "/opt/7zip"),
     ],
 )

@@ -36,7 +36,11 @@ class Warehouse:
         if self.kind == "stdio":
             return mcp([sys.executable, POLITE, str(self.ledger_file), *flags], **options)
         self.start(*flags)
-        return mcp(f"http://127.0.0.1:{self._port}/mcp", **options)
+        return mcp(self.url, **options)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}/mcp"
 
     def start(self, *flags: str) -> None:
         """Start the HTTP server, in the place of the one before."""
@@ -56,10 +60,10 @@ class Warehouse:
 
 
 @contextmanager
-def rude_http() -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def rude_http(*flags: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The URL of a rude server over HTTP, and its process."""
     port = free_port()
-    process = subprocess.Popen([sys.executable, RUDE, "--port", str(port)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, RUDE, "--port", str(port), *flags], stdout=subprocess.PIPE, text=True)
     try:
         wait_for_port(port, process)
         yield f"http://127.0.0.1:{port}/mcp", process

@@ -15,8 +15,10 @@ from tests.unit.drive_tools import ManualClock, outline, perdure, run, until
 from perdure import (
     Agent,
     Approval,
+    Call,
     Fatal,
     InvalidInput,
+    NotSent,
     Perdure,
     Plan,
     Retry,
@@ -380,6 +382,144 @@ def test_a_stopping_plan_waits_for_what_is_under_way_and_records_it() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("on_failure", ["stop", "undo"])
+@pytest.mark.parametrize("effect", ["once", "idempotent"])
+def test_a_call_that_waits_for_a_person_is_withdrawn_with_its_plan_and_cannot_be_approved_any_more(effect: Any, on_failure: Any) -> None:
+    """Its tool asks, not its step: the plan cannot know that it waits."""
+
+    async def main() -> None:
+        failing = asyncio.Event()
+
+        @tool(effect=effect, approval=True)
+        async def delete_db() -> None:
+            DONE.append("deleted")
+
+        @tool(effect="once")
+        async def check() -> None:
+            await failing.wait()
+            raise Fatal("no")
+
+        steps = [Step("check", check, on_failure=on_failure), Step("del", delete_db, on_failure="undo"), Step("b", build, {"service": "s"})]
+        plan = Plan("p", steps)
+        async with perdure(None, [plan]) as app:
+            await app.start(plan, id="r")
+            driving = asyncio.create_task(app.drive("r", wait=False))
+            await until(lambda: pending(app) and DONE)
+            failing.set()
+            row = await driving
+            assert row.status == "failed"
+            assert "step check (check) failed: Fatal: no; done: b; not begun: del" in (row.error or "")
+            assert statuses(app) == ["withdrawn"]
+            check_replay(app, plan)
+        undone = ["unbuild s:v1"] if on_failure == "undo" else []
+        assert DONE[0] == "build s"
+        assert DONE[1:] == undone
+
+    run(main())
+
+
+@pytest.mark.parametrize("effect", ["once", "keyed", "idempotent"])
+def test_a_step_between_two_attempts_makes_no_other_once_the_plan_has_stopped(effect: Any) -> None:
+    async def main() -> None:
+        failing = asyncio.Event()
+
+        @tool(effect=effect, retry=Retry(attempts=5, base=0.05))
+        async def busy() -> None:
+            DONE.append("busy")
+            failing.set()
+            raise NotSent("the line is engaged")
+
+        @tool(effect="once")
+        async def check() -> None:
+            await failing.wait()
+            await asyncio.sleep(0.01)
+            raise Fatal("no")
+
+        plan = Plan("p", [Step("busy", busy), Step("check", check)])
+        with pytest.raises(RunFailed, match=r"step check \(check\) failed: Fatal: no; given up: busy"):
+            await once(plan)
+        assert DONE == ["busy"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("effect", ["read", "idempotent", "keyed", "once"])
+def test_an_attempt_that_is_under_way_ends_and_counts_but_is_not_repeated(effect: Any) -> None:
+    """An effect that could be stopped half-way would be neither done, nor undone."""
+
+    async def main() -> None:
+        begun, release = asyncio.Event(), asyncio.Event()
+
+        @tool(effect=effect)
+        async def slow() -> str:
+            begun.set()
+            await release.wait()
+            DONE.append("slow")
+            return "slow"
+
+        @tool(effect=effect, retry=Retry(attempts=3, base=0.01))
+        async def flaky() -> None:
+            await release.wait()
+            DONE.append("flaky")
+            raise NotSent("the line is engaged")
+
+        @tool(effect="once")
+        async def bad() -> None:
+            await begun.wait()
+            asyncio.get_running_loop().call_later(0.05, release.set)
+            raise Fatal("no")
+
+        plan = Plan("p", [Step("slow", slow), Step("bad", bad), Step("flaky", flaky)])
+        with pytest.raises(RunFailed, match=r"step bad .*; done: slow; failed too: flaky"):
+            await once(plan)
+        assert sorted(DONE) == ["flaky", "slow"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_call_that_is_asked_for_in_the_breath_in_which_the_plan_stops_is_not_made(asks: bool) -> None:
+    async def main() -> None:
+        @tool(effect="once", approval=asks)
+        async def delete_db() -> None:
+            DONE.append("deleted")
+
+        steps = [Step("x", look, {"at": {}}), Step("del", delete_db, after=["x"]), Step("bad", look, {"at": ref("x", "nope")})]
+        plan = Plan("p", steps)
+        async with perdure(None, [plan]) as app:
+            await app.start(plan, id="r")
+            row = await app.drive("r", wait=False)
+            assert row.status == "failed"
+            assert (row.error or "").endswith("; done: x; not begun: del" if asks else "; done: x; given up: del")
+            check_replay(app, plan)
+        assert DONE == []
+
+    run(main())
+
+
+def test_a_plan_that_stopped_has_withdrawn_its_calls_wherever_the_run_goes_on(tmp_path: Path) -> None:
+    """The worker that hears of the stop is not the one that has asked."""
+
+    async def main() -> None:
+        @tool(effect="once", approval=True)
+        async def delete_db() -> None:
+            DONE.append("deleted")
+
+        plan = Plan("p", [Step("del", delete_db), Step("lb", update, {"image": "i"}, approval=True)])
+        async with perdure(tmp_path / "db", [plan]) as app:
+            await app.start(plan, id="r")
+            assert (await app.drive("r", wait=False)).status == "waiting_approval"
+            (asked,) = [row.approval for row in pending(app) if row.standing.request.tool is None]
+            await app.reject(asked, by="ann", reason="no")
+        async with perdure(tmp_path / "db", [plan]) as app:
+            assert (await app.drive("r", wait=False)).status == "failed"
+            assert sorted(statuses(app)) == ["rejected", "withdrawn"]
+            check_replay(app, plan)
+        assert DONE == []
+
+    run(main())
+
+
 def test_undo_takes_back_what_is_done_in_reverse_order_and_says_what_it_could_not() -> None:
     plan = Plan(
         "p",
@@ -464,6 +604,73 @@ def test_perdure_undo_does_not_undo_again_what_the_plan_has_undone_itself() -> N
             assert DONE.count("unfragile 1") == 1
 
     run(main())
+
+
+@tool(effect="idempotent", retry=Retry(attempts=1), name="cut_off")
+async def lost_line() -> None:
+    raise ConnectionResetError("gone")
+
+
+DOUBT = "ConnectionResetError: gone. It may have happened all the same"
+
+
+def test_a_step_that_failed_and_may_have_happened_is_told_so_wherever_its_failure_is() -> None:
+    assert f"step x (cut_off) failed: {DOUBT}" in failure_of(Plan("p", [Step("x", lost_line)]))
+    gone_on = run(once(Plan("p", [Step("x", lost_line, on_failure="continue")])))
+    assert gone_on["$not_done"]["x"] == {"outcome": "failed", "why": DOUBT}
+
+    async def asked() -> Any:
+        plan = Plan("p", [Step("x", lost_line, on_failure="ask")])
+        async with perdure(None, [plan]) as app:
+            await app.start(plan, id="r")
+            await app.drive("r", wait=False)
+            (event,) = [event for event in app.store.read("r") if isinstance(event.body, ApprovalRequested)]
+            assert isinstance(event.body, ApprovalRequested)
+            return codec.decode(app.load(event.body.input))
+
+    assert run(asked())["error"] == DOUBT
+
+
+@pytest.mark.parametrize("effect", ["read", "transaction"])
+def test_what_cannot_have_happened_is_not_doubted(effect: Any) -> None:
+    @tool(effect=effect, retry=Retry(attempts=1))
+    def harmless(call: Call) -> None:
+        raise ConnectionResetError("gone")
+
+    assert "all the same" not in failure_of(Plan("p", [Step("x", harmless, on_failure="undo")]))
+
+
+def test_a_result_that_the_plans_own_cannot_hold_is_left_out_and_the_run_succeeds() -> None:
+    @tool(effect="once")
+    async def deep() -> Any:
+        value: Any = 1
+        for _ in range(codec.MAX_DEPTH):
+            value = [value]
+        DONE.append("deep")
+        return value
+
+    plan = Plan("p", [Step("deep", deep), Step("b", look, {"at": ref("deep", 0, 0)}), Step("c", look, {"at": 3})])
+    result = run(once(plan))
+    assert result["c"] == 3
+    assert "b" in result
+    assert "deep" not in result
+    assert result["$left_out"] == {
+        "deep": "it is nested too deeply, or too large, to be part of another result; it is recorded with its call"
+    }
+    assert DONE == ["deep"]
+
+
+def test_results_that_are_too_large_together_are_left_out_from_the_first_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "MAX_BYTES", 300_000)  # as many as there are take seconds
+
+    @tool(effect="read")
+    async def large(char: str) -> str:
+        return char * (codec.MAX_BYTES // 3)
+
+    plan = Plan("p", [*(Step(name, large, {"char": name}) for name in "abc"), Step("d", look, {"at": 4})])
+    result = run(once(plan))
+    assert sorted(result) == ["$left_out", "a", "b", "d"]
+    assert result["$left_out"]["c"].startswith("its 100,008 bytes are too many")
 
 
 # -- people ----------------------------------------------------------------------------------------------------------------------

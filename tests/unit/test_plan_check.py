@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, cast
 
@@ -13,6 +16,7 @@ from tests.unit.drive_tools import perdure, run
 
 from perdure import Approval, InvalidInput, InvalidPlan, Plan, Run, Step, agent, param, ref, tool
 from perdure.core import codec
+from perdure.plan.check import MAX_PROBLEMS, sound
 from perdure.plan.circles import circles
 from perdure.plan.refs import found, read, resolve, written
 
@@ -120,10 +124,54 @@ def test_one_error_names_all_problems_and_stays_short_however_many_there_are() -
     steps = [Step(f"s{n}", act, {"colour": 1}) for n in range(300)]
     with pytest.raises(InvalidPlan) as caught:
         Plan("p", steps)
-    assert len(caught.value.problems) == 600
-    assert str(caught.value).startswith("plan p has 600 problems:\n- step s0: tool act: the argument colour is unknown")
-    assert str(caught.value).endswith("\n- and 580 more")
+    assert len(caught.value.problems) == MAX_PROBLEMS + 1
+    assert caught.value.problems[-1] == "and more, which were not looked for; put these right first"
+    assert str(caught.value).startswith("plan p has 101 problems:\n- step s0: tool act: the argument colour is unknown")
+    assert str(caught.value).endswith("\n- and 81 more")
     assert isinstance(caught.value, InvalidInput)
+
+
+def test_a_few_problems_more_than_are_named_are_all_there() -> None:
+    assert len(problems(*(Step(f"s{n}", act, {"colour": 1}) for n in range(50)))) == 100
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda n, size: [f"step_numbr_{n}_{m}" for m in range(20)],  # misspelt
+        lambda n, size: [f"step_number_{m}" for m in range(size) if m != n],  # all wait for all
+        lambda n, size: [f"step_number_{m}" for m in range(n + 1, size)],  # all stand in the wrong order
+    ],
+)
+def test_a_wrong_plan_does_not_take_much_longer_to_check_than_a_right_one(after: Callable[[int, int], list[str]]) -> None:
+    """A model writes it, and every run of the worker waits."""
+
+    def checked_s(after: Callable[[int, int], list[str]]) -> float:
+        size = 150
+        steps = [{"name": f"step_number_{n}", "tool": "look", "after": after(n, size)} for n in range(size)]
+        begun_s = time.process_time()
+        with suppress(InvalidPlan):
+            sound({"name": "p", "steps": steps}, {"look": look})
+        return time.process_time() - begun_s
+
+    right_s = checked_s(lambda n, size: [f"step_number_{m}" for m in range(n)])
+    assert checked_s(after) < 20 * right_s + 1.0
+
+
+def test_steps_that_wait_for_each_other_are_told_with_one_circle_however_many_there_are() -> None:
+    names = [f"s{n}" for n in range(30)]
+    told = problems(*(Step(name, look, after=[other for other in names if other != name]) for name in names))
+    assert told == ("the steps s0 → s1 → s0 wait for each other",)
+
+
+def test_two_circles_apart_are_two_problems_and_a_forward_reference_between_them_is_one_too() -> None:
+    assert problems(
+        Step("a", look, after=["b"]), Step("b", look, after=["a", "c"]), Step("c", look, after=["d"]), Step("d", look, after=["c"])
+    ) == (
+        "the steps a → b → a wait for each other",
+        "step b: after names 'c': step c stands after it; move c up",
+        "the steps c → d → c wait for each other",
+    )
 
 
 def test_problems_come_in_the_order_of_the_steps_and_without_what_only_follows_from_them() -> None:

@@ -82,6 +82,7 @@ class Abandon(Struct, frozen=True, gc=False):
     """The agent has stopped waiting for this call, approval or child. That does not make an effect un-happen."""
 
     number: int
+    stop: bool = True  # False: an attempt that is under way goes on, however harmless it would be to stop it
 
 
 class Record(Struct, frozen=True, gc=False):
@@ -332,6 +333,11 @@ class Machine:
         """Ask a model; awaiting it waits for the answer. `make(packed)` gives the callee, of what is recorded of the request."""
         packed = self.prompts.pack(self._calls + 1, frame, messages)
         return self.call_tool(make(packed), packed)
+
+    def begin_no_more(self, number: int) -> None:
+        """No attempt of this call shall begin any more. One that is under way goes on, and whoever awaits the call still hears its end."""
+        if number in self._open:
+            self._commands.append(Abandon(number, stop=False))
 
     @property
     def calls(self) -> int:

@@ -73,6 +73,8 @@ class GiveUp(Struct, frozen=True):
 
 
 DEFAULT = Retry()
+# Half an hour, for what may pass: a provider may be away for minutes, and a run that waits for it costs nothing.
+PATIENT = Retry(attempts=20, max_delay=120.0, on=tuple(sorted(_PASSING)))
 
 
 def after_failure(

@@ -4,13 +4,14 @@ mcp_address.py   where a server is, and its name       mcp_tool.py    a tool as 
 mcp_listing.py   what it offers, within limits         mcp_schema.py  arguments checked against somebody else's JSON Schema
 mcp_line.py      one connection for each event loop    mcp_result.py  answers as values      mcp_errors.py  failures in our words
 mcp_stdio.py     a process that ends with the worker   mcp_launcher.py the program that sees to that
-mcp_http.py      streamable HTTP, with what went wrong kept apart
+mcp_http.py      streamable HTTP, with what went wrong kept apart      mcp_secrets.py what a server's words must not repeat
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -27,7 +28,8 @@ from perdure.integrations import mcp_errors
 from perdure.integrations.mcp_address import address_of, checked_name, located
 from perdure.integrations.mcp_errors import BadAnswer, ToolChanged, ToolGone
 from perdure.integrations.mcp_listing import Listing, Offered, names_for_models
-from perdure.integrations.mcp_tool import PIN_CHARS, ListCallee, McpCallee, McpTool, Policy
+from perdure.integrations.mcp_secrets import secrets_of
+from perdure.integrations.mcp_tool import PIN_CHARS, ListCallee, McpCallee, McpTool, Policy, described
 from perdure.run import Run
 from perdure.tool.call import Call
 
@@ -39,6 +41,7 @@ __all__ = ["McpServer", "McpTool", "mcp"]
 
 _EFFECTS = tuple(effect for effect in get_args(Effect) if effect != "transaction")
 _LONGEST_S = 86_400.0
+FRESH_S = 30.0  # how old the list may be against which a call is compared that does more than read
 _OPEN_S = 60.0  # a server may have to be fetched before it can start; calls that cannot wait so long have sent nothing
 
 
@@ -86,6 +89,7 @@ class McpServer:
         self.address = address_of(self._where)
         self._env = _texts(env, "env")
         self._headers = _texts(headers, "headers")
+        self._secrets = secrets_of(self._where, self._headers, self._env)
         if isinstance(self._where, tuple) and headers:
             raise InvalidInput(f"mcp({self.address}): headers are for a URL; a process has env={{…}}")
         if isinstance(self._where, str) and env:
@@ -136,8 +140,13 @@ class McpServer:
             await line.close()
 
     def pin(self) -> str:
-        """16 hex digits that change with what is declared about its tools here."""
-        declared = [self.name, self._effects, sorted(self._approval), None if self._only is None else sorted(self._only)]
+        """16 hex digits that change with what is declared here about its tools, and with the URL they come from.
+
+        A command is not in it: where a program lies is each machine's own business.
+        """
+        approval = {tool: described(policy) for tool, policy in self._approval.items()}
+        url = self.address if isinstance(self._where, str) else None
+        declared = [self.name, url, self._effects, approval, None if self._only is None else sorted(self._only)]
         return digest(encode(declared))[:PIN_CHARS]
 
     async def __aenter__(self) -> Self:
@@ -162,8 +171,10 @@ class McpServer:
         return pinned
 
     async def _listing_now(self, call: Call) -> Listing:
+        # A run's list is one that the server gave when it was asked for it; one for nobody's journal may be a little older.
+        since = time.monotonic() - (0.0 if call.run_id else FRESH_S)
         live = await self._live(call)
-        listing = await self._listing_of(live)
+        listing = await self._listing_of(live, call, since)
         self._check_names(listing)
         live.useful = True
         return listing
@@ -196,12 +207,14 @@ class McpServer:
         from perdure.integrations.mcp_result import value_of
 
         live = await self._live(call)
-        now = await self._listing_of(live)
+        # Not every server says that its tools have changed, and not every connection would carry the news.
+        reads = self._effects.get(pinned.name, pinned.effect) == "read"
+        now = await self._listing_of(live, call, -math.inf if reads else time.monotonic() - FRESH_S)
         self._check_names(now, listing)
         self._compare(pinned, now, arguments)
         answer = await self._request(live, pinned.name, arguments, call)
         live.useful = True
-        return value_of(answer)
+        return value_of(answer, self._secrets)
 
     async def _live(self, call: Call) -> Live:
         """The connection. However it is interrupted, nothing was sent."""
@@ -211,18 +224,24 @@ class McpServer:
         try:
             return await (await self._line()).live()
         except asyncio.CancelledError:
+            if not call.run_id:  # no worker has to be told that nothing was sent, and whoever cancels means it
+                raise
             raise NotSent(f"server {self.name}: it was told to stop while it waited for a connection; nothing was sent") from None
 
-    async def _listing_of(self, live: Live) -> Listing:
+    async def _listing_of(self, live: Live, call: Call, since: float) -> Listing:
         from mcp.shared.exceptions import MCPError
 
         try:
-            return await live.listing()
+            return await live.listing(since)
         except asyncio.CancelledError:
+            if not call.run_id:
+                raise
             raise NotSent(f"server {self.name}: it was told to stop while it compared the tools; nothing was sent") from None
         except MCPError as error:
             words = await live.last_words()
-            raise mcp_errors.while_opening(NotSent(words) if words else self._recovered(error), self.name) from None
+            found = NotSent(words) if words else self._recovered(error)
+            self._retire_if_lost(live, found)
+            raise mcp_errors.while_opening(found, self.name, self._secrets) from None
 
     def _compare(self, pinned: Offered, now: Listing, arguments: dict[str, Any]) -> None:
         """Refuse what is not any more what the run was told: a changed tool is called only if it just reads, and takes the same (T30)."""
@@ -266,7 +285,7 @@ class McpServer:
             found = self._recovered(error)
             if found is error:
                 words = await live.last_words() if mcp_errors.is_closed(error) else ""
-                raise mcp_errors.of_rpc(error.code, words or error.message, self.name) from None
+                raise mcp_errors.of_rpc(error.code, words or error.message, self.name, self._secrets) from None
             self._retire_if_lost(live, found)
             raise found from None
 
@@ -291,12 +310,13 @@ class McpServer:
 
         where = self._where
         if isinstance(where, tuple):
-            return Line(self.name, self.address, partial(Stdio, self.name, where, self._env), _OPEN_S, self._recovered), None
+            process = partial(Stdio, self.name, where, self._env, self._secrets)
+            return Line(self.name, self.address, process, _OPEN_S, self._recovered, self._secrets), None
         from perdure.integrations.mcp_http import Faults, streamable
 
         faults = Faults()
-        transport = partial(streamable, where, self._headers, self._timeout_s, faults)
-        return Line(self.name, self.address, transport, _OPEN_S, self._recovered), faults
+        transport = partial(streamable, where, self._headers, self._timeout_s, faults, self._secrets)
+        return Line(self.name, self.address, transport, _OPEN_S, self._recovered, self._secrets), faults
 
     def _recovered(self, error: BaseException) -> BaseException:
         """What was really wrong with a request over HTTP, where the SDK has been given a stand-in for it."""

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from urllib.parse import urlsplit
 
-from perdure.core.codec import shown
+from perdure.core.codec import digest, shown
 from perdure.errors import InvalidInput
 
 NAME_CHARS = 32
+_DIGEST_CHARS = 8
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,31}\Z")
 _FOREIGN = re.compile(r"[^A-Za-z0-9_-]+")
 # Programs that say nothing about what they run.
@@ -22,11 +23,13 @@ def located(server: str | Sequence[str]) -> str | tuple[str, ...]:
     """A URL as it is, or the words of a command."""
     if isinstance(server, str) and server.startswith(("http://", "https://")):
         try:
-            if urlsplit(server).hostname:
+            parts = urlsplit(server)
+            if parts.hostname and parts.port != 0:
                 return server
         except ValueError:
             pass
-        raise InvalidInput(f"mcp(…): {server.partition('?')[0]!r:.80} is not a URL; such as https://example.com/mcp")
+        # Not shown: what cannot be taken apart cannot be told from the secrets in it.
+        raise InvalidInput("mcp('http…'): this is not a URL with a host and, if any, a port; such as https://example.com/mcp")
     if isinstance(server, str):
         try:
             words = shlex.split(server)
@@ -40,13 +43,18 @@ def located(server: str | Sequence[str]) -> str | tuple[str, ...]:
 
 
 def address_of(where: str | tuple[str, ...]) -> str:
-    """Where it is, without what may be secret: what surrounds a URL's host and path, and the arguments of a command."""
+    """Where it is, without what may be secret: whatever surrounds a URL's host and port, and the arguments of a command.
+
+    Path and query are there as a digest, so that two servers behind one host differ. Who logs in is not: that is no other place.
+    """
     if isinstance(where, tuple):
         more = len(where) - 1
         return where[0] if not more else f"{where[0]} (and {more} argument{'s' if more > 1 else ''})"
     parts = urlsplit(where)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     port = f":{parts.port}" if parts.port else ""
-    return f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
+    rest = f"{parts.path.rstrip('/')}?{parts.query}"
+    return f"{parts.scheme}://{host}{port}{'' if rest == '?' else f' (#{digest(rest.encode())[:_DIGEST_CHARS]})'}"
 
 
 def checked_name(name: str | None, where: str | tuple[str, ...]) -> str:

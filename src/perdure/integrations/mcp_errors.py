@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from perdure.core.failures import MAX_MESSAGE_CHARS, clean
 from perdure.errors import Fatal, InvalidInput, NotReady, NotSent, PerdureError
+from perdure.integrations.mcp_secrets import redacted
 
 # JSON-RPC codes by which a server says that it has not even begun.
 _REFUSALS = frozenset((-32600, -32601, -32602, -32020, -32021, -32022, -32042))
@@ -48,8 +51,9 @@ class BadListing(Fatal):
     """The server's list of tools cannot be used."""
 
 
-def of_rpc(code: int, message: str, server: str) -> Exception:
+def of_rpc(code: int, message: str, server: str, secrets: Iterable[str] = ()) -> Exception:
     """The failure that a JSON-RPC error stands for."""
+    message = redacted(message, secrets)
     said = clean(f"server {server}: {message} (JSON-RPC error {code})", MAX_MESSAGE_CHARS)
     if code in _REFUSALS:
         return Refused(said)
@@ -60,16 +64,17 @@ def of_rpc(code: int, message: str, server: str) -> Exception:
     return ServerFailed(said) if code in _INTERNAL else McpToolError(said)
 
 
-def while_opening(error: BaseException, server: str) -> Exception:
+def while_opening(error: BaseException, server: str, secrets: Iterable[str] = ()) -> Exception:
     """Why there is no connection. Nothing of any call was sent; only some of it is worth another try."""
     found = innermost(error)
+    said = redacted(str(found), secrets)
     if isinstance(found, (Fatal, NotSent, NotReady)):
-        return type(found)(f"server {server}: {found}")
+        return type(found)(f"server {server}: {said}")
     response = getattr(found, "response", None)
     status = getattr(response, "status_code", 0)
     if 400 <= status < 500 and status not in (408, 429):
-        return Refused(f"server {server} refuses the connection: {found}")
-    words = f"{type(found).__name__}: {found}" if str(found) else type(found).__name__
+        return Refused(f"server {server} refuses the connection: {said}")
+    words = f"{type(found).__name__}: {said}" if said else type(found).__name__
     return NotSent(clean(f"no connection to server {server}: {words}", MAX_MESSAGE_CHARS))
 
 

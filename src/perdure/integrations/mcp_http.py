@@ -8,9 +8,9 @@ failure is kept here, and a JSON-RPC error with a ticket for it is what the SDK 
 from __future__ import annotations
 
 import json
-import secrets
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -18,6 +18,7 @@ import httpx2
 from perdure.core.failures import MAX_MESSAGE_CHARS, clean
 from perdure.errors import NotSent
 from perdure.integrations.mcp_errors import BadAnswer
+from perdure.integrations.mcp_secrets import redacted
 
 if TYPE_CHECKING:
     from mcp.client import Transport
@@ -28,6 +29,7 @@ FAULT = -32000
 _TICKET = "perdure/ticket"
 _CONNECT_S = 10.0
 _CLOSE_S = 3.0
+_SHOWN_CHARS = 200  # of a body, in an error
 _MAX_KEPT = 1_000  # a probe that failed is asked about by nobody
 
 
@@ -43,7 +45,7 @@ class Faults:
 
     def keep(self, error: Exception) -> dict[str, str]:
         """The data of a JSON-RPC error that stands for this one."""
-        ticket = secrets.token_hex(16)
+        ticket = token_hex(16)
         self._kept[ticket] = error
         if len(self._kept) > _MAX_KEPT:
             del self._kept[next(iter(self._kept))]
@@ -58,15 +60,16 @@ class Faults:
 class FaultKeeping(httpx2.AsyncClient):
     """An HTTP client for one MCP server, which answers for everything that it could not get an answer for."""
 
-    def __init__(self, headers: Mapping[str, str], timeout_s: float, faults: Faults) -> None:
+    def __init__(self, headers: Mapping[str, str], timeout_s: float, faults: Faults, secrets: Sequence[str]) -> None:
         # The attempt's own time-out comes first; this one is for what nobody waits for any more.
         super().__init__(headers=dict(headers), timeout=httpx2.Timeout(_CONNECT_S, read=timeout_s + 60.0, pool=timeout_s))
         self._faults = faults
+        self._secrets = secrets
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         if request.method == "DELETE":  # the end of a session: nobody waits long for that
             request.extensions = {**request.extensions, "timeout": dict.fromkeys(("connect", "read", "write", "pool"), _CLOSE_S)}
-        ident = _request_id(request)
+        ident = await _request_id(request)
         try:
             response = await super().send(request, **options)
             return response if ident is None else await self._checked(request, response, ident)
@@ -88,7 +91,8 @@ class FaultKeeping(httpx2.AsyncClient):
         if status == 404 and "mcp-session-id" in request.headers:
             return self._fault(request, ident, SessionOver("the server has forgotten the session: it was restarted, most likely"))
         if status >= 400 and (status == 429 or not _is_error(body)):
-            words = clean(f"HTTP {status}: {body[:200].decode('utf-8', 'replace')}", MAX_MESSAGE_CHARS)
+            said = redacted(body.decode("utf-8", "replace"), self._secrets)[:_SHOWN_CHARS]
+            words = clean(f"HTTP {status}: {said}", MAX_MESSAGE_CHARS)
             return self._fault(request, ident, httpx2.HTTPStatusError(words, request=request, response=response))
         if status < 400 and (status == 202 or kind != "application/json"):
             return self._fault(request, ident, BadAnswer(f"it answered with HTTP {status} and {kind or 'nothing'}, not with a result"))
@@ -96,21 +100,23 @@ class FaultKeeping(httpx2.AsyncClient):
         return httpx2.Response(status, headers=kept, content=body, request=request)
 
     def _fault(self, request: httpx2.Request, ident: Any, error: Exception) -> httpx2.Response:
+        # The words of an HTTP library too: of a header that cannot be sent it shows the value.
+        error.args = tuple(redacted(word, self._secrets) if isinstance(word, str) else word for word in error.args)
         said = {"code": FAULT, "message": type(error).__name__, "data": self._faults.keep(error)}
         return httpx2.Response(400, json={"jsonrpc": "2.0", "id": ident, "error": said}, request=request)
 
 
-def streamable(url: str, headers: Mapping[str, str], timeout_s: float, faults: Faults) -> Transport:
+def streamable(url: str, headers: Mapping[str, str], timeout_s: float, faults: Faults, secrets: Sequence[str]) -> Transport:
     """The transport for this URL, to be entered once; its session and its connections are closed behind it."""
-    return _streamable(url, headers, timeout_s, faults)
+    return _streamable(url, FaultKeeping(headers, timeout_s, faults, secrets))
 
 
 @asynccontextmanager
-async def _streamable(url: str, headers: Mapping[str, str], timeout_s: float, faults: Faults) -> AsyncGenerator[TransportStreams]:
+async def _streamable(url: str, client: FaultKeeping) -> AsyncGenerator[TransportStreams]:
     from mcp.client.streamable_http import streamable_http_client
 
     async with (
-        FaultKeeping(headers, timeout_s, faults) as http,
+        client as http,
         streamable_http_client(url, http_client=http, max_sse_event_size=MAX_BODY_BYTES) as streams,
     ):
         yield streams
@@ -121,11 +127,11 @@ def loses_session(error: BaseException) -> bool:
     return isinstance(error, (SessionOver, httpx2.RequestError))
 
 
-def _request_id(request: httpx2.Request) -> Any:
+async def _request_id(request: httpx2.Request) -> Any:
     """The id of a JSON-RPC request; None for a notification, and for whatever else is sent."""
     if request.method != "POST":
         return None
-    message = json.loads(request.content)
+    message = json.loads(await request.aread())  # one that follows a redirect has only a stream to begin with
     return message.get("id") if "method" in message else None
 
 

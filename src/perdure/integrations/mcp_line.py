@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from perdure.errors import NotSent
 from perdure.integrations.mcp_errors import innermost, is_closed, while_opening
 from perdure.integrations.mcp_listing import Listing, list_tools
+from perdure.integrations.mcp_secrets import redacted
 from perdure.integrations.mcp_stdio import Ending, Stdio, printable
 
 if TYPE_CHECKING:
@@ -32,13 +34,14 @@ _LONGEST_DELAY_S = 10.0
 class Live:
     """A connection that works, as far as anybody knows."""
 
-    def __init__(self, client: Client, listing: Listing, address: str, ending: Ending | None) -> None:
+    def __init__(self, client: Client, listing: Listing, asked_at: float, address: str, ending: Ending | None) -> None:
         self.client = client
         self._ending = ending
         self.useful = False  # has answered somebody
         self.stale = False  # the server says that its tools have changed
         self.over = asyncio.Event()
         self._listing = listing
+        self._asked_at = asked_at
         self._address = address
         self._borrowed = 0
         self._retired = False
@@ -73,18 +76,24 @@ class Live:
         if self._retired and not self._borrowed:
             self.over.set()
 
-    async def listing(self) -> Listing:
-        """What the server offers now, as far as it says so."""
-        if self.stale:
+    async def listing(self, since: float) -> Listing:
+        """What the server has said that it offers, asked at this time of the monotonic clock or later, and not known to have changed."""
+        if self._is_old(since):
             async with self._relisting:
-                if self.stale:
+                if self._is_old(since):  # who has waited here meanwhile shares the answer
                     self.stale = False  # before the question: a change after it makes it stale again
+                    asked_at = time.monotonic()
                     try:
-                        self._listing = await list_tools(self.client, self._address)
+                        async with self.borrowed() as client:
+                            self._listing = await list_tools(client, self._address)
                     except BaseException:
                         self.stale = True
                         raise
+                    self._asked_at = asked_at
         return self._listing
+
+    def _is_old(self, since: float) -> bool:
+        return self.stale or self._asked_at < since
 
 
 class Line:
@@ -97,12 +106,14 @@ class Line:
         transport: Callable[[], Transport],
         open_s: float,
         recover: Callable[[BaseException], BaseException],
+        secrets: Sequence[str] = (),
     ) -> None:
         self._name = name
         self._address = address
         self._transport = transport
         self._open_s = open_s
         self._recover = recover  # what was really wrong, where the SDK only has a stand-in for it
+        self._secrets = secrets
         self._live: Live | None = None
         self._opening: asyncio.Future[Live | Exception] | None = None
         self._keepers: set[asyncio.Task[None]] = set()
@@ -174,7 +185,8 @@ class Line:
         ours = Implementation(name="perdure", version=_version())
         client = Client(_Watched(transport, end), client_info=ours, message_handler=heard, cache=None)
         await stack.enter_async_context(client)
-        live = Live(client, await list_tools(client, self._address), self._address, ending)
+        asked_at = time.monotonic()
+        live = Live(client, await list_tools(client, self._address), asked_at, self._address, ending)
         made.append(live)
         if ended:
             raise ConnectionResetError("it ended right after it had begun")
@@ -213,10 +225,10 @@ class Line:
             self._live = None
         if problem is not None and not isinstance(problem, asyncio.CancelledError):
             found = innermost(problem)
-            log.warning("server %s: %s", self._name, printable(f"{type(found).__name__}: {found}", 1_000))
+            log.warning("server %s: %s", self._name, printable(f"{type(found).__name__}: {redacted(str(found), self._secrets)}", 1_000))
         if not opening.done():
             self._opening = None
-            opening.set_result(while_opening(problem or ConnectionResetError("it ended"), self._name))
+            opening.set_result(while_opening(problem or ConnectionResetError("it ended"), self._name, self._secrets))
 
 
 class _Watched:

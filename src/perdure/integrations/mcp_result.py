@@ -9,25 +9,26 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perdure.core import codec
 from perdure.errors import NotEncodable
 from perdure.integrations.mcp_errors import McpToolError, Refused
+from perdure.integrations.mcp_secrets import redacted
 from perdure.integrations.mcp_stdio import printable
 
 MAX_CHARS = 1_000_000
 MAX_STRUCTURED_BYTES = 4 * 1024 * 1024
 
 
-def value_of(answer: Mapping[str, Any]) -> Any:
+def value_of(answer: Mapping[str, Any], secrets: Sequence[str] = ()) -> Any:
     """The call's value; McpToolError when the tool says that it failed."""
     if answer.get("resultType") == "input_required":
         raise Refused("the server wants to be told more before it begins, and an agent's call has nobody to ask")
     text = _text(answer.get("content"))
     if answer.get("isError"):
-        raise McpToolError(text or "the tool failed, and says nothing about it")
+        raise McpToolError(redacted(text, secrets) or "the tool failed, and says nothing about it")
     structured = answer.get("structuredContent")
     if structured is not None and _fits(structured):
         return structured

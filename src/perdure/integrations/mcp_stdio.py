@@ -11,12 +11,14 @@ import os
 import shutil
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import NotReady
 from perdure.integrations import mcp_launcher
+from perdure.integrations.mcp_secrets import redacted
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
@@ -62,9 +64,9 @@ class Ending:
 class Stdio:
     """The transport for this command, to be entered once."""
 
-    def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str], secrets: Sequence[str]) -> None:
         self.ending = Ending(command[0])
-        self._streams = _stdio(name, command, env, self.ending)
+        self._streams = _stdio(command, env, self.ending, partial(_Words, name, self.ending, secrets))
 
     async def __aenter__(self) -> TransportStreams:
         return await self._streams.__aenter__()
@@ -74,7 +76,9 @@ class Stdio:
 
 
 @asynccontextmanager
-async def _stdio(name: str, command: Sequence[str], env: Mapping[str, str], ending: Ending) -> AsyncGenerator[TransportStreams]:
+async def _stdio(
+    command: Sequence[str], env: Mapping[str, str], ending: Ending, listen: Callable[[int], _Words]
+) -> AsyncGenerator[TransportStreams]:
     from mcp.client.stdio import StdioServerParameters, get_default_environment, stdio_client
 
     _check_program(command[0], {**get_default_environment(), **env}.get("PATH", os.defpath))
@@ -83,7 +87,7 @@ async def _stdio(name: str, command: Sequence[str], env: Mapping[str, str], endi
     parameters = StdioServerParameters(command=sys.executable, args=launched, env=dict(env), encoding_error_handler="replace")
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
-    words = _Words(name, reading, ending)
+    words = listen(reading)
     loop = asyncio.get_running_loop()
     loop.add_reader(reading, words.read)
     try:
@@ -121,8 +125,9 @@ def _check_program(program: str, path: str) -> None:
 class _Words:
     """What a server says on stderr, line by line."""
 
-    def __init__(self, name: str, reading: int, ending: Ending) -> None:
+    def __init__(self, name: str, ending: Ending, secrets: Sequence[str], reading: int) -> None:
         self._name = name
+        self._secrets = secrets
         self._reading = reading
         self._ending = ending
         self._begun = b""
@@ -138,7 +143,8 @@ class _Words:
         if not piece or len(self._begun) > _MAX_PENDING_BYTES:
             lines, self._begun = [*lines, self._begun], b""
         for line in filter(None, lines):
-            shown = printable(line.removeprefix(mcp_launcher.ENDED).decode("utf-8", "replace"), MAX_LINE_CHARS)
+            said = line.removeprefix(mcp_launcher.ENDED).decode("utf-8", "replace")
+            shown = printable(redacted(said, self._secrets), MAX_LINE_CHARS)
             if line.startswith(mcp_launcher.ENDED):
                 self._ending.ended(shown)
             else:

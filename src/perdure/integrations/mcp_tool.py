@@ -12,7 +12,7 @@ from perdure.core import codec
 from perdure.core.approval import Approval
 from perdure.core.events import OF_TOOL, Effect
 from perdure.core.machine import current
-from perdure.core.retry import Retry
+from perdure.core.retry import PATIENT
 from perdure.errors import InvalidInput
 from perdure.integrations.mcp_listing import Listing, Offered
 from perdure.integrations.mcp_schema import Arguments
@@ -20,10 +20,17 @@ from perdure.tool.call import Call
 from perdure.tool.policy import Predicate, policy_of
 
 PIN_CHARS = 16
-# Half an hour: a server may be away for minutes, and a run that waits for it costs nothing. What a tool says that it failed with is not
-# among these, and a doubt about a `once` call is never settled by another attempt, whatever is.
-PATIENCE = Retry(attempts=20, max_delay=120.0, on=("not_sent", "rate_limited", "timeout", "reset", "server_error", "process_died"))
 Policy = bool | Predicate | Approval
+
+
+def described(policy: Policy) -> Any:
+    """What can be said of a policy, to tell it from another: a function is known by its name, and an Approval by all that it says."""
+    if isinstance(policy, Approval):
+        said = {name: value for name, value in vars(policy).items() if name != "when"}
+        return said | {"when": None if policy.when is None else described(policy.when)}
+    if isinstance(policy, bool):
+        return policy
+    return getattr(policy, "__qualname__", type(policy).__name__)
 
 
 class McpTool:
@@ -67,7 +74,8 @@ class _Callee:
     events = OF_TOOL
     is_async = True
     isolate = False
-    retry = PATIENCE
+    # What a tool says that it failed with is not among what it repeats, and no doubt about a `once` call is settled by another attempt.
+    retry = PATIENT
     rate = None
     estimate = None
     reconciler = None

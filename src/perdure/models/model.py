@@ -20,7 +20,7 @@ from perdure.core import codec
 from perdure.core.events import OF_MODEL, Usage
 from perdure.core.machine import current
 from perdure.core.rate import Rate
-from perdure.core.retry import Retry
+from perdure.core.retry import PATIENT, Retry
 from perdure.errors import Fatal, InvalidInput, NotEncodable
 from perdure.models.messages import Answer, Message, Request, Tokens, ToolSpec, User, answer_of, check, encoded
 from perdure.models.prices import Price, cost_of, is_priced, quick_cost_of
@@ -30,8 +30,6 @@ from perdure.tool.spend import MOST
 log = logging.getLogger("perdure.models")
 Listener = Callable[[Call, str], None]
 TIMEOUT_S = 600.0
-# Half an hour: a provider may be away for minutes, and a run that waits for it costs nothing.
-PATIENCE = Retry(attempts=20, max_delay=120.0, on=("not_sent", "rate_limited", "timeout", "reset", "server_error", "process_died"))
 MAX_NAME_CHARS = 200
 _OURS = frozenset(("model", "messages", "input", "system", "instructions", "tools", "tool_choice", "stream", "max_tokens", "temperature"))
 
@@ -64,7 +62,7 @@ class Model(ABC):
         self.name = name
         self.price = price
         self.timeout_s = _seconds(timeout, name)
-        self.retry = PATIENCE if retry is None else retry
+        self.retry = PATIENT if retry is None else retry
         self.rate = None if rate is None else structs.replace(rate, key=name) if rate.key is None else rate
         self.max_tokens = max_tokens
         self.temperature = temperature

@@ -1,10 +1,13 @@
-"""Everything about a plan that can be known before its first effect. Nothing stops at the first problem: one error names them all."""
+"""Everything about a plan that can be known before its first effect. Nothing stops at the first problem: one error names them all.
+
+A model may have written it, and every run of the worker waits while it is checked: no check takes longer than in proportion to its size.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from keyword import iskeyword
 from typing import Any, NamedTuple, get_args
 
@@ -14,13 +17,16 @@ from perdure.core import codec
 from perdure.core.approval import Approval
 from perdure.core.codec import shown
 from perdure.errors import InvalidInput, InvalidPlan
-from perdure.plan.circles import circles
+from perdure.plan.circles import circle, knots
 from perdure.plan.conditions import MAX_CONDITIONS, read_condition, written_condition
 from perdure.plan.refs import Condition, Ref, read_arguments, refs_in, written_arguments
 from perdure.plan.step import TYPES, Callee, Document, OnFailure, read_approval, written_approval
 
 MAX_STEPS = 1_000
 MAX_PARAMS = 100
+MAX_PROBLEMS = 100  # that are looked for: who has made more begins with these
+_GUESSES = 1_000  # names that a misspelt one is compared with, in one plan: it takes long, and a model can misspell thousands
+_GUESSED_CHARS = 64
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}\Z")
 _STEP_WORDS = ("name", "tool", "args", "when", "on_failure", "approval", "after")
 _PLAN_WORDS = ("name", "version", "parallel", "params", "steps")
@@ -71,10 +77,13 @@ def sound(document: Any, callees: Mapping[str, Callee], known: Sequence[Problem]
     whole: Document = document if isinstance(document, dict) else {}
     name = whole.get("name")
     check = _Check(callees, known)
-    if isinstance(document, dict):
-        check.plan(whole)
-    else:
-        check.say(f"a plan is an object with its steps, not {shown(document)}")
+    try:
+        if isinstance(document, dict):
+            check.plan(whole)
+        else:
+            check.say(f"a plan is an object with its steps, not {shown(document)}")
+    except _TooMany:
+        check.problems.append(Problem(MAX_STEPS, "and more, which were not looked for; put these right first"))
     if check.problems:
         in_order = sorted(check.problems, key=lambda problem: problem.place)
         said = [problem.said for problem in in_order]
@@ -107,6 +116,10 @@ def _in_one_form(whole: Document, check: _Check) -> Document:
     return form
 
 
+class _TooMany(Exception):
+    """There are as many problems as anybody will read."""
+
+
 class _Check:
     """Collects what is wrong."""
 
@@ -116,6 +129,7 @@ class _Check:
         self.steps: list[Checked] = []
         self.params: dict[str, dict[str, Any]] = {}
         self._at = -1  # the step that is looked at
+        self._guesses = _GUESSES  # that are left
         self._blind = {problem.place for problem in known if problem.blind}
         self._declared: tuple[Any, ...] | None = ()  # parameters, rightly or wrongly; None: nobody can tell
         self._places: dict[str, int] = {}  # of the steps, by name
@@ -124,6 +138,8 @@ class _Check:
 
     def say(self, problem: str, place: int | None = None) -> None:
         """Something is wrong, with the step that is looked at unless it is another."""
+        if len(self.problems) >= MAX_PROBLEMS:
+            raise _TooMany
         self.problems.append(Problem(self._at if place is None else place, problem))
 
     def plan(self, whole: Document) -> None:
@@ -152,7 +168,7 @@ class _Check:
     def _words(self, given: Document, words: Sequence[str], where: str) -> None:
         for word in given:
             if word not in words:
-                self.say(f"{where}{shown(word)} is unknown{_near(word, words)}; it has {', '.join(words)}")
+                self.say(f"{where}{shown(word)} is unknown{self._near(word, words)}; it has {', '.join(words)}")
 
     def _params(self, params: Any) -> None:
         if not isinstance(params, dict) or len(params) > MAX_PARAMS:
@@ -237,14 +253,14 @@ class _Check:
             return  # said where it is declared
         if name not in self.params:
             has = ", ".join(map(str, self._declared)) or "no parameters"
-            self.say(f"{where}{of}: the plan has no such parameter{_near(name, self._declared)}; it has {has}")
+            self.say(f"{where}{of}: the plan has no such parameter{self._near(name, self._declared)}; it has {has}")
         elif len(of.path) > 1 and self.params[name]["type"] not in ("array", "object", "any"):
             self.say(f"{where}{of}: the parameter {name} is a {self.params[name]['type']}, which has nothing inside")
 
     def _stands_before(self, where: str, place: int, name: str, what: str) -> bool:
         found, own = self._places.get(name), where.removeprefix("step ").removesuffix(": ")
         if found is None:
-            self.say(f"{where}{what}: there is no step {name!r:.80}{_near(name, self._places)}")
+            self.say(f"{where}{what}: there is no step {name!r:.80}{self._near(name, self._places)}")
         elif found == place:
             self.say(f"{where}{what}: that is the step itself")
         elif found > place:
@@ -256,7 +272,7 @@ class _Check:
         if callee is None:
             has = ", ".join(sorted(self.callees)[:20]) or "no tools at all"
             named = "it names no tool" if tool is None else f"there is no tool {shown(tool)}"
-            self.say(f"{where}{named}{_near(tool, self.callees)}; there are {has}")
+            self.say(f"{where}{named}{self._near(tool, self.callees)}; there are {has}")
         return callee
 
     def _arguments(self, where: str, callee: Callee, args: dict[str, Any] | None, approval: Approval | None) -> None:
@@ -272,12 +288,22 @@ class _Check:
 
     def _order(self) -> None:
         """References to steps that come later, and those that can come in no order at all."""
-        round_and_round = circles(self._edges)
-        for circle in round_and_round:
-            self.say(f"the steps {' → '.join(circle)} wait for each other", min(self._places[name] for name in circle))
+        knot_of: dict[str, int] = {}
+        for number, knot in enumerate(knots(self._edges)):
+            knot_of |= dict.fromkeys(knot, number)
+            around = circle(self._edges, knot)
+            self.say(f"the steps {' → '.join(around)} wait for each other", min(self._places[name] for name in around))
         for name, other, problem in self._forward:
-            if not any(name in circle and other in circle for circle in round_and_round):
+            if name not in knot_of or knot_of[name] != knot_of.get(other):
                 self.say(problem, self._places[name])
+
+    def _near(self, name: Any, names: Collection[Any]) -> str:
+        """The name that was probably meant, as long as guessing it is cheap."""
+        if not isinstance(name, str) or len(name) > _GUESSED_CHARS or len(names) > self._guesses:
+            return ""
+        self._guesses -= len(names)
+        near = difflib.get_close_matches(name, [one for one in names if isinstance(one, str) and len(one) <= _GUESSED_CHARS], n=1)
+        return f", did you mean {near[0]}?" if near else ""
 
 
 def _behind(step: Checked, before: str | None) -> Checked:
@@ -297,8 +323,3 @@ def _conditions(form: Any) -> tuple[Condition, ...]:
 def _is_of(default: Any, kind: str) -> bool:
     exact: Any = {"string": str, "integer": int, "number": (int, float), "boolean": bool, "array": list, "object": dict}.get(kind, object)
     return default is None or (isinstance(default, exact) and (kind in ("boolean", "any") or not isinstance(default, bool)))
-
-
-def _near(name: Any, names: Any) -> str:
-    near = difflib.get_close_matches(name, list(names), n=1) if isinstance(name, str) else []
-    return f", did you mean {near[0]}?" if near else ""

@@ -1,14 +1,15 @@
 """Following a plan: every step waits for what it refers to, and nothing begins any more once one of them has stopped the plan.
 
 Each step is a task of its own on the agent's deterministic loop; what it waits for are the ends of others. What was begun when the plan
-stops is waited for, since an effect that is under way cannot be taken back; only what waits for a person before it begins is withdrawn.
+stops is waited for, since an effect that is under way cannot be taken back; what waits for a person, for its turn or between two attempts
+is given up, so that nobody can set it going afterwards.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeGuard, TypeVar
 
 from msgspec import Struct
 
@@ -16,15 +17,19 @@ from perdure.core import codec
 from perdure.core.approval import Approval
 from perdure.core.events import PlanGenerated
 from perdure.core.failures import clean
-from perdure.errors import InvalidInput, PlanFailed, ResultNotEncodable, ToolFailed
+from perdure.errors import ChildFailed, InvalidInput, NotApproved, NotEncodable, PlanFailed, ResultNotEncodable, ToolFailed
 from perdure.plan.check import Checked, Sound
 from perdure.plan.conditions import holds
 from perdure.plan.refs import resolve
+from perdure.plan.step import Callee
 from perdure.plan.undoing import Deed, may_have_happened, undo
 from perdure.run import Run
+from perdure.tool import Tool
 
 T = TypeVar("T")
 NOT_DONE = "$not_done"  # in the result of a plan; no step can be called so
+LEFT_OUT = "$left_out"
+_NOTE_BYTES = 512  # of one step under that
 _NAMED = 20  # steps, in a message
 _WHY_CHARS = 1_000
 
@@ -32,7 +37,7 @@ _WHY_CHARS = 1_000
 class Became(Struct, frozen=True):
     """What has become of a step."""
 
-    what: Literal["done", "failed", "skipped", "not_begun"]
+    what: Literal["done", "failed", "skipped", "not_begun", "given_up"]
     result: Any = None
     why: str = ""
 
@@ -56,6 +61,7 @@ class Following:
         self._undoes = False
         self._doubtful: list[str] = []  # steps that have failed, and may have happened all the same
         self._patient: dict[asyncio.Task[Any], None] = {}  # steps that wait for a person before they begin
+        self._calls: dict[int, None] = {}  # of tools, that have not ended; a child that was started is under way, whatever it waits for
 
     async def follow(self) -> dict[str, Any]:
         """Every step's result by its name; PlanFailed when one of them has stopped the plan."""
@@ -117,12 +123,22 @@ class Following:
             arguments = await self._approved(step, step.approval, arguments)
         self._run.status(f"step {step.name}: {step.tool}")
         try:
-            result = codec.decode(callee.encode_result(await callee(**arguments)))
+            result = codec.decode(callee.encode_result(await self._called(callee, arguments)))
         except ResultNotEncodable:
             self._deeds.append(Deed(step.name, callee, arguments, None, told=False))
             raise
         self._deeds.append(Deed(step.name, callee, arguments, result))
         return result
+
+    async def _called(self, callee: Callee, arguments: dict[str, Any]) -> Any:
+        called, number = callee(**arguments), self._run._machine.calls
+        if not isinstance(callee, Tool):
+            return await called
+        self._calls[number] = None
+        try:
+            return await called
+        finally:
+            del self._calls[number]
 
     async def _approved(self, step: Checked, policy: Approval, arguments: dict[str, Any]) -> dict[str, Any]:
         """The very arguments that somebody has approved; a refusal is the step's failure."""
@@ -156,8 +172,11 @@ class Following:
     async def _failed(self, step: Checked, error: ToolFailed | InvalidInput) -> Became | None:
         """What becomes of a step that has failed; None: it is made once more."""
         why = clean(f"{error.type}: {error.message}" if isinstance(error, ToolFailed) else str(error), _WHY_CHARS)
-        if may_have_happened(error):
+        if may_have_happened(error, self._plan.callees[step.tool]):
             self._doubtful.append(step.name)
+            why = f"{why}{'' if why.endswith('.') else '.'} It may have happened all the same"
+        if self._stopped_by is not None and _was_given_up(error):
+            return Became("given_up" if error.attempts else "not_begun", why=why)
         on_failure = step.on_failure
         if on_failure == "ask" and self._stopped_by is None:
             try:
@@ -182,6 +201,8 @@ class Following:
         self._run.status(f"stopping: step {step.name} failed")
         for task in self._patient:
             task.cancel()
+        for number in self._calls:
+            self._run._machine.begin_no_more(number)
 
     async def _ask(self, step: Checked, why: str) -> tuple[str, str]:
         """What a person wants done about a step that has failed, and who: "retry", "skip" or "stop"."""
@@ -202,19 +223,53 @@ class Following:
 
     # -- how it ended -----------------------------------------------------------------------------------------------------------
     def _results(self) -> dict[str, Any]:
-        results = {step.name: self._became[step.name].result for step in self._plan.steps if self._became[step.name].what == "done"}
         others = {
             step.name: {"outcome": self._became[step.name].what, "why": self._became[step.name].why}
             for step in self._plan.steps
             if self._became[step.name].what != "done"
         }
-        return {**results, **({NOT_DONE: others} if others else {})}
+        results, left_out = self._fitting(codec.MAX_BYTES - len(codec.encode({NOT_DONE: others})))
+        return {**results, **({NOT_DONE: others} if others else {}), **({LEFT_OUT: left_out} if left_out else {})}
+
+    def _fitting(self, room: int) -> tuple[dict[str, Any], dict[str, str]]:
+        """The results that the plan's own can hold, and why not the others: nothing fails for its result alone when all is done."""
+        results: dict[str, Any] = {}
+        left_out: dict[str, str] = {}
+        room -= _NOTE_BYTES * len(self._plan.steps)
+        for step in self._plan.steps:
+            became = self._became[step.name]
+            if became.what != "done":
+                continue
+            try:
+                size = len(codec.encode({step.name: became.result}))
+            except NotEncodable:
+                left_out[step.name] = "it is nested too deeply, or too large, to be part of another result; it is recorded with its call"
+                continue
+            if size > room:
+                left_out[step.name] = f"its {size:,} bytes are too many beside the other results; it is recorded with its call"
+                continue
+            results[step.name] = became.result
+            room -= size
+        return results, left_out
 
     def _failure(self, step: Checked, why: str) -> str:
         parts = [f"step {step.name} ({step.tool}) failed: {why}"]
-        for what, words in (("done", "done"), ("failed", "failed too"), ("skipped", "skipped"), ("not_begun", "not begun")):
+        for what, words in (
+            ("done", "done"),
+            ("failed", "failed too"),
+            ("skipped", "skipped"),
+            ("given_up", "given up"),
+            ("not_begun", "not begun"),
+        ):
             names = [name for name, became in self._became.items() if became.what == what and name != step.name]
             if names:
                 more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
                 parts.append(f"{words}: {', '.join(names[:_NAMED])}{more}")
         return "; ".join(parts)
+
+
+def _was_given_up(error: ToolFailed | InvalidInput) -> TypeGuard[ToolFailed]:
+    """Whether a call of a plan that has stopped has ended for no other reason."""
+    if isinstance(error, NotApproved):
+        return error.outcome == "withdrawn"
+    return isinstance(error, ToolFailed) and not isinstance(error, ChildFailed) and (error.kind, error.type) == ("cancelled", "Cancelled")

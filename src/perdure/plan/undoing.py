@@ -43,9 +43,15 @@ class Undone(Struct, frozen=True):
         return "".join(parts)
 
 
-def may_have_happened(error: Exception) -> bool:
+def may_have_happened(error: Exception, callee: Callee) -> bool:
     """Whether a call that has failed may have had its effect."""
-    return isinstance(error, ToolFailed) and error.kind in IN_DOUBT_KINDS
+    if not isinstance(error, ToolFailed) or error.kind not in IN_DOUBT_KINDS or not error.attempts:
+        return False
+    if not isinstance(callee, Tool):
+        return True
+    # A call that was given up between its attempts is in no doubt where a doubt would have been asked about first.
+    settled = ("read", "transaction") if error.kind != "cancelled" else ("read", "transaction", "once", "keyed")
+    return callee.effect not in settled
 
 
 async def undo(run: Run, deeds: Sequence[Deed]) -> Undone:

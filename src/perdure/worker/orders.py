@@ -176,9 +176,9 @@ class Orders:
                 self._pen.record(structs.replace(body, plan=self._pen.pack(body.plan.inline)), cause=cause)
             case Record(body):
                 self._pen.record(body, cause=cause)
-            case Abandon(number):
+            case Abandon(number, stop):
                 self.unwanted.add(number)
-                self._abandon(number)
+                self._abandon(number, stop)
             case Finish(Succeeded(output)):
                 self._pen.record(RunSucceeded(self._pen.pack(output)), cause=cause)
             case Finish(Failed(failure)):
@@ -186,12 +186,13 @@ class Orders:
             case Finish(Cancelled()):
                 self._pen.record(RunCancelled(self.state.cancel.reason if self.state.cancel else None), cause=cause)
 
-    def _abandon(self, number: int) -> None:
+    def _abandon(self, number: int, stop: bool) -> None:
         if number in self.state.alive or number in self.state.pending:
             self.orphans.add(number)
         elif number in self.state.open:
             call = self.state.open[number]
-            self._calls.unwanted(call, cancel_effects=self.state.cancel is not None)
+            if stop:
+                self._calls.unwanted(call, cancel_effects=self.state.cancel is not None)
             self._give_up_if_idle(number)
 
     def _call(self, command: CallTool, cause: int) -> None:
