@@ -377,10 +377,15 @@ def test_a_server_ends_with_its_loop_and_so_does_what_it_has_started(stdio):
     server = stdio.server("--stubborn")
     started: list[int] = []
 
+    def children() -> set[int]:
+        with open(f"/proc/self/task/{os.getpid()}/children") as listed:
+            return {int(pid) for pid in listed.read().split()}
+
+    before = children()  # servers of other tests, which go on
+
     async def main() -> None:
         started.append(int(await server.call("beget")))
-        with open(f"/proc/self/task/{os.getpid()}/children") as children:
-            started.extend(int(pid) for pid in children.read().split())
+        started.extend(children() - before)
 
     run(main())  # and nothing closes it
     for pid in started:
