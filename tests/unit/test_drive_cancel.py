@@ -568,13 +568,13 @@ def test_a_call_abandoned_before_it_began_is_withdrawn_without_a_doubt() -> None
 def test_an_abandoned_effect_that_fails_in_doubt_keeps_the_run_open_until_it_is_settled(effect: Any) -> None:
     @tool(effect=effect)
     async def slow() -> str:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.6)
         raise ConnectionResetError("gone")
 
     @agent(version="1")
     async def hasty(run: Run) -> str:
         try:
-            async with asyncio.timeout(0.01):
+            async with asyncio.timeout(0.2):
                 await slow()
         except TimeoutError:
             pass
