@@ -83,7 +83,7 @@ def latecomer(folder: str, report: str, run_id: str, seed: int) -> None:
             for row in sorted(rows, key=lambda row: row.standing.request.expires_at or 0):
                 expires_at = row.standing.request.expires_at
                 assert expires_at is not None
-                at = expires_at + round(chance.uniform(-2500, 1000))
+                at = expires_at + round(chance.uniform(-8000, 1000))
                 while (left_us := at - app.clock.now()) > 0:
                     time.sleep(left_us / 2e6)
                 answers[row.approval] = await _decide(app, row.approval, True, "late")
