@@ -149,6 +149,42 @@ def test_more_than_a_socket_takes_at_once_arrives_whole(postgres_url, waits) -> 
         assert [len(event.body.text) for event in store.read("r")[2:]] == [len(LONG)] * 8  # type: ignore[union-attr]
 
 
+def test_a_change_without_an_event_is_left_to_the_thread_which_can_fence_it(cut_off, waits) -> None:
+    """An old one that arrives behind a new one could not be told from it: neither has a seq."""
+    store, proxy = cut_off
+    hand = hold(store, "r")
+    late = proxy.rule(Cut(MANY, "late", seconds=0.3))
+    waits.clear()
+    assert heard(store, hand.sealed(row=RowChange("running", waiting_for="old"))) == [Committed()]
+    assert "perdure-writer" in waits
+    assert heard(store, hand.sealed(row=RowChange("running", waiting_for="new"))) == [Committed()]
+    late.wait_done()
+    assert found(store, "r").waiting_for == "new"
+
+
+def test_a_store_that_cannot_even_begin_is_met_by_the_thread_and_the_next_one_is_sent(cut_off, monkeypatch) -> None:
+    store, _ = cut_off
+    one, other = hold(store, "one"), hold(store, "other")
+
+    def broken(*_: object) -> list[Append]:
+        raise KeyError("an error of ours")
+
+    async def main() -> list[Appended | Exception]:
+        loop = asyncio.get_running_loop()
+        group, answers = GroupCommit(store, loop), [loop.create_future() for _ in range(2)]
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "send", broken)
+            group.send_now(thought(one), answers[0].set_result)
+            await asyncio.wait_for(answers[0], 20)
+        group.send_now(thought(other), answers[1].set_result)
+        try:
+            return list(await asyncio.wait_for(asyncio.gather(*answers), 20))
+        finally:
+            await asyncio.to_thread(group.close)
+
+    assert asyncio.run(main()) == [Committed(), Committed()]
+
+
 def test_without_a_connection_that_lies_ready_a_thread_makes_one(cut_off, waits) -> None:
     store, _ = cut_off
     hand = hold(store, "r")

@@ -85,7 +85,10 @@ class GroupCommit:
             return
         appends = [waiting.as_of_now() for waiting in group]
         self._sent = True
-        left = {id(append) for append in self._store.send(appends, self._loop, lambda answers: self._landed(sent, answers))}
+        try:
+            left = {id(append) for append in self._store.send(appends, self._loop, lambda answers: self._landed(sent, answers))}
+        except Exception:  # whatever it is, the thread meets it too, and whoever waits is told; nobody would ever send again otherwise
+            left = set(map(id, appends))
         sent = [waiting for waiting, append in zip(group, appends, strict=True) if id(append) not in left]
         self._sent = bool(sent)
         self._leave_to_thread([waiting for waiting, append in zip(group, appends, strict=True) if id(append) in left])

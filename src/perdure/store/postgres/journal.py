@@ -95,7 +95,9 @@ class PostgresJournal(Journal):
         """As Store.send: what goes in one statement, over a connection that lies ready."""
         if (self._doubtful or self._nonces) and any(map(self._is_doubtful, batch)):
             return list(batch)
-        plain, rest = self._split(batch)
+        # One without an event has no name to be doubted by: should its answer be lost, it has to be fenced right there, as `append` does.
+        plain, rest = self._split([append for append in batch if append.events])
+        rest += [append for append in batch if not append.events]
         connection = self._database.connections.take_idle() if plain else None
         if connection is None:
             return list(batch)
