@@ -253,9 +253,11 @@ class Perdure:
             if self._worker is None:
                 if not self.agents:
                     raise UnknownAgent("no agents to drive: pass them, Perdure(url, agents=[…])")
-                worker = Worker(self.store, self.versions.values(), self.settings, self.clock, self._observers, self.queues)
-                self._worker = await worker.__aenter__()
+                self._worker = await self._new_worker().__aenter__()
         return self._worker
+
+    def _new_worker(self) -> Worker:
+        return Worker(self.store, self.versions.values(), self.settings, self.clock, self._observers, self.queues)
 
     # -- approvals ----------------------------------------------------------------------------------------------------
     async def approvals(

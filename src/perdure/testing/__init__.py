@@ -1,1 +1,1 @@
-"""Shipped to users: what holds an implementation to perdure's promises. Nothing else in perdure imports it."""
+"""Shipped to users: what holds an implementation to perdure's promises. Of perdure itself only the command line imports it."""

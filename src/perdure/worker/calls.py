@@ -52,6 +52,13 @@ def is_not_ready(failure: Failure) -> bool:
     return failure.kind == "not_sent" and failure.type == NotReady.__name__
 
 
+Performing = Callable[[Any], Any]  # from a tool (or a question to a model) to what is performed in its place
+
+
+def as_it_is(tool: Any) -> Any:
+    return tool
+
+
 class Ended(Struct, frozen=True, gc=False):
     """An attempt, or a reconcile hook, has come to an end."""
 
@@ -74,6 +81,7 @@ class Calls:
         arrive: Callable[[Ended], None],
         pack: Callable[[bytes], Payload],
         closers: dict[Hashable, Closer],
+        performing: Performing = as_it_is,
     ) -> None:
         self._state = state
         self._settings = settings
@@ -83,6 +91,7 @@ class Calls:
         self._arrive = arrive
         self._pack = pack
         self._closers = closers
+        self._performing = performing
         self._attempts: dict[int, Attempt[Any]] = {}
         self._asking: dict[int, asyncio.Task[Outcome]] = {}
         self.waits: dict[int, int] = {}  # calls that go on at a time: number → µs
@@ -93,7 +102,7 @@ class Calls:
         """Begin the effect. Its intent is durable (or need not be)."""
         assert call.phase == "started" and not self.busy(call.number), (call.number, call.phase)
         told = self._told(call, asked.tool.timeout_s)
-        running = attempt(asked.tool, asked.args, told, threads=self._threads, grace_s=self._settings.cancel_grace_s)
+        running = attempt(self._performing(asked.tool), asked.args, told, threads=self._threads, grace_s=self._settings.cancel_grace_s)
         self._attempts[call.number] = running
         running.start(partial(self._ended, told))
 
@@ -349,7 +358,7 @@ class Calls:
         timeout_s = asked.tool.timeout_s
         begun_s = time.monotonic()
         try:
-            result = perform_in_transaction(asked.tool, asked.args, told)
+            result = perform_in_transaction(self._performing(asked.tool), asked.args, told)
             if timeout_s is not None and time.monotonic() - begun_s > timeout_s:
                 raise TimeoutError(f"tool {call.tool} took longer than {timeout_s:g} s; its transaction was rolled back")
         except BaseException as error:

@@ -53,7 +53,7 @@ from perdure.tool import Outcome
 from perdure.tool.call import Closer
 from perdure.worker.answers import Raised
 from perdure.worker.asks import Asks
-from perdure.worker.calls import Calls, Ended, is_not_ready
+from perdure.worker.calls import Calls, Ended, Performing, is_not_ready
 from perdure.worker.clock import Clock
 from perdure.worker.closing import Closing
 from perdure.worker.commits import Commits, Writes
@@ -76,6 +76,7 @@ class Host(Writes, Helps, Protocol):
     clock: Clock
     threads: Threads
     closers: dict[Hashable, Closer]
+    performing: Performing
     entered: str | None
 
     def committed(self, run_id: str, events: Sequence[Event]) -> None: ...
@@ -111,7 +112,9 @@ class Drive:
         self._host = host
         self._machine: Machine | None = None
         self._pen = Pen(claimed.lease, self.state, claimed.row.head, host.clock, host.settings.inline_bytes)
-        self._calls = Calls(self.state, host.settings, host.clock, host.loop, host.threads, self.arrive, self.pack, host.closers)
+        self._calls = Calls(
+            self.state, host.settings, host.clock, host.loop, host.threads, self.arrive, self.pack, host.closers, host.performing
+        )
         self._arrived: deque[Ended | InboxRow] = deque()
         self._read: set[int] = set()  # inbox rows that have been taken and may not be gone from the database yet
         self._gate = Gate(self.run_id, host.store, self._pen, host.clock, host)

@@ -42,6 +42,7 @@ from perdure.store.writer import GroupCommit
 from perdure.tool.call import Closer
 from perdure.worker import forked, outside
 from perdure.worker.asking import Asking
+from perdure.worker.calls import Performing, as_it_is
 from perdure.worker.clock import Clock
 from perdure.worker.courier import TOLD, Courier
 from perdure.worker.drive import Drive
@@ -74,6 +75,7 @@ class Worker:
         clock: Clock,
         observers: Sequence[Observer] = (),
         queues: Sequence[str] | None = None,
+        performing: Performing = as_it_is,
     ) -> None:
         self.store = store
         self.settings = settings
@@ -82,6 +84,7 @@ class Worker:
         self.id = clock.new_id()
         self.agents = {Served(agent.name, agent.version): agent for agent in agents}
         self.queues = queues
+        self.performing = performing
         self.loop: asyncio.AbstractEventLoop
         self._observers = tuple(observers)
         self._drives: dict[str, Drive] = {}
