@@ -2,7 +2,8 @@
 
 PYTHON ?= python3
 UV_VERSION := 0.13.7
-JOBS ?= logical
+# One more than there are cores: while one process waits for a disk, a server or the clock, another has something to do.
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 UV := $(PYTHON) .ci/uv.py
 BIN := .venv/bin

@@ -18,6 +18,15 @@ hypothesis.settings.register_profile("perdure", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("perdure")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # Here and not in tests/crash: with pytest-xdist the process that adds up collects nothing, and so reads no conftest.py below this one.
+    from tests.crash.kills import KillCount
+    from tests.power.figures import Figures
+
+    config.pluginmanager.register(KillCount(config), "real kills")
+    config.pluginmanager.register(Figures(config), "power")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long ones first: at the end of the day one of them would keep a single process busy, and the others with nothing to do."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
@@ -50,7 +59,7 @@ def postgres_url(postgres: Server) -> Iterator[str]:
     url = postgres.new_database()
     yield url
     postgres.revive()
-    postgres.drop(url)
+    postgres.give_back(url)
 
 
 @pytest.fixture

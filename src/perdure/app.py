@@ -524,7 +524,7 @@ class Handle:
                     pass  # a live worker has it, or was faster: wait for them
             # Until its time has come, should that be sooner; but a run that is ready and cannot be taken is no reason to ask without end.
             left_s = 0.0 if row.ready_at is None else (row.ready_at - app.clock.now()) / 1e6
-            await self._change(min(max(left_s, 0.005), 1.0) if left_s > 0 else 1.0, since=began)
+            await self._change(min(max(left_s, 0.005), 1.0) if left_s > 0 else 1.0, since=began, due=row.ready_at if left_s > 0 else None)
 
     async def _stuck_child(self) -> RunRow | None:
         """A child that needs a person, when nothing else of the family can bring the run on."""
@@ -538,11 +538,13 @@ class Handle:
         family = await self._app.ask(lambda: self._app.store.family(self.id))
         return any(row.holder is None and row.ready_at is not None and row.ready_at <= now for row in family)
 
-    async def _change(self, at_most_s: float, *, since: float) -> None:
-        """Until anything is committed. Looks often at first, and the less often the longer it has waited: an answer is late by 2 %."""
+    async def _change(self, at_most_s: float, *, since: float, due: int | None = None) -> None:
+        """Until anything is committed, or it is `due`. Looks often at first, and the less often the longer it has waited: an answer is late by 2 %."""
         loop, version = asyncio.get_running_loop(), self._app.store.version()
         until = loop.time() + at_most_s
-        while self._app.store.version() == version and (now := loop.time()) < until:  # noqa: ASYNC110  # no database rings a bell for everything
+        while self._app.store.version() == version and (now := loop.time()) < until:  # no database rings a bell for everything
+            if due is not None and due <= self._app.clock.now():
+                return  # a clock may jump
             await asyncio.sleep(min(max((now - since) / 50, 0.005), self._app.settings.poll_s))
 
     async def events(self, after: int = 0) -> list[Event]:

@@ -20,6 +20,7 @@ from perdure.errors import InvalidInput
 from perdure.settings import Settings
 from perdure.store.api import ApprovalRow, CostRow, RunRow, Store
 from perdure.undo import UndoPlan
+from perdure.worker.clock import Clock
 
 T = TypeVar("T")
 _END_S = 10.0
@@ -35,9 +36,10 @@ class Perdure:
         *,
         settings: Settings | None = None,
         audit_log: Path | str | None = None,
+        clock: Clock | None = None,
         queues: Sequence[str] | None = None,
     ) -> None:
-        options: dict[str, Any] = {"settings": settings, "audit_log": audit_log, "queues": queues}
+        options: dict[str, Any] = {"settings": settings, "audit_log": audit_log, "clock": clock, "queues": queues}
         self._make: Callable[[], asynchronous.Perdure] = lambda: asynchronous.Perdure(url, agents, **options)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened: asynchronous.Perdure | None = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.crash.journals import Databases
+from tests.crash.mounts import keep_to_ourselves, small_disk
 from tests.crash.nursery import Nursery
 from tests.crash.world import World
 from tests.crash.worlds import Worlds
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
+    keep_to_ourselves()  # before it is born, so that victims see what is mounted for them
     opened = Nursery()
     yield opened
     opened.close()
@@ -50,6 +52,16 @@ def worlds(tmp_path: Path, nursery: Nursery, dialect: str, request: pytest.Fixtu
 @pytest.fixture
 def world(worlds: Worlds) -> World:
     return worlds.new()
+
+
+@pytest.fixture
+def small(worlds: Worlds) -> Iterator[World]:
+    """A world whose journal lies on a file system of its own, which can be full or read-only."""
+    world = worlds.new()
+    with small_disk(world.disk) as mounted:
+        if not mounted:
+            pytest.skip("mounting a small file system needs privileges that this user does not have")
+        yield world
 
 
 @pytest.fixture(scope="session")

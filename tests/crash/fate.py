@@ -15,7 +15,8 @@ its intent, `answered` that of its answer, `stumble` that of an attempt that cam
 At the place `disk` the moment is `op`: before the nth write or sync of any of the database's files. At the place `wire` it is before the
 nth statement that is sent to the server.
 
-The death is SIGKILL, sent by the process to itself: nothing of it runs any further, no handler, no `finally`.
+The death is SIGKILL, sent by the process to itself: nothing of it runs any further, no handler, no `finally`. With another *blow* it is
+that signal which comes at this moment, and the process does about it what it does.
 """
 
 from __future__ import annotations
@@ -79,9 +80,10 @@ def wait_for_word(place: str) -> None:
 class Fate:
     """The nth time that this process comes to this place, at this moment, it dies."""
 
-    def __init__(self, place: str = "", moment: str = "", nth: int = 1, tool: str = "") -> None:
+    def __init__(self, place: str = "", moment: str = "", nth: int = 1, tool: str = "", blow: str = "SIGKILL") -> None:
         self.place = place
         self.moment = moment
+        self._blow = signal.Signals[blow]
         self.tool = tool  # the tool under test: intents and results of others do not count
         self.on_drain: Callable[[], None] = lambda: None
         self.in_flight = False  # the effect has begun: renewals before that do not count
@@ -91,7 +93,7 @@ class Fate:
 
     def meet(self, place: str, moment: str) -> None:
         if (place, moment) == (self.place, self.moment) and self._is_time():
-            die()
+            self.strike()
         if (place, moment, self.moment) == (self.place, "before", "held") and self._is_time():
             wait_for_word(place)
 
@@ -160,7 +162,9 @@ class Fate:
         return fresh and self._is_time()
 
     def strike(self) -> None:
-        die()
+        if self._blow == signal.SIGKILL:
+            die()
+        os.kill(os.getpid(), self._blow)
 
     def freeze(self) -> None:
         """As kill -STOP does, at this very instruction; it goes on when somebody lets it."""
@@ -237,7 +241,7 @@ FATE = Fate()  # of this process; a victim replaces it before it starts anything
 
 
 def seal(die: Sequence[Any]) -> Fate:
-    """Decide this process's fate: place, moment, which visit, the tool under test."""
+    """Decide this process's fate: place, moment, which visit, the tool under test, the signal."""
     global FATE
     FATE = Fate(*die)
     FATE.arm()

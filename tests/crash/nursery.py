@@ -19,10 +19,12 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, cast
 
+from tests.crash import kills
 from tests.crash.mind_mutations import MIND_MUTATIONS
 from tests.crash.mutations import MUTATIONS
 from tests.crash.waiting_mutations import WAITING_MUTATIONS
@@ -35,8 +37,8 @@ JOURNAL = "CRASH_JOURNAL"  # how a victim finds its journal: the URL in its envi
 class Nursery:
     """Starts victims and waits for their end."""
 
-    def __init__(self) -> None:
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    def __init__(self, more: Mapping[str, str] = MappingProxyType({})) -> None:
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **more}
         command = [sys.executable, "-c", "from tests.crash.nursery import main; main()"]
         self._process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._requests, self._answers = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
@@ -49,7 +51,10 @@ class Nursery:
 
     def wait(self, pid: int, within_s: float = 60.0) -> int | None:
         """How it ended: its exit code, or minus the signal that killed it; None when it still lives."""
-        return cast("int | None", self._ask({"wait": pid, "within_s": within_s})["code"])
+        code = cast("int | None", self._ask({"wait": pid, "within_s": within_s})["code"])
+        if code == -signal.SIGKILL:
+            kills.seen()
+        return code
 
     def close(self) -> None:
         self._requests.close()

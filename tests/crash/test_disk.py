@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import shutil
 import signal
-import subprocess
-from collections.abc import Iterator
 
 import pytest
 from tests.crash import victims
 from tests.crash.checks import check_journal, check_succeeded
 from tests.crash.errands import ORDER
+from tests.crash.mounts import Disk, remount
 from tests.crash.world import KILLED, RUN, World
-from tests.crash.worlds import Worlds
 
 pytestmark = pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 
@@ -48,44 +45,17 @@ def test_killed_before_any_single_write_or_sync_of_a_whole_run_the_run_ends_well
     assert deaths > 10, f"only {deaths} writes: the disk was not the one that kills"
 
 
-@pytest.fixture
-def small(worlds: Worlds) -> Iterator[World]:
-    """A world whose journal lies on a file system of its own, which can be full or read-only."""
-    world = worlds.new()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "perdure-test", str(world.disk)]
-    if os.getuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("mounting a small file system needs privileges that this user does not have")
-    try:
-        yield world
-    finally:
-        subprocess.run(["umount", "-l", str(world.disk)], check=True)
-
-
 def test_a_disk_that_is_full_while_a_result_is_held_loses_nothing_and_goes_on_with_room_again(small: World) -> None:
     world = small
     world.begin(r=[["deed", "paid", 0.3], ["deed", "sent", 0]])
     report = world.report()
     pid = world.start(victims.drive, run_id="r", report=report)
     world.ledger.wait_for(lambda lines: any(line["fact"] == "effect" for line in lines))
-    ballast = world.disk / "ballast"
-    room = os.statvfs(world.disk)
-    ballast.write_bytes(b"x" * (room.f_bavail * room.f_frsize))
+    room = Disk(world.disk)
+    room.fill(pid)
     world.wait_until(lambda: "disk full" in world.log(), "the worker has met the full disk")
     assert [line["what"] for line in world.ledger.effects()] == ["paid"]
-    ballast.unlink()
-    check_went_on(world, pid, report)
-
-
-def test_a_file_that_may_not_grow_while_a_result_is_held_loses_nothing(world: World) -> None:
-    world.begin(r=[["deed", "paid", 0.3], ["deed", "sent", 0]])
-    report = world.report()
-    pid = world.start(victims.drive, run_id="r", report=report)
-    world.ledger.wait_for(lambda lines: any(line["fact"] == "effect" for line in lines))
-    size = (world.disk / "journal.db-wal").stat().st_size
-    before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-    world.wait_until(lambda: "cannot write the journal" in world.log(), "the worker has met the limit")
-    assert [line["what"] for line in world.ledger.effects()] == ["paid"]
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+    room.free(pid)
     check_went_on(world, pid, report)
 
 
@@ -100,16 +70,15 @@ def check_went_on(world: World, pid: int, report: str) -> None:
 
 def test_killed_on_a_full_disk_the_held_result_is_a_doubt_and_the_effect_is_not_repeated(small: World) -> None:
     world = small
-    world.begin(r=[["deed", "paid", 0.2]])
+    world.begin(r=[["deed", "paid", 0.5]])
     pid = world.start(victims.drive, run_id="r", report=world.report())
     world.ledger.wait_for(lambda lines: any(line["fact"] == "effect" for line in lines))
-    ballast = world.disk / "ballast"
-    room = os.statvfs(world.disk)
-    ballast.write_bytes(b"x" * (room.f_bavail * room.f_frsize))
+    room = Disk(world.disk)
+    room.fill(pid)
     world.wait_until(lambda: "disk full" in world.log(), "the worker has met the full disk")
     os.kill(pid, signal.SIGKILL)
     assert world.wait(pid) == KILLED
-    ballast.unlink()
+    room.free(pid)
     assert world.finish("r")["r"]["status"] == "needs_attention"
     assert len(world.ledger.effects()) == 1
     check_journal(world, "r")
@@ -118,11 +87,11 @@ def test_killed_on_a_full_disk_the_held_result_is_a_doubt_and_the_effect_is_not_
 def test_on_a_read_only_file_system_nothing_begins_and_the_error_says_why(small: World) -> None:
     world = small
     world.begin(r=[["deed", "paid", 0]])
-    subprocess.run(["mount", "-o", "remount,ro", str(world.disk)], check=True)
+    remount(world.disk, "ro")
     assert world.run(victims.drive, run_id="r", report=world.report()) == 1
     assert re.search(r"StoreUnavailable: .*(read-only|not writable)", world.log()), world.log()
     assert not world.ledger.lines()
-    subprocess.run(["mount", "-o", "remount,rw", str(world.disk)], check=True)
+    remount(world.disk, "rw")
     assert world.finish("r")["r"]["output"] == ["paid done"]
     check_journal(world, "r")
 
@@ -132,7 +101,7 @@ def test_on_a_read_only_file_system_nothing_begins_and_the_error_says_why(small:
 def test_after_a_failed_fsync_the_process_goes_on_with_another_connection_and_nothing_acknowledged_is_lost(
     world: World, fault: str, fails: str
 ) -> None:
-    world.begin(r=[["deed", "paid", 0.1], ["deed", "sent", 0]])
+    world.begin(r=[["deed", "paid", 0.5], ["deed", "sent", 0]])
     report, trouble = world.report(), world.folder / "trouble"
     pid = world.start(victims.drive, run_id="r", report=report, disk=[str(trouble), fault == "not synced", False])
     world.ledger.wait_for(lambda lines: any(line["fact"] == "effect" for line in lines))
@@ -147,7 +116,7 @@ def test_after_a_failed_fsync_the_process_goes_on_with_another_connection_and_no
 @pytest.mark.parametrize("fault", ["not synced", "synced, and said to have failed"])
 @pytest.mark.parametrize("kind", ["work", "deed"])
 def test_killed_right_after_a_failed_fsync_the_run_goes_on_with_whatever_reached_the_disk(world: World, fault: str, kind: str) -> None:
-    world.begin(r=[[kind, "paid", 0.1], [kind, "sent", 0]])
+    world.begin(r=[[kind, "paid", 0.5], [kind, "sent", 0]])
     trouble = world.folder / "trouble"
     pid = world.start(victims.drive, run_id="r", report=world.report(), disk=[str(trouble), fault == "not synced", True])
     world.ledger.wait_for(lambda lines: any(line["fact"] == "effect" for line in lines))

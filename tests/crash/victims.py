@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import time
 from collections.abc import Coroutine, Sequence
 from contextlib import closing
@@ -22,7 +23,7 @@ from tests.crash.nursery import JOURNAL
 from perdure import Agent, Perdure
 from perdure.cli.driving import stop_on_signals
 from perdure.core.events import Event
-from perdure.errors import RunNotSucceeded
+from perdure.errors import RunNotSucceeded, StoreUnavailable
 from perdure.settings import Settings
 from perdure.store.api import FINISHED
 from perdure.store.open import open_store
@@ -70,10 +71,11 @@ def errand(
     die: Sequence[Any] = (),
     settings: dict[str, Any] | None = None,
     nap_s: float = 0.02,
+    blow: str = "SIGKILL",
 ) -> None:
     """Start the errand, or find it started, and drive it until it ends; unless the process dies before."""
     url, chosen = prepare(folder, {**({"lease_s": 0.2} if die and die[0] == "renew" else {}), **(settings or {})})
-    doom = fate.seal([*die, kind]) if die else fate.current()
+    doom = fate.seal([*die, kind, blow]) if die else fate.current()
 
     async def main() -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -148,7 +150,7 @@ def serve(
     """A worker, until all of these runs have ended or need a person; without any, until SIGTERM."""
     url, chosen = prepare(folder, settings)
     if die:
-        fate.seal(die)
+        fate.seal(die).on_drain = lambda: os.kill(os.getpid(), signal.SIGTERM)
     if slow_read_s:
         read_slowly(slow_read_s)
 
@@ -203,7 +205,10 @@ def cancel(folder: str, run_id: str) -> None:
 async def _watch(app: Perdure, until: Sequence[str], stop: asyncio.Event) -> None:
     deadline = asyncio.get_running_loop().time() + 60
     while asyncio.get_running_loop().time() < deadline and not stop.is_set():
-        rows = [app.store.get(run_id) for run_id in until]
+        try:
+            rows = [app.store.get(run_id) for run_id in until]
+        except StoreUnavailable:
+            rows = [None]  # whoever works here waits for it too
         if all(row is not None and row.status in (*FINISHED, "needs_attention") for row in rows):
             break
         await asyncio.sleep(0.01)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import click
 import pytest
+from tests.servers import forked
 
 from perdure.cli import VERBS, common
 from perdure.core.events import AnyBody
@@ -54,10 +55,9 @@ def clean_env() -> dict[str, str]:
 
 
 def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A real interpreter in an empty folder, with nothing of the caller's settings."""
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=clean_env(), capture_output=True, text=True, timeout=60, check=False
-    )
+    """A process in an empty folder, with nothing of the caller's settings; what the pages show as a program gets a real interpreter."""
+    start = forked.run if arguments[0] == "-m" else subprocess.run
+    return start([sys.executable, *arguments], cwd=folder, env=clean_env(), capture_output=True, text=True, timeout=60, check=False)
 
 
 def names_of(paths: list[Path]) -> list[str]:
@@ -365,7 +365,7 @@ def test_the_chat_hears_a_message_between_two_pages_and_ends_with_bye(tmp_path):
     started = python(tmp_path, "-m", "perdure", "run", target, "--id", "chat-1", "--detach")
     assert started.returncode == 0, started.stderr
     say(tmp_path, "read 500 pages")
-    driving = subprocess.Popen(
+    driving = forked.Popen(
         [sys.executable, "-m", "perdure", "run", target, "--id", "chat-1", "--json"],
         cwd=tmp_path,
         env=clean_env(),
@@ -406,7 +406,7 @@ def test_the_research_never_spends_more_than_its_budget_and_the_calls_in_flight(
 def without_keys(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """With a script for the model, whoever runs the tests."""
     env = {name: value for name, value in clean_env().items() if name not in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY")}
-    return subprocess.run(
+    return forked.run(
         [sys.executable, "-m", "perdure", *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False
     )
 

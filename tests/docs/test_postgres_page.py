@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
+from tests.servers import forked
 from tests.servers.postgres import Server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,11 +20,11 @@ PAGE = (ROOT / "docs" / "postgres.md").read_text()
 def perdure(folder: Path, *arguments: str, code: int = 0) -> str:
     """What it says, on stdout and stderr."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")} | {"PYTHONPATH": str(ROOT / "src")}
-    ran = subprocess.run(
+    ran = forked.run(
         [sys.executable, "-m", "perdure", *arguments], cwd=folder, env=environ, capture_output=True, text=True, timeout=60, check=False
     )
     assert ran.returncode == code, (arguments, ran.returncode, ran.stdout, ran.stderr)
-    return ran.stdout + ran.stderr
+    return str(ran.stdout + ran.stderr)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.servers import forked
 
 AGENTS = """
 import asyncio, os
@@ -109,7 +110,7 @@ class Shop:
 
     def __call__(self, *args: str, code: int = 0, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
         """Run `perdure ARGS` to its end, which must be this exit code."""
-        done = subprocess.run(
+        done = forked.run(
             self._command(args), cwd=cwd or self.folder, env=os.environ | environ, capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
@@ -118,7 +119,7 @@ class Shop:
 
     def begin(self, *args: str, cwd: Path | None = None) -> subprocess.Popen[str]:
         """Start `perdure ARGS` and leave it running."""
-        child = subprocess.Popen(self._command(args), cwd=cwd or self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        child = forked.Popen(self._command(args), cwd=cwd or self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.children.append(child)
         return child
 

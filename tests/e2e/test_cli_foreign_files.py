@@ -15,6 +15,7 @@ from pathlib import Path
 import apsw
 import pytest
 from tests.e2e.test_cli_reading import Desk
+from tests.servers import forked
 
 READING = [
     ("list",),
@@ -59,7 +60,7 @@ def abandoned(desk: Desk) -> None:
         "other.execute('CREATE TABLE orders (id); INSERT INTO orders VALUES (7)')\n"
         "os.kill(os.getpid(), 9)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=desk.folder, timeout=60, check=False)
+    done = forked.run([sys.executable, "-c", code], cwd=desk.folder, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
     assert (desk.folder / "perdure.db-wal").stat().st_size > 0
 
@@ -114,7 +115,7 @@ def test_a_run_and_migrate_make_a_journal_beside_somebodys_own_tables(desk: Desk
 
 def test_a_journal_whose_maker_was_killed_at_once_is_ours_although_only_its_log_says_so(desk: Desk) -> None:
     code = "import os\nfrom perdure.store.open import open_store\nstore = open_store('sqlite:///perdure.db')\nos.kill(os.getpid(), 9)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=desk.folder, env=desk._env, timeout=60, check=False)
+    done = forked.run([sys.executable, "-c", code], cwd=desk.folder, env=desk._env, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
     assert b"perdure_schema" not in (desk.folder / "perdure.db").read_bytes()
     assert desk.lines("list") == []

@@ -13,6 +13,7 @@ from typing import Any
 
 import apsw
 import pytest
+from tests.servers import forked
 
 AGENTS = """
 import os
@@ -62,7 +63,7 @@ class Desk:
 
     def raw(self, *words: str) -> subprocess.CompletedProcess[bytes]:
         env = {**os.environ, "PERDURE_URL": "sqlite:///j.db", "NO_COLOR": "1"}
-        return subprocess.run([sys.executable, "-m", "perdure", *words], cwd=self.folder, env=env, capture_output=True, timeout=60)
+        return forked.run([sys.executable, "-m", "perdure", *words], cwd=self.folder, env=env, capture_output=True, timeout=60)
 
     def say(self, *words: str, code: int = 0) -> str:
         """What it prints, on either stream; it must leave with this code."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import apsw
 import pytest
+from tests.servers import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 AGENTS = """
@@ -66,17 +67,17 @@ class Desk:
 
     def __call__(self, *args: str, code: int = 0) -> str:
         """What `perdure ARGS` says on stdout; it must end with this code, and never with a traceback."""
-        done = subprocess.run(self._command(args), cwd=self.folder, env=self._env, capture_output=True, text=True, timeout=60, check=False)
+        done = forked.run(self._command(args), cwd=self.folder, env=self._env, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
         assert "Traceback" not in done.stderr, done.stderr
-        return done.stdout
+        return str(done.stdout)
 
     def refusal(self, *args: str, code: int) -> str:
         """The one line on stderr with which it refuses; nothing is on stdout."""
-        done = subprocess.run(self._command(args), cwd=self.folder, env=self._env, capture_output=True, text=True, timeout=60, check=False)
+        done = forked.run(self._command(args), cwd=self.folder, env=self._env, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stdout) == (code, ""), (done.returncode, done.stdout, done.stderr)
         assert re.fullmatch(r"perdure: [^\n]+\n", done.stderr), done.stderr
-        return done.stderr
+        return str(done.stderr)
 
     def json(self, *args: str, code: int = 0) -> Any:
         return json.loads(self(*args, "--json", code=code))
@@ -85,9 +86,7 @@ class Desk:
         return [json.loads(line) for line in self(*args, "--json", code=code).splitlines()]
 
     def begin(self, *args: str) -> subprocess.Popen[str]:
-        child = subprocess.Popen(
-            self._command(args), cwd=self.folder, env=self._env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        child = forked.Popen(self._command(args), cwd=self.folder, env=self._env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.children.append(child)
         return child
 
@@ -230,11 +229,9 @@ def test_list_is_a_table_that_says_how_to_see_more(desk: Desk) -> None:
     assert [run["run_id"] for run in desk.lines("list", "--limit", "2")] == ["r2", "r1"]
     assert desk.lines("list", "--status", "failed") == []
     assert len(desk.lines("list", "--agent", "many", "--tenant", "default", "--status", "succeeded")) == 3
-    few = subprocess.run(
-        desk._command(("list", "--limit", "1")), cwd=desk.folder, env=desk._env, capture_output=True, text=True, check=True
-    )
+    few = forked.run(desk._command(("list", "--limit", "1")), cwd=desk.folder, env=desk._env, capture_output=True, text=True, check=True)
     assert "perdure list --limit 10," in few.stderr
-    few = subprocess.run(
+    few = forked.run(
         desk._command(("list", "--limit", "1", "--url", "sqlite:///perdure.db")),
         cwd=desk.folder,
         env=desk._env,

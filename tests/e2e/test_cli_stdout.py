@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.servers import forked
 
 PROGRAM = """
 import socket, subprocess
@@ -47,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def perdure(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "perdure", *args], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    return forked.run([sys.executable, "-m", "perdure", *args], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_what_agents_and_tools_print_does_not_get_into_the_json(folder: Path) -> None:

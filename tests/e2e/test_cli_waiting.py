@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.test_cli_acting import Shop, until
+from tests.servers import forked
 
 AGENTS = """
 import asyncio
@@ -487,7 +488,7 @@ def test_signals_arrive_in_order_once_per_key_and_from_stdin(desk):
     assert "waits for signal 'chat'" in waiting
     assert "perdure resume c" in desk("signal", "c", "chat", '{"text": "hi"}', "--key", "k", "--by", "ann").stdout
     desk("signal", "c", "chat", '{"text": "again"}', "--key", "k")
-    piped = subprocess.run(
+    piped = forked.run(
         [sys.executable, "-m", "perdure", "signal", "c", "chat", "-", "--json"],
         cwd=desk.folder,
         input=b'["ho"]',

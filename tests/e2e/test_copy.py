@@ -19,6 +19,7 @@ import psycopg
 import pytest
 from tests.e2e.mortal import Mortals
 from tests.e2e.moving_tools import World, effects, finish, plant, results, verified
+from tests.servers import forked
 from tests.unit.postgres_tools import empty
 
 from perdure.store.api import Filter
@@ -170,7 +171,7 @@ def test_while_a_worker_lives_it_refuses_and_waits_when_it_is_told_to(source: tu
 
 def command(*args: str, cwd: Path) -> subprocess.Popen[str]:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen(
+    return forked.Popen(
         [sys.executable, "-m", "perdure", *args], cwd=cwd, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.servers import forked
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -75,7 +76,7 @@ def environment() -> dict[str, str]:
 
 def perdure(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "perdure", *words]
-    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    return forked.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=60, check=False)
 
 
 def written(folder: Path, plan: str = PLAN, name: str = "plan.toml") -> Path:
@@ -128,7 +129,7 @@ def test_a_kill_in_the_middle_of_parallel_steps_loses_nothing_and_repeats_nothin
     command = [sys.executable, "-m", "perdure", "run", "plan.toml", "--tools", "tools.py", "service=shop", "--id", "r"]
 
     def kill_when(begun: int) -> None:
-        running = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        running = forked.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             file = tmp_path / "begun"
             until(lambda: file.exists() and len(file.read_text().splitlines()) >= begun)
@@ -161,7 +162,7 @@ def test_a_worker_serves_a_plan_from_a_file(tmp_path: Path) -> None:
     started = perdure(tmp_path, "run", "plan.toml", "--tools", "tools.py", "service=shop", "--id", "r", "--detach")
     assert started.returncode == 0, started.stderr
     command = [sys.executable, "-m", "perdure", "worker", "plan.toml", "--tools", "tools.py"]
-    worker = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
+    worker = forked.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
     try:
         until(lambda: (tmp_path / "ledger").exists() and len(ledger(tmp_path)) == 3)
         until(lambda: json.loads(perdure(tmp_path, "show", "r", "--json").stdout)["status"] == "succeeded")
@@ -337,7 +338,7 @@ def test_the_two_deployments_are_one_plan() -> None:
         "tools = [value for value in vars(deployment).values() if hasattr(value, 'effect')]\n"
         "print(Plan.from_file('deployment.toml', tools).digest == deployment.deployment.digest)"
     )
-    ran = subprocess.run(
+    ran = forked.run(
         [sys.executable, "-c", program], cwd=EXAMPLES, env=environment(), capture_output=True, text=True, timeout=60, check=False
     )
     assert ran.stdout.strip() == "True", ran.stderr

@@ -15,6 +15,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.servers import forked
 from tests.servers.pooler import Pooler
 from tests.servers.postgres import Server
 
@@ -75,7 +76,8 @@ class Desk:
         (folder / "shop.py").write_text(AGENTS)
 
     def run(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
+        start = subprocess.run if "PYTHONPATH" in env else forked.run  # in a fork what is to be found there may be loaded already
+        done = start(
             [sys.executable, "-m", "perdure", *args],
             cwd=self.folder,
             env=self._env(env),
@@ -107,7 +109,7 @@ class Desk:
     def worker(self, *args: str, **env: str) -> subprocess.Popen[str]:
         """A worker in the background; what it says goes to the file worker.log."""
         with (self.folder / "worker.log").open("w") as log:
-            child = subprocess.Popen(
+            child = forked.Popen(
                 [sys.executable, "-m", "perdure", "worker", "shop.py", *args],
                 cwd=self.folder,
                 env=self._env(env),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -361,7 +362,8 @@ asyncio.run(main())
 
 
 def loaded_by(program: str) -> list[str]:
-    return output(python(f"{program}\nimport sys\nprint(*(name for name in {HEAVY!r} if name in sys.modules))")).split()
+    program += f"\nimport sys\nprint(*(name for name in {HEAVY!r} if name in sys.modules))"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True).stdout.split()
 
 
 def test_a_whole_run_of_plain_types_loads_no_heavy_module():

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.servers import forked
 
 from perdure.core.events import ToolCallCompleted, ToolCallInitiated
 from perdure.store.open import open_store
@@ -124,7 +125,7 @@ class Office:
         """Run `perdure ARGS` to its end, which must be this exit code."""
         program = ["-m", "perdure"] if die is None else ["-c", DYING.format(die=die)]
         env = os.environ | {"PYTHONPATH": str(ROOT)}
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, *program, *args], cwd=self.folder, env=env, capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
@@ -351,7 +352,7 @@ def test_a_doubt_is_shown_without_a_result_and_its_run_is_ended_by_force(office:
 
 def test_whoever_comes_second_is_told_that_somebody_is_at_it(office: Office) -> None:
     (office.folder / "hold").touch()
-    first = subprocess.Popen(
+    first = forked.Popen(
         [sys.executable, "-m", "perdure", "undo", "t", "trip.py:trip"], cwd=office.folder, stdout=subprocess.PIPE, text=True
     )
     try:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.mcp.warehouse import python_path
+from tests.servers import forked
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "mcp_agent.py"
 
@@ -15,7 +16,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "mcp_agent.py"
 def perdure(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in python_path().items() if not name.endswith("_API_KEY")}
     command = [sys.executable, "-m", "perdure", *arguments, "--json"]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
+    return forked.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, brings=("mcp",))
 
 
 def test_the_librarian_publishes_what_somebody_agrees_to(tmp_path):

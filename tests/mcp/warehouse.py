@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.servers import forked
+
 from perdure import mcp
 from perdure.integrations.mcp import McpServer
 
@@ -45,7 +47,8 @@ class Warehouse:
     def start(self, *flags: str) -> None:
         """Start the HTTP server, in the place of the one before."""
         self.stop()
-        self._process = subprocess.Popen([sys.executable, POLITE, str(self.ledger_file), "--port", str(self._port), *flags])
+        command = [sys.executable, POLITE, str(self.ledger_file), "--port", str(self._port), *flags]
+        self._process = forked.Popen(command, brings=("mcp.server.mcpserver", "uvicorn"))
         wait_for_port(self._port, self._process)
 
     def stop(self) -> None:
@@ -63,7 +66,7 @@ class Warehouse:
 def rude_http(*flags: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The URL of a rude server over HTTP, and its process."""
     port = free_port()
-    process = subprocess.Popen([sys.executable, RUDE, "--port", str(port), *flags], stdout=subprocess.PIPE, text=True)
+    process = forked.Popen([sys.executable, RUDE, "--port", str(port), *flags], stdout=subprocess.PIPE, text=True)
     try:
         wait_for_port(port, process)
         yield f"http://127.0.0.1:{port}/mcp", process

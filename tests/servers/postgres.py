@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import psutil  # type: ignore[import-untyped]
 import psycopg
@@ -60,6 +60,32 @@ END $$
 """
 
 
+# To drop a database and make another takes the server a checkpoint and hundreds of files, most of a second.
+_EMPTY = """
+SET lock_timeout = '5s';
+DROP SCHEMA public CASCADE;
+CREATE SCHEMA public AUTHORIZATION pg_database_owner;
+GRANT USAGE ON SCHEMA public TO PUBLIC;
+COMMENT ON SCHEMA public IS 'standard public schema'
+"""
+_IS_LIKE_NEW = f"""
+SELECT NOT EXISTS (SELECT FROM pg_namespace WHERE nspname !~ '^pg_' AND nspname NOT IN ('public', 'information_schema'))
+   AND NOT EXISTS (SELECT FROM pg_db_role_setting WHERE setdatabase = database.oid)
+   AND NOT EXISTS (SELECT FROM pg_default_acl)
+   AND NOT EXISTS (SELECT FROM pg_largeobject_metadata)
+   AND NOT EXISTS (SELECT FROM pg_event_trigger)
+   AND NOT EXISTS (SELECT FROM pg_publication)
+   AND (SELECT count(*) = 1 FROM pg_extension)
+   AND datacl IS NULL AND datallowconn AND datconnlimit = -1 AND datdba = (SELECT oid FROM pg_roles WHERE rolname = '{OWNER}')
+  FROM pg_database AS database WHERE datname = current_database()
+"""
+_END_ALL = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s"
+_END_OTHERS = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = current_database()"
+_TABLES = "SELECT oid::regclass::text FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace"
+_COUNTERS = "SELECT format('%I.%I', schemaname, sequencename), last_value FROM pg_sequences"
+_NO_ROWS = 21  # the length of a binary copy of an empty table
+
+
 class PortTaken(Exception):
     """Something else listens on the server's port."""
 
@@ -82,6 +108,7 @@ class Server:
         self._postmaster: subprocess.Popen[bytes] | None = None
         self._has_answered = False
         self._numbers = itertools.count(1)
+        self._emptied: list[str] = []
         self.port = _free_port()
         # From here on a SIGKILL of this process leaves nothing behind.
         self._undertaker = hire(self.folder)
@@ -162,8 +189,23 @@ class Server:
             time.sleep(0.001)
 
     def resume(self) -> None:
-        for process in processes_in(self.folder):
+        for process in self._family() if self.is_running else processes_in(self.folder):
             send(process, signal.SIGCONT)
+
+    def _family(self) -> list[psutil.Process]:
+        """The postmaster and its children, who have no children: all there are while it lives, and found without a look at every process."""
+        assert self._postmaster is not None
+        pid = self._postmaster.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children")
+        if not children.exists():
+            return processes_in(self.folder)
+        found = []
+        for number in (pid, *map(int, children.read_text().split())):
+            try:
+                found.append(psutil.Process(number))
+            except psutil.NoSuchProcess:
+                continue  # ended meanwhile
+        return found
 
     def revive(self) -> None:
         """Bring it to its normal state, whatever a test has done to it: running, not paused, no standby."""
@@ -184,6 +226,8 @@ class Server:
 
     def new_database(self) -> str:
         """URL of a new, empty database, owned by the user in the URL."""
+        if self._emptied:
+            return self._url(self._emptied.pop(), OWNER)
         name = f"test_{os.getpid()}_{next(self._numbers)}"
         self.execute(f'CREATE DATABASE "{name}" OWNER {OWNER}')
         return self._url(name, OWNER)
@@ -193,20 +237,55 @@ class Server:
         name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
         self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
+    def give_back(self, url: str) -> None:
+        """Drop a database, or keep it for the next who wants a new one: with nothing in it, it differs from one by its name alone."""
+        name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
+        self.part(url)
+        try:
+            with self._inside(url) as superuser:
+                superuser.execute(_EMPTY)
+                is_like_new = superuser.execute(_IS_LIKE_NEW).fetchone() == (True,)
+        except psycopg.Error:
+            is_like_new = False  # something in it cannot be dropped, or not now
+        if is_like_new:
+            self._emptied.append(str(name))
+        else:
+            self.drop(url)
+
     def part(self, url: str) -> None:
         """End every connection to a database, and wait until they are gone."""
         name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
         with psycopg.connect(self.url, autocommit=True, connect_timeout=10) as superuser:
             # A client's end takes a moment to be noticed; what it has sent is done or undone by then.
-            asked = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s"
-            while superuser.execute(asked, (name,)).fetchall():
+            while superuser.execute(_END_ALL, (name,)).fetchall():
                 pass
 
     def clear(self, url: str) -> None:
         """Take everything out of a journal that is there, and whatever else was made beside it: many times faster than a new one."""
-        name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
-        with psycopg.connect(self.url, autocommit=True, connect_timeout=10, dbname=name) as superuser:
+        with self._inside(url) as superuser:
             superuser.execute(_CLEAR)
+
+    def reuse(self, url: str, beside: str) -> None:
+        """The same for one that others may still be connected to, and then make as its owner what belongs beside it."""
+        with self._inside(url) as superuser:
+            while superuser.execute(f"{_END_OTHERS} AND pid <> pg_backend_pid()").fetchall():
+                pass
+            superuser.execute(_CLEAR)
+            superuser.execute(f"SET ROLE {OWNER}; {beside}".encode())
+
+    def pour(self, source: str, target: str) -> None:
+        """Put what is in one database into the tables of another one, which is clear: rows, and where its counters stand."""
+        with self._inside(source) as giver, self._inside(target) as taker, taker.transaction():
+            taker.execute("SET LOCAL session_replication_role = replica")
+            for (name,) in giver.execute(_TABLES).fetchall():
+                with giver.cursor().copy(f"COPY {name} TO STDOUT (FORMAT binary)".encode()) as rows:
+                    poured = b"".join(rows)
+                if len(poured) > _NO_ROWS:
+                    taker.execute(f"DELETE FROM {name}".encode())  # the version of the schema is never cleared
+                    with taker.cursor().copy(f"COPY {name} FROM STDIN (FORMAT binary)".encode()) as rows:
+                        rows.write(poured)
+            for name, last in giver.execute(_COUNTERS).fetchall():
+                taker.execute("SELECT setval(%s::regclass, %s, %s)", (name, last or 1, last is not None))
 
     def execute(self, statement: str) -> None:
         """Run one statement as superuser in the maintenance database, outside any transaction."""
@@ -223,6 +302,11 @@ class Server:
             self._postmaster.wait(_PATIENCE_S)
         self._undertaker.kill()
         self._undertaker.wait(_PATIENCE_S)
+
+    def _inside(self, url: str) -> psycopg.Connection[tuple[Any, ...]]:
+        """A superuser's connection to this database."""
+        name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
+        return psycopg.connect(self.url, autocommit=True, connect_timeout=10, dbname=name)
 
     def _launch(self) -> None:
         with self.log.open("ab") as log:

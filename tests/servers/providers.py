@@ -29,6 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from tests.servers import forked
 from tests.servers.provider_answers import Count, Turn, Use
 
 _ROOT = Path(__file__).parents[2]
@@ -111,7 +112,7 @@ class Provider:
         self.folder = Path(tempfile.mkdtemp(prefix="provider-"))
         self.ledger = self.folder / "ledger.jsonl"
         self.key = f"sk-test-{secrets.token_hex(16)}"
-        self._process = subprocess.Popen(
+        self._process = forked.Popen(
             [sys.executable, "-m", "tests.servers.provider_server", str(self.ledger), self.key, "bodies" if keep_bodies else "digests"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

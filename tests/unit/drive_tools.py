@@ -19,6 +19,7 @@ from perdure.core.events import (
     ToolCallInitiated,
     ToolCallResolved,
 )
+from perdure.testing import clock as clocks
 from perdure.worker.clock import Clock
 
 T = TypeVar("T")
@@ -26,18 +27,10 @@ T = TypeVar("T")
 SETTINGS = Settings(poll_s=0.002, park_after_s=0, reconcile_margin_s=0, cancel_grace_s=0.05, flush_s=0.005, drain_timeout_s=5.0)
 
 
-class ManualClock(Clock):
-    """A clock that stands still until it is told."""
+class ManualClock(clocks.ManualClock):
+    """A clock that stands still until it is told, and does not say so: whether a worker keeps a run or parks it is what tests here look at."""
 
-    def __init__(self, now_s: float = 1_700_000_000.0) -> None:
-        super().__init__()
-        self.now_us = round(now_s * 1e6)
-
-    def now(self) -> int:
-        return self.now_us
-
-    def advance(self, seconds: float) -> None:
-        self.now_us += round(seconds * 1e6)
+    still = False
 
 
 def perdure(

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+from tests.servers import forked
 
 
 def python(code: str, *args: object) -> subprocess.Popen[str]:
     """Another process that runs the code; its arguments are sys.argv[1:]."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code, *map(str, args)]
-    return subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return forked.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def first_line(process: subprocess.Popen[str]) -> str:

@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from tests.servers import forked
 from tests.unit.approval_tools import check_replay, pending, the_one, withdraw
 from tests.unit.drive_tools import ManualClock, outline, run, until
 from tests.unit.react_tools import ByTurn, Model, add, app_of, ended, lookup, texts, wants
@@ -782,7 +783,7 @@ def test_the_command_line_finds_it_by_its_name_and_the_agents_that_it_calls_with
 
     def command(*words: str) -> subprocess.CompletedProcess[str]:
         program = [sys.executable, "-m", "perdure", *words, "--url", "sqlite:///x.db"]
-        return subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        return forked.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
 
     ran = command("run", "desk.py:support", "prompt=hello", "--id", "r")
     assert (ran.returncode, ran.stdout.strip().splitlines()[-1]) == (0, "yes"), ran.stdout + ran.stderr
@@ -834,7 +835,7 @@ def test_a_run_goes_on_in_another_process_and_asks_nothing_twice(tmp_path):
     (tmp_path / "victim.py").write_text(textwrap.dedent(VICTIM))
 
     def process() -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "victim.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        return forked.run([sys.executable, "victim.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
 
     assert process().returncode == -signal.SIGKILL
     assert (tmp_path / "asked").read_text().split() == ["1", "3"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.servers import forked
 
 from perdure.config import load_settings
 from perdure.errors import InvalidInput
@@ -254,7 +254,7 @@ def test_the_doctor_does_not_show_the_secret(tmp_path, flags):
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
     environ = {**inherited, "PERDURE_WEBHOOK_SECRET": "hush-hush", "PERDURE_URL": f"sqlite:///{tmp_path}/none.db"}
     command = [sys.executable, "-m", "perdure", "doctor", *flags]
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    done = forked.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert "python" in done.stdout
     assert "hush" not in done.stdout + done.stderr
     assert not flags or all(json.loads(line) for line in done.stdout.splitlines())

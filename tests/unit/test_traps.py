@@ -20,6 +20,7 @@ import msgspec
 import psycopg
 import pytest
 from tests.unit.drive_tools import SETTINGS, ManualClock, outline, run, until
+from tests.unit.postgres_tools import cleared
 
 from perdure import (
     Agent,
@@ -53,7 +54,7 @@ from perdure.worker.lease import Renewer, Watchdog
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of a new journal."""
     # Asked for only here: a test on SQLite starts no server.
-    return str(request.getfixturevalue("postgres_url")) if request.param == "postgres" else f"sqlite:///{tmp_path / 'db'}"
+    return cleared(request.getfixturevalue("postgres")) if request.param == "postgres" else f"sqlite:///{tmp_path / 'db'}"
 
 
 def perdure(where: str, agents: Iterable[Agent[Any, Any]], clock: Clock | None = None, settings: Settings = SETTINGS) -> Perdure:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from perdure.cli import common
-from perdure.cli.target import load_target, load_targets, recorded_target
-from perdure.core.machine import Facts, Machine
-from perdure.core.state import RunState
+from perdure.cli.target import load_target, load_targets, recorded_target, with_children
 from perdure.errors import InvalidInput, UnknownAgent
-from perdure.inspect.replay import Different, Same, compare
+from perdure.inspect.replay import Different, Same, compare, machine_for
 from perdure.inspect.view import all_rows, loader, read_run, require
 from perdure.inspect.words import plural
 from perdure.settings import Settings
@@ -22,22 +21,28 @@ from perdure.worker.outside import guard
 
 if TYPE_CHECKING:
     from perdure.agent import Agent
+    from perdure.inspect.export import Journal
 
 
 @click.command("replay")
 @click.argument("words", nargs=-1, required=True, metavar="RUN [TARGET]")
+@click.option("--export", "file", metavar="FILE", help="The runs in a file of `perdure export`, instead of RUN; the words are TARGETs.")
 @click.option("--all", "every", is_flag=True, help="Every run that this code has to do with, instead of one RUN.")
 @click.option("--tools", metavar="FILE.py", help="Where the tools are that a plan's file names, if TARGET is one.")
 @common.url_option
 @common.json_option
-def command(words: tuple[str, ...], every: bool, tools: str | None, url: str | None, as_json: bool) -> int:
-    """Check recorded runs against this code: RUN [TARGET], or --all TARGET. Nothing is performed and nothing is written.
+def command(words: tuple[str, ...], file: str | None, every: bool, tools: str | None, url: str | None, as_json: bool) -> int:
+    """Check recorded runs against this code: RUN [TARGET], --all TARGET, or --export FILE TARGET. Nothing is performed or written.
 
     With --all a finished run of another version counts only where no version is declared: what a new version changes on purpose is no
     difference. Code 7 when the code asks for something else than a journal has.
     """
     settings = common.settings_with(url=url)
     guard()  # a replayed agent must not touch the world either
+    if file is not None:
+        if every:
+            raise InvalidInput("--all means the runs of a database, and --export those of a file; give one of them")
+        return _exported(file, words, tools, settings, as_json)
     different = total = passed_over = 0
     with common.existing_store(url) as store:
         for row, agent in _every(store, words, tools) if every else _one(store, words, tools, settings, common.url_words(url)):
@@ -57,6 +62,31 @@ def command(words: tuple[str, ...], every: bool, tools: str | None, url: str | N
             + (f"{different:,} would go another way with this code" if different else "all the same with this code")
             + others
         )
+    return common.DIFFERENT if different else common.SUCCEEDED
+
+
+def _exported(file: str, words: tuple[str, ...], tools: str | None, settings: Settings, as_json: bool) -> int:
+    """The runs of a file whose agents the targets are, or name."""
+    from perdure.inspect.export import load
+
+    exported = load(file)
+    targets = with_children([loaded.agent for target in words for loaded in load_targets(target, tools)])
+    agents = {agent.name: agent for agent in reversed(targets)}  # of two that claim one name the one that was asked for counts
+    if exported.root.agent not in agents:
+        raise UnknownAgent(f"{file} is of agent {exported.root.agent!r}, and {' '.join(words)} has {', '.join(agents)}; name the right one")
+    different = 0
+    for run in exported.runs.values():
+        agent = agents.get(run.agent)
+        if agent is None:
+            common.note(common.clean(f"run {run.run_id} left out: it is of agent {run.agent}, which {' '.join(words)} does not have"))
+            continue
+        make = partial(machine_for, agent, load=exported.load, max_steps=settings.max_steps)
+        found = compare(run.run_id, run.events, run.state, make, exported.load)
+        different += not found.same
+        if as_json:
+            common.out_json(msgspec.to_builtins(found))
+        else:
+            common.out(common.clean(_line(found, run, agent)))
     return common.DIFFERENT if different else common.SUCCEEDED
 
 
@@ -92,17 +122,10 @@ def _is_history(row: RunRow, agent: Agent[Any, Any]) -> bool:
 def _compare(store: Store, row: RunRow, agent: Agent[Any, Any], settings: Settings) -> Same | Different:
     reading = read_run(store, row.run_id)
     load = loader(store)
-
-    def make(state: RunState) -> Machine:
-        created = state.created
-        assert created is not None
-        facts = Facts(created.run_id, created.tenant, created.actor, created.agent, created.version)
-        return agent.machine(facts, load(created.input), settings.max_steps)
-
-    return compare(row.run_id, reading.events, reading.state, make, load)
+    return compare(row.run_id, reading.events, reading.state, lambda state: machine_for(agent, state, load, settings.max_steps), load)
 
 
-def _line(found: Same | Different, row: RunRow, agent: Agent[Any, Any]) -> str:
+def _line(found: Same | Different, row: RunRow | Journal, agent: Agent[Any, Any]) -> str:
     versions = "" if row.version == agent.version else f" (it began with version {row.version}; this code is {agent.version})"
     if isinstance(found, Same):
         return f"run {found.run_id}: same: {plural(found.activations, 'activation')}, {plural(found.calls, 'call')}{versions}"

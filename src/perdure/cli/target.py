@@ -72,6 +72,16 @@ def load_targets(target: str, tools: str | None = None) -> list[Target]:
     return [Target(agent, _recorded(module, own)) for own, agent in agents.items()]
 
 
+def load_function(target: str) -> Callable[..., Any]:
+    """The function that the target names."""
+    where, name = _split(target)
+    found = getattr(_load(where), name, None)
+    if not callable(found):
+        raise InvalidInput(f"{where} has no function called {name!r}; write FILE.py:FUNCTION")
+    function: Callable[..., Any] = found
+    return function
+
+
 def _load_plan(where: str, tools: str) -> Target:
     """The plan in a file that is no code, with the tools of one that is."""
     from perdure.agent import Agent

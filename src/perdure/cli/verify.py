@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from perdure.cli import common
+from perdure.errors import InvalidInput, StoreCorrupt
 from perdure.inspect.beside import Kin
 from perdure.inspect.retention import pruned_runs
 from perdure.inspect.verify import Verdict, verify_run
@@ -15,13 +16,18 @@ from perdure.inspect.words import plural
 
 @click.command("verify")
 @click.argument("run_id", metavar="[RUN]", required=False)
+@click.option("--export", "file", metavar="FILE", help="The runs in a file of `perdure export`, without any database.")
 @common.url_option
 @common.json_option
-def command(run_id: str | None, url: str | None, as_json: bool) -> int:
+def command(run_id: str | None, file: str | None, url: str | None, as_json: bool) -> int:
     """Recompute the hash chain of RUN, or of every run, from the stored bytes. Code 7 names the first event that is not as written.
 
     Without RUN also: whether every journal has its run, and whether the database still guards them.
     """
+    if file is not None:
+        if run_id is not None:
+            raise InvalidInput("give a run of the database, or a file: perdure verify RUN, or perdure verify --export FILE")
+        return _exported(file, as_json)
     bad = runs = events = 0
     with common.existing_store(url) as store:
         kin = Kin(store)
@@ -45,6 +51,26 @@ def command(run_id: str | None, url: str | None, as_json: bool) -> int:
         gone = f"; {plural(pruned, 'run was', 'runs were')} pruned before" if pruned else ""
         common.out(f"{plural(runs, 'run')}, {plural(events, 'event')}: {written}{whole}{gone}")
     return common.DIFFERENT if bad or problems else common.SUCCEEDED
+
+
+def _exported(file: str, as_json: bool) -> int:
+    from perdure.inspect.export import verdicts
+
+    bad = 0
+    try:
+        for verdict in verdicts(file):
+            bad += verdict.problem is not None
+            if as_json:
+                common.out_json(msgspec.to_builtins(verdict))
+            else:
+                common.out(common.clean(_line(verdict)))
+    except StoreCorrupt as damage:
+        bad += 1
+        if as_json:
+            common.out_json({"run_id": None, "problem": str(damage)})
+        else:
+            common.out(common.clean(str(damage)))
+    return common.DIFFERENT if bad else common.SUCCEEDED
 
 
 def _line(verdict: Verdict) -> str:

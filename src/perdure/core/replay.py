@@ -156,6 +156,8 @@ def is_stated(event: Event) -> bool:
         return body.attempt == 1 and body.args is not None and body.approval is None
     if isinstance(body, ApprovalRequested):
         return body.tool is None  # a tool's own policy asks in the worker, not in the agent
+    if isinstance(body, RunCancelled):
+        return body.forced_by is None  # else a person has ended the run without its agent
     return type(body) in _STATED
 
 

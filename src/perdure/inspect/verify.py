@@ -8,8 +8,8 @@ Cutting off the last events together with a matching row can only be found again
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -35,6 +35,17 @@ class Verdict(Struct, frozen=True):
     seq: int | None = None  # the first bad event
     problem: str | None = None
     projection: bool = False  # the journal is sound, and what lies beside it (the run's row, approvals, budgets) does not say what it says
+
+
+class Heading(Protocol):
+    """What is said about a journal beside it, by a run's row or by an export."""
+
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def seq(self) -> int: ...
+    @property
+    def head(self) -> bytes: ...
 
 
 class _Bad(Exception):
@@ -68,11 +79,9 @@ def _verdict(store: Store, row: RunRow, kin: Kin) -> Verdict:
         if later is not None and later.seq >= beyond[-1].seq:
             # A worker has appended meanwhile: those events belong to a row that is newer than ours.
             stored = stored[: len(stored) - len(beyond)]
-    checker = _Checker(store, row, stored)
-    try:
-        checker.check()
-    except _Bad as bad:
-        return Verdict(row.run_id, len(stored), checker.head.hex(), bad.seq, bad.problem)
+    verdict, checker = verify_journal(row, stored, store.blob)
+    if verdict.problem is not None:
+        return verdict
     problem = row_problem(row, checker.state, checker.events, checker.input_digest, checker.head)
     around = None if problem is not None else beside_problem(store, row, checker.state, checker.events, kin)
     if around is not None:
@@ -82,15 +91,25 @@ def _verdict(store: Store, row: RunRow, kin: Kin) -> Verdict:
     )
 
 
-class _Checker:
+def verify_journal(row: Heading, stored: Sequence[Stored], blob: Callable[[str], bytes]) -> tuple[Verdict, Checked]:
+    """The verdict on the events alone, and what they say."""
+    checked = Checked(row, stored, blob)
+    try:
+        checked.check()
+    except _Bad as bad:
+        return Verdict(row.run_id, len(stored), checked.head.hex(), bad.seq, bad.problem), checked
+    return Verdict(row.run_id, len(stored), checked.head.hex()), checked
+
+
+class Checked:
     """Walks the stored events once, from the first to the last."""
 
-    def __init__(self, store: Store, row: RunRow, stored: Sequence[Stored]) -> None:
+    def __init__(self, row: Heading, stored: Sequence[Stored], blob: Callable[[str], bytes]) -> None:
         self.state = RunState()
         self.events: list[Event] = []
         self.head = chain.genesis(row.run_id)
         self.input_digest = ""
-        self._store = store
+        self._blob = blob
         self._row = row
         self._stored = stored
         self._blobs: set[str] = set()
@@ -121,7 +140,7 @@ class _Checker:
 
     def _check_link(self, index: int, stored: Stored) -> None:
         computed = _link(self.head, stored, stored.seq)
-        if computed != stored.hash:
+        if computed is None or computed != stored.hash:  # None: a field is of a type that cannot be hashed, and the hash may be gone too
             raise _Bad(stored.seq, self._why_broken(index, stored, computed))
         self.head = stored.hash
 
@@ -169,7 +188,7 @@ class _Checker:
         for payload in payloads(event.body):
             if isinstance(payload.blob, str) and payload.blob not in self._blobs:
                 try:
-                    found = self._store.blob(payload.blob)
+                    found = self._blob(payload.blob)
                 except (StoreCorrupt, InvalidInput) as error:
                     raise _Bad(event.seq, str(error)) from None
                 if len(found) != payload.size:

@@ -39,7 +39,7 @@ def get(database: Database, digest: str) -> bytes:
     rows = database.read("blob", (key,))
     if not rows:
         raise StoreCorrupt(f"blob {digest} is missing from {database.where}; restore it from a backup")
-    data: bytes = rows[0][0]
-    if hashlib.sha256(data).digest() != key:
+    data = rows[0][0]
+    if not isinstance(data, bytes) or hashlib.sha256(data).digest() != key:  # in a damaged page it may not even be bytes
         raise StoreCorrupt(f"blob {digest} in {database.where} does not have the content that it was stored with; restore it from a backup")
     return data

@@ -156,7 +156,7 @@ def _advance(cursor: Cursor, append: Append, key: int) -> Appended:
     """The guard and the projection in one UPDATE. Anything but Committed means that nothing was written."""
     lease, row, events, before = append.lease, append.row, append.events, append.expected_seq
     head, ts = (events[-1].hash, events[-1].event.ts) if events else (None, 0)
-    guarded = (before + len(events), head, ts, key, lease.epoch, lease.nonce, lease.worker, before)
+    guarded = (before + len(events), head, latest(append), key, lease.epoch, lease.nonce, lease.worker, before)
     if row is None:
         moved = cursor.change("advance", guarded)
     elif not _gives_up(row):
@@ -177,6 +177,11 @@ def _advance(cursor: Cursor, append: Append, key: int) -> Appended:
     if append.consumed:
         cursor.each("consume_inbox", [(inbox_id, key) for inbox_id in append.consumed])
     return _COMMITTED
+
+
+def latest(append: Append) -> int:
+    """The latest time that its events tell; not the last one's, when the clock was set back in between."""
+    return max((sealed.event.ts for sealed in append.events), default=0)
 
 
 def _gives_up(row: RowChange) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import NoneType
+
 import msgspec
 
 from perdure.core.chain import Sealed
@@ -10,9 +12,18 @@ from perdure.errors import StoreCorrupt
 from perdure.store.api import RunRow
 from perdure.store.cursor import Cursor, Row
 
+_TEXT, _MAYBE_TEXT, _NUMBER, _MAYBE_NUMBER, _BYTES = (str,), (str, NoneType), (int,), (int, NoneType), (bytes,)
+_COLUMNS: tuple[tuple[type, ...], ...] = (
+    *(_TEXT, _TEXT, _TEXT, _TEXT, _MAYBE_TEXT, _TEXT, _MAYBE_TEXT, _TEXT, _TEXT, _MAYBE_TEXT, _MAYBE_NUMBER),  # run_id to ready_at
+    *(_NUMBER, _BYTES, _NUMBER, _MAYBE_TEXT, _NUMBER, _MAYBE_TEXT, _NUMBER, _NUMBER),  # seq to updated_at
+    *(_NUMBER, _MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_NUMBER),  # priority to parent_call
+)
+
 
 def run_row(row: Row) -> RunRow:
     """A run from the columns that every query for whole runs begins with, as run_by_id does."""
+    if not all(map(isinstance, row, _COLUMNS)):
+        raise StoreCorrupt(f"the row of run {row[0]!r} is damaged; see what else is: perdure verify")
     return RunRow(*row[:23])
 
 
@@ -47,6 +58,8 @@ def event_row(key: int, sealed: Sealed) -> Row:
 def event_from(run_id: str, row: Row) -> Event:
     """An event from seq, event_id, ts, epoch, call, cause, data."""
     seq, event_id, ts, epoch, call, cause, data = row
+    if not (isinstance(event_id, bytes) and isinstance(ts, int) and isinstance(epoch, int)):
+        raise StoreCorrupt(f"event {seq} of run {run_id} is damaged; see what else is: perdure verify {run_id}")
     return Event(seq, event_id.hex(), ts, epoch, call, cause, body_from(data, f"event {seq} of run {run_id}"))
 
 

@@ -83,6 +83,14 @@ def what_of(body: AnyBody) -> str:
     return _NAMES.get(type_, type_)
 
 
+def names() -> list[str]:
+    """Every name that a boundary can have."""
+    types = [str(body.__struct_config__.tag) for body in AnyBody.__args__ if body is not RunReleased]
+    what = sorted({_NAMES.get(type_, type_) for type_ in types} | {"park", "release"})
+    of_effects = [f"{kind}_effect" for kind in ("tool", "model")]
+    return [f"{moment}_{name}" for name in (*of_effects, *(f"{one}_persisted" for one in what)) for moment in ("before", "after")]
+
+
 class Points:
     """Turns what a process does into boundaries, and tells the watch. One for each process; it may be told from any thread."""
 

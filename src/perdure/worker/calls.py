@@ -206,14 +206,14 @@ class Calls:
 
         async def ask() -> Outcome:
             await asyncio.sleep(self._settings.reconcile_margin_s)
-            told = self._told(call, None)
-            outcome = await reconcile(asked.tool, asked.args, told, threads=self._threads, grace_s=self._settings.cancel_grace_s)
+            told, tool = self._told(call, None), self._performing(asked.tool)
+            outcome = await reconcile(tool, asked.args, told, threads=self._threads, grace_s=self._settings.cancel_grace_s)
             left_s = quiet_at_s - self._loop.time()
             if outcome.kind == "happened" or left_s <= 0:
                 return outcome
             # "Not found" is no proof while the old attempt may still be on its way (T22): ask again when it can be no longer.
             await asyncio.sleep(left_s)
-            return await reconcile(asked.tool, asked.args, told, threads=self._threads, grace_s=self._settings.cancel_grace_s)
+            return await reconcile(tool, asked.args, told, threads=self._threads, grace_s=self._settings.cancel_grace_s)
 
         def done(task: asyncio.Task[Outcome]) -> None:
             if self._asking.get(number) is not task:

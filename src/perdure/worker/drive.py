@@ -21,6 +21,11 @@ from perdure.core.budget import Amounts
 from perdure.core.circles import CircleWatch
 from perdure.core.codec import Payload
 from perdure.core.events import (
+    ApprovalDecided,
+    ApprovalEscalated,
+    ApprovalExpired,
+    ApprovalVoted,
+    ApprovalWithdrawn,
     AttentionNeeded,
     Event,
     Failure,
@@ -66,6 +71,8 @@ from perdure.worker.threads import Threads
 log = logging.getLogger("perdure.worker")
 T = TypeVar("T")
 _BUSY_S = 0.02
+# An approval that was given may be over by now: its call must not be started first, and refused.
+_ANSWERS = (ToolCallResolved, ApprovalVoted, ApprovalEscalated, ApprovalDecided, ApprovalExpired, ApprovalWithdrawn)
 
 
 class Host(Writes, Helps, Protocol):
@@ -237,8 +244,8 @@ class Drive:
                 )  # asked for and given up in the same breath, or a child, or an approval
 
     def _read_answers(self) -> None:
-        """What people have said about calls that were cut off, before anything else is done about those."""
-        for row in [row for row in self._arrived if isinstance(row, InboxRow) and isinstance(row.body, ToolCallResolved)]:
+        """What was said about calls that were cut off, or wait for a yes, before anything else is done about those."""
+        for row in [row for row in self._arrived if isinstance(row, InboxRow) and isinstance(row.body, _ANSWERS)]:
             self._arrived.remove(row)
             self._inbox.read(row)
 
@@ -447,7 +454,7 @@ class Drive:
         # waits for money keep it from those who have reserved that.
         waits_for_others = bool(self.state.alive) or self._gate.waiting
         makes_room = waits_for_others and self._host.is_short_of_room(self._claimed.row.queue)
-        park_after_s = 0.0 if makes_room else self._host.settings.park_after_s
+        park_after_s = 0.0 if makes_room or self._host.clock.still else self._host.settings.park_after_s
         timer = self._machine.next_timer()
         answer = at_rest(
             self.state,
@@ -576,11 +583,16 @@ class Drive:
             self._host.broke(self, Fenced(why))
         else:
             # Nothing goes on here until the row is there: the commit counts as under way.
-            self._host.consult(lambda: self._host.store.get(self.run_id), lambda row: self._refused(why, row))
+            store = self._host.store
+            self._host.consult(lambda: (store.get(self.run_id), store.unread(self.run_id)), lambda found: self._refused(why, found))
 
-    def _refused(self, why: str, row: RunRow | Exception | None) -> None:
-        if not self.over:
-            self._host.broke(self, Conflict(why) if isinstance(row, RunRow) and self._is_still_ours(row) else Fenced(why))
+    def _refused(self, why: str, found: tuple[RunRow | None, Sequence[InboxRow]] | Exception) -> None:
+        if self.over:
+            return
+        row, post = (None, ()) if isinstance(found, Exception) else found
+        # What lies unread may be the reason, such as the end of an approval by another worker's clock: whoever is next reads it first.
+        explained = any(letter.inbox_id not in self._read for letter in post)
+        self._host.broke(self, Conflict(why) if row is not None and self._is_still_ours(row) and not explained else Fenced(why))
 
     def _has_lapsed(self, number: int) -> bool:
         ask = self.state.asks.get(number)

@@ -96,6 +96,7 @@ class Worker:
         self._closed = False
         self._lost = False  # nobody knows this worker any more
         self._stop_listening: Callable[[], None] = lambda: None
+        self._forget_clock: Callable[[], None] = lambda: None
         self._asking = Asking()
         # Threads of their own: tools that take their time must not keep those waiting that look for work.
         self.closers: dict[Hashable, Closer] = {}  # of what calls have opened and left open: it ends with this worker
@@ -127,6 +128,7 @@ class Worker:
             self.loop.create_task(self._watch(), name="perdure post"),
             self.loop.create_task(self._courier.run(), name="perdure notices"),
         ]
+        self._forget_clock = self.clock.on_jump(self._ring_of_clock)
         return self
 
     def _ring(self) -> None:
@@ -137,6 +139,15 @@ class Worker:
         self._look_for_post()
         self._courier.poke()
         self._notice()
+
+    def _ring_of_clock(self) -> None:
+        self.loop.call_soon_threadsafe(self._jumped)
+
+    def _jumped(self) -> None:
+        """The clock was set: what its alarms have been armed for may be due, or lie further away."""
+        for drive in list(self._drives.values()):
+            drive.pump()
+        self._rung()
 
     def _inside(self) -> str:
         return "something that is not an agent: a tool, most likely" if self.entered is None else f"the agent of run {self.entered}"
@@ -150,6 +161,7 @@ class Worker:
     async def __aexit__(self, *_: object) -> None:
         self.abort()
         self._stop_listening()
+        self._forget_clock()
         for task in self._tasks:
             task.cancel()
         try:

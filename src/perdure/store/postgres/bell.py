@@ -254,7 +254,7 @@ class NotifyBell:
     def _ask(self, connection: Connection) -> None:
         asked_us = time.time_ns() // 1000
         ((server_us,),) = PostgresCursor(connection).all("clock")
-        self._connections.ahead_us = ahead(server_us, asked_us, time.time_ns() // 1000)
+        self._connections.measured(ahead(server_us, asked_us, time.time_ns() // 1000))
 
     # -- small ones ---------------------------------------------------------------------------------------------------
     def _ring_here(self) -> None:

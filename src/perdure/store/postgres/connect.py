@@ -15,12 +15,13 @@ from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 from psycopg.types.string import StrDumper
 
 from perdure.errors import InvalidInput, StoreError, StoreUnavailable
+from perdure.store.descriptors import OUT_OF_FILES, TOO_MANY_FILES
 from perdure.store.liveness import closed_in_children
 from perdure.store.postgres import arrays
 from perdure.store.postgres.faults import translated
 from perdure.store.url import shown_url
 
-_SAME_US = 100_000  # clocks that differ by less are the same to us
+SAME_US = 100_000  # clocks that differ by less are the same to us
 OLDEST = 130000  # xid8 and pg_current_xact_id came with version 13
 CONNECT_S = 5
 ANSWER_S = 10.0  # how long a server may take to answer before its connection is closed
@@ -116,6 +117,10 @@ def connect(said: dict[str, Any], place: str, answer_s: float = ANSWER_S) -> Con
         connection = Connection.connect(**said, autocommit=True, cursor_factory=psycopg.RawCursor)
     except psycopg.Error as error:
         raise translated(error, place) from None
+    except OSError as error:
+        # While it waits for the server psycopg has a descriptor of its own, and no error of its own for when there is none.
+        why = TOO_MANY_FILES if error.errno in OUT_OF_FILES else f"{error.strerror}; nothing was sent, so that it can be tried again"
+        raise StoreUnavailable(f"{place} cannot be reached: {why}") from None
     connection.answer_s = answer_s
     try:
         asked_us = time.time_ns() // 1000
@@ -151,7 +156,7 @@ def connect(said: dict[str, Any], place: str, answer_s: float = ANSWER_S) -> Con
 def ahead(server_us: int, asked_us: int, heard_us: int) -> int:
     """By how much the server's clock is ahead of ours; 0 when that may be nothing: a clock that follows should not tremble."""
     difference = server_us - (asked_us + heard_us) // 2
-    return difference if abs(difference) > heard_us - asked_us + _SAME_US else 0
+    return difference if abs(difference) > heard_us - asked_us + SAME_US else 0
 
 
 def _check(place: str, version: int, encoding: str, ours: str, read_only: bool, commits: str, schema: str | None) -> None:

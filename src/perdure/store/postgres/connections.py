@@ -17,7 +17,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.store.postgres.connect import ANSWER_S, Connection, connect, parameters, where
+from perdure.store.postgres.connect import ANSWER_S, SAME_US, Connection, connect, parameters, where
 
 log = logging.getLogger("perdure.store")
 LIMIT = 10
@@ -32,7 +32,7 @@ class Connections:
         self._said = parameters(url)
         self.where = where(self._said)
         self.answer_s = answer_s
-        self.ahead_us = 0
+        self._ahead_us = (0, _set_us())  # one object: read by other threads than it is measured by
         self.limit = limit
         self._idle: list[tuple[float, Connection]] = []
         self._out = 0
@@ -167,6 +167,17 @@ class Connections:
         self._is_back(connection)
         return connection
 
+    @property
+    def ahead_us(self) -> int:
+        """By how much the server's clock is ahead of ours: as it was measured last, and also if ours was set since then."""
+        ahead_us, then_us = self._ahead_us
+        moved_us = _set_us() - then_us
+        return ahead_us - moved_us if abs(moved_us) > SAME_US else ahead_us
+
+    def measured(self, ahead_us: int) -> None:
+        """Our own clock has just been compared with the server's."""
+        self._ahead_us = (ahead_us, _set_us())
+
     def _is_away(self, error: StoreError) -> None:
         with self._freed:
             first = self._down_since_s is None
@@ -182,9 +193,16 @@ class Connections:
     def _is_back(self, connection: Connection) -> None:
         with self._freed:
             since_s, self._down_since_s, self._reached = self._down_since_s, None, True
-            self.ahead_us = connection.ahead_us
+        self.measured(connection.ahead_us)
         if since_s is not None:
             log.warning("%s is back after %.1f s", self.where, time.monotonic() - since_s)
+
+
+def _set_us() -> int:
+    """What our wall clock shows beyond one that nobody can set: it changes when the wall clock is set, and then at once."""
+    # One that goes on while the machine sleeps, where there is one: the wall clock does.
+    steady = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    return (time.time_ns() - time.clock_gettime_ns(steady)) // 1000
 
 
 def _emptied(connection: Connection) -> bool:

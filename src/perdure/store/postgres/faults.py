@@ -11,9 +11,11 @@ from perdure.errors import InvalidInput, StoreCorrupt, StoreError, StoreUnavaila
 from perdure.store.api import Moved
 from perdure.store.closing import moved_error
 from perdure.store.cursor import Locked
+from perdure.store.descriptors import TOO_MANY_FILES, are_used_up
 
 # The whole transaction was rolled back because of what somebody else did at the same time: doing it again is all there is to do.
 _ROLLED_BACK = frozenset(("40001", "40P01"))
+_FILES_OF_A_CONNECTION = 2  # its socket, and what it takes to look the host up
 _MOVED = "PM001"  # raised by perdure_check_open in the schema
 _BUSY = {
     "53300": "has no connection left for us; raise max_connections, or use fewer or smaller workers (perdure keeps a few for each process)",
@@ -87,6 +89,8 @@ def translated(error: psycopg.Error, where: str) -> StoreError:
         return StoreError(f"{where} {refused.format(error=said)}")
     if not error.sqlstate and _NOBODY_THERE.search(said):
         return StoreUnavailable(f"{where} cannot be reached ({said}); check host and port, and that the server is up")
+    if not error.sqlstate and are_used_up(_FILES_OF_A_CONNECTION):
+        return StoreUnavailable(f"{where} cannot be reached: {TOO_MANY_FILES}")
     if is_loss(error) or state[:2] in ("53", "57", "58"):
         return StoreUnavailable(f"{where} cannot be reached ({said}); nothing was acknowledged, so that it can be tried again")
     if is_rolled_back(error):

@@ -26,7 +26,7 @@ from perdure.errors import StoreUnavailable
 from perdure.store.api import FINISHED, Append, Appended, Committed, Lease, Refused
 from perdure.store.consequences import Consequences, consequential
 from perdure.store.cursor import Cursor, Locked
-from perdure.store.journal import Journal, refusal
+from perdure.store.journal import Journal, latest, refusal
 from perdure.store.postgres import flight
 from perdure.store.postgres.arrays import Array, Bools, Byteas, Int8s, Texts
 from perdure.store.postgres.database import PostgresDatabase
@@ -187,7 +187,7 @@ class PostgresJournal(Journal):
         lease, row, events, before = self._current(append.lease), append.row, append.events, append.expected_seq
         last = events[-1]
         key = self._keys[lease.run_id]
-        values: list[Any] = [before + len(events), last.hash, last.event.ts, key, lease.epoch, lease.nonce, lease.worker, before]
+        values: list[Any] = [before + len(events), last.hash, latest(append), key, lease.epoch, lease.nonce, lease.worker, before]
         if row is not None:
             values += [row.status, shown(row.waiting_for), shown(row.error), row.progress, row.attention]
         for event in self._events(append, key):
@@ -207,7 +207,7 @@ class PostgresJournal(Journal):
             "befores": Int8s.of(append.expected_seq for append in plain),
             "seqs": Int8s.of(append.expected_seq + len(append.events) for append in plain),
             "heads": Byteas.of(append.events[-1].hash if append.events else None for append in plain),
-            "times": Int8s.of(append.events[-1].event.ts if append.events else 0 for append in plain),
+            "times": Int8s.of(latest(append) for append in plain),
             "projects": Bools.of(row is not None for row in rows),
             "statuses": Texts.of(row.status if row else None for row in rows),
             "waits": Texts.of(shown(row.waiting_for) if row else None for row in rows),

@@ -17,7 +17,7 @@ from perdure.store.cursor import Cursor, Params, Row
 from perdure.store.sqlite.confined import ToolConnection, confined
 from perdure.store.sqlite.connect import check_synchronous, connect_file, connect_memory
 from perdure.store.sqlite.cursor import SqliteCursor
-from perdure.store.sqlite.faults import translated
+from perdure.store.sqlite.faults import not_text, translated
 from perdure.store.sqlite.guard import unwatch, watch
 from perdure.store.sqlite.migrate import migrate
 from perdure.store.sqlite.place import check_place, create_private
@@ -54,6 +54,8 @@ class SqliteDatabase:
                 self._writer.close(True)
             if isinstance(error, apsw.Error):
                 raise translated(error, self.where) from None
+            if isinstance(error, UnicodeDecodeError):
+                raise not_text(self.where) from None
             raise
         self._watched = None if path is None else watch(path)
         self._file = None if path is None else os.stat(path)
@@ -79,6 +81,8 @@ class SqliteDatabase:
                     raise moved_error(self.where, moved_from(self.read("moved"))) from None
                 if isinstance(error, apsw.Error):
                     raise translated(error, self.where) from None
+                if isinstance(error, UnicodeDecodeError):
+                    raise not_text(self.where) from None
                 if isinstance(error, UnicodeEncodeError):
                     raise InvalidInput(f"text with a lone surrogate cannot be stored: {ascii(error.object)[:80]}") from None
                 raise
@@ -105,6 +109,8 @@ class SqliteDatabase:
                 return self._reader.execute(QUERIES[name], params).fetchall()
             except UnicodeEncodeError:
                 return []  # a lone surrogate: nothing in here can be called that
+            except UnicodeDecodeError:
+                raise not_text(self.where) from None
             except apsw.Error as error:
                 raise translated(error, self.where) from None
 

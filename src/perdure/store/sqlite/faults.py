@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import errno
-import os
-
 import apsw
 
 from perdure.errors import StoreCorrupt, StoreError, StoreUnavailable
+from perdure.store.descriptors import TOO_MANY_FILES, are_used_up
 
 _UNUSABLE = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError)
 _NO_ACCESS = (apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError)
-OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
-TOO_MANY_FILES = "this process or machine has too many open files; close some, or raise the limit (ulimit -n) and try again"
-_FILES_OF_A_STORE = 8  # two connections with a database, a log and shared memory each, closed again by the time we ask; and the folder
+_FILES_OF_A_STORE = 8  # two connections with a database, a log and shared memory each; and the folder
 
 
 def translated(error: apsw.Error, where: str) -> StoreError:
@@ -33,7 +29,7 @@ def translated(error: apsw.Error, where: str) -> StoreError:
             return StoreCorrupt(f"{where} is not a SQLite database; choose another file, or restore this one from a backup")
         case _ if isinstance(error, _UNUSABLE):
             return StoreCorrupt(f"{where} is damaged ({error}); do not write to it: restore a backup, or try the sqlite3 shell's .recover")
-        case _ if isinstance(error, _NO_ACCESS) and _out_of_files():
+        case _ if isinstance(error, _NO_ACCESS) and are_used_up(_FILES_OF_A_STORE):
             return StoreUnavailable(f"{where} cannot be opened: {TOO_MANY_FILES}")
         case _ if isinstance(error, _NO_ACCESS):
             return StoreUnavailable(f"{where} cannot be opened for writing ({error}); check the permissions of the file and of its folder")
@@ -43,15 +39,6 @@ def translated(error: apsw.Error, where: str) -> StoreError:
             return StoreError(f"{where}: {error}")
 
 
-def _out_of_files() -> bool:
-    """Whether a database could not be opened for want of descriptors: SQLite says "cannot open" to that as to everything else."""
-    taken: list[int] = []
-    try:
-        for _ in range(_FILES_OF_A_STORE):
-            taken.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))  # noqa: PERF401 – those before a failure must be closed
-    except OSError as error:
-        return error.errno in OUT_OF_FILES
-    finally:
-        for descriptor in taken:
-            os.close(descriptor)
-    return False
+def not_text(where: str) -> StoreCorrupt:
+    """For text that is not UTF-8, which perdure never writes: apsw stumbles over it when it hands out a row."""
+    return StoreCorrupt(f"{where} is damaged (it has text that is not UTF-8); do not write to it: restore a backup")

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from perdure.errors import StoreUnavailable
-from perdure.store.sqlite.faults import OUT_OF_FILES, TOO_MANY_FILES
+from perdure.store.descriptors import OUT_OF_FILES, TOO_MANY_FILES
 from perdure.store.sqlite.guard import opening
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -53,14 +53,14 @@ def create_private(path: Path) -> None:
 
 def file_system_of(folder: Path, mounts: str) -> str:
     """The type of the file system that the folder lies on, by the text of /proc/mounts; empty when it is not there."""
-    found, longest = "", -1
+    found, longest, folder = "", -1, folder.resolve()
     for line in mounts.splitlines():
         fields = line.split(" ")
         if len(fields) < 3:
             continue
         point = _OCTAL.sub(lambda escape: chr(int(escape[1], 8)), fields[1])  # \040 is a space
         # >=: of two mounts on one point the later one is what a path leads to.
-        if folder.resolve().is_relative_to(point) and len(point) >= longest:
+        if folder.is_relative_to(point) and len(point) >= longest:
             found, longest = fields[2], len(point)
     return found
 

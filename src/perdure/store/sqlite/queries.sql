@@ -106,9 +106,12 @@ FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id =
 ORDER BY id
 
 -- name: stored_events
-SELECT seq, event_id, ts, epoch, call, cause, CAST(data AS BLOB), hash
+-- For verify, which also finds what a damaged page still shows: data that is no text any more, and a key that no longer is the run's,
+-- which a scan of the keys between two others would not look at.
+SELECT seq, event_id, ts, epoch, call, cause, CASE typeof(data) WHEN 'text' THEN CAST(data AS BLOB) END, hash
 FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id)
     AND id < (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + 4294967296
+    AND run = (SELECT id FROM perdure_runs WHERE run_id = :run_id)
 ORDER BY id
 
 -- name: hash_at
@@ -141,6 +144,10 @@ SELECT count(*), min(run_id) FROM perdure_runs WHERE line IS NULL AND ready_at I
 
 -- name: schema_objects
 SELECT type, name, sql FROM sqlite_schema WHERE name LIKE 'perdure\_%' ESCAPE '\' ORDER BY type, name
+
+-- name: damage
+-- Every page, and every index against its table: a run that an index has lost would not be listed, and so not be verified either.
+PRAGMA integrity_check(10)
 
 -- name: blob
 SELECT data FROM perdure_blobs WHERE digest = ?

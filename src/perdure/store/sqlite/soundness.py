@@ -1,4 +1,4 @@
-"""What is wrong with a database as a whole: journals without a run, runs that nobody finds, guards that somebody has taken away."""
+"""What is wrong with a database as a whole: damaged pages, journals without a run, runs that nobody finds, guards that somebody has taken away."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from perdure.store.sqlite.queries import QUERIES
 
 def problems(database: SqliteDatabase) -> list[str]:
     """Each in words; empty when there is none."""
-    return [*_orphans(database), *_unfindable(database), *_changes(database)]
+    return [*_damage(database), *_orphans(database), *_unfindable(database), *_changes(database)]
+
+
+def _damage(database: SqliteDatabase) -> Iterator[str]:
+    found = [str(line).strip().replace("\n", "; ") for (line,) in database.read("damage")]
+    if found != ["ok"]:
+        yield f"the file is damaged ({found[0]}): do not write to it; restore a backup, or try the sqlite3 shell's .recover"
 
 
 def _orphans(database: SqliteDatabase) -> Iterator[str]:

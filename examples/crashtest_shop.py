@@ -1,0 +1,114 @@
+"""Two shops that sell the same thing. One survives a kill anywhere; of the other, three tools promise what they do not keep.
+
+    perdure crashtest examples/crashtest_shop.py:shop order=o-1
+    perdure crashtest examples/crashtest_shop.py:careless order=o-1 --report careless.html     code 7: it says which, and why
+
+The services are stand-ins: files in the working folder, of which every trial has its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from perdure import Call, Outcome, Run, agent, tool
+
+PAYMENTS, PARCELS, MAILS, STOCK = Path("payments.log"), Path("parcels.log"), Path("mails.log"), Path("stock.txt")
+
+
+def lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def add(file: Path, line: str) -> None:
+    with file.open("a") as log:
+        log.write(f"{line}\n")
+
+
+# -- tools that are what they say -------------------------------------------------------------------------------------------
+@tool(effect="read")
+async def price_of(order: str) -> int:
+    """What the order costs."""
+    return 4_900
+
+
+@tool(effect="keyed", timeout=30)
+async def charge(order: str, cents: int, call: Call) -> str:
+    """Take the money. The service drops duplicates of the key, and answers them as it did the first time."""
+    if not any(line.startswith(call.key) for line in lines(PAYMENTS)):
+        add(PAYMENTS, f"{call.key} {order} {cents}")
+    return f"receipt-{call.key[:8]}"
+
+
+@tool(effect="idempotent")
+def reserve(order: str, pieces: int) -> int:
+    """Set the stock that is reserved for the order: however often that is said, it is the same stock."""
+    STOCK.write_text(f"{order} {pieces}\n")
+    return pieces
+
+
+@tool(timeout=30)  # `once`: there are no keys at the parcel service, but one can ask it
+async def send(order: str) -> str:
+    """Send the parcel."""
+    await asyncio.sleep(0.02)  # long enough to be cut off in the middle
+    add(PARCELS, order)
+    return f"parcel for {order}"
+
+
+@send.reconcile
+async def _(order: str) -> Outcome:
+    return Outcome.happened(f"parcel for {order}") if order in lines(PARCELS) else Outcome.not_happened()
+
+
+@tool  # `once`, and nobody can ask a mail server: a kill in the middle of it is left to a person
+def mail(order: str, text: str) -> None:
+    """Tell the customer."""
+    add(MAILS, f"{order}: {text}")
+
+
+@agent(version="1")
+async def shop(run: Run, order: str) -> str:
+    """Sell it, as it should be sold."""
+    cents, pieces = await asyncio.gather(price_of(order), reserve(order, 1))
+    receipt = await charge(order, cents)
+    await asyncio.sleep(3600)  # no process waits for that, and neither does the crash lab
+    parcel = await send(order)
+    await mail(order, f"{pieces} piece: {receipt}, {parcel}")
+    return receipt
+
+
+# -- tools that are not -----------------------------------------------------------------------------------------------------
+@tool(effect="idempotent")
+def count_sale(order: str) -> int:
+    """Wrong: every call adds a line, so that a repeated one counts the sale twice."""
+    add(Path("sales.log"), order)
+    return len(lines(Path("sales.log")))
+
+
+@tool(effect="keyed")
+def charge_carelessly(order: str, cents: int, call: Call) -> str:
+    """Wrong: it has a key, and does not pass it on."""
+    add(PAYMENTS, f"{order} {cents}")
+    return f"receipt-{len(lines(PAYMENTS))}"
+
+
+@tool
+def send_carelessly(order: str) -> str:
+    """Sends it."""
+    add(PARCELS, order)
+    return f"parcel for {order}"
+
+
+@send_carelessly.reconcile
+async def _(order: str) -> Outcome:
+    return Outcome.not_happened()  # wrong: it does not look
+
+
+@agent(version="1")
+async def careless(run: Run, order: str) -> str:
+    """Sell it, as it happens."""
+    cents = await price_of(order)
+    receipt = await charge_carelessly(order, cents)
+    await count_sale(order)
+    await send_carelessly(order)
+    return receipt

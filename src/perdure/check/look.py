@@ -1,0 +1,52 @@
+"""Everything that can be told about one file by reading it."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from msgspec import Struct
+
+from perdure.check.file import File
+from perdure.check.finding import Finding
+from perdure.check.ignores import without_ignored
+from perdure.check.order import look_at_order
+from perdure.check.shared import look_at_shared
+from perdure.check.source import NotPython, decode, parse
+from perdure.check.swallow import look_at_swallowing
+from perdure.check.tools import look_at_tools
+from perdure.check.touching import look_at_touching
+
+
+class Seen(Struct, frozen=True):
+    """A file that was looked at."""
+
+    findings: list[Finding]
+    agents: int = 0
+    tools: int = 0
+
+
+def look(path: Path | str, data: bytes) -> Seen:
+    """What would break replay or safety in this file. It is neither imported nor run, so that nothing it needs must be there."""
+    shown = str(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the file's own strings: whoever runs it hears of that
+            return _look(shown, decode(data))
+    except NotPython as wrong:
+        way_out = "mend it first: nothing else in the file was looked at"
+        return Seen([Finding(shown, wrong.line, wrong.column, "syntax", "error", "", str(wrong), way_out)])
+    except RecursionError:
+        message = "a part of it is nested too deeply to be looked through"
+        return Seen([Finding(shown, 1, 1, "syntax", "error", "", message, "take what is generated out of the file")])
+
+
+def _look(path: str, text: str) -> Seen:
+    file = File(path, text, parse(text))
+    for unit in file.units:
+        look_at_touching(file, unit)
+        look_at_order(file, unit)
+        look_at_swallowing(file, unit)
+    look_at_shared(file, file.units)
+    look_at_tools(file)
+    return Seen(without_ignored(path, text, file.found), len(file.declared.agents), len(file.declared.tools))

@@ -1,0 +1,171 @@
+"""Names: what each one stands for, as far as the file itself tells."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterator
+
+from perdure.check.scopes import Binder, Binding, Function, Scope, evaluated_outside
+
+_BUILTINS = frozenset(dir(builtins))
+_FOLLOWED = 8  # names for names for names: nobody means more
+
+
+class Names:
+    """The names of a file, and the code that runs with each function."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.tree = tree
+        bound = Binder(tree)
+        self.scopes, self.parents = bound.scopes, bound.parents
+        self.functions, self.calls = bound.functions, bound.calls
+        self._starred = bound.starred
+
+    # -- what a name stands for ----------------------------------------------------------------------------------------------
+    def bindings(self, name: str, scope: Scope) -> list[Binding]:
+        """Every place that gives the name its meaning, seen from this scope."""
+        home = scope.home(name)
+        return [] if home is None else home.bound.get(name, [])
+
+    def only(self, name: str, scope: Scope) -> Binding | None:
+        """The one place that gives the name its meaning; None if there are several, or none."""
+        found = self.bindings(name, scope)
+        return found[0] if len(found) == 1 else None
+
+    def dotted(self, node: ast.AST, scope: Scope, deep: int = _FOLLOWED) -> str:
+        """`datetime.datetime.now` for whatever the file calls it; "" for what is not known by a dotted name."""
+        attributes: list[str] = []
+        while isinstance(node, ast.Attribute):
+            attributes.append(node.attr)
+            node = node.value
+        root = self._root(node, scope, deep) if isinstance(node, ast.Name) else ""
+        return ".".join((root, *reversed(attributes))) if root else ""
+
+    def _root(self, node: ast.Name, scope: Scope, deep: int) -> str:
+        found = self.bindings(node.id, scope)
+        if not found:
+            if scope.home(node.id) is None and node.id in _BUILTINS:
+                return f"builtins.{node.id}"
+            return f"{self._starred[-1]}.{node.id}" if self._starred else ""
+        imported = next((binding.means for binding in found if binding.kind == "import"), "")
+        if imported or len(found) > 1 or deep == 0:
+            return imported
+        [binding] = found
+        if binding.kind == "assign" and isinstance(binding.value, (ast.Name, ast.Attribute)):
+            return self.dotted(binding.value, binding.scope, deep - 1)
+        return ""
+
+    def made_by(self, node: ast.AST | None, scope: Scope, deep: int = _FOLLOWED) -> str:
+        """The dotted name of what made this value, or of the class that it is annotated with; "" if the file does not tell."""
+        while isinstance(node, (ast.Await, ast.NamedExpr)):
+            node = node.value
+        if isinstance(node, ast.Call):
+            return self.dotted(node.func, scope)
+        if not isinstance(node, ast.Name) or deep == 0:
+            return ""
+        binding = self.only(node.id, scope)
+        if binding is None:
+            return ""
+        return self.made_by(binding.value, binding.scope, deep - 1) or self.annotated(binding)
+
+    def annotated(self, binding: Binding) -> str:
+        """The dotted name of the class that the binding is annotated with: `Path`, `"Path"`, `Path | None` and `Optional[Path]` are pathlib.Path."""
+        annotation = plain_annotation(binding.annotation)
+        if isinstance(annotation, ast.Subscript):
+            annotation = annotation.value
+        return "" if annotation is None else self.dotted(annotation, binding.scope)
+
+    def function_called(self, node: ast.AST, scope: Scope) -> Function | None:
+        """The function of this file that the name stands for."""
+        binding = self._defined(node, scope)
+        return binding.node if binding is not None and isinstance(binding.node, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
+
+    def class_called(self, node: ast.AST, scope: Scope) -> ast.ClassDef | None:
+        """The class of this file that the name stands for."""
+        binding = self._defined(node, scope)
+        return binding.node if binding is not None and isinstance(binding.node, ast.ClassDef) else None
+
+    def class_of(self, node: ast.AST | None, scope: Scope, deep: int = _FOLLOWED) -> ast.ClassDef | None:
+        """The class of this file that the value is an instance of: `self`, `Thing()`, a name for one, a parameter annotated with it."""
+        while isinstance(node, (ast.Await, ast.NamedExpr)):
+            node = node.value
+        if isinstance(node, ast.Call):
+            return self.class_called(node.func, scope)
+        if not isinstance(node, ast.Name) or deep == 0 or (binding := self.only(node.id, scope)) is None:
+            return None
+        if binding.kind == "param" and (owner := self.first_parameter_of(binding)) is not None:
+            return owner
+        annotation = plain_annotation(binding.annotation)
+        by_annotation = None if annotation is None else self.class_called(annotation, binding.scope)
+        return by_annotation or self.class_of(binding.value, binding.scope, deep - 1)
+
+    def first_parameter_of(self, binding: Binding) -> ast.ClassDef | None:
+        """The class in which this is the `self` or `cls` of a method."""
+        function = self.parents.get(self.parents.get(binding.node, self.tree))
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return None
+        owner = self.parents[function]
+        taken = [*function.args.posonlyargs, *function.args.args]
+        static = any(isinstance(one, ast.Name) and one.id == "staticmethod" for one in function.decorator_list)
+        return owner if isinstance(owner, ast.ClassDef) and taken and taken[0] is binding.node and not static else None
+
+    def method(self, owner: ast.ClassDef, name: str, deep: int = _FOLLOWED) -> Function | None:
+        """The method of the class, or of its bases in this file."""
+        for statement in owner.body:
+            if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)) and statement.name == name:
+                return statement
+        scope = self.scopes[owner].parent
+        assert scope is not None
+        bases = (self.class_called(base, scope) for base in owner.bases)
+        return next((found for base in bases if base and deep and (found := self.method(base, name, deep - 1))), None)
+
+    def _defined(self, node: ast.AST, scope: Scope, deep: int = _FOLLOWED) -> Binding | None:
+        if not isinstance(node, ast.Name) or (binding := self.only(node.id, scope)) is None:
+            return None
+        if binding.kind == "assign" and deep and binding.value is not None:
+            return self._defined(binding.value, binding.scope, deep - 1)
+        return binding
+
+    # -- walking code --------------------------------------------------------------------------------------------------------
+    def code(self, roots: list[ast.AST], scope: Scope) -> Iterator[tuple[ast.AST, Scope]]:
+        """Every node that runs when these do, in order, each with its scope; functions declared on the way are not entered.
+
+        Annotations are left out: nobody evaluates them when the code runs.
+        """
+        todo = [(root, scope) for root in reversed(roots)]
+        while todo:
+            node, scope = todo.pop()
+            yield node, scope
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                children: list[ast.AST] = [*node.decorator_list, *node.args.defaults, *(one for one in node.args.kw_defaults if one)]
+                todo += [(child, scope) for child in reversed(children)]
+                continue
+            inner = self.scopes.get(node, scope)
+            outside = set(map(id, evaluated_outside(node)))
+            children = [child for child in ast.iter_child_nodes(node) if not _is_annotation(node, child)]
+            todo += [(child, scope if id(child) in outside else inner) for child in reversed(children)]
+
+
+def plain_annotation(annotation: ast.expr | None) -> ast.expr | None:
+    """The class in an annotation, without `| None`, Optional[…], Annotated[…] and quotes."""
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        try:
+            annotation = ast.parse(annotation.value, mode="eval").body
+        except (SyntaxError, ValueError):
+            return None
+    if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
+        sides = [side for side in (annotation.left, annotation.right) if not (isinstance(side, ast.Constant) and side.value is None)]
+        return plain_annotation(sides[0]) if len(sides) == 1 else None
+    if isinstance(annotation, ast.Subscript) and isinstance(annotation.value, (ast.Name, ast.Attribute)):
+        outer = annotation.value.id if isinstance(annotation.value, ast.Name) else annotation.value.attr
+        inside = annotation.slice
+        if outer == "Optional":
+            return plain_annotation(inside)
+        if outer in ("Annotated", "Final", "ClassVar"):
+            return plain_annotation(inside.elts[0] if isinstance(inside, ast.Tuple) and inside.elts else inside)
+    return annotation
+
+
+def _is_annotation(node: ast.AST, child: ast.AST) -> bool:
+    return isinstance(node, (ast.AnnAssign, ast.arg)) and child is node.annotation

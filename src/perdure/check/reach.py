@@ -1,0 +1,96 @@
+"""Which code of a file runs inside an agent: the agents themselves, and every function that they reach."""
+
+from __future__ import annotations
+
+import ast
+from collections import deque
+from collections.abc import Iterable
+from functools import cached_property
+from typing import NamedTuple
+
+from perdure.check.declared import Declarations
+from perdure.check.names import Names
+from perdure.check.scopes import Function, Scope
+
+_MADE = ("__new__", "__init__", "__post_init__")
+_ENTERED = ("__enter__", "__exit__", "__aenter__", "__aexit__")
+Node = tuple[ast.AST, Scope]
+
+
+class Unit:
+    """A function that is reached, or what a class does when an object of it is made; `where` is the way to it."""
+
+    def __init__(self, names: Names, owner: Function | ast.ClassDef, where: str) -> None:
+        self.owner = owner
+        self.where = where
+        self._names = names
+
+    @cached_property
+    def code(self) -> list[Node]:
+        """Every node that runs with it, in order, each with its scope."""
+        scope = self._names.scopes[self.owner]
+        roots: list[ast.AST] = list(self.owner.body) if not isinstance(self.owner, ast.ClassDef) else list(_factories(self.owner))
+        return list(self._names.code(roots, scope))
+
+
+class Root(NamedTuple):
+    """Where to begin, and what to call it."""
+
+    function: Function
+    where: str
+
+
+def reached(names: Names, declared: Declarations, roots: Iterable[Root]) -> list[Unit]:
+    """The roots and whatever they reach in this file, each once, by the shortest way. A tool that they call is not entered."""
+    seen: set[ast.AST] = set()
+    units: list[Unit] = []
+    todo: deque[tuple[Function | ast.ClassDef, str]] = deque((root.function, root.where) for root in roots)
+    while todo:
+        owner, where = todo.popleft()
+        if owner in seen:
+            continue
+        seen.add(owner)
+        unit = Unit(names, owner, where)
+        units.append(unit)
+        for called in _called(names, unit):
+            if called not in seen and called not in declared.taken:
+                todo.append((called, f"{where} → {_label(names, called)}"))
+    return units
+
+
+def _label(names: Names, owner: Function | ast.ClassDef) -> str:
+    around = names.parents[owner]
+    return f"{around.name}.{owner.name}" if isinstance(around, ast.ClassDef) else owner.name
+
+
+def _called(names: Names, unit: Unit) -> Iterable[Function | ast.ClassDef]:
+    """Functions and classes that the code uses. One that is handed on, as to create_task or as a sort key, counts as called."""
+    for node, scope in unit.code:
+        match node:
+            case ast.Name(ctx=ast.Load()):
+                if function := names.function_called(node, scope):
+                    yield function
+                elif owner := names.class_called(node, scope):
+                    if not isinstance(names.parents.get(node), ast.Attribute):
+                        yield from _made(names, owner)
+            case ast.Attribute(value=value, attr=attr, ctx=ast.Load()):
+                owner = names.class_called(value, scope) or names.class_of(value, scope)
+                if owner is not None and (method := names.method(owner, attr)):
+                    yield method
+            case ast.withitem(context_expr=entered):
+                owner = names.class_of(entered, scope)
+                yield from () if owner is None else filter(None, (names.method(owner, name) for name in _ENTERED))
+            case _:
+                pass
+
+
+def _made(names: Names, owner: ast.ClassDef) -> Iterable[Function | ast.ClassDef]:
+    yield owner
+    yield from filter(None, (names.method(owner, name) for name in _MADE))
+
+
+def _factories(owner: ast.ClassDef) -> Iterable[ast.AST]:
+    """What is evaluated for every new object of the class: `field(default_factory=…)`."""
+    for statement in owner.body:
+        if isinstance(statement, (ast.AnnAssign, ast.Assign)) and isinstance(statement.value, ast.Call):
+            yield from (keyword.value for keyword in statement.value.keywords if keyword.arg == "default_factory")

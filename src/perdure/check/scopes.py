@@ -1,0 +1,167 @@
+"""Scopes: which name is bound where, found in one walk over a file.
+
+The walk has a list of its own instead of recursing: a file may be nested more deeply than Python's stack is.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Literal, NamedTuple
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Kind = Literal["import", "function", "class", "assign", "with", "param", "other"]
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_OWNERS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, *_COMPREHENSIONS)
+
+
+class Binding(NamedTuple):
+    """One place that gives a name its meaning."""
+
+    kind: Kind
+    node: ast.AST
+    scope: Scope  # where `value` and `annotation` are to be understood
+    value: ast.expr | None = None
+    annotation: ast.expr | None = None
+    means: str = ""  # an import's dotted name
+
+
+class Scope:
+    """A module, class, function, lambda or comprehension, and the names bound in it."""
+
+    def __init__(self, node: ast.AST, parent: Scope | None) -> None:
+        self.node = node
+        self.parent = parent
+        self.bound: dict[str, list[Binding]] = {}
+        self.foreign: dict[str, Scope] = {}  # names that `global` and `nonlocal` say belong elsewhere
+
+    @property
+    def function(self) -> ast.AST:
+        """The function, class or module whose code this is: a lambda or a comprehension belongs to the one around it."""
+        at = self
+        while at.parent is not None and isinstance(at.node, (ast.Lambda, *_COMPREHENSIONS)):
+            at = at.parent
+        return at.node
+
+    def home(self, name: str) -> Scope | None:
+        """The scope that the name is bound in, seen from here; None for a builtin or a name from elsewhere."""
+        at: Scope | None = self
+        while at is not None:
+            if name in at.foreign:
+                return at.foreign[name]
+            if name in at.bound and (at is self or not isinstance(at.node, ast.ClassDef)):
+                return at
+            at = at.parent
+        return None
+
+
+class Binder:
+    """Walks a file once, and knows its scopes, the parent of every node, its functions and its calls."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.tree = tree
+        self.top = Scope(tree, None)
+        self.scopes: dict[ast.AST, Scope] = {tree: self.top}
+        self.parents: dict[ast.AST, ast.AST] = {}
+        self.functions: list[tuple[Function, Scope]] = []  # with the scope that each is declared in
+        self.calls: list[tuple[ast.Call, Scope]] = []
+        self.starred: list[str] = []  # modules of which everything was imported
+        self._values: dict[ast.AST, Binding] = {}
+        self._nonlocal: dict[tuple[Scope, str], list[Binding]] = {}  # whose they are is known when everything has been seen
+        self._walk()
+        self._settle_nonlocals()
+
+    def _walk(self) -> None:
+        todo: list[tuple[ast.AST, Scope]] = [(self.tree, self.top)]
+        while todo:
+            node, scope = todo.pop()
+            self._bind(node, scope)
+            inner = self.scopes.get(node, scope)
+            outside = set(map(id, evaluated_outside(node)))
+            children = list(ast.iter_child_nodes(node))
+            for child in children:
+                self.parents[child] = node
+            todo += [(child, scope if id(child) in outside else inner) for child in reversed(children)]
+
+    def _bind(self, node: ast.AST, scope: Scope) -> None:
+        if isinstance(node, _OWNERS):
+            self._open(node, scope)
+        match node:
+            case ast.Call():
+                self.calls.append((node, scope))
+            case ast.Name(id=name, ctx=ast.Store()):
+                self._add(name, self._values.pop(node, Binding("other", node, scope)), scope)
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    self._give(target, value, scope)
+            case ast.AnnAssign(target=target, value=value, annotation=annotation):
+                self._values[target] = Binding("assign", target, scope, value, annotation)
+            case ast.NamedExpr(target=target, value=value):
+                self._values[target] = Binding("assign", target, scope, value)
+            case ast.With(items=items) | ast.AsyncWith(items=items):
+                for item in items:
+                    if item.optional_vars is not None:
+                        self._values[item.optional_vars] = Binding("with", item.optional_vars, scope, item.context_expr)
+            case ast.arg(arg=name, annotation=annotation):
+                self._add(name, Binding("param", node, scope.parent or scope, None, annotation), scope)
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                self._add(name, Binding("other", node, scope), scope)
+            case ast.Import() | ast.ImportFrom():
+                self._import(node, scope)
+            case ast.Global(names=names):
+                scope.foreign.update(dict.fromkeys(names, self.top))
+            case ast.Nonlocal(names=names):
+                for name in names:
+                    self._nonlocal.setdefault((scope, name), [])
+            case _:
+                pass
+
+    def _open(self, node: ast.AST, scope: Scope) -> None:
+        self.scopes[node] = Scope(node, scope)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            self.functions.append((node, scope))
+            self._add(node.name, Binding("function", node, scope), scope)
+        elif isinstance(node, ast.ClassDef):
+            self._add(node.name, Binding("class", node, scope), scope)
+
+    def _give(self, target: ast.expr, value: ast.expr, scope: Scope) -> None:
+        if isinstance(target, ast.Name):
+            self._values[target] = Binding("assign", target, scope, value)
+        elif isinstance(target, (ast.Tuple, ast.List)) and isinstance(value, (ast.Tuple, ast.List)) and len(target.elts) == len(value.elts):
+            for one, part in zip(target.elts, value.elts, strict=True):
+                self._give(one, part, scope)
+
+    def _import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
+        for alias in node.names:
+            if isinstance(node, ast.ImportFrom):
+                module = "." * node.level + (node.module or "")
+                if alias.name == "*":
+                    self.starred.append(module)
+                    continue
+                self._add(alias.asname or alias.name, Binding("import", node, scope, means=f"{module}.{alias.name}"), scope)
+            else:
+                top = alias.name.partition(".")[0]
+                self._add(alias.asname or top, Binding("import", node, scope, means=alias.name if alias.asname else top), scope)
+
+    def _add(self, name: str, binding: Binding, scope: Scope) -> None:
+        if isinstance(binding.node, ast.Name) and isinstance(self.parents.get(binding.node), ast.NamedExpr):
+            while scope.parent is not None and isinstance(scope.node, _COMPREHENSIONS):
+                scope = scope.parent  # `:=` reaches out of a comprehension
+        if (scope, name) in self._nonlocal:
+            self._nonlocal[scope, name].append(binding)
+        else:
+            scope.foreign.get(name, scope).bound.setdefault(name, []).append(binding)
+
+    def _settle_nonlocals(self) -> None:
+        for (scope, name), bindings in self._nonlocal.items():  # the outer ones first
+            home = (scope.parent.home(name) if scope.parent is not None else None) or self.top
+            scope.foreign[name] = home
+            home.bound.setdefault(name, []).extend(bindings)
+
+
+def evaluated_outside(node: ast.AST) -> list[ast.AST]:
+    """The parts of a node with a scope of its own that are evaluated in the scope around it."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return [*node.decorator_list, *([node.returns] if node.returns else [])]
+    if isinstance(node, ast.ClassDef):
+        return [*node.decorator_list, *node.bases, *node.keywords]
+    return []

@@ -1,0 +1,114 @@
+"""From a path to Python's own tree of it, or to one line that says why there is none."""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import re
+import stat
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+from perdure.errors import InvalidInput
+
+MAX_BYTES = 8 * 1024 * 1024
+_LEFT_OUT = frozenset(("__pycache__", "node_modules", "site-packages"))
+
+
+class NotPython(Exception):
+    """The file cannot be parsed; where, and why."""
+
+    def __init__(self, why: str, line: int = 1, column: int = 1) -> None:
+        super().__init__(why)
+        self.line = line
+        self.column = column
+
+
+def files_at(path: Path) -> Iterator[Path]:
+    """The file itself, whatever it is called; of a folder every *.py below it, but nothing hidden and no virtual environment."""
+    try:
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
+    except OSError as error:
+        name, colon, _ = str(path).rpartition(":")
+        way_out = (
+            f"; it is files that are checked, and not an agent in them: perdure check {name}" if colon and Path(name).is_file() else ""
+        )
+        raise InvalidInput(f"{path}: {error.strerror}{way_out}") from None
+    except ValueError:  # a NUL in it
+        raise InvalidInput(f"{str(path)!r} cannot be the name of a file") from None
+    if not is_folder:
+        yield path
+        return
+    for folder, names, files in os.walk(path):
+        names[:] = sorted(name for name in names if not _is_left_out(Path(folder) / name))
+        yield from (Path(folder) / name for name in sorted(files) if name.endswith(".py") and not name.startswith("."))
+
+
+def _is_left_out(folder: Path) -> bool:
+    return folder.name.startswith(".") or folder.name in _LEFT_OUT or (folder / "pyvenv.cfg").exists()
+
+
+def read(path: Path) -> bytes:
+    """The bytes of a file; InvalidInput where there are none to be had, or too many."""
+    try:
+        # Not blocking: a pipe under that name would wait for somebody to write into it.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise InvalidInput(f"{path} is not a file")
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InvalidInput(f"{path}: {error.strerror}") from None
+    if len(data) > MAX_BYTES:
+        raise InvalidInput(f"{path}: more than {MAX_BYTES:,} bytes; nobody has written that by hand, leave it out")
+    return data
+
+
+def decode(data: bytes) -> str:
+    """The text, in the encoding that the file declares; NotPython names the first byte that is none of it."""
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    except SyntaxError as error:
+        raise _undecodable(data) or NotPython(str(error)) from None
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        line, column = _place(data[: error.start])
+        raise NotPython(f"byte 0x{data[error.start]:02x} is no {encoding}; save the file as UTF-8", line, column) from None
+    except LookupError:
+        raise NotPython(f"the encoding {encoding} is none of text") from None
+    if "\0" in text:
+        line, column = _place(text[: text.index("\0")].encode())
+        raise NotPython("a NUL character; Python takes no file with one", line, column)
+    return text
+
+
+def parse(text: str) -> ast.Module:
+    """Python's tree of the text; NotPython says where and why there is none."""
+    try:
+        return ast.parse(text)
+    except SyntaxError as error:
+        raise NotPython(error.msg, max(error.lineno or 1, 1), max(error.offset or 1, 1)) from None
+    except (RecursionError, MemoryError):
+        raise NotPython("it is nested too deeply to be parsed") from None
+    except ValueError as error:
+        raise NotPython(str(error)) from None
+
+
+def _undecodable(data: bytes) -> NotPython | None:
+    """Before it has found a declaration, tokenize does not say which byte it stumbled over."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        line, column = _place(data[: error.start])
+        return NotPython(
+            f"byte 0x{data[error.start]:02x} is no utf-8; save the file as UTF-8, or declare its encoding in the first line", line, column
+        )
+    return None
+
+
+def _place(before: bytes) -> tuple[int, int]:
+    lines = re.split(rb"\r\n|\r|\n", before)
+    return len(lines), len(lines[-1].decode(errors="replace")) + 1

@@ -1,0 +1,199 @@
+"""`perdure crashtest`: an agent, killed at every one of its boundaries and resumed."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from perdure.cli import common
+from perdure.cli.run_verb import arguments
+from perdure.cli.target import load_function, load_target, with_children
+from perdure.core import codec
+from perdure.errors import InvalidInput
+from perdure.store.url import shown_url
+
+if TYPE_CHECKING:
+    from perdure.testing.lab import Report
+
+
+@click.command("crashtest")
+@click.argument("target", metavar="TARGET")
+@click.argument("pairs_given", metavar="[KEY=VALUE | KEY:=JSON]…", nargs=-1)
+@click.option("--input", "input_text", metavar="JSON", help="The input, as for `perdure run`.")
+@click.option("--tools", metavar="FILE.py", help="Where the tools are that a plan's file (TARGET.toml or .json) names.")
+@click.option("--pairs", is_flag=True, help="Kill the resumed process as well, at every one of its own boundaries.")
+@click.option(
+    "--limit", type=click.IntRange(1), metavar="N", default=500, show_default=True, help="At most so many trials, drawn by --seed."
+)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--boundary", "wanted", multiple=True, metavar="NAME", help="Only boundaries whose name has this in it; may be given again.")
+@click.option("--list", "only_list", is_flag=True, help="Only run it undisturbed, and print its boundaries.")
+@click.option("--world", metavar="DIR", type=click.Path(exists=True, file_okay=False), help="Every trial works in a copy of this folder.")
+@click.option("--ledger", metavar="FILE.py:FUNCTION", help="Says what the world has seen: takes a trial's folder, returns JSON values.")
+@click.option(
+    "--approve", type=click.Choice(("all", "reject", "none")), default="all", show_default=True, help="What is said to approvals."
+)
+@click.option("--signal", "signals", multiple=True, metavar="TOPIC=JSON", help="Sent, in this order, each time that the run waits.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(0.1), default=30.0, show_default=True, metavar="S", help="For each process.")
+@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Trials at a time. Default: one for each core.")
+@click.option("--allow-models", is_flag=True, help="Models that cost money may be asked, in every trial anew.")
+@click.option("--report", "report_file", metavar="FILE.html", type=click.Path(dir_okay=False), help="Also write a page for others.")
+@click.option("--keep", metavar="DIR", type=click.Path(file_okay=False), help="Keep every trial's journal, ledger, log and files there.")
+@click.option(
+    "--url", metavar="URL", help="postgresql://…: the journals are runs with new ids in this database. Default: a SQLite file each."
+)
+@common.json_option
+def command(
+    target: str,
+    pairs_given: tuple[str, ...],
+    input_text: str | None,
+    tools: str | None,
+    pairs: bool,
+    limit: int,
+    seed: int,
+    wanted: tuple[str, ...],
+    only_list: bool,
+    world: str | None,
+    ledger: str | None,
+    approve: Any,
+    signals: tuple[str, ...],
+    timeout_s: float,
+    jobs: int | None,
+    allow_models: bool,
+    report_file: str | None,
+    keep: str | None,
+    url: str | None,
+    as_json: bool,
+) -> int:
+    """Run TARGET undisturbed to learn its boundaries, then once per boundary with SIGKILL there; resume it, and say what was repeated.
+
+    Every process works in a folder of its own: what tools write below the working folder is compared, and gone afterwards. Code 7 when
+    something is not as declared, 1 when the undisturbed run fails.
+    """
+    args, kwargs = arguments(pairs_given, input_text)
+    sent = [_signal(word) for word in signals]
+    loaded = load_target(target, tools)
+    seen = None if ledger is None else _asked(ledger)
+    from perdure.testing.lab import crash_matrix
+
+    with _progress() as progress:
+        report = crash_matrix(
+            loaded.agent,
+            args,
+            kwargs,
+            agents=with_children([loaded.agent]),
+            pairs=pairs,
+            limit=limit,
+            seed=seed,
+            boundaries=_choice(wanted),
+            learn_only=only_list,
+            ledger=seen,
+            world=world,
+            approve=approve,
+            signals=sent,
+            timeout_s=timeout_s,
+            jobs=jobs,
+            url=url,
+            settings=common.settings_with(),
+            allow_models=allow_models,
+            fresh=(sys.executable, "-m", "perdure.cli.crash_victim"),
+            target=loaded.recorded,
+            progress=progress,
+            keep=keep,
+        )
+    report = _with_command(report, url)
+    if report_file is not None:
+        Path(report_file).write_text(report.as_html(), encoding="utf-8")
+    return _say(report, only_list=only_list, as_json=as_json, keep=keep, report_file=report_file)
+
+
+def _signal(word: str) -> tuple[str, Any]:
+    topic, equals, payload = word.partition("=")
+    if not equals or not topic:
+        raise InvalidInput(f"--signal {word}: write TOPIC=JSON, such as --signal 'reply={{\"ok\": true}}'")
+    return topic, codec.parse(payload, f"--signal {topic}")
+
+
+def _choice(wanted: tuple[str, ...]) -> Callable[[str], bool] | None:
+    return (lambda name: any(part in name for part in wanted)) if wanted else None
+
+
+def _with_command(report: Report, url: str | None) -> Report:
+    """The report with the command that makes it again; what a URL has that lets one in is not for those who read it."""
+    words = [word if url is None else word.replace(url, shown_url(url)) for word in sys.argv[2:]]
+    command_line = shlex.join(["perdure", "crashtest", *words])
+    return msgspec.structs.replace(report, subject=msgspec.structs.replace(report.subject, command=command_line))
+
+
+def _asked(ledger: str) -> Callable[[Path], Any]:
+    """The user's function; whether it takes the folder is its own affair."""
+    function = load_function(ledger)
+    takes_folder = bool(inspect.signature(function).parameters)
+
+    def ask(folder: Path) -> Any:
+        try:
+            seen = function(folder) if takes_folder else function()
+            return codec.decode(codec.encode(seen))
+        except Exception as error:
+            raise InvalidInput(f"--ledger {ledger}: {type(error).__name__}: {error}") from error
+
+    return ask
+
+
+def _say(report: Report, *, only_list: bool, as_json: bool, keep: str | None, report_file: str | None) -> int:
+    if as_json:
+        common.out_json(report.as_json())
+    elif only_list:
+        for boundary in report.baseline.boundaries:
+            common.out(common.clean(boundary))
+    else:
+        _show(report)
+    for what, where in (("the trials are", keep), ("the report is", report_file)):
+        if where is not None:
+            common.note(common.clean(f"perdure: {what} in {where}"))
+    return common.SUCCEEDED if report.ok else common.DIFFERENT
+
+
+def _show(report: Report) -> None:
+    """What is wrong first: a table of a hundred rows is not read by everybody."""
+    from perdure.testing.lab.table import HEADERS, findings, rows, summary
+
+    for line in findings(report.problems):
+        common.out(common.style(common.clean(line), None if line.startswith(" ") else "red"))
+    if report.problems:
+        common.out()
+    common.table(HEADERS, rows(report))
+    common.out()
+    for line in findings(report.notes):
+        common.out(common.clean(line if line.startswith(" ") else f"note: {line}"))
+    for line in summary(report):
+        common.out(common.clean(line))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int, str], None] | None]:
+    """A bar on stderr, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    rich = importlib.import_module("rich.progress")
+    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeRemainingColumn())
+    console = importlib.import_module("rich.console").Console(stderr=True)
+    # Without its thread: this process is forked, and no thread would come along.
+    with rich.Progress(*columns, console=console, auto_refresh=False, transient=True) as bar:
+        task = bar.add_task("undisturbed", total=None)
+
+        def told(done: int, of: int, what: str) -> None:
+            bar.update(task, completed=done, total=of or None, description="killing" if of else what)
+            bar.refresh()
+
+        yield told

@@ -1,0 +1,115 @@
+"""What a run waits for from outside, and the lab gives it, alike in every trial: a yes or no, signals, time, and the truth about doubts."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from perdure.app import Perdure
+from perdure.core import codec
+from perdure.core.approval import Standing
+from perdure.core.state import fold
+from perdure.errors import Conflict, InvalidInput, NotPermitted, RunEnded
+from perdure.store.api import FINISHED, ApprovalRow, RunRow
+from perdure.testing.lab.ledger import Ledger, of_call
+from perdure.testing.lab.spec import Spec
+from perdure.testing.lab.warp import Warp
+
+WHO = "crashtest"
+_ROLE = "role:"
+
+
+class Attendant:
+    """Stands beside one run in one process. `settled` are the doubts that it has ended."""
+
+    def __init__(self, app: Perdure, spec: Spec, warp: Warp, ledger: Ledger) -> None:
+        self._app = app
+        self._spec = spec
+        self._warp = warp
+        self._ledger = ledger
+        self._sent = 0
+        self.settled: list[str] = []
+
+    async def attend(self, row: RunRow) -> bool:
+        """Do one thing that brings the run on; False when it has ended, or there is nothing that the lab can do for it."""
+        if row.status in FINISHED:
+            return False
+        family = [row, *await self._app.ask(lambda: self._app.store.family(row.run_id))]
+        return await self._settle(family) or await self._decide(family) or await self._signal(family) or self._let_time_pass(family)
+
+    # -- doubts -------------------------------------------------------------------------------------------------------
+    async def _settle(self, family: list[RunRow]) -> bool:
+        """Say about calls in doubt what the ledger knows: that the function had returned, or that it was never called."""
+        found = False
+        for row in family:
+            if row.status == "needs_attention" and row.attention == "in_doubt":
+                state = fold(await self._app.ask(lambda run_id=row.run_id: self._app.store.read(run_id)))  # type: ignore[misc]
+                for call in [call for call in state.open.values() if call.phase == "in_doubt"]:
+                    found = await self._settle_call(row.run_id, call.number, call.attempt, call.tool) or found
+        return found
+
+    async def _settle_call(self, run_id: str, number: int, attempt: int, tool: str) -> bool:
+        entries = self._ledger.entries()
+        facts = {entry.fact: entry for entry in of_call(entries, run_id, number) if entry.attempt == attempt}
+        returned = facts.get("returned")
+        if returned is not None and returned.result is not None:
+            await self._app.resolve(run_id, number, happened=codec.decode(returned.result.encode()), by=WHO)
+            self.settled.append(f"{tool} (call {number}): it happened")
+            return True
+        if "begun" not in facts and not any(entry.fact == "unseen" and entry.tool == tool for entry in entries):
+            await self._app.resolve(run_id, number, did_not_happen=True, by=WHO)
+            self.settled.append(f"{tool} (call {number}): it did not happen")
+            return True
+        return False  # it was cut off in the middle: nobody can know, and a person would have to look
+
+    # -- people -------------------------------------------------------------------------------------------------------
+    async def _decide(self, family: list[RunRow]) -> bool:
+        if self._spec.approve == "none":
+            return False
+        asked = [one for row in family for one in await self._app.approvals(run_id=row.run_id)]
+        decided = [one for one in asked if await self._answer(one)]
+        return bool(decided)
+
+    async def _answer(self, asked: ApprovalRow) -> bool:
+        """Say yes or no as whoever may, as often as it takes."""
+        standing = asked.standing
+        roles = [one.removeprefix(_ROLE) for one in standing.request.by if one.startswith(_ROLE)]
+        for who in _deciders(standing):
+            try:
+                if self._spec.approve == "all":
+                    row = await self._app.approve(asked.approval, by=who, roles=roles)
+                else:
+                    row = await self._app.reject(asked.approval, by=who, roles=roles, reason="the crash lab says no")
+            except (NotPermitted, InvalidInput):
+                continue
+            except Conflict:
+                return True  # its time is over: the run goes on by itself
+            if row.status != "pending":
+                return True
+        return False
+
+    # -- signals and time ---------------------------------------------------------------------------------------------
+    async def _signal(self, family: list[RunRow]) -> bool:
+        if self._sent >= len(self._spec.signals) or any(row.status == "needs_attention" for row in family):
+            return False
+        topic, payload = self._spec.signals[self._sent]
+        self._sent += 1
+        try:
+            # The key: whoever resumes begins with the first one again, and each is taken once.
+            await self._app.signal(self._spec.run_id, topic, payload, key=f"{WHO}-{self._sent}", by=WHO)
+        except RunEnded:
+            return False
+        return True
+
+    def _let_time_pass(self, family: list[RunRow]) -> bool:
+        """Go to where the next timer is due, or the next retry."""
+        due = [row.ready_at for row in family if row.ready_at is not None and row.status != "waiting_approval"]
+        if not due or not self._spec.warp:
+            return False
+        self._warp.jump(max((min(due) - self._app.clock.now()) / 1e6, 0.0) + 0.001)
+        return True
+
+
+def _deciders(standing: Standing) -> list[str]:
+    named = [one for one in standing.request.by if not one.startswith(_ROLE)]
+    numbers = count(2)
+    return [*named, WHO, *(f"{WHO}-{next(numbers)}" for _ in range(standing.request.quorum))]

@@ -1,0 +1,240 @@
+"""Processes of the lab: forked from this one, which has imported the target already, or fresh interpreters.
+
+A fork costs milliseconds, and carries only the thread that forks: where the target's import has left threads behind, what they hold
+would be held for ever, and fresh interpreters are used. Each process leads a session of its own, so that whatever it starts can be
+ended with it, and ends when this one is gone.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from importlib import import_module
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+import msgspec
+
+from perdure.agent import Agent
+from perdure.testing.lab.spec import Spec
+
+T = TypeVar("T")
+Steps = Generator[Spec, "int | None", T]  # asks for one process after another, is told how each ended: None when it had to be stopped
+_POLL_S = 0.003
+
+
+class Process(Protocol):
+    pid: int
+
+    def poll(self) -> int | None:
+        """How it ended: its exit code, or minus the signal; None while it lives."""
+
+
+class Lifeline:
+    """A pipe that nobody writes to. Its end, when this process is gone, is the end of all that were started with it."""
+
+    def __init__(self) -> None:
+        self.reading, self._writing = os.pipe()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        os.close(self.reading)
+        os.close(self._writing)
+
+    def let_go(self) -> None:
+        """In a child: the end that keeps others alive is not ours."""
+        os.close(self._writing)
+
+
+def hang_on(lifeline: int) -> None:
+    """End this process, and those that it has started, when whoever holds the other end is gone."""
+
+    def wait() -> None:
+        os.read(lifeline, 1)
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=wait, name="crash lab", daemon=True).start()
+
+
+def has_threads() -> bool:
+    """Whether this process has threads besides this one, those that Python knows nothing of among them."""
+    try:
+        return len(os.listdir("/proc/self/task")) > 1
+    except OSError:
+        return threading.active_count() > 1
+
+
+# -- forked -----------------------------------------------------------------------------------------------------------------
+class Forked:
+    """Forks this process."""
+
+    def __init__(self, work: Callable[[Spec], None], lifeline: Lifeline) -> None:
+        self._work = work
+        self._lifeline = lifeline
+
+    def begin(self, spec: Spec) -> Process:
+        gc.freeze()  # or every collection in a child would touch, and so copy, all that is here
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # from CPython 3.12 on: that there are threads is known, and was judged
+            pid = os.fork()
+        if pid:
+            gc.unfreeze()
+            return _Child(pid)
+        code = 1
+        try:
+            _settle_in(spec, self._lifeline)
+            self._work(spec)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+
+class _Child:
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+
+def _settle_in(spec: Spec, lifeline: Lifeline) -> None:
+    lifeline.let_go()
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    log = os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    # Whatever stood in the place of these here, such as what a test runner reads along with, is not for a victim.
+    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
+    here = os.getcwd()
+    sys.path[:] = [os.path.join(here, entry) for entry in sys.path]
+    os.chdir(spec.world)
+    hang_on(lifeline.reading)
+
+
+def in_process(agent: Agent[Any, Any], agents: Sequence[Agent[Any, Any]]) -> Callable[[Spec], None]:
+    """What a forked process does."""
+    from perdure.testing.lab.victim import live
+
+    import_module("perdure.store.sqlite.store")  # here, so that what takes long to import is imported once
+    return lambda spec: live(spec, agent, agents)
+
+
+# -- fresh ------------------------------------------------------------------------------------------------------------------
+class Fresh:
+    """Starts an interpreter with this command, which is given the file that says what to do, and the lifeline's number."""
+
+    def __init__(self, command: Sequence[str], lifeline: Lifeline) -> None:
+        self._command = command
+        self._lifeline = lifeline
+
+    def begin(self, spec: Spec) -> Process:
+        told = spec.home / f"spec-{spec.process}.json"
+        told.write_bytes(msgspec.json.encode(spec))
+        lifeline = self._lifeline.reading
+        with open(spec.log, "ab") as log:
+            return subprocess.Popen(
+                [*self._command, str(told), str(lifeline)],
+                cwd=spec.world,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=(lifeline,),
+            )
+
+
+# -- many at a time -----------------------------------------------------------------------------------------------------------
+class _Going:
+    def __init__(self, index: int, steps: Steps[Any]) -> None:
+        self.index = index
+        self.steps = steps
+        self.process: Process | None = None
+        self.until_s = 0.0
+        self.begun: list[int] = []
+
+
+def run_all(work: Iterable[Steps[T]], begin: Callable[[Spec], Process], *, jobs: int, timeout_s: float) -> Iterator[tuple[int, T]]:
+    """Do all of it, so many at a time; each with its place as it is done. Whatever still lives when this ends is killed."""
+    waiting = iter(enumerate(work))
+    going: list[_Going] = []
+    try:
+        while True:
+            while len(going) < jobs and (found := next(waiting, None)) is not None:
+                one = _Going(*found)
+                if (done := _next(one, None, begin, timeout_s, first=True)) is not None:
+                    yield one.index, done[0]
+                else:
+                    going.append(one)
+            if not going:
+                return
+            for one in list(going):
+                assert one.process is not None
+                code = one.process.poll()
+                if code is None and time.monotonic() < one.until_s:
+                    continue
+                if code is None:
+                    _end(one.process)
+                if (done := _next(one, code, begin, timeout_s)) is not None:
+                    going.remove(one)
+                    _end_groups(one.begun)
+                    yield one.index, done[0]
+            time.sleep(_POLL_S)
+    finally:
+        for one in going:
+            if one.process is not None:
+                _end(one.process)
+            _end_groups(one.begun)
+
+
+def _next(one: _Going, code: int | None, begin: Callable[[Spec], Process], timeout_s: float, *, first: bool = False) -> tuple[Any] | None:
+    """Let it go on; what it comes to, once it has."""
+    try:
+        spec = next(one.steps) if first else one.steps.send(code)
+    except StopIteration as done:
+        return (done.value,)
+    one.process = begin(spec)
+    one.begun.append(one.process.pid)
+    one.until_s = time.monotonic() + timeout_s
+    return None
+
+
+def _end(process: Process) -> None:
+    try:
+        os.kill(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    while process.poll() is None:
+        time.sleep(_POLL_S)
+
+
+def _end_groups(leaders: Iterable[int]) -> None:
+    """What the processes of a trial have started, and left behind when they were killed."""
+    for leader in leaders:
+        try:
+            os.killpg(leader, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass  # nothing was left of it

@@ -1,0 +1,85 @@
+"""What tools really did: a file of its own that perdure neither writes nor reads, one line per fact, whole or not there.
+
+A line is in the kernel's hands when `note` returns, so that SIGKILL a moment later does not take it back. It is not synced: the lab
+kills processes, not machines.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+Fact = Literal["begun", "returned", "raised", "asked", "told", "unseen", "killed"]
+
+
+class Entry(Struct, frozen=True, omit_defaults=True):
+    """One fact. `asked` and `told` are a reconcile hook's; `unseen`: a tool that runs in a process of its own, where nobody counts."""
+
+    fact: Fact
+    pid: int
+    at: float
+    tool: str = ""
+    model: bool = False
+    run: str = ""  # its id
+    call: int = 0
+    attempt: int = 0
+    key: str = ""
+    result: str | None = None  # JSON; of `told` the kind of outcome
+    outside: bool = False  # a model that is asked over a network, and paid for
+
+
+class Ledger:
+    """Append-only facts of one trial. Every process opens it anew."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def note(self, fact: Fact, **told: object) -> None:
+        """Write one line."""
+        line = msgspec.json.encode(Entry(fact, os.getpid(), time.time(), **told)) + b"\n"  # type: ignore[arg-type]
+        with self._locked(os.O_RDWR | os.O_APPEND | os.O_CREAT) as descriptor:
+            os.write(descriptor, line)
+
+    def entries(self) -> list[Entry]:
+        """The facts so far, in order."""
+        if not self.path.exists():
+            return []
+        whole = self.path.read_bytes().rpartition(b"\n")[0]
+        return [msgspec.json.decode(line, type=Entry) for line in whole.splitlines()]
+
+    def _locked(self, flags: int) -> _Locked:
+        return _Locked(self.path, flags)
+
+
+class _Locked:
+    """The file, in the hands of one process: two of a trial never mix their lines."""
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self._descriptor = os.open(path, flags, 0o600)
+
+    def __enter__(self) -> int:
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        _cut_half_a_line(self._descriptor)
+        return self._descriptor
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+
+def _cut_half_a_line(descriptor: int) -> None:
+    """What somebody was killed over has not been said."""
+    size = os.fstat(descriptor).st_size
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":
+        whole = os.pread(descriptor, size, 0)
+        os.ftruncate(descriptor, whole.rfind(b"\n") + 1)
+
+
+def of_call(entries: list[Entry], run: str, call: int) -> Iterator[Entry]:
+    return (entry for entry in entries if (entry.run, entry.call) == (run, call))

@@ -1,0 +1,194 @@
+"""What each effect class promises, held against what was seen (docs: tools and effects). One function per rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from perdure.core.codec import shown
+from perdure.testing.lab.facts import Facts, Place, Undisturbed
+from perdure.testing.lab.records import Problem, Repeat
+
+REPORT_IT = "this is a bug of perdure, please report it; --keep leaves the journal and the logs of each trial"
+_MAY_REPEAT = {
+    "read": "a read may be repeated",
+    "idempotent": "declared as harmless to repeat",
+    "keyed": "with the same key, which the service drops",
+    "transaction": "what it had written was rolled back with the process",
+    "model": "its answer was lost with the process",
+}
+
+
+def wrong(rule: str, case: Facts, sentence: str, way_out: str, tool: str = "") -> Problem:
+    return Problem(rule, "wrong", tool, sentence, way_out, case.where)
+
+
+def note(rule: str, case: Facts, sentence: str, way_out: str, tool: str = "") -> Problem:
+    return Problem(rule, "note", tool, sentence, way_out, case.where)
+
+
+def repeats(case: Facts, base: Undisturbed) -> list[Repeat]:
+    """The calls whose function was called more often than in the undisturbed run, and what to think of that."""
+    found = []
+    for place in case.places if case.told else ():  # without a journal nobody knows what was declared
+        begun, effect = case.begun(place), case.effect(place)
+        if begun > base.expected(place):
+            fault = broken_promise(case, base, place)
+            why = fault or _MAY_REPEAT.get(effect) or _who_said_no(case, place)
+            found.append(Repeat(place[2], effect, place[0], place[1], begun, why, fault is None))
+    return found
+
+
+def _who_said_no(case: Facts, place: Place) -> str:
+    by = {resolution.by for resolution in case.calls[place].resolutions if resolution.outcome == "did_not_happen"}
+    return "its reconcile hook said that it had not happened" if "reconcile" in by else "the lab's ledger had it as never begun"
+
+
+def broken_promise(case: Facts, base: Undisturbed, place: Place) -> str | None:
+    """What perdure promises of every call and has not kept about this one."""
+    call = case.calls.get(place)
+    if call is None:
+        return None if case.told is None else "its function was called, and the journal knows of no such call"
+    begun = case.of(place, "begun")
+    if call.completed_by is not None and any(case.age_of(entry.pid) > case.age_of(call.completed_by) for entry in begun):
+        return "its function was called again although its result was on record"
+    if len({entry.key for entry in begun}) > 1:
+        return "its key was not the same each time"
+    if call.effect in ("idempotent", "keyed", "once", "model"):
+        intents = {(intent.attempt, intent.pid) for intent in call.intents}
+        if any((entry.attempt, entry.pid) not in intents for entry in begun):
+            return "its function was called before the intent was durable"
+    settled = sum(resolution.outcome == "did_not_happen" for resolution in call.resolutions)
+    if call.effect == "once" and len(begun) > base.expected(place) + settled:
+        return "it is declared once, and its function was called again though nobody had said that it did not happen"
+    return None
+
+
+def promises(case: Facts, base: Undisturbed) -> Iterator[Problem]:
+    """Perdure's own part."""
+    for place in case.places:
+        if (fault := broken_promise(case, base, place)) is not None:
+            yield wrong("promise", case, f"in call {place[1]}, {fault}", REPORT_IT, place[2])
+    for fault in case.told.faults if case.told else ():
+        yield wrong("promise", case, f"perdure verify finds a fault: {fault}", REPORT_IT)
+
+
+def rest(case: Facts, base: Undisturbed) -> Iterator[Problem]:
+    """Whether the run came to where the undisturbed one came to."""
+    told, end = case.told, case.evidence.end
+    if told is None and end == "timeout":
+        yield wrong(
+            "stuck",
+            case,
+            "after the kill it did not come to rest in time",
+            "raise --timeout if a tool takes that long; else --keep leaves its log",
+        )
+    elif told is None:
+        last = next((line for line in reversed(case.evidence.log.splitlines()) if line.strip()), "without a word")
+        yield wrong("died", case, f"the process that went on with it ended with {end}: {last}", "--keep leaves its whole log")
+    elif told.attention == "diverged":
+        sentence = f"replayed, the agent asks for something else than it had asked for: {told.error}"
+        yield wrong(
+            "diverged", case, sentence, "what it decides must follow from its arguments and its calls: perdure check names what does not"
+        )
+    elif told.status != base.status and not case.in_doubt:
+        yield from _other_end(case, base)
+
+
+def _other_end(case: Facts, base: Undisturbed) -> Iterator[Problem]:
+    assert case.told is not None
+    words = f"{case.told.status}{f' ({case.told.error})' if case.told.error else ''} instead of {base.status}"
+    again = [place for place in case.places if len(case.of(place, "begun")) > base.expected(place) and case.of(place, "raised")]
+    for place in again:
+        tool, effect, error = place[2], case.effect(place), case.of(place, "raised")[-1].result
+        sentence = f"declared {effect}, and called once more it raises {error}, so that the run is {words}"
+        yield wrong("raises_again", case, sentence, "have a repeated call answer as the first one did, or declare it once", tool)
+    if not again:
+        yield wrong("status", case, f"the run is {words}", f"if no tool of yours can make that difference: {REPORT_IT}")
+
+
+def results(case: Facts, base: Undisturbed) -> Iterator[Problem]:
+    """A call that was made twice answers the same."""
+    for place in case.places:
+        effect, tool = case.effect(place), place[2]
+        seen = [case.value(entry.result) for entry in case.of(place, "returned") if entry.result is not None]
+        if effect not in ("keyed", "idempotent") or len(seen) < 2 or seen[0] == seen[-1]:
+            continue
+        sentence = f"declared {effect}, and called again it returned {shown(seen[-1])} after {shown(seen[0])}"
+        if effect == "keyed":
+            sentence += ", with the same key"
+            yield wrong(
+                "result_differs", case, sentence, "pass call.key on to the service; if it makes a new one each time, declare it once", tool
+            )
+        elif base.is_steady(place):
+            yield wrong("result_differs", case, sentence, "declare it keyed and pass call.key on, or once with a reconcile hook", tool)
+        else:
+            way_out = "fine if it is a time or a measurement; if something new came into being each time, it is not idempotent"
+            yield note("result_differs", case, sentence, way_out, tool)
+
+
+def hooks(case: Facts, base: Undisturbed) -> Iterator[Problem]:
+    """A reconcile hook says what is so."""
+    for place, lines in case.lines.items():
+        for at, line in enumerate(lines):
+            if line.fact != "told":
+                continue
+            before = [entry.fact for entry in lines[:at] if entry.attempt <= line.attempt]
+            if line.result == "not_happened" and "returned" in before:
+                sentence = "its reconcile hook says that it did not happen, and its function had returned"
+            elif line.result == "happened" and "begun" not in before and not _is_unseen(case, place):
+                sentence = "its reconcile hook says that it happened, and its function had never been called"
+            else:
+                continue
+            yield wrong("reconcile_wrong", case, sentence, "have the hook look for this very call, by call.key", place[2])
+
+
+def _is_unseen(case: Facts, place: Place) -> bool:
+    return any(entry.fact == "unseen" and entry.tool == place[2] for entry in case.evidence.entries)
+
+
+def doubts(case: Facts, base: Undisturbed) -> Iterator[Problem]:
+    """A call that only a person could settle: as declared, and it can be better."""
+    for place in case.doubted:
+        tool, call = place[2], case.calls[place]
+        if call.reconcile:
+            sentence = "its reconcile hook did not know whether it had happened, and a person was asked"
+            yield note("reconcile_unsure", case, sentence, "have the hook look for this very call, by call.key", tool)
+        else:
+            sentence = f"declared {call.effect}, and after the kill nobody knew whether it had happened: the run waited for a person"
+            yield note("no_reconcile", case, sentence, f"give it a hook that finds out: @{tool}.reconcile", tool)
+
+
+def output(case: Facts, base: Undisturbed) -> Iterator[Problem]:
+    """The same output, or the name of the tool that made it another one."""
+    if not base.same_output or case.output is None or case.output == base.first.output or set(case.calls) != set(base.first.calls):
+        return
+    changed = [place for place in case.calls if base.is_steady(place) and case.result(place) != base.first.result(place)]
+    free = [place for place in case.calls if not base.is_steady(place)]
+    for place in changed:
+        sentence = f"declared {case.effect(place)}, and after the kill it returned {shown(case.result(place))} instead of {shown(base.first.result(place))}"
+        if case.effect(place) in ("read", "model"):
+            yield note(
+                "output_differs", case, f"{sentence}, and so the output is another one", "as declared: the world may change", place[2]
+            )
+        else:
+            yield wrong("result_differs", case, sentence, "have a repeated call answer as the first one did", place[2])
+    if not changed and not free:
+        sentence = f"the output is {shown(case.output)} instead of {shown(base.first.output)}, though every call returned the same"
+        yield wrong("output_differs", case, sentence, "the agent depends on something that is not recorded: perdure check names it")
+
+
+def way(case: Facts, base: Undisturbed) -> Iterator[Problem]:
+    """The same calls as undisturbed. Others are no fault by themselves: which of two calls ends first may be another one each time."""
+    if (
+        case.told is None
+        or case.told.status != base.status
+        or case.in_doubt
+        or not base.same_calls
+        or set(case.calls) == set(base.first.calls)
+    ):
+        return
+    sentence = "after the kill the agent made other calls than undisturbed, so that neither its output nor the world can be compared"
+    yield note("other_calls", case, sentence, "if it does not race calls against each other: perdure check names what it depends on")
+
+
+RULES = (promises, rest, results, hooks, doubts, output, way)

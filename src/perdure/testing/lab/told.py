@@ -1,0 +1,93 @@
+"""The journal of a run and of those below it, read when the run rests: what the judge compares with the ledger."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from perdure.app import Perdure
+from perdure.core.events import (
+    ChildStarted,
+    Event,
+    ModelCallCompleted,
+    ModelCallInitiated,
+    RunClaimed,
+    RunSucceeded,
+    ToolCallCompleted,
+    ToolCallInitiated,
+    ToolCallResolved,
+)
+from perdure.core.state import CallState, fold
+from perdure.inspect.verify import verify_run
+from perdure.testing.lab.spec import CallTold, Intent, Resolution, Told
+
+
+def tell(app: Perdure, run_id: str, settled: Sequence[str], began_at: float) -> Told:
+    """What has become of the run."""
+    row = app.store.get(run_id)
+    assert row is not None, run_id
+    journals = {one: app.store.read(one) for one in _family(app, run_id)}
+    ended = [event.body for event in journals[run_id] if isinstance(event.body, RunSucceeded)]
+    return Told(
+        status=row.status,
+        output=app.load(ended[-1].output).decode() if ended else None,
+        error=row.error,
+        waiting_for=row.waiting_for,
+        attention=row.attention,
+        calls=tuple(call for one, events in journals.items() for call in _calls(app, one, events)),
+        faults=tuple(_faults(app, journals)),
+        settled=tuple(settled),
+        began_at=began_at,
+        rested_at=time.time(),
+    )
+
+
+def _family(app: Perdure, run_id: str) -> Iterator[str]:
+    """The run and all below it, those that have ended too."""
+    yield run_id
+    for event in app.store.read(run_id):
+        if isinstance(event.body, ChildStarted):
+            yield from _family(app, event.body.run_id)
+
+
+def _faults(app: Perdure, runs: Iterable[str]) -> Iterator[str]:
+    for run_id in runs:
+        row = app.store.get(run_id)
+        if row is None:
+            yield f"run {run_id} is lost"
+        elif (problem := verify_run(app.store, row).problem) is not None:
+            yield f"run {run_id}: {problem}"
+
+
+def _calls(app: Perdure, run_id: str, events: Sequence[Event]) -> Iterator[CallTold]:
+    state = fold(events)
+    pids: dict[int, int] = {}
+    for event in events:
+        if isinstance(event.body, RunClaimed):
+            pids[event.epoch] = int(event.body.name.rpartition(":")[2] or 0)
+    for call in state.calls.values():
+        yield _call(app, run_id, call, [event for event in events if event.call == call.number], pids)
+
+
+def _call(app: Perdure, run_id: str, call: CallState, events: Sequence[Event], pids: dict[int, int]) -> CallTold:
+    intents = [(event.epoch, event.body) for event in events if isinstance(event.body, ToolCallInitiated)]
+    results = [event for event in events if isinstance(event.body, ToolCallCompleted)]
+    is_model = any(isinstance(event.body, (ModelCallInitiated, ModelCallCompleted)) for event in events)
+    return CallTold(
+        run=run_id,
+        number=call.number,
+        tool=call.tool,
+        effect="model" if is_model else call.effect,
+        key=call.key,
+        phase=call.phase,
+        digest=call.digest,
+        reconcile=call.has_reconcile,
+        intents=tuple(Intent(body.attempt, pids.get(epoch, 0)) for epoch, body in intents),
+        completed_by=pids.get(results[-1].epoch) if results else None,
+        resolutions=tuple(
+            Resolution(body.attempt, body.outcome, body.by)
+            for body in (event.body for event in events)
+            if isinstance(body, ToolCallResolved)
+        ),
+        result=None if call.result is None else app.load(call.result).decode(),
+    )

@@ -1,0 +1,66 @@
+"""The files that a trial leaves behind, to be compared with those of the undisturbed run.
+
+Every trial works in a folder of its own. What differs from run to run for no other reason than that each has an id and keys of its own
+counts as the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from perdure.testing.lab.spec import CallTold
+
+Aliases = Mapping[str, str]
+
+
+class FileSeen(Struct, frozen=True):
+    digest: str
+    lines: int
+
+
+def aliases(run_id: str, calls: Iterable[CallTold]) -> Aliases:
+    """What the run's own ids and keys stand for. The longest first: a child's id begins with its parent's."""
+    keys = {call.key: f"<key of call {call.number} of {call.run.removeprefix(run_id) or 'the run'}>" for call in calls if call.key}
+    return {**dict(sorted(keys.items(), key=lambda item: -len(item[0]))), run_id: "<run>"}
+
+
+def plain(text: str, known: Aliases) -> str:
+    """The text with what is the run's own taken out."""
+    for own, stands_for in known.items():
+        text = text.replace(own, stands_for)
+    return text
+
+
+def files(folder: Path, known: Aliases) -> dict[str, FileSeen]:
+    """Every regular file below the folder, by its path there."""
+    found = {}
+    for root, _, names in os.walk(folder):
+        for name in names:
+            path = Path(root, name)
+            if path.is_file() and not path.is_symlink():
+                content = path.read_bytes()
+                for own, stands_for in known.items():
+                    content = content.replace(own.encode(), stands_for.encode())
+                # Sorted: calls that run side by side may come to their lines in any order.
+                lines = sorted(content.split(b"\n"))
+                found[str(path.relative_to(folder))] = FileSeen(hashlib.sha256(b"\n".join(lines)).hexdigest(), len(lines) - 1)
+    return found
+
+
+def normal(value: Any, known: Aliases) -> Any:
+    """A JSON value with what is the run's own taken out."""
+    match value:
+        case str():
+            return plain(value, known)
+        case list() | tuple():
+            return [normal(one, known) for one in value]
+        case dict():
+            return {plain(str(key), known): normal(one, known) for key, one in value.items()}
+        case _:
+            return value

@@ -1,0 +1,84 @@
+"""The pytest plugin: fixtures for testing agents. Every pytest of everybody who has perdure installed imports it, so it imports nothing else.
+
+manual_clock   a clock that stands still until it is told
+stepped        a run that can be held at a boundary: stepped(agent, …) → SteppedRun
+run_until      the same, gone as far as a boundary: run_until("before_tool_result_persisted", agent, …) → SteppedRun
+crash_matrix   the agent killed at every one of its boundaries: crash_matrix(agent, …) → Report, or the test fails with its table
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from perdure.agent import Agent
+    from perdure.testing.clock import ManualClock
+    from perdure.testing.lab import Report
+    from perdure.testing.stepped import SteppedRun
+
+
+@pytest.fixture
+def manual_clock() -> ManualClock:
+    """A clock for `Perdure(clock=manual_clock)`: `manual_clock.advance(days=3)` lets that time pass at once."""
+    from perdure.testing.clock import ManualClock
+
+    return ManualClock()
+
+
+@pytest.fixture
+def stepped(tmp_path: Path) -> Iterator[Callable[..., SteppedRun]]:
+    """stepped(agent, *args, clock=None, settings=…, agents=(), url=None, **kwargs): a run that stands still where you want it.
+
+    Its process ends with the test.
+    """
+    from perdure.testing.stepped import stepping
+
+    numbers = count(1)
+    with ExitStack() as running:
+
+        def step(agent: Agent[Any, Any], /, *args: Any, url: str | None = None, **kwargs: Any) -> SteppedRun:
+            where = url or f"sqlite:///{tmp_path / f'stepped-{next(numbers)}.db'}"
+            return running.enter_context(stepping(agent, *args, url=where, **kwargs))
+
+        yield step
+
+
+@pytest.fixture
+def run_until(stepped: Callable[..., SteppedRun]) -> Callable[..., SteppedRun]:
+    """run_until(boundary, agent, *args, tool=None, call=None, nth=1, **kwargs): a stepped run that stands at that boundary."""
+
+    def until(
+        boundary: str, agent: Agent[Any, Any], /, *args: Any, tool: str | None = None, call: int | None = None, nth: int = 1, **kwargs: Any
+    ) -> SteppedRun:
+        run = stepped(agent, *args, **kwargs)
+        run.until(boundary, tool=tool, call=call, nth=nth)
+        return run
+
+    return until
+
+
+@pytest.fixture
+def crash_matrix() -> Callable[..., Report]:
+    """crash_matrix(agent, *args, ledger=None, pairs=False, **kwargs): kill it at every boundary; the test fails if something is wrong.
+
+    `ledger` is a function from the trial's folder to what the world has seen of it. For more options, and for a report that you judge
+    yourself, there is `perdure.testing.crash_matrix`.
+    """
+
+    def matrix(
+        agent: Agent[Any, Any], /, *args: Any, ledger: Callable[[Path], Any] | None = None, pairs: bool = False, **kwargs: Any
+    ) -> Report:
+        from perdure.testing.lab import crash_matrix as run_matrix
+
+        report = run_matrix(agent, args, kwargs, ledger=ledger, pairs=pairs)
+        if not report.ok:
+            pytest.fail(report.table(), pytrace=False)
+        return report
+
+    return matrix

@@ -1,0 +1,267 @@
+"""A recorded run, run anew: today's agent asks, and the recording answers. No tool, model or person is asked, and no time passes.
+
+Replay stops at the first difference. This goes on as far as the recording has answers: to the same call with the same arguments it
+gives the answer that was given then, in the order of then. So a change shows as a diff of everything that the agent asks for.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, assert_never
+
+from msgspec import Struct, structs
+
+from perdure.core.codec import Payload
+from perdure.core.events import (
+    ApprovalRequested,
+    ChildStarted,
+    Event,
+    RunCancelled,
+    RunClaimed,
+    RunFailed,
+    RunSucceeded,
+    ToolCallInitiated,
+    ToolCallProposed,
+)
+from perdure.core.machine import (
+    AskApproval,
+    Asked,
+    CallTool,
+    CancelAsked,
+    Cancelled,
+    Command,
+    Completion,
+    Failed,
+    Finish,
+    Machine,
+    SignalArrived,
+    StartChild,
+    Succeeded,
+    TimerDue,
+)
+from perdure.core.prompts import in_short
+from perdure.core.replay import completion_of, is_stated
+from perdure.inspect.export import Export, Journal
+
+Kind = Literal["", "approval ", "child "]
+_WAITS = "the agent waits, and the recording has nothing more to tell it"
+_LONG = 400
+_LATE_US = 1_000_000  # by which a timer may have been overtaken by an answer, in a worker that had much to do
+
+
+class Rerun(Struct, frozen=True):
+    """What the agent asked for, one line each, and the end that it came to; beside what was recorded."""
+
+    recorded: list[str]
+    asked: list[str]
+
+    @property
+    def same(self) -> bool:
+        return self.recorded == self.asked
+
+    @property
+    def diff(self) -> str:
+        """The difference as a unified diff; empty when there is none."""
+        return "\n".join(difflib.unified_diff(self.recorded, self.asked, "recorded", "this code", lineterm="", n=2))
+
+
+class _Wish(NamedTuple):
+    """Something that an agent asks for, whenever it does."""
+
+    kind: Kind
+    name: str
+    args: bytes
+
+    def __str__(self) -> str:
+        words = in_short(self.args) or self.args.decode("utf-8", "replace")
+        return f"{self.kind}{self.name}({words[:_LONG]}{'…' if len(words) > _LONG else ''})"
+
+
+class _Answer(NamedTuple):
+    seq: int
+    ts: int
+    completion: Completion
+
+
+class Answers:
+    """What the recording has to say, each thing once."""
+
+    def __init__(self, run: Journal, export: Export) -> None:
+        self.wishes: dict[int, _Wish] = {}  # by the number of the call that it was then
+        self.lines: list[str] = []
+        self._answers: dict[int, list[_Answer]] = {}
+        self._untold: list[_Answer] = []  # signals and cancels, which answer nothing
+        self._firings: dict[int | None, list[_Answer]] = {}  # of timers, by the event that made the agent set them
+        for event in run.events:
+            self._note(event, export)
+        if not run.state.finished:
+            self.lines.append(_WAITS)
+
+    def _note(self, event: Event, export: Export) -> None:
+        completion = completion_of(event, export.load)
+        match completion:
+            case None:
+                pass
+            case TimerDue():
+                self._firings.setdefault(event.cause, []).append(_Answer(event.seq, event.ts, completion))
+            case SignalArrived() | CancelAsked():
+                self._untold.append(_Answer(event.seq, event.ts, completion))
+            case _:
+                self._answers.setdefault(completion.number, []).append(_Answer(event.seq, event.ts, completion))
+        if not is_stated(event):
+            return
+        wish = _recorded_wish(event, export)
+        if wish is not None:
+            assert event.call is not None
+            self.wishes[event.call] = wish
+            self.lines.append(str(wish))
+        elif (end := _recorded_end(event, export)) is not None:
+            self.lines.append(end)
+
+    def take(self, command: Asked) -> list[_Answer] | None:
+        """The answers to this, under its new number; None when nothing like it was recorded, or not once more."""
+        wish = _wish(command)
+        for number, recorded in self.wishes.items():
+            if recorded == wish or (recorded[:2] == wish[:2] and _rebound(command, recorded.args) == wish.args):
+                del self.wishes[number]
+                given = self._answers.pop(number, [])
+                return [answer._replace(completion=_renumbered(answer.completion, command.number)) for answer in given]
+        return None
+
+    def before(self, seq: int) -> Iterator[_Answer]:
+        """What reached the run before it began."""
+        while self._untold and self._untold[0].seq < seq:
+            yield self._untold.pop(0)
+
+    def firing(self, cause: int | None, due: int, timer: int) -> _Answer | None:
+        """When the timer went off that was set then, if one did. Its number may be another one in this code."""
+        firings = self._firings.get(cause, [])
+        return firings[0]._replace(completion=TimerDue(timer)) if firings and due <= firings[0].ts else None
+
+    @property
+    def next_untold(self) -> _Answer | None:
+        return self._untold[0] if self._untold else None
+
+    def told(self, answer: _Answer) -> None:
+        for kept in (self._untold, *self._firings.values()):
+            if kept and kept[0].seq == answer.seq:
+                kept.pop(0)
+
+
+class Rerunning:
+    """One machine and the answers for it."""
+
+    def __init__(self, machine: Machine, run: Journal, answers: Answers) -> None:
+        self._machine = machine
+        self._answers = answers
+        self._began = next((event for event in run.events if isinstance(event.body, RunClaimed)), run.events[0])
+        self._open: dict[int, list[_Answer]] = {}  # what is still to be said to each call
+        self._asked: list[str] = []
+        self._now = self._began.ts
+        self._over = False
+
+    def run(self) -> list[str]:
+        """Everything that the agent asks for, and how it ends."""
+        for early in self._answers.before(self._began.seq):
+            self._machine.deliver(early.ts, early.completion)
+        self._machine.cause = self._began.seq
+        self._obey(self._machine.start(self._now))
+        while not self._over:
+            answer = self._next()
+            if answer is None:
+                self._asked.append(_WAITS)
+                break
+            self._now = max(self._now, answer.ts)
+            self._machine.cause = answer.seq
+            self._obey(self._machine.deliver(self._now, answer.completion))
+        return self._asked
+
+    def _obey(self, commands: list[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Asked):
+                self._asked.append(str(_wish(command)))
+                answers = self._answers.take(command)
+                if answers is None:
+                    self._asked.append("which was not recorded: nobody knows the answer")
+                    self._over = True
+                    return
+                self._open[command.number] = answers
+            elif isinstance(command, Finish):
+                self._asked.append(_end(command.outcome))
+                self._over = True
+
+    def _next(self) -> _Answer | None:
+        """In the order in which it was recorded; a timer that did not go off then goes off when its time has come."""
+        timer = self._machine.next_timer()
+        firing = None if timer is None else self._answers.firing(self._machine.timer_cause(timer[1]), *timer)
+        said = [answers[0] for answers in self._open.values() if answers]
+        said += [one for one in (firing, self._answers.next_untold) if one is not None]
+        first = min(said, key=lambda answer: answer.seq, default=None)
+        if timer is not None and firing is None and (first is None or timer[0] + _LATE_US <= first.ts):
+            return _Answer(self._machine.cause, timer[0], TimerDue(timer[1]))
+        if first is not None:
+            self._answers.told(first)
+            for answers in self._open.values():
+                if answers and answers[0] is first:
+                    answers.pop(0)
+        return first
+
+
+def _wish(command: Asked) -> _Wish:
+    match command:
+        case CallTool(_, tool, args):
+            return _Wish("", tool.name, args)
+        case AskApproval(_, action, asked, _, _):
+            return _Wish("approval ", action, asked)
+        case StartChild(_, agent, args):
+            return _Wish("child ", agent.name, args)
+        case _:
+            assert_never(command)
+
+
+def _recorded_wish(event: Event, export: Export) -> _Wish | None:
+    match event.body:
+        case ToolCallInitiated(tool=tool, args=Payload() as args) | ToolCallProposed(tool=tool, args=args):
+            return _Wish("", tool, export.load(args))
+        case ApprovalRequested(action=action, input=asked):
+            return _Wish("approval ", action, export.load(asked))
+        case ChildStarted(agent=agent, input=given):
+            return _Wish("child ", agent, export.load(given))
+        case _:
+            return None
+
+
+def _recorded_end(event: Event, export: Export) -> str | None:
+    match event.body:
+        case RunSucceeded(output=output):
+            return _end(Succeeded(export.load(output)))
+        case RunFailed(failure=failure):
+            return _end(Failed(failure))
+        case RunCancelled():
+            return _end(Cancelled())
+        case _:
+            return None
+
+
+def _end(outcome: Succeeded | Failed | Cancelled) -> str:
+    match outcome:
+        case Succeeded(output):
+            return f"succeeded with {output.decode('utf-8', 'replace')}"
+        case Failed(failure):
+            return f"failed with {failure.type}: {failure.message}"
+        case Cancelled():
+            return "cancelled"
+
+
+def _rebound(command: Asked, args: bytes) -> bytes | None:
+    """Recorded arguments as today's signature would record them: a parameter added with a default is no other call."""
+    callee: Any = command.tool if isinstance(command, CallTool) else command.agent if isinstance(command, StartChild) else None
+    rebind = getattr(callee, "rebind", None)
+    bound: bytes | None = None if rebind is None else rebind(args)
+    return bound
+
+
+def _renumbered(completion: Any, number: int) -> Completion:
+    renumbered: Completion = structs.replace(completion, number=number)
+    return renumbered

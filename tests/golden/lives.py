@@ -1,0 +1,157 @@
+"""A life is one process that works on the journals being made, and ends or is killed. All that it could differ in is fixed.
+
+Ids, nonces, names and the time come from the number of the life, so that making the journals twice gives the same bytes. The kills
+are real: the process gets SIGKILL inside a tool, and the next life takes its runs over because the kernel has freed its lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+import os
+import secrets
+import signal
+import socket
+import sys
+import traceback
+import types
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from perdure import Perdure, Settings
+from perdure.core import failures
+from perdure.store import writer
+from perdure.store.api import FINISHED, RunRow
+from perdure.worker.clock import Clock
+
+T0_S = 1_700_000_000
+SETTINGS = Settings(
+    poll_s=0.002,
+    park_after_s=0,
+    reconcile_margin_s=0,
+    unknown_deadline_s=0,
+    cancel_grace_s=0.05,
+    flush_s=0.005,
+    inline_bytes=512,
+    roles={"finance": ("ann", "bob")},
+)
+Scene = Callable[["Stage"], Awaitable[None]]
+
+
+class Life(NamedTuple):
+    """What happens in one process, at a time of its own."""
+
+    scene: Scene
+    world: Mapping[str, Any] = MappingProxyType({})  # what it does to the agents: see WORLD in their module
+    killed: bool = False
+    served: tuple[str, ...] | None = None  # names in the module of agents; None: all that it has
+
+
+class FixedClock(Clock):
+    """A clock that goes on when it is told, and whose ids begin with the number of the life."""
+
+    def __init__(self, life: int) -> None:
+        super().__init__()
+        self._prefix = f"{life:022x}"
+        self.now_us = (T0_S + 3600 * life) * 1_000_000
+
+    def now(self) -> int:
+        return self.now_us
+
+    def advance(self, seconds: float) -> None:
+        self.now_us += round(seconds * 1e6)
+
+
+class Stage:
+    """What a scene has at hand."""
+
+    def __init__(self, app: Perdure, clock: FixedClock, agents: types.ModuleType) -> None:
+        self.app = app
+        self.clock = clock
+        self.agents = agents
+
+    async def start(self, name: str, run_id: str, *args: Any, actor: str | None = None) -> None:
+        """A new run; where its code lies is not recorded, since that is different on every machine."""
+        found = getattr(self.agents, name)
+        await self.app.start_encoded(found, found.bind(args, {}), id=run_id, tenant="acme", actor=actor)
+
+    async def drive(self, run_id: str) -> RunRow:
+        """Drive it until it ends or only something from outside can go on; time goes by as it must."""
+        while True:
+            row = await self.app.drive(run_id, wait=False)
+            if row.status in FINISHED or row.ready_at is None or row.status not in ("waiting", "waiting_approval", "queued", "cancelling"):
+                return row
+            if row.ready_at > self.clock.now_us:
+                if row.status == "waiting_approval":
+                    return row
+                self.clock.now_us = row.ready_at
+
+    async def asked(self, run_id: str, call: int) -> str:
+        """The id of the approval that this call waits for."""
+        (pending,) = [one for one in await self.app.approvals(run_id=run_id) if one.call == call]
+        return pending.approval
+
+
+def load_agents(file: Path) -> types.ModuleType:
+    """The module in that file. Compiled under its bare name: what it records of itself must be the same wherever the file lies."""
+    module = types.ModuleType("golden_agents")
+    sys.modules[module.__name__] = module
+    exec(compile(file.read_text("utf-8"), file.name, "exec"), module.__dict__)
+    return module
+
+
+def live(number: int, life: Life, database: Path, agents: Path) -> None:
+    """Live it in a process of its own; AssertionError when it does not end as it should."""
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            _be(number, life, database, agents)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    expected = -signal.SIGKILL if life.killed else 0
+    assert os.waitstatus_to_exitcode(status) == expected, f"life {number} ended with {os.waitstatus_to_exitcode(status)}, not {expected}"
+
+
+def _be(number: int, life: Life, database: Path, agents: Path) -> None:
+    pid = os.getpid()
+    _fix(number)
+    module = load_agents(agents)
+    clock = FixedClock(number)
+    module.WORLD.update(copy.deepcopy(dict(life.world)))
+    module.TICK.append(lambda: clock.advance(0.25))
+    module.DIE.append(lambda: os.kill(pid, signal.SIGKILL))
+    served = module.AGENTS if life.served is None else [getattr(module, name) for name in life.served]
+
+    async def main() -> None:
+        async with asyncio.timeout(60), Perdure(f"sqlite:///{database}", served, settings=SETTINGS, clock=clock) as app:
+            await life.scene(Stage(app, clock, module))
+
+    asyncio.run(main())
+
+
+def _fix(number: int) -> None:
+    """Whatever differs from process to process comes from the number of the life."""
+    ids, nonces = itertools.count(1), itertools.count(1)
+    uuid.uuid4 = lambda: uuid.UUID(int=(number << 64) + next(ids), version=4)
+    secrets.token_bytes = lambda nbytes=None: next(nonces).to_bytes(nbytes or 16, "big")
+    socket.gethostname = lambda: "golden"
+    os.getpid = lambda: 1000 + number
+    writer.CHEAP_S = float("inf")  # every commit on the loop: what completes while one is under way does not depend on the disk
+    plain = failures._traceback
+
+    def places(error: BaseException) -> str | None:
+        """Without the folders that the sources lie in."""
+        found = plain(error)
+        return None if found is None else "\n".join(line.rpartition("/")[2] for line in found.splitlines())
+
+    failures._traceback = places

@@ -1,0 +1,218 @@
+"""What happens to the runs whose journals are kept: one story after the other, each in as many lives as it takes."""
+
+from __future__ import annotations
+
+from tests.golden.lives import Life, Stage
+
+from perdure import Budget
+
+
+# -- everything goes well, but for the worker ---------------------------------------------------------------------------------------
+async def begin_everyday(stage: Stage) -> None:
+    await stage.start("everyday", "everyday", "o-1 é", {"odd": ["\ud800", 2**70, -0.0, "\0"]}, actor="user:17")
+    await stage.drive("everyday")
+
+
+async def end_everyday(stage: Stage) -> None:
+    assert (await stage.drive("everyday")).status == "succeeded"
+
+
+async def fail(stage: Stage) -> None:
+    await stage.start("failing", "failing")
+    assert (await stage.drive("failing")).status == "failed"
+
+
+# -- doubts ---------------------------------------------------------------------------------------------------------------------------
+async def begin_doubted(stage: Stage) -> None:
+    await stage.start("doubted", "doubted", ["a", "b", "c"])
+    await stage.drive("doubted")
+
+
+async def doubt_happened(stage: Stage) -> None:
+    assert (await stage.drive("doubted")).status == "needs_attention"
+    await stage.app.resolve("doubted", 1, happened="mailed a", by="ann", note="the outbox shows it")
+    await stage.drive("doubted")
+
+
+async def doubt_did_not_happen(stage: Stage) -> None:
+    assert (await stage.drive("doubted")).status == "needs_attention"
+    await stage.app.resolve("doubted", 2, did_not_happen=True, by="ann")
+    assert (await stage.drive("doubted")).status == "needs_attention"
+    await stage.app.resolve("doubted", 3, fail="nobody will ever know", by="bob")
+    assert (await stage.drive("doubted")).status == "succeeded"
+
+
+# -- people ---------------------------------------------------------------------------------------------------------------------------
+async def ask(stage: Stage) -> None:
+    app, clock = stage.app, stage.clock
+    await stage.start("asked", "asked", actor="bob")
+    await stage.drive("asked")
+    await app.approve(await stage.asked("asked", 1), by="ann", edit={"canary": 1}, note="slowly")
+    await stage.drive("asked")
+    await app.reject(await stage.asked("asked", 2), reason="no", by="bob")
+    await stage.drive("asked")
+    clock.advance(61)  # nobody decides
+    await stage.drive("asked")
+    clock.advance(31)  # the agent waits no longer
+    await stage.drive("asked")
+    await app.approve(await stage.asked("asked", 5), by="bob", edit={"cents": 450})
+    await app.reject(await stage.asked("asked", 6), reason="too much", by="ann")
+    await app.approve(await stage.asked("asked", 7), by="ann", roles=("finance",))
+    await stage.drive("asked")
+    clock.advance(61)  # the second one does not come, and others are asked
+    await stage.drive("asked")
+    for who in ("eve", "kim"):
+        await app.approve(await stage.asked("asked", 7), by=who)
+    assert (await stage.drive("asked")).status == "succeeded"
+
+
+# -- waiting --------------------------------------------------------------------------------------------------------------------------
+async def begin_waiting(stage: Stage) -> None:
+    await stage.start("waiting", "waiting")
+    await stage.drive("waiting")
+    await stage.app.pause("waiting", by="ann", reason="lunch")
+
+
+async def end_waiting(stage: Stage) -> None:
+    app = stage.app
+    await app.unpause("waiting", by="ann")
+    await app.signal("waiting", "go", {"n": 1}, key="once", by="bob")
+    await app.signal("waiting", "go", {"n": 1}, key="once", by="bob")
+    await app.signal("waiting", "go", "\ud800 and \0")
+    assert (await stage.drive("waiting")).status == "succeeded"
+
+
+# -- relatives ------------------------------------------------------------------------------------------------------------------------
+async def raise_family(stage: Stage) -> None:
+    await stage.start("family", "family")
+    assert (await stage.drive("family")).status == "succeeded"
+
+
+async def cancel(stage: Stage) -> None:
+    for run_id in ("cancelled", "forced"):
+        await stage.start("cancellable", run_id)
+        await stage.drive(run_id)
+    await stage.app.cancel("cancelled", by="ann", reason="not needed")
+    assert (await stage.drive("cancelled")).status == "cancelled"
+    await stage.app.cancel("forced", by="ann", force=True)
+
+
+async def spend(stage: Stage) -> None:
+    await stage.start("spender", "spender")
+    assert (await stage.drive("spender")).status == "needs_attention"
+    await stage.app.unpause("spender", by="ann", add=Budget(usd=1))
+    assert (await stage.drive("spender")).status == "succeeded"
+
+
+# -- other code -----------------------------------------------------------------------------------------------------------------------
+async def begin_changing(stage: Stage) -> None:
+    await stage.start("changing_1", "changing")
+    await stage.app.drive("changing", wait=False)
+
+
+async def adopt(stage: Stage) -> None:
+    await stage.app.adopt("changing", by="ann", note="the scales are new")
+    assert (await stage.drive("changing")).status == "succeeded"
+
+
+async def begin_diverged(stage: Stage) -> None:
+    await stage.start("steady", "diverged", "a")
+    await stage.app.drive("diverged", wait=False)
+
+
+async def diverge(stage: Stage) -> None:
+    stage.clock.advance(60)
+    assert (await stage.app.drive("diverged", wait=False)).status == "needs_attention"
+
+
+async def poison(stage: Stage) -> None:
+    if await _is_new(stage, "poisoned"):
+        await stage.start("poisoned", "poisoned")
+    await stage.drive("poisoned")
+
+
+async def survive(stage: Stage) -> None:
+    assert (await stage.drive("poisoned")).status == "needs_attention"
+    await stage.app.requeue("poisoned", by="ann", note="the tool is mended")
+    assert (await stage.drive("poisoned")).status == "succeeded"
+
+
+async def _is_new(stage: Stage, run_id: str) -> bool:
+    return stage.app.store.get(run_id) is None
+
+
+# -- minds ----------------------------------------------------------------------------------------------------------------------------
+async def begin_to_think(stage: Stage) -> None:
+    await stage.start("thinker", "thinker", "what is left?")
+    await stage.app.signal("thinker", "message", {"text": "and be quick"}, by="user:17")
+    await stage.drive("thinker")
+
+
+async def think_to_the_end(stage: Stage) -> None:
+    assert (await stage.drive("thinker")).status == "succeeded"
+
+
+async def follow_plan(stage: Stage) -> None:
+    await stage.start("planned", "planned")
+    await stage.drive("planned")
+    await stage.app.approve(await stage.asked("planned", 2), by="ann")
+    assert (await stage.drive("planned")).status == "succeeded"
+    assert (await stage.app.undo("planned", by="ann", accept=True)).status == "succeeded"
+
+
+# -- left as they are, for whoever comes later ------------------------------------------------------------------------------------------
+async def leave(stage: Stage) -> None:
+    for run_id in ("asleep", "paused"):
+        await stage.start("steady", run_id, run_id)
+        await stage.app.drive(run_id, wait=False)
+    await stage.app.pause("paused", by="ann")
+    await stage.start("asked", "asking", actor="bob")
+    await stage.drive("asking")
+    await stage.start("planned", "planning")
+    await stage.drive("planning")
+    await stage.start("waiting", "listening")
+    await stage.drive("listening")
+    await stage.start("everyday", "queued", "o-2")
+
+
+async def leave_in_doubt(stage: Stage) -> None:
+    await stage.start("doubted", "doubting", ["a"])
+    await stage.drive("doubting")
+
+
+async def see_doubt(stage: Stage) -> None:
+    assert (await stage.drive("doubting")).status == "needs_attention"
+
+
+async def leave_held(stage: Stage) -> None:
+    await stage.start("steady", "held", "h")
+    await stage.drive("held")
+
+
+LIVES = (
+    Life(begin_everyday, {"die": ["ship"]}, killed=True),
+    Life(end_everyday, {"hook": ["in_progress", "not_happened"]}),
+    Life(fail, {"fail": {"pay": ["not_sent", "later", "timeout"], "mail": ["fatal"]}}),
+    Life(begin_doubted, {"die": ["mail"]}, killed=True),
+    Life(doubt_happened, {"die": ["mail"]}, killed=True),
+    Life(doubt_did_not_happen, {"fail": {"mail": ["", "timeout"]}}),
+    Life(ask),
+    Life(begin_waiting),
+    Life(end_waiting),
+    Life(raise_family),
+    Life(cancel),
+    Life(spend),
+    Life(begin_changing, served=("changing_1",)),
+    Life(adopt, served=("changing_2",)),
+    Life(begin_diverged),
+    Life(diverge, served=("unsteady",)),
+    *[Life(poison, {"die": ["put"]}, killed=True)] * 5,
+    Life(survive, {"fail": {"ship": ["timeout"]}, "hook": ["unknown to us", "happened"]}),
+    Life(begin_to_think, {"die": ["model"], "fail": {"pay": ["not_sent"]}}, killed=True),
+    Life(think_to_the_end, {"fail": {"model": ["timeout"]}}),
+    Life(follow_plan),
+    Life(leave),
+    Life(leave_in_doubt, {"die": ["mail"]}, killed=True),
+    Life(see_doubt),
+    Life(leave_held, {"die": ["put"]}, killed=True),
+)

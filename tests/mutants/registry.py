@@ -1,0 +1,14 @@
+"""Every guard that is tested by removing it: the dangerous lines of the sources, and those that other tests switch off as they run."""
+
+from __future__ import annotations
+
+from tests.mutants.core import CORE
+from tests.mutants.known import known
+from tests.mutants.mutant import Known, Mutant
+from tests.mutants.store import STORE
+from tests.mutants.worker import WORKER
+
+SOURCE: tuple[Mutant, ...] = (*CORE, *STORE, *WORKER)
+KNOWN: tuple[Known, ...] = tuple(known())
+BY_NAME = {mutant.name: mutant for mutant in SOURCE}
+ALL: tuple[Mutant | Known, ...] = (*SOURCE, *KNOWN)

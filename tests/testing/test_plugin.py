@@ -1,0 +1,91 @@
+"""With perdure installed, pytest has its fixtures; and whoever does not use them hardly pays for them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from textwrap import dedent
+
+import pytest
+from tests.testing.plugged import ROOT, entry_points, pytest_in
+
+import perdure.testing
+
+USERS = """
+import asyncio
+from pathlib import Path
+import pytest
+from perdure import Call, Run, agent, tool
+
+@tool(effect="keyed")
+async def careful(call: Call) -> str:
+    Path(call.key).write_text("paid")
+    return "paid"
+
+@tool(effect="idempotent")
+async def careless() -> str:
+    with open("log", "a") as log:
+        log.write("paid\\n")
+    return "paid"
+
+@agent(version="1")
+async def good(run: Run, n: int) -> str:
+    return await careful()
+
+@agent(version="1")
+async def bad(run: Run) -> str:
+    return await careless()
+
+@agent(version="1")
+async def sleeper(run: Run) -> str:
+    await asyncio.sleep(86400)
+    return "awake"
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+def test_accused(crash_matrix):
+    crash_matrix(bad)
+
+def test_stepping(run_until, stepped, manual_clock):
+    assert run_until("after_tool_effect", good, n=1, tool="careful").at[0].call == 1
+    run = stepped(sleeper, clock=manual_clock)
+    run.rest()
+    manual_clock.advance(days=1)
+    assert run.finish() == "awake"
+"""
+
+
+@pytest.mark.long
+def test_the_fixtures_are_there_and_a_careless_agent_fails_with_the_table(tmp_path):
+    (tmp_path / "test_users.py").write_text(USERS)
+    ran = pytest_in(tmp_path, fresh=True)
+    assert "1 failed, 1 passed" in ran.stdout, ran.stdout + ran.stderr
+    assert "FAILED test_users.py::test_accused" in ran.stdout
+    assert "tool careless: declared idempotent, and its effect shows twice" in ran.stdout
+    assert "killed at" in ran.stdout
+    assert "Traceback" not in ran.stdout
+
+
+def test_the_plugin_brings_nothing_along_but_perdure_itself():
+    code = dedent("""
+        import sys, pytest, perdure
+        before = set(sys.modules)
+        for module in sys.argv[1:]:
+            __import__(module)
+        print(*sorted(name for name in set(sys.modules) - before if not name.startswith("_")))
+    """)
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    ran = subprocess.run([sys.executable, "-c", code, *entry_points().values()], env=env, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["perdure.testing", "perdure.testing.plugin"]
+
+
+def test_the_public_names_are_there_in_whatever_order_they_are_asked_for():
+    for name in sorted(perdure.testing.__all__, reverse=True):
+        assert getattr(perdure.testing, name).__name__ == name
+    for name in perdure.testing.__all__:
+        assert getattr(perdure.testing, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        perdure.testing.nothing  # noqa: B018
