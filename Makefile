@@ -40,8 +40,8 @@ format: $(DEV) ## rewrite the sources in the project's format
 bench: $(DEV) ## measure perdure on this machine
 	@$(BIN)/python bench/run.py
 
-soak: $(DEV) ## the long tests, one after the other
-	@$(BIN)/pytest -m soak -o faulthandler_timeout=14400
+soak: $(DEV) ## the long tests, one after the other; the last, the simulator with fresh seeds, goes on until you stop it (PERDURE_SOAK_S=600 bounds it)
+	@$(BIN)/pytest -m soak -s -o faulthandler_timeout=0
 
 # From the main index alone: a partial mirror beside it would leave out the hashes of the files that it does not have.
 # The header is ours, since uv's own would hold the command line with whatever this machine adds to it.

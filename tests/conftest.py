@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+from tests.figures import Figures
 
 if TYPE_CHECKING:
     from tests.servers.postgres import Server
@@ -19,12 +20,8 @@ hypothesis.settings.load_profile("perdure")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Here and not in tests/crash: with pytest-xdist the process that adds up collects nothing, and so reads no conftest.py below this one.
-    from tests.crash.kills import KillCount
-    from tests.power.figures import Figures
-
-    config.pluginmanager.register(KillCount(config), "real kills")
-    config.pluginmanager.register(Figures(config), "power")
+    # Here and not further down: with pytest-xdist the process that adds up collects nothing, and so reads no other conftest.py.
+    config.pluginmanager.register(Figures(config), "figures")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

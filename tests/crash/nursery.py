@@ -24,7 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, cast
 
-from tests.crash import kills
+from tests import figures
 from tests.crash.mind_mutations import MIND_MUTATIONS
 from tests.crash.mutations import MUTATIONS
 from tests.crash.waiting_mutations import WAITING_MUTATIONS
@@ -53,7 +53,7 @@ class Nursery:
         """How it ended: its exit code, or minus the signal that killed it; None when it still lives."""
         code = cast("int | None", self._ask({"wait": pid, "within_s": within_s})["code"])
         if code == -signal.SIGKILL:
-            kills.seen()
+            figures.seen(figures.KILLS)
         return code
 
     def close(self) -> None:

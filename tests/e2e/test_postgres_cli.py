@@ -526,10 +526,11 @@ def test_the_examples_run_on_postgresql(desk: Desk) -> None:
     [asked] = desk.lines("approvals")
     desk("approve", asked["approval"], "--by", "ann")
     desk("resume", "shop-1", f"{EXAMPLES / 'deployment.py'}:deployment")
+    desk("run", f"{EXAMPLES / 'crashtest_shop.py'}:shop", "order=o-1", "--id", "sale-1", "--no-wait", code=3)  # it ships an hour later
     # The MCP agent has a test of its own, which differs in nothing that a database could change.
     assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(
         (
-            *("approval", "chat", "deploy", "deployment", "fanout", "investigation", "ledger"),
+            *("approval", "chat", "crashtest_shop", "deploy", "deployment", "fanout", "investigation", "ledger"),
             *("mcp_agent", "mcp_notes", "refund", "research", "support"),
         )
     )

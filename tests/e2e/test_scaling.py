@@ -17,7 +17,7 @@ from typing import Any
 
 import apsw
 import pytest
-from tests.unit.store_tools import output, python
+from tests.unit.store_tools import python
 
 from perdure import Agent, Perdure, Run, Settings, agent, tool
 from perdure.core.codec import Payload

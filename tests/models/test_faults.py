@@ -149,10 +149,10 @@ def test_silence_lasts_until_the_deadline_of_the_call(api: Api, provider: Provid
 @every_api
 def test_a_slow_stream_is_waited_for(api: Api, provider: Provider) -> None:
     provider.script([TURN])
-    provider.fault("slow", delay_s=0.02)
+    provider.fault("slow", delay_s=0.06)
     # Each silence is shorter than the time that is left, though all of them together are not.
-    assert run(ask(model_for(api), call=_call(0.25))).text == "one two three four"
-    assert provider.requests()[0].seconds > 0.25
+    assert run(ask(model_for(api), call=_call(0.75))).text == "one two three four"
+    assert provider.requests()[0].seconds > 0.75
 
 
 @every_api

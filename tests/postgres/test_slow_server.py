@@ -281,12 +281,12 @@ def test_every_packet_late_costs_time_and_nothing_else(postgres_url) -> None:
 
     async def main(store: PostgresStore, proxy: Proxy) -> None:
         agents = deeds.agents()
-        proxy.latency_s = 0.01
+        proxy.latency_s = 0.02
         async with working(store, agents):
             ticking = asyncio.ensure_future(ticks.run())
             await asyncio.gather(*(asyncio.to_thread(create_errand, store, agents, name, wait=False) for name in names))
             await all_ended(store)
-            assert ticks.longest_s < 0.25, f"the loop stood still for {ticks.longest_s:.2f} s, a dozen round trips"
+            assert ticks.longest_s < 0.5, f"the loop stood still for {ticks.longest_s:.2f} s, a dozen round trips"
             ticking.cancel()
             proxy.latency_s = 0.0
 

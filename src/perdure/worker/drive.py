@@ -575,7 +575,8 @@ class Drive:
         return time.monotonic() - sent_s > self._host.settings.reconcile_margin_s and not self._host.has_held_since(sent_s)
 
     def _lost(self, why: str) -> None:
-        starting = (*self._orders.due, *(() if self._transaction is None else (self._transaction,)))
+        # Not only what was to begin: when the run is given up, the intent and its withdrawal were in one commit, and used the approval up.
+        starting = [call.number for call in self.state.calls.values() if call.intent_seq > self._pen.durable_seq]
         lapsed = [number for number in starting if self._has_lapsed(number)]
         for number in lapsed:
             self._asks.expire(self.state.asks[number])  # the next worker finds it in its post, and tells the agent

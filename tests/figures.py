@@ -1,0 +1,70 @@
+"""How much was tried in this test run: counted where it is done, added up over all processes, told in one line at the end.
+
+What the documentation promises is told by a command: the whole of `make test` with less than MINIMUM of something fails, so that nobody
+can lose it unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+KILLS = "real kills"  # processes that ran perdure, and have died of SIGKILL
+POINTS = "crash points in simulation"
+STATES = "states after a power loss"
+MINIMUM = {KILLS: 300, POINTS: 50_000, STATES: 20_000}
+_SHIPPED = "figures"  # under which a process of pytest-xdist hands its numbers to the one that started it
+_seen: Counter[str] = Counter()
+
+
+def seen(what: str, count: int = 1) -> None:
+    """So many of these were tried."""
+    _seen[what] += count
+
+
+class Figures:
+    """A plugin of pytest: the sums over all of its processes."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._elsewhere: Counter[str] = Counter()
+
+    @property
+    def total(self) -> Counter[str]:
+        return _seen + self._elsewhere
+
+    @property
+    def too_few(self) -> list[str]:
+        total = self.total
+        return [f"{least:,} {what}" for what, least in MINIMUM.items() if total[what] < least] if is_whole(self._config) else []
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        # A process that was ended by the watchdog hands over nothing: its part is not counted, and its test has failed.
+        self._elsewhere.update(getattr(node, "workeroutput", {}).get(_SHIPPED, {}))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        shipped = getattr(self._config, "workeroutput", None)
+        if shipped is not None:
+            shipped[_SHIPPED] = dict(_seen)
+        elif session.exitstatus == pytest.ExitCode.OK and self.too_few:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.total:
+            terminalreporter.write_line("tried: " + ", ".join(f"{count:,} {what}" for what, count in sorted(self.total.items())))
+        if self.too_few:
+            terminalreporter.write_line(f"FAILED: the whole suite is to come to at least {', '.join(self.too_few)}", red=True)
+
+
+def is_whole(config: pytest.Config) -> bool:
+    """Whether nobody has chosen among the tests: those that pyproject.toml names were run, but for the soak, to their end."""
+    chosen = ("keyword", "deselect", "ignore", "ignore_glob", "lf", "last_failed", "stepwise", "collectonly", "maxfail")
+    return (
+        config.args_source is pytest.Config.ArgsSource.TESTPATHS
+        and config.getoption("markexpr") == "not soak"
+        and not any(config.getoption(option, None) for option in chosen)
+    )

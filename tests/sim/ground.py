@@ -1,0 +1,35 @@
+"""What the simulated stores stand on: the real logic over a real database in memory, which does not go wrong."""
+
+from __future__ import annotations
+
+from perdure.store.sql import SqlStore
+from perdure.store.sqlite import soundness
+from perdure.store.sqlite.database import SqliteDatabase
+
+
+class Truth(SqlStore):
+    """The store that does not go wrong."""
+
+    def facts(self) -> dict[str, str]:
+        return {}
+
+    def problems(self) -> list[str]:
+        return soundness.problems(self._database)  # type: ignore[arg-type]
+
+
+class Ground:
+    """One database for all seeds, put back to its beginning for each: making one takes as long as a whole seed."""
+
+    _database: SqliteDatabase | None = None
+    _empty: bytes = b""
+
+    @classmethod
+    def new(cls) -> SqliteDatabase:
+        if cls._database is None:
+            cls._database = SqliteDatabase(None, "full", 10.0)
+            assert cls._database._writer is not None
+            cls._database._writer.execute("CREATE TABLE effects (key TEXT, run TEXT, call INTEGER, attempt INTEGER)")
+            cls._empty = bytes(cls._database._writer.serialize("main"))
+        assert cls._database._writer is not None
+        cls._database._writer.deserialize("main", cls._empty)
+        return cls._database

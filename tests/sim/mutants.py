@@ -1,0 +1,160 @@
+"""Perdure without one of its guards, in this process and until it is undone: what the simulation must notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from msgspec import structs
+from tests.sim import world
+from tests.sim.outside import LONGEST_FLIGHT_US, Outside
+
+from perdure.core import decide as deciding
+from perdure.core import keys
+from perdure.core.decide import Perform, Reconcile
+from perdure.core.events import Event, ToolCallCompleted
+from perdure.errors import StoreUnavailable
+from perdure.store import claims, consequences
+from perdure.store.api import Appended, Committed
+from perdure.store.sqlite import queries
+from perdure.worker import calls, commits, drive, gate, orders
+
+Mutant = Callable[[pytest.MonkeyPatch], None]
+
+
+def _weaken(patch: pytest.MonkeyPatch, name: str, *conditions: str) -> None:
+    statement = queries.QUERIES[name]
+    for condition in conditions:
+        assert statement.count(condition) == 1, f"{condition!r} in {statement}"
+        statement = statement.replace(condition, f"({condition} OR TRUE)")
+    patch.setitem(queries.QUERIES, name, statement)
+
+
+_ADVANCES = ("advance", "advance_and_project", "advance_and_release")
+
+
+def anybody_may_write(patch: pytest.MonkeyPatch) -> None:
+    for name in _ADVANCES:
+        _weaken(patch, name, "epoch = ?5", "nonce = ?6", "holder = ?7", "seq = ?8")
+
+
+def the_epoch_and_the_holder_are_not_compared(patch: pytest.MonkeyPatch) -> None:
+    for name in _ADVANCES:
+        _weaken(patch, name, "epoch = ?5", "nonce = ?6", "holder = ?7")
+
+
+def effects_begin_before_their_intent_is_durable(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(orders.Orders, "_ready", lambda self, call: self._calls.start(call, self.tool_call(call)))
+
+
+def once_is_repeated(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(deciding, "_REPEATABLE", deciding._REPEATABLE | {"once"})
+
+
+def hooks_are_not_asked(patch: pytest.MonkeyPatch) -> None:
+    real: Any = calls.decide  # type: ignore[attr-defined]
+
+    def decide(call: Any, **told: Any) -> Any:
+        verdict = real(call, **told)
+        return Perform(call.attempt + 1) if isinstance(verdict, Reconcile) else verdict
+
+    patch.setattr(calls, "decide", decide)
+
+
+def services_are_slow(patch: pytest.MonkeyPatch) -> None:
+    """Not a mutant: what is on its way is on its way for long."""
+    patch.setattr(Outside, "_flight_us", lambda self: LONGEST_FLIGHT_US // 2 + int(self.chance.random() * LONGEST_FLIGHT_US / 2))
+
+
+def hooks_are_believed_at_once(patch: pytest.MonkeyPatch) -> None:
+    services_are_slow(patch)
+    patch.setattr(calls.Calls, "_quiet_at_s", lambda self, call, asked: float("-inf"))
+    patch.setattr(world, "SETTINGS", structs.replace(world.SETTINGS, reconcile_margin_s=0.0))
+
+
+def keys_do_not_contain_the_call_number(patch: pytest.MonkeyPatch) -> None:
+    real = keys.CallKeys.key
+    patch.setattr(keys.CallKeys, "key", lambda self, call: real(self, 1))
+
+
+def an_unknown_commit_is_taken_for_one(patch: pytest.MonkeyPatch) -> None:
+    real = commits.Commits._answered
+
+    def answered(self: Any, append: Any, answer: Appended | Exception) -> None:
+        real(self, append, Committed() if isinstance(answer, StoreUnavailable) else answer)
+
+    patch.setattr(commits.Commits, "_answered", answered)
+
+
+def a_park_ignores_the_inbox(patch: pytest.MonkeyPatch) -> None:
+    statement = queries.QUERIES["unread_inbox_of_run"]
+    assert "WHERE run = ?" in statement
+    patch.setitem(queries.QUERIES, "unread_inbox_of_run", statement.replace("WHERE run = ?", "WHERE FALSE AND run = ?"))
+
+
+def parents_are_not_told(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(consequences.family, "tell_parent", lambda *_: None)  # type: ignore[attr-defined]
+
+
+def budgets_are_not_asked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(gate.Gate, "_over", lambda *_: None)
+
+
+def the_dead_are_never_noticed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(claims.Claims, "reap", lambda *_: 0)
+
+
+def a_park_forgets_when_to_wake(patch: pytest.MonkeyPatch) -> None:
+    real = drive.Drive._release
+
+    def release(self: Any, status: Any, waiting_for: str, wake: int | None, attention: Any = None) -> None:
+        real(self, status, waiting_for, None if status == "waiting" else wake, attention)
+
+    patch.setattr(drive.Drive, "_release", release)
+
+
+def replay_delivers_in_order_of_calls(patch: pytest.MonkeyPatch) -> None:
+    real: Any = drive.replay  # type: ignore[attr-defined]
+
+    def replay(machine: Any, events: Sequence[Event], load: Any) -> Any:
+        places = [place for place, event in enumerate(events) if isinstance(event.body, ToolCallCompleted)]
+        shuffled = list(events)
+        for place, event in zip(places, sorted((events[place] for place in places), key=lambda event: -(event.call or 0)), strict=True):
+            shuffled[place] = event
+        return real(machine, shuffled, load)
+
+    patch.setattr(drive, "replay", replay)
+
+
+def approvals_do_not_expire(patch: pytest.MonkeyPatch) -> None:
+    _weaken(patch, "consume_approval", "(expires_at IS NULL OR expires_at > :ts)")
+    patch.setattr(drive.Drive, "_has_lapsed", lambda self, number: False)
+    real = orders.Orders._start_approved
+
+    def start(self: Any, call: Any) -> None:
+        ask = self.state.asks[call.number]
+        known, ask.request = ask.request, structs.replace(ask.request, expires_at=None)
+        real(self, call)
+        ask.request = known
+
+    patch.setattr(orders.Orders, "_start_approved", start)
+
+
+MUTANTS: list[Mutant] = [
+    anybody_may_write,
+    the_epoch_and_the_holder_are_not_compared,
+    effects_begin_before_their_intent_is_durable,
+    once_is_repeated,
+    hooks_are_not_asked,
+    hooks_are_believed_at_once,
+    keys_do_not_contain_the_call_number,
+    an_unknown_commit_is_taken_for_one,
+    a_park_ignores_the_inbox,
+    parents_are_not_told,
+    budgets_are_not_asked,
+    the_dead_are_never_noticed,
+    a_park_forgets_when_to_wake,
+    replay_delivers_in_order_of_calls,
+    approvals_do_not_expire,
+]

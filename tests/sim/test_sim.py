@@ -1,0 +1,125 @@
+"""The whole runtime on simulated time, with everything going wrong: one seed is one course of events, and can be seen again.
+
+python -m tests.sim SEED --trace       every operation of it
+python -m tests.sim SEED --shrink      its shortest list of faults
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests import figures
+from tests.sim import seeds
+from tests.sim.faults import Fault
+from tests.sim.kernel import TooLittle, dismiss
+from tests.sim.mutants import MUTANTS, Mutant, services_are_slow
+from tests.sim.play import Found, Tally, play
+from tests.sim.shrink import shrink
+from tests.sim.world import let_go, outcome
+
+CHUNKS = 20
+POINTS = 2_500  # crash points of a chunk: 50,000 in all
+SEEDS_APART = 1_000
+# What a chunk must have come to, or it would pass for want of anything happening: about half of the least that was seen.
+FLOORS = {
+    "calls completed": 250,
+    "runs succeeded": 90,
+    "claims": 800,
+    "takeovers": 450,
+    "takeovers of an open intent": 150,
+    "refused": 8,  # those that have lost their run, and write
+    "settled: it was there": 1,
+    "settled: it was not there": 3,
+    "doubts": 30,
+    "reconciles": 10,
+    "resolved by a person": 15,
+    "approvals consumed": 15,
+    "children": 20,
+    "done once": 50,
+    "done keyed": 80,
+    "dropped by key": 3,
+}
+MUTANT_SEEDS = 40
+SOAK_S = float(os.environ.get("PERDURE_SOAK_S", "inf"))  # read here: inside a test no variable of ours is set
+
+
+@pytest.fixture(autouse=True)
+def _quietly() -> Iterator[None]:
+    """Whatever the dead of a test have left is let go of where nobody hears it."""
+    yield
+    dismiss()
+    let_go()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_everything_holds_at_thousands_of_crash_points(chunk: int) -> None:
+    first = 1 + chunk * SEEDS_APART
+    tally = play(range(first, first + SEEDS_APART), POINTS)
+    print(tally)
+    figures.seen(figures.POINTS, tally.crash_points)
+    assert tally.crash_points >= POINTS
+    assert not _short(tally), f"too little has happened: {_short(tally)}\n{tally}"
+
+
+def _short(tally: Tally) -> dict[str, tuple[int, int]]:
+    """What has happened less often than it must, each with how often and how often it must."""
+    return {what: (tally.counts[what], least) for what, least in FLOORS.items() if tally.counts[what] < least}
+
+
+@pytest.mark.parametrize("seed", [3, 6])  # a store that is near, and one that is remote
+def test_one_seed_is_one_course_of_events_in_any_process(seed: int) -> None:
+    told = []
+    for hash_seed in ("1", "2"):
+        env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-m", "tests.sim", str(seed), "--trace"]
+        told.append(subprocess.run(command, env=env, capture_output=True, text=True, timeout=100))
+    assert told[0].stdout.count("\n") > 500, told[0].stderr
+    assert told[0].stdout == told[1].stdout
+
+
+def test_both_kinds_of_store_are_among_the_seeds() -> None:
+    assert {outcome(seed)[0].remote for seed in (3, 6)} == {True, False}
+
+
+@pytest.mark.parametrize(("seed", "plan"), seeds.REGRESSIONS, ids=[str(seed) for seed, _ in seeds.REGRESSIONS])
+def test_what_was_found_once_stays_mended(seed: int, plan: list[Fault] | None) -> None:
+    assert outcome(seed, plan)[1] is None
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.__name__ for mutant in MUTANTS])
+def test_without_a_guard_some_seed_fails(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    with pytest.raises(Found) as found:
+        play(range(2000, 2000 + MUTANT_SEEDS))
+    assert not isinstance(found.value.__cause__, TooLittle)
+
+
+def test_with_slow_services_everything_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    services_are_slow(monkeypatch)
+    assert play(range(2000, 2010)).counts["reconciles"] > 0
+
+
+def test_a_failing_list_of_faults_is_made_as_short_as_it_can_be() -> None:
+    plan = [Fault(at, "crash", False, 0.0, at) for at in range(40)]
+    assert shrink(plan, lambda faults: {7, 23} <= {fault.at for fault in faults}) == [plan[7], plan[23]]
+    assert shrink(plan, lambda faults: True) == []
+
+
+@pytest.mark.soak
+def test_soak() -> None:
+    """Seed after seed that nobody has seen, for PERDURE_SOAK_S seconds; without that, until somebody stops it."""
+    until_s = time.monotonic() + SOAK_S
+    first, total = int(time.time()) * 1000, 0
+    for batch in itertools.count():
+        tally = play(range(first + 100 * batch, first + 100 * (batch + 1)))
+        total += tally.crash_points
+        print(f"{total} crash points; {tally}", flush=True)
+        if time.monotonic() > until_s:
+            break
