@@ -47,7 +47,7 @@ def reserve(order: str, pieces: int) -> int:
     return pieces
 
 
-@tool(timeout=30)  # `once`: there are no keys at the parcel service, but one can ask it
+@tool(timeout=3)  # `once`: there are no keys at the parcel service, but one can ask it, as soon as nothing can be on its way any more
 async def send(order: str) -> str:
     """Send the parcel."""
     await asyncio.sleep(0.02)  # long enough to be cut off in the middle

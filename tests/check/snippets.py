@@ -158,6 +158,8 @@ PAIRS = [
          "LIST = 'one two three four five six seven eight'.split()"),
     Pair("order", "difference_of_keys", "for word in A.keys() - B.keys():\n    await echo(word)", "for word in A:\n    if word not in B:\n        await echo(word)",
          "A = dict.fromkeys('one two three four five six seven eight'.split())\nB = {'two': 2}"),
+    Pair("order", "filled_by_an_operator", "seen = set()\nseen |= {'one', 'two', 'three', 'four', 'five', 'six'}\nfor word in seen:\n    await echo(word)",
+         "seen = set()\nseen |= {1, 2, 3, 4, 5, 6}\nfor number in seen:\n    await echo(str(number))"),
     Pair("order", "text_of_a_set", "await echo(f'{set(LINE)}')", "await echo(f'{sorted(set(LINE))} {len(set(LINE))}')", "LINE = 'one two three four five six'.split()"),
     Pair("order", "as_completed_of_a_set", "for one in asyncio.as_completed({echo(word) for word in 'abc'}):\n    await one",
          "for one in asyncio.as_completed([echo(word) for word in 'abc']):\n    await one"),

@@ -65,24 +65,26 @@ def test_nothing_of_the_file_is_run_and_nothing_that_it_imports_must_exist(tmp_p
 def test_what_cannot_be_read_is_told_after_what_was_found_and_the_code_is_2(tmp_path):
     (tmp_path / "app.py").write_text(GUILTY)
     (tmp_path / "empty").mkdir()
-    (tmp_path / "huge.py").write_bytes(b"#" * (8 * 1024 * 1024 + 1))
+    (tmp_path / "huge.py").write_bytes(b"#" * (4 * 1024 * 1024 + 1))
     os.mkfifo(tmp_path / "pipe.py")
     (tmp_path / "loop.py").symlink_to("loop.py")
-    ran = check(tmp_path, "missing.py", "app.py", "empty", "huge.py", "pipe.py", "loop.py", "app.py:one", "/dev/zero")
+    (tmp_path / "deploy.toml").write_text("name = 1")
+    ran = check(tmp_path, "missing.py", "app.py", "empty", "huge.py", "pipe.py", "loop.py", "app.py:one", "/dev/zero", "deploy.toml")
     assert ran.returncode == 2
     assert "1 error" in ran.stdout
     assert check(tmp_path, "missing.py", "app.py", "--json").stdout == ""  # a part is not taken for the whole
     told = ran.stderr.splitlines()
-    assert len(told) == 7
+    assert len(told) == 8
     assert all(line.startswith("perdure: ") for line in told), told
     words = [
         "missing.py: No such file or directory",
         "empty: there is no *.py file below",
-        "huge.py: more than 8,388,608 bytes",
+        "huge.py: more than 4,194,304 bytes",
         "pipe.py is not a file",
         "loop.py: ",
         "perdure check app.py",
         "/dev/zero is not a file",
+        "a plan is checked with its tools: perdure run deploy.toml --tools FILE.py --check",
     ]
     assert [word for word in words if word not in ran.stderr] == []
 
@@ -101,6 +103,18 @@ def test_what_a_file_says_about_itself_cannot_move_the_cursor(tmp_path):
     assert ran.returncode == 7
     assert "\x1b" not in ran.stdout
     assert "app\\x1b[2J.py:1:" in ran.stdout
+
+
+def test_an_agent_that_was_put_together_from_parts_counts_as_one(tmp_path):
+    made = """
+from perdure import Plan, ReAct
+from perdure.models import Scripted
+bot = ReAct("bot", model=Scripted([]), tools=[echo])
+deploy = Plan("deploy", [])
+other = Plan.from_file("other.toml", [echo])
+"""
+    (tmp_path / "app.py").write_text(FINE + made)
+    assert check(tmp_path, "app.py").stdout == "1 file, 4 agents, 1 tool: nothing found\n"
 
 
 def test_without_a_file_it_says_how_it_is_used(tmp_path):

@@ -7,6 +7,7 @@ import random
 import sys
 import sysconfig
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from tests.check.snippets import alone
@@ -31,6 +32,7 @@ def found_in(data: bytes | str) -> list[Finding]:
         (b"# coding: ascii\nx = 'ab\xe9'\n", 2, 8, "byte 0xe9 is no ascii"),
         (b"# coding: nothing-like-that\n", 1, 1, "nothing-like-that"),
         (b"# coding: base64\n", 1, 1, "base64"),
+        (b"# -*- coding: undefined -*-\nx = 1\n", 1, 1, "the encoding undefined is none of text"),
         (b"x = 1\nab\0c\n", 2, 3, "a NUL character"),
         (b"\xff\xfex\0 \0", 1, 1, "byte 0xff"),
         (b"x = " + b"(" * 5000 + b")" * 5000, 1, None, ""),
@@ -133,6 +135,42 @@ def test_the_work_grows_with_the_file_and_not_with_its_square():
     """Counted in names looked up, because a clock would measure the other tests."""
     looked_up = [_lookups(number) for number in (200, 400)]
     assert looked_up[1] < 2.5 * looked_up[0]
+
+
+def test_a_long_way_is_told_by_its_beginning_and_its_end():
+    """With every step of it, the ways of some thousand functions would fill the memory."""
+    last = 500
+    helpers = "\n".join(f"def f{n}():\n    return f{n + 1}()" for n in range(last)) + f"\ndef f{last}():\n    return time.time()"
+    [finding] = found_in(alone("f0()", helpers))
+    assert finding.where == "agent one → f0 → f1 → … → f498 → f499 → f500"
+
+
+def test_the_methods_of_a_class_and_the_hooks_of_tools_are_not_searched_for_each_use():
+    def steps(number: int) -> int:
+        methods = "\n".join(f"    def m{n}(self):\n        return self.m{n + 1}()" for n in range(number))
+        tools = "\n".join(
+            f"@tool(effect='once')\nasync def t{n}() -> None: ...\n@t{n}.reconcile\nasync def _() -> None: ..." for n in range(number)
+        )
+        return _lines_run(alone("Thing().m0()", f"class Thing:\n{methods}\n{tools}"))
+
+    assert steps(200) < 2.5 * steps(100)
+
+
+def _lines_run(source: str) -> int:
+    """The lines that are run in what searches, and in its loops: the rest of the work, which is far more, would hide them."""
+    count = 0
+
+    def counting(frame: FrameType, event: str, _: object) -> object:
+        nonlocal count
+        count += event == "line"
+        return counting if frame.f_code.co_name in ("method", "reconciled", "<genexpr>", "<listcomp>", "<dictcomp>") else None
+
+    sys.settrace(counting)  # type: ignore[arg-type]
+    try:
+        assert found_in(source) == []
+    finally:
+        sys.settrace(None)
+    return count
 
 
 def _lookups(functions: int) -> int:

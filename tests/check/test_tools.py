@@ -8,7 +8,9 @@ from perdure.check import look
 
 TOOL = """
 from perdure import Call, tool
+import logging
 import perdure
+LOG = logging.getLogger(__name__)
 SENT = {{}}
 KIND = "keyed"
 {0}
@@ -31,6 +33,16 @@ def found_in(source: str) -> list[tuple[str, str]]:
         ("@tool(effect='keyed')\ndef pay(call: Call): return call.attempt, call.number", [("key", "error")]),
         ("@tool(effect='keyed')\ndef pay(call: 'Call'): return None", [("key", "error")]),
         ("@tool(effect='keyed')\ndef pay(call): return send(call.key)", [("key", "error")]),  # not annotated: it is an argument
+        # seen by people, or by nobody, and sent nowhere
+        ("@tool(effect='keyed')\ndef pay(call: Call): print(call)", [("key", "error")]),
+        ("@tool(effect='keyed')\ndef pay(call: Call): print(f'paying {call.key}', str(call))", [("key", "error")]),
+        ("@tool(effect='keyed')\ndef pay(call: Call): call.key", [("key", "error")]),
+        ("@tool(effect='keyed')\ndef pay(call: Call): key = call.key", [("key", "error")]),
+        ("@tool(effect='keyed')\ndef pay(call: Call):\n    key = it = call.key\n    LOG.info('%s', it)", []),  # too winding to be told
+        (
+            "@tool(effect='keyed')\ndef pay(call: Call):\n    text = f'{call.key}'\n    LOG.info('%s', text)\n    logging.warning(call)",
+            [("key", "error")],
+        ),
         ("def pay(): ...\npaid = tool(effect='keyed')(pay)", [("key", "error")]),
         ("@tool(effect='once')\ndef pay(): ...", [("reconcile", "note")]),
         ("@tool(effect='read')\ndef book(): ...\n@book.compensate(effect='keyed')\ndef _(): ...", [("key", "error")]),
@@ -42,6 +54,13 @@ def found_in(source: str) -> list[tuple[str, str]]:
             "@tool(effect='keyed')\nasync def pay(it: Call):\n    async def inner():\n        return SENT[it.key]\n    return await inner()",
             [],
         ),
+        (
+            "@tool(effect='keyed')\ndef pay(call: Call):\n    headers = {'Idempotency-Key': call.key}\n    print(headers)\n    return send(headers)",
+            [],
+        ),
+        ("@tool(effect='keyed')\ndef pay(call: Call):\n    body = {}\n    body['key'] = call.key\n    return send(body)", []),
+        ("@tool(effect='keyed')\ndef pay(call: Call):\n    key = call.key\n    same = key\n    return client.info(same)", []),
+        ("@tool(effect='keyed')\ndef pay(call: Call): print(send(f'order-{str(call.key)}'))", []),
         ("@tool(effect='once')\ndef pay(): ...\n@pay.reconcile\ndef _(): ...", []),
         ("@tool(effect='once')\ndef pay(): ...\ndef ask(): ...\npay.reconcile(ask)", []),
         ("@tool(effect='read')\ndef book(): ...\n@book.compensate(effect='keyed')\ndef _(call: Call): return call.key", []),

@@ -101,6 +101,29 @@ WAITING = "import asyncio\nfrom perdure import Run, agent\n@agent(version='1')\n
         ("except Exception: pass", None),
         ("except BaseException: raise", None),
         ("except asyncio.CancelledError: raise\n    except BaseException: pass", None),
+        # raised, and yet not again, or not on every path
+        ("except BaseException as error: raise RuntimeError('converted') from error", "error"),
+        ("except BaseException as error: raise ValueError", "error"),
+        ("except BaseException:\n        if run is None: raise", "error"),
+        ("except BaseException as error:\n        if isinstance(error, ValueError): raise", "error"),
+        ("except BaseException as error:\n        if not isinstance(error, asyncio.CancelledError): raise", "error"),
+        ("except BaseException:\n        if run: return\n        raise", "error"),
+        ("except BaseException:\n        for _ in 'ab': return\n        raise", "error"),
+        ("except BaseException:\n        try: int('x')\n        except ValueError: return\n        raise", "error"),
+        ("except BaseException as error:\n        match error:\n            case OSError(): raise", "error"),
+        ("except asyncio.CancelledError as error: raise RuntimeError('converted') from error", "note"),
+        ("except asyncio.CancelledError: pass\n    except BaseException: pass", "note"),
+        # and again, on every path that a cancellation takes
+        ("except BaseException as error: raise error", None),
+        ("except BaseException as error: raise error.with_traceback(None)", None),
+        ("except BaseException as error: raise asyncio.CancelledError('stopped') from error", None),
+        ("except BaseException as error:\n        if isinstance(error, (ValueError, asyncio.CancelledError)): raise", None),
+        ("except BaseException as error:\n        if not isinstance(error, Exception): raise\n        return", None),
+        ("except BaseException as error:\n        if isinstance(error, Exception) and run: return\n        raise", None),
+        ("except BaseException as error:\n        if isinstance(error, Exception): pass\n        else: raise", None),
+        ("except BaseException:\n        try: int('x')\n        except ValueError: pass\n        raise", None),
+        ("except BaseException:\n        try: int('1')\n        finally: raise", None),
+        ("except BaseException:\n        for _ in 'ab': int('1')\n        else: raise", None),
     ],
 )
 def test_a_swallowed_cancellation_is_reported_and_the_run_does_not_end_as_cancelled(handler, severity):
@@ -154,6 +177,7 @@ def test_a_keyed_tool_that_ignores_its_key_acts_twice_and_one_that_sends_it_does
     asyncio.run(main())
     assert [line.split()[0] for line in service] == ["careless", "careless", "careful"]
     assert [finding.rule for finding in found_in(KEYED.format("return send(call.attempt)"))] == ["key"]
+    assert [finding.rule for finding in found_in(KEYED.format("print(call)"))] == ["key"]
     assert found_in(KEYED.format("return send(call.key)")) == []
 
 

@@ -106,7 +106,7 @@ def test_the_careless_shop_is_found_out_in_one_json_document_and_on_a_page(tmp_p
 def fields_of_a_trial() -> list[str]:
     return [
         *("number", "boundaries", "also", "status", "outcome", "output_equal", "repeated", "effects", "world", "resume_s"),
-        *("settled", "problems", "fresh"),
+        *("settled", "problems", "compared", "kills", "asked", "fresh"),
     ]
 
 
@@ -141,7 +141,7 @@ def test_the_boundaries_can_be_listed_without_killing_anybody(tmp_path: Path) ->
         ((f"{wards.__file__}:unlucky",), 1, "without any kill, it is failed: ToolFailed: tool fails (call 1)"),
         ((f"{wards.__file__}:leaves",), 1, "without any kill, it ended its process (exit code 3)"),
         ((f"{wards.__file__}:hangs", "--timeout", "1"), 1, "without any kill, it did not come to rest in time"),
-        ((f"{wards.__file__}:counts", "--boundary", "nowhere"), 2, "none of its boundaries is wanted"),
+        ((f"{wards.__file__}:counts", "--boundary", "nowhere"), 2, "none of its boundaries has 'nowhere' in its words"),
         ((f"{wards.__file__}:counts", "n=1"), 2, "the argument n is unknown"),
         ((f"{wards.__file__}:counts", "--url", "sqlite:///x.db"), 2, "only postgresql://"),
         ((f"{wards.__file__}:counts", "--signal", "word"), 2, "write TOPIC=JSON"),
@@ -188,7 +188,9 @@ def test_nothing_outlives_an_interrupted_test(tmp_path: Path, number: signal.Sig
     began = tmp_path / "began"
     (tmp_path / "app.py").write_text(HOSTILE.replace("{began}", str(began)))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
-    process = subprocess.Popen([sys.executable, "-m", "perdure", "crashtest", "app.py:sleeper"], cwd=tmp_path, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "perdure", "crashtest", "app.py:sleeper"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE
+    )
     deadline = time.monotonic() + 60
     while not began.exists():
         assert time.monotonic() < deadline
@@ -200,6 +202,10 @@ def test_nothing_outlives_an_interrupted_test(tmp_path: Path, number: signal.Sig
     while any(is_alive(pid) for pid in victims):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    assert process.stderr is not None
+    with process.stderr:
+        said = process.stderr.read()
+    assert said.strip() == (b"perdure: interrupted in the undisturbed run" if number is signal.SIGINT else b"")
     if number is signal.SIGINT:
         assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("perdure-crashtest")) == []
 

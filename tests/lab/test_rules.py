@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from perdure.testing.boundaries import Boundary
-from perdure.testing.lab.effects import differences
+from perdure.testing.lab.comparing import Difference, Said, differences
 from perdure.testing.lab.facts import Facts, Undisturbed
 from perdure.testing.lab.judge import judge
 from perdure.testing.lab.ledger import Entry
@@ -119,21 +119,25 @@ def test_a_run_that_does_not_come_to_the_same_end_is_wrong(changed: Told | None,
     assert words in sentence
 
 
+def _words(said: list[Said]) -> list[str]:
+    return [one.words for one in said if isinstance(one, Difference)]
+
+
 def test_only_what_two_undisturbed_runs_agree_on_is_expected_of_a_file() -> None:
     same, other, more = FileSeen("a", 1), FileSeen("b", 1), FileSeen("c", 2)
     first = undisturbed(files={"f": same})
     moving = Undisturbed(first.first, Facts(structs.replace(first.second.evidence, files={"f": other})))
-    assert [differences(Facts(evidence(files={"f": now})), first) for now in (same, other, more)] == [
+    assert [_words(differences(Facts(evidence(files={"f": now})), first)) for now in (same, other, more)] == [
         [],
         ["f has another content"],
         ["f has 2 lines instead of 1"],
     ]
-    assert [differences(Facts(evidence(files={"f": now})), moving) for now in (other, FileSeen("z", 1), more)] == [
+    assert [_words(differences(Facts(evidence(files={"f": now})), moving)) for now in (other, FileSeen("z", 1), more)] == [
         [],
         [],
         ["f has 2 lines instead of 1"],
     ]
-    assert differences(Facts(evidence()), first) == ["f is missing"]
+    assert _words(differences(Facts(evidence()), first)) == ["f is missing"]
 
 
 def test_of_two_that_were_called_again_the_one_that_did_no_harm_elsewhere_is_not_accused() -> None:
@@ -141,12 +145,14 @@ def test_of_two_that_were_called_again_the_one_that_did_no_harm_elsewhere_is_not
     told_both = structs.replace(TOLD, calls=(CALL, look))
     looks = tuple(structs.replace(entry, tool="look", call=2, key="l") for entry in (*TWICE[:2], *TWICE[3:]))
     first = evidence(told_both, (*TWICE[:2], *looks[:2]), files={"f": FileSeen("a", 1)})
-    base = Undisturbed(Facts(first), Facts(first))
     harmless = evidence(told_both, (*TWICE[:2], *looks), planned=Planned(3, ()), files={"f": FileSeen("a", 1)})
     harmful = evidence(told_both, (*TWICE, *looks), files={"f": FileSeen("b", 2)})
-    for effect, accused in (("keyed", ["pay"]), ("read", ["pay"])):
+    for effect in ("keyed", "read"):
         changed = structs.replace(told_both, calls=(call(effect=effect), look))
-        trials = judge([structs.replace(harmful, told=changed), harmless], base)
-        assert [problem.tool for problem in trials[0].problems if problem.rule == "effect_twice"] == accused
-    alone = judge([structs.replace(harmful, told=structs.replace(told_both, calls=(call(effect="read"), look)))], base)
+        quiet = Facts(structs.replace(first, told=changed))
+        trials = judge([structs.replace(one, told=changed) for one in (harmful, harmless)], Undisturbed(quiet, quiet))
+        assert [problem.tool for problem in trials[0].problems if problem.rule == "effect_twice"] == ["pay"]
+    both_read = structs.replace(told_both, calls=(call(effect="read"), look))
+    quiet = Facts(structs.replace(first, told=both_read))
+    alone = judge([structs.replace(harmful, told=both_read)], Undisturbed(quiet, quiet))
     assert sorted(problem.tool for problem in alone[0].problems if problem.rule == "effect_twice") == ["look", "pay"]

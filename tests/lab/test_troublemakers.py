@@ -112,7 +112,7 @@ def test_files_are_compared_without_the_order_of_their_lines_and_what_is_the_run
         (tmp_path / "log").write_text(text)
         seen.append(files(tmp_path, aliases(run_id, ())))
     assert seen[0] == seen[1] != seen[2]
-    assert seen[0]["log"].lines == 2
+    assert seen[0]["log"].count == 2
 
 
 def test_the_folder_to_keep_trials_in_must_be_empty(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ POSTGRES = {
     "many at once: budgets are settled elsewhere": "G14",
     "many at once: nothing stays pending": "G10",
     **{f"the fence is {what}": "storage" for what in ("of this epoch", "of this worker", "of this lease", "a new nonce")},
-    **dict.fromkeys(("a worker that is silent no longer", "a worker that was cut off and is back"), "G4"),
+    "a worker that is silent no longer": "G4",
     "a worker that holds something is remembered": "G6",
     **{f"{who} by": "G6" for who in ("claims pass", "claims below pass", "reaping passes", "notices pass", "turns pass")},
     **dict.fromkeys(("whoever posts holds the run", "whoever gives up holds the run"), "G6"),

@@ -227,4 +227,15 @@ WORKER = (
         new='(set)" if False else value',
         red="tests/unit/test_settings.py::test_settings_that_are_shown_do_not_show_the_secret",
     ),
+    Mutant(
+        name="a_drive_ends_on_an_old_look",
+        guard="whoever drives a run leaves it only if nothing has changed since the look that says so",
+        promise="G6",
+        file="worker/worker.py",
+        where="Worker._look_after",
+        old="return await self._row(run_id) == row",
+        new="return True",
+        red="tests/unit/test_drive_family.py::test_a_child_that_ends_elsewhere_between_two_looks_does_not_end_the_drive",
+        store="sqlite",
+    ),
 )

@@ -81,7 +81,7 @@ def staged(world: World) -> Iterator[None]:
     uuids = SimpleNamespace(uuid4=lambda: UUID(int=chance(128), version=4))
     changes: list[tuple[Any, str, Any]] = [
         (apps, "open_store", lambda url, **_: world.open_store()),
-        *((module, "time", time) for module in (lease, writer, worker, drive, commits, calls)),
+        *((module, "time", time) for module in (lease, writer, worker, drive, commits, calls, claims)),
         (journal, "time", _JournalTime(world)),
         *((module, "threading", threading) for module in (lease, writer, threads)),
         (writer, "queue", Queues(kernel)),

@@ -138,6 +138,20 @@ def test_what_is_no_span_of_time_is_refused(step):
         ManualClock().advance(**step)
 
 
+def test_time_only_passes_unless_the_clock_is_set():
+    clock = ManualClock()
+    for step in ({"seconds": -5}, {"hours": 1, "days": -1}):
+        with pytest.raises(InvalidInput, match=r"time only passes; set_to\(…\) sets a clock back"):
+            clock.advance(**step)
+    assert clock.now() == 1_700_000_000_000_000
+    rung = []
+    clock.on_jump(lambda: rung.append(clock.now()))
+    clock.set_to(clock.time - timedelta(microseconds=3))
+    assert rung == [1_699_999_999_999_997]
+    with pytest.raises(InvalidInput, match=r"set_to\(5\): a datetime with a time zone"):
+        clock.set_to(5)  # type: ignore[arg-type]
+
+
 def test_a_moment_without_a_zone_is_refused_and_one_that_is_past_changes_nothing():
     clock = ManualClock()
     with pytest.raises(InvalidInput, match="with a time zone"):

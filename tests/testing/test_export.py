@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import hashlib
 import json
 import os
@@ -11,7 +12,7 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from perdure import InvalidInput, NotFound, Perdure, Run, agent, tool
 from perdure.core import chain, codec
 from perdure.errors import StoreCorrupt
 from perdure.inspect.export import export_run, load, verdicts
+from perdure.inspect.newfile import new_file
 from perdure.store.api import Store
 from perdure.store.copying import Copying
 from perdure.store.open import open_store
@@ -256,7 +258,7 @@ def summed(lines: list[bytes]) -> list[bytes]:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda lines: [changed(lines[0], agent="another"), *lines[1:]], "do not have the sum"),
+        (lambda lines: [changed(lines[0], perdure="another"), *lines[1:]], "do not have the sum"),
         (lambda lines: [*lines, lines[-1]], "goes on after its last line"),
         (lambda lines: [*lines[:3], b"{}\n", *lines[3:]], "line 4: "),
         (lambda lines: [*lines[:3], b'{"kind":"event"}\n', *lines[3:]], "line 4: "),
@@ -266,11 +268,81 @@ def summed(lines: list[bytes]) -> list[bytes]:
         (lambda lines: summed([*lines[:-1], lines[1]]), "has run r twice"),
         (lambda lines: summed([lines[0], *lines[2:-1]]), "belongs to no run"),
         (lambda lines: summed(lines[:1]), "which is not in it"),
+        (lambda lines: summed([lines[0], blob_of(b'"x"'), *lines[1:-1]]), "of kind blob that belongs to no run"),
+        (lambda lines: summed([*lines[:-1], blob_of(b'"x"', "ab" * 32)]), "blob abab.* does not have the content that its digest says"),
     ],
 )
 def test_a_file_that_was_meddled_with_is_refused_with_the_place(lines, tmp_path, spoil, words):
     with pytest.raises(StoreCorrupt, match=words):
         load(file_of(tmp_path, spoil(lines)))
+
+
+def blob_of(content: bytes, digest: str | None = None) -> bytes:
+    line = {"kind": "blob", "digest": digest or codec.digest(content), "base64": base64.b64encode(content).decode()}
+    return json.dumps(line).encode() + b"\n"
+
+
+def test_a_second_content_for_a_blob_does_not_take_the_place_of_the_one_that_was_checked(lines, tmp_path):
+    """With a new sum: all heads stay as they are, so that nobody who has kept them elsewhere would find it."""
+    [first, *_] = [json.loads(line) for line in lines if b'"kind":"blob"' in line]
+    size = len(base64.b64decode(first["base64"]))
+    for forged in (b'"' + b"y" * (size - 2) + b'"', base64.b64decode(first["base64"])):
+        path = file_of(tmp_path, summed([*lines[:-1], blob_of(forged, first["digest"])]))
+        with pytest.raises(StoreCorrupt, match=f"has blob {first['digest']} twice"):
+            load(path)
+        assert problems(path) == [("file", None)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        *(("run", field, "other") for field in ("agent", "version", "tenant", "status", "parent")),
+        *(("perdure_export", field, "other") for field in ("agent", "version", "target")),
+        ("run", "status", "failed"),
+    ],
+)
+def test_what_a_line_says_about_a_run_is_what_its_journal_says(lines, tmp_path, kind, field, value):
+    index = next(index for index, line in enumerate(lines) if f'"kind":"{kind}"'.encode() in line)
+    path = file_of(tmp_path, summed([*lines[:index], changed(lines[index], **{field: value}), *lines[index + 1 : -1]]))
+    assert problems(path) == [("r", None)]
+    with pytest.raises(
+        StoreCorrupt, match=f"run r: the journal is sound, but the .* is not: {field} is '{value}', and by the journal it is "
+    ):
+        load(path)
+
+
+def test_a_run_that_was_put_in_or_left_out_is_missed_by_the_journals_of_the_others(journal, lines, tmp_path):
+    starts = [index for index, line in enumerate(lines) if b'"kind":"run"' in line]
+    with pytest.raises(StoreCorrupt, match="is an export with run r/3, which is not in it"):
+        load(file_of(tmp_path, summed([*lines[: starts[2]], *lines[starts[3] : -1]])))
+    other = [line for line in exported(f"sqlite:///{journal}", "other")[1:-1] if b'"kind":"blob"' not in line]
+    with pytest.raises(StoreCorrupt, match="has run other, which no run before it has started"):
+        load(file_of(tmp_path, summed([*lines[:-1], *other])))
+    # Where a journal is damaged, the verdicts on those below it are told all the same.
+    path = file_of(tmp_path, [line.replace(b"look", b"loop") for line in lines])
+    told = verdicts(path)
+    assert [next(told).run_id for _ in range(4)] == ["r", "r/2", "r/3", "r/undo"]
+    with pytest.raises(StoreCorrupt, match="do not have the sum"):
+        next(told)
+
+
+def test_a_run_without_events_is_none(lines, tmp_path):
+    empty = changed(lines[1], seq=0, hash=chain.genesis("r").hex())
+    with pytest.raises(StoreCorrupt, match="run r, event 1: it ends with event 0"):
+        load(file_of(tmp_path, summed([lines[0], empty])))
+
+
+def test_a_row_that_says_something_else_than_the_journal_does_not_get_into_the_file(journal, lines, tmp_path):
+    """Nor when a worker has died: its run's row says queued, and the journal that somebody runs it."""
+    path = Path(shutil.copy(journal, tmp_path / "journal.db"))
+    with apsw.Connection(str(path)) as other:
+        for (name,) in other.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
+            other.execute(f"DROP TRIGGER {name}")
+        other.execute("UPDATE perdure_runs SET agent = 'other', tenant = 'other', status = 'failed' WHERE run_id = 'r'")
+    other.close()
+    written = exported(f"sqlite:///{path}", "r")
+    assert written[1:-1] == lines[1:-1]
+    assert load(file_of(tmp_path, written)).header.agent == "shop"
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"hello\n", b'{"a": 1}\n', b'{"kind": "run", "format": 1}\n', b"\x00" * 5000, b"[" * 50_000])
@@ -328,6 +400,41 @@ def test_the_verb_writes_a_file_for_its_owner_alone_and_overwrites_nothing(journ
     assert os.listdir(tmp_path) == ["r.jsonl"]
 
 
+def test_a_link_that_leads_nowhere_is_there_too_and_is_the_one_that_is_named(journal, tmp_path):
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    done = perdure(tmp_path, "export", "r", "-o", "dangling", "--url", f"sqlite:///{journal}")
+    assert done.returncode == 2
+    assert "dangling is there already, and nothing is overwritten" in done.stderr
+    # Before anything is written: an export without the test that it is for would be in the way the next time.
+    (tmp_path / "dangling").rename(tmp_path / "test_r.py")
+    done = perdure(tmp_path, "export", "r", "shop:shop", "--test", "test_r.py", "--url", f"sqlite:///{journal}")
+    assert done.returncode == 2
+    assert "test_r.py is there already, and nothing is overwritten" in done.stderr
+    assert os.listdir(tmp_path) == ["test_r.py"]
+
+
+def write_new(path: Path, data: bytes, meanwhile: Callable[[], object] = lambda: None) -> None:
+    with new_file(path) as file:
+        meanwhile()
+        file.write(data)
+
+
+@pytest.mark.parametrize("code", [None, errno.EPERM, errno.EOPNOTSUPP])
+def test_a_file_is_there_whole_and_takes_no_others_place_also_where_files_cannot_have_two_names(tmp_path, monkeypatch, code):
+    def link(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    if code is not None:
+        monkeypatch.setattr(os, "link", link)
+    file, late = tmp_path / "r.jsonl", tmp_path / "late"
+    write_new(file, b"whole\n")
+    assert (file.read_bytes(), stat.S_IMODE(file.stat().st_mode)) == (b"whole\n", 0o600)
+    with pytest.raises(InvalidInput, match="late is there already, and nothing is overwritten"):
+        write_new(late, b"ours\n", lambda: late.symlink_to(file))
+    assert file.read_bytes() == b"whole\n"
+    assert sorted(os.listdir(tmp_path)) == ["late", "r.jsonl"]
+
+
 def test_an_export_that_fails_half_way_leaves_no_file(journal, tmp_path):
     path = Path(shutil.copy(journal, tmp_path / "journal.db"))
     with apsw.Connection(str(path)) as other:
@@ -346,11 +453,17 @@ def test_verify_and_replay_need_nothing_but_the_file(lines, tmp_path):
     path = file_of(tmp_path, lines)
     verified = perdure(tmp_path, "verify", "--export", path.name)
     assert verified.returncode == 0, verified.stderr
-    assert len(verified.stdout.splitlines()) == 4
+    assert [line.partition(":")[0] for line in verified.stdout.splitlines()] == ["run r", "run r/2", "run r/3", "run r/undo", path.name]
+    assert verified.stdout.endswith(f"{path.name}: intact: 4 runs\n")
     spoilt = tmp_path / "spoilt.jsonl"
     spoilt.write_bytes(path.read_bytes().replace(b"look", b"loop"))
     bad = perdure(tmp_path, "verify", "--export", spoilt.name)
     assert (bad.returncode, bad.stdout.splitlines()[0][:14]) == (7, "run r, event 3")
+    assert bad.stdout.endswith("spoilt.jsonl: NOT INTACT: 1 of 4 runs not as written\n")
+    spoilt.write_bytes(path.read_bytes().replace(b'"exported_at":"2', b'"exported_at":"3', 1))
+    bad = perdure(tmp_path, "verify", "--export", spoilt.name)
+    assert (bad.returncode, bad.stdout.count("are as they were written")) == (7, 4)
+    assert bad.stdout.endswith("spoilt.jsonl: NOT INTACT: its runs may be sound, and the file around them is not\n")
 
     same = perdure(tmp_path, "replay", "--export", path.name, "shop.py:shop")
     assert (same.returncode, same.stdout.count("same: ")) == (0, 3), same.stdout + same.stderr

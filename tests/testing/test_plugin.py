@@ -16,7 +16,7 @@ USERS = """
 import asyncio
 from pathlib import Path
 import pytest
-from perdure import Call, Run, agent, tool
+from perdure import Call, InvalidInput, Run, agent, tool
 
 @tool(effect="keyed")
 async def careful(call: Call) -> str:
@@ -46,8 +46,29 @@ async def sleeper(run: Run) -> str:
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
+@agent(version="1")
+async def clerk(run: Run, ledger: str) -> str:
+    await run.approve(ledger, {})
+    return await run.receive("go")
+
 def test_accused(crash_matrix):
     crash_matrix(bad)
+
+def test_options(crash_matrix):
+    seen = []
+    named = crash_matrix.options(ledger=lambda folder: seen.append(folder) or ["seen"])
+    report = named(clerk, ledger="2026", approve="none", boundaries=lambda words: "claim" in words)
+    assert seen and report.baseline.world == ["seen"]
+    assert report.baseline.status == "waiting_approval"
+
+def test_nobodys(crash_matrix):
+    with pytest.raises(InvalidInput, match="leger is neither a parameter of the agent nor an option of crash_matrix, which has .*ledger"):
+        crash_matrix(clerk, leger="2026")
+    with pytest.raises(InvalidInput, match="n is neither"):
+        crash_matrix.options(n=1)
+
+def test_unreached(run_until):
+    run_until("before_child_start_persisted", good, n=1)
 
 def test_stepping(run_until, stepped, manual_clock):
     assert run_until("after_tool_effect", good, n=1, tool="careful").at[0].call == 1
@@ -62,7 +83,10 @@ def test_stepping(run_until, stepped, manual_clock):
 def test_the_fixtures_are_there_and_a_careless_agent_fails_with_the_table(tmp_path):
     (tmp_path / "test_users.py").write_text(USERS)
     ran = pytest_in(tmp_path, fresh=True)
-    assert "1 failed, 1 passed" in ran.stdout, ran.stdout + ran.stderr
+    assert "2 failed, 3 passed" in ran.stdout, ran.stdout + ran.stderr
+    assert "NotReached: run" in ran.stdout
+    assert "stepped.py" not in ran.stdout
+    assert "plugin.py" not in ran.stdout
     assert "FAILED test_users.py::test_accused" in ran.stdout
     assert "tool careless: declared idempotent, and its effect shows twice" in ran.stdout
     assert "killed at" in ran.stdout

@@ -18,7 +18,7 @@ from perdure import Agent, Call, InvalidInput, NotApproved, Perdure, ReAct, Retr
 from perdure.inspect.export import export_run
 from perdure.models import Scripted
 from perdure.models.scripted import use, uses
-from perdure.testing import Changed, ManualClock, Recording, recorded
+from perdure.testing import Changed, ManualClock, Recording, export, recorded
 
 
 @tool(effect="read")
@@ -141,7 +141,7 @@ def test_the_same_code_goes_the_same_way(recording):
 
 def test_the_first_difference_is_named(recording):
     with pytest.raises(Changed, match=r'run r would go another way(?s:.*)call 3: pay\((?s:.*)"cents":4900(?s:.*)"cents":4901'):
-        recording.replay(changed_to('details["cents"])', 'details["cents"] + 1)'))
+        recording.replay(changed_to('details["cents"])', 'details["cents"] + 1)'), child)
 
 
 def test_a_childs_difference_is_named_too(recording):
@@ -151,6 +151,43 @@ def test_a_childs_difference_is_named_too(recording):
 
     with pytest.raises(Changed, match=r"run r/2 would go another way(?s:.*)success with 8(?s:.*)success with 12"):
         recording.replay(everything, other)
+    again = recording.rerun(everything, other)
+    with pytest.raises(Changed, match=r"-r/2: succeeded with 8\n\+r/2: succeeded with 12"):
+        again.check()
+
+
+def test_a_child_whose_agent_is_not_given_is_not_passed_over(recording):
+    assert recording.agents == ["everything", "child"]
+    for look_at in (recording.replay, recording.rerun):
+        with pytest.raises(InvalidInput, match=r"run r/2 below it is of agent 'child', which was not given(?s:.*)\(everything, child\)"):
+            look_at(everything)
+
+
+def test_what_undoes_a_run_needs_no_agent(tmp_path):
+    @tool(effect="idempotent")
+    async def book(n: int) -> int:
+        return n
+
+    @book.compensate
+    async def _(n: int) -> None:
+        """Taken back."""
+
+    @agent(version="1")
+    async def booker(run: Run) -> int:
+        return await book(1)
+
+    async def main() -> None:
+        async with Perdure(f"sqlite:///{tmp_path / 'journal.db'}", [booker]) as app:
+            await app.run(booker, id="r")
+            await app.undo("r", accept=True)
+
+    asyncio.run(main())
+    undone = export(f"sqlite:///{tmp_path / 'journal.db'}", "r", tmp_path / "r.perdure.jsonl")
+    assert undone.agents == ["booker"]
+    undone.replay(booker)
+    undone.rerun(booker).check()
+    with pytest.raises(InvalidInput, match="is there already"):
+        export(f"sqlite:///{tmp_path / 'journal.db'}", "r", tmp_path / "r.perdure.jsonl")
 
 
 def test_an_agent_of_another_name_is_refused(recording):
@@ -162,11 +199,13 @@ def test_an_agent_of_another_name_is_refused(recording):
 
 # -- anew ----------------------------------------------------------------------------------------------------------------
 def test_anew_the_same_code_asks_for_the_same_and_comes_to_the_same_end(recording):
-    again = recording.rerun(everything)
+    again = recording.rerun(everything, child)
     assert again.same, again.diff
     assert again.diff == ""
     assert again.asked[:3] == ['look({"order":"o-7"})', 'child child({"n":4})', 'pay({"cents":4900,"order":"o-7"})']
-    assert again.asked[-1].startswith('succeeded with ["receipt for 4900",8,7,"expired"')
+    assert again.asked[-2].startswith('succeeded with ["receipt for 4900",8,7,"expired"')
+    assert again.asked[-1] == "r/2: succeeded with 8"  # the child's own run
+    again.check()
 
 
 def test_anew_what_is_asked_in_another_order_gets_its_own_answers(recording):
@@ -174,30 +213,33 @@ def test_anew_what_is_asked_in_another_order_gets_its_own_answers(recording):
         changed_to(
             "details, doubled = await asyncio.gather(look(order), child(4))",
             "doubled, details = await asyncio.gather(child(4), look(order))",
-        )
+        ),
+        child,
     )
     assert again.asked[:2] == ['child child({"n":4})', 'look({"order":"o-7"})']
-    assert again.asked[-1] == recording.rerun(everything).asked[-1]
+    assert again.asked[-2:] == recording.rerun(everything, child).asked[-2:]
 
 
 def test_anew_a_difference_shows_what_follows_from_it(recording):
-    again = recording.rerun(changed_to("await refuse()", "pass"))
+    again = recording.rerun(changed_to("await refuse()", "pass"), child)
     assert not again.same
     assert "-refuse({})" in again.diff
     assert "+refuse" not in again.diff
-    assert again.asked[-1].startswith("succeeded with")  # it goes on with what was recorded for everything else
+    assert again.asked[-2].startswith("succeeded with")  # it goes on with what was recorded for everything else
 
 
 def test_anew_a_call_that_was_not_recorded_ends_it_with_clear_words(recording):
-    again = recording.rerun(changed_to("await flaky(7)", "await flaky(8)"))
-    assert again.asked[-2:] == ['flaky({"n":8})', "which was not recorded: nobody knows the answer"]
-    twice = recording.rerun(changed_to("await flaky(7)", "await flaky(7) + await flaky(7)"))
-    assert twice.asked[-2:] == ['flaky({"n":7})', "which was not recorded: nobody knows the answer"]
+    again = recording.rerun(changed_to("await flaky(7)", "await flaky(8)"), child)
+    assert again.asked[-2:] == ['flaky({"n":8})  [which was not recorded: nobody knows the answer]', "r/2: succeeded with 8"]
+    twice = recording.rerun(changed_to("await flaky(7)", "await flaky(7) + await flaky(7)"), child)
+    assert twice.asked[-3:-1] == ['flaky({"n":7})', 'flaky({"n":7})  [which was not recorded: nobody knows the answer]']
 
 
 def test_anew_a_deadline_that_is_new_goes_off_where_the_answer_came_later(recording):
-    again = recording.rerun(changed_to("told = await run.receive", "async with asyncio.timeout(1):\n        told = await run.receive"))
-    assert again.asked[-1].startswith("failed with TimeoutError")
+    again = recording.rerun(
+        changed_to("told = await run.receive", "async with asyncio.timeout(1):\n        told = await run.receive"), child
+    )
+    assert again.asked[-2].startswith("failed with TimeoutError")
 
 
 def test_a_conversation_is_recorded_and_answered_like_everything_else(tmp_path):
@@ -241,10 +283,14 @@ from perdure.testing import recorded
 async def meddler(run: Run, order: str) -> None:
     open(sys.argv[1], "w")
 
+@agent(version="1")
+async def child(run: Run, n: int) -> int:
+    return n * 2
+
 if sys.argv[3] == "rerun":
-    print(recorded(sys.argv[2]).rerun(meddler).asked)
+    print(recorded(sys.argv[2]).rerun(meddler, child).asked)
 else:
-    recorded(sys.argv[2]).replay(meddler)
+    recorded(sys.argv[2]).replay(meddler, child)
 """
 
 
@@ -285,52 +331,86 @@ def test_a_rejected_call_is_answered_as_it_was(tmp_path):
 
 
 # -- the test that is written ----------------------------------------------------------------------------------------------
-SHOP = """
+FAMILY = """
 from perdure import Run, agent, tool
 
 @tool(effect="read")
 async def look(order: str) -> int:
     return 4900
 
-@tool(effect="idempotent")
-async def note(text: str) -> None: ...
+@agent(version="1")
+async def clerk(run: Run, order: str) -> int:
+    return await look(order.upper())
 
 @agent(version="1")
 async def support(run: Run, order: str) -> str:
-    cents = await look(order)
-    await note(f"{order} cost {cents}")
-    return "done"
+    return f"{await clerk(order)}"
+
+@agent(version="1")
+async def stranger(run: Run, order: str) -> str:
+    return order
 """
 
 
 @pytest.mark.long
-def test_the_command_line_makes_a_test_that_passes_until_the_code_changes(tmp_path):
+def test_the_command_line_makes_a_test_that_passes_until_the_code_of_it_or_of_its_child_changes(tmp_path):
     (tmp_path / "tests").mkdir()
-    (tmp_path / "shop.py").write_text(SHOP)
+    (tmp_path / "shop.py").write_text(FAMILY)
     assert perdure(tmp_path, "run", "shop.py:support", "order=o-7", "--id", "o.7").returncode == 0
     made = perdure(tmp_path, "export", "o.7", "--test", "tests/test_o7.py")
     assert made.returncode == 0, made.stderr
     assert sorted(path.name for path in (tmp_path / "tests").iterdir()) == ["test_o7.perdure.jsonl", "test_o7.py"]
+    assert "RUN.replay(support, clerk)" in (tmp_path / "tests/test_o7.py").read_text()
 
     passed = pytest_in(tmp_path)
     assert (passed.returncode, "2 passed" in passed.stdout) == (0, True), passed.stdout + passed.stderr
 
-    (tmp_path / "shop.py").write_text(SHOP.replace("cost {cents}", "cost {cents} cents"))
+    (tmp_path / "shop.py").write_text(FAMILY.replace("order.upper()", "order"))
     failed = pytest_in(tmp_path)
     assert "2 failed" in failed.stdout
-    assert '-note({"text":"o-7 cost 4900"})' in failed.stdout
-    assert "the code asks for call 2: note(" in failed.stdout
+    assert '-o.7/1: look({"order":"O-7"})' in failed.stdout
+    assert 'the code asks for call 1: look({"order":"o-7"})' in failed.stdout
+    assert "recorder.py" not in failed.stdout  # not a line of our own source: the test, and what is different
+    assert "rerun.py" not in failed.stdout
+
+    late = perdure(tmp_path, "export", "o.7", "--test", "tests/test_late.py")
+    assert (late.returncode, late.stdout) == (7, "")
+    assert "does not do any more what run o.7 did, and no test was written" in late.stderr
+    assert not list((tmp_path / "tests").glob("*late*"))
+
+
+def test_a_child_of_another_module_is_imported_from_there(tmp_path):
+    (tmp_path / "kids.py").write_text(FAMILY)
+    (tmp_path / "top.py").write_text(
+        "import kids\nfrom perdure import Run, agent\n"
+        "@agent(version='1')\nasync def recorded(run: Run, order: str) -> int:\n    return await kids.clerk(order)\n"
+    )
+    assert perdure(tmp_path, "run", "top.py:recorded", "order=o-7", "--id", "o7").returncode == 0
+    made = perdure(tmp_path, "export", "o7", "--test", "test_o7.py")
+    assert made.returncode == 0, made.stderr
+    text = (tmp_path / "test_o7.py").read_text()
+    assert "from kids import clerk  # noqa: E402\nfrom perdure.testing import recorded  # noqa: E402\n" in text
+    assert "from top import recorded as recorded_1  # noqa: E402\n" in text
+    assert "RUN.replay(recorded_1, clerk)" in text
+    passed = pytest_in(tmp_path)
+    assert "2 passed" in passed.stdout, passed.stdout + passed.stderr
 
 
 def test_a_test_that_cannot_be_written_is_refused_before_anything_is(tmp_path):
-    (tmp_path / "shop.py").write_text(SHOP)
-    (tmp_path / "bad-name.py").write_text(SHOP)
+    for name in ("shop.py", "bad-name.py", "json.py"):
+        (tmp_path / name).write_text(FAMILY)
+    (tmp_path / "deploy.toml").touch()
     perdure(tmp_path, "run", "shop.py:support", "order=o-7", "--id", "o7")
     for words, why in (
         (("shop.py:support", "--test", "nowhere/test_o7.py"), "there is no folder nowhere"),
         (("nothing.py:support", "--test", "test_o7.py"), "nothing.py is not here"),
         (("bad-name.py:support", "--test", "test_o7.py"), "cannot be imported by its name"),
+        (("json.py:support", "--test", "test_o7.py"), "cannot be imported by its name"),
         (("shop.py", "--test", "test_o7.py"), "FILE.py:NAME"),
+        (("shop.py:stranger", "--test", "test_o7.py"), "is of agent 'support', and shop.py:stranger is agent 'stranger'"),
+        (("deploy.toml", "--test", "test_o7.py"), 'Plan.from_file("deploy.toml", tools), and name that: FILE.py:deploy'),
+        (("shop.py:support", "--test", "test_o7.txt"), "ends in .py, such as test_o7.py"),
+        (("shop.py:support", "--test", "test_o7.py", "-o", "test_o7.py"), "cannot be the export and its test"),
         (("shop.py:support",), "only needed for a test"),
         (("shop.py:support", "--test", "test_o7.py", "-o", "/tmp/o7.jsonl"), "lies beside it"),
         (("shop.py:support", "--test", "shop.py"), "is there already"),

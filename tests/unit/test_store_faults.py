@@ -16,7 +16,7 @@ from perdure.errors import StoreUnavailable
 from perdure.store.api import Committed, Refused, RowChange
 from perdure.store.open import open_store
 from perdure.store.sqlite.store import SqliteStore
-from perdure.testing.conformance import LEASE_US, T0, Held, found, hold_one, new_run, post, serving
+from perdure.testing.conformance import AT_ONCE_US, LEASE_US, T0, Held, found, hold_one, new_run, post, serving
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_when_another_worker_has_taken_the_run_meanwhile_the_append_is_refused(
     def steal() -> None:
         # In the moment between the failed commit and the look: the old connection is closed, the new one not yet open.
         other.register("w2", "host:2", 2, now)
-        other.reap("w2", LEASE_US, now)
+        assert [other.reap("w2", AT_ONCE_US, now) for _ in range(2)] == [0, 1]
         other.claim("w2", serving("a"), 1, now)
 
     disk.on_open = steal

@@ -13,11 +13,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import psycopg
 import pytest
 from tests.unit.drive_tools import SETTINGS, ManualClock, outline, run, until
 from tests.unit.postgres_tools import cleared
@@ -45,7 +45,7 @@ from perdure.core.events import Event, RunClaimed, ToolCallFailed, ToolCallIniti
 from perdure.core.keys import call_key
 from perdure.errors import StoreUnavailable
 from perdure.store.api import Store
-from perdure.store.open import is_postgres, open_store
+from perdure.store.open import open_store
 from perdure.worker.clock import Clock
 from perdure.worker.lease import Renewer, Watchdog
 
@@ -61,18 +61,8 @@ def perdure(where: str, agents: Iterable[Agent[Any, Any]], clock: Clock | None =
     return Perdure(where, agents, settings=settings, clock=clock or ManualClock())
 
 
-async def falls_silent(app: Perdure, condition: Any) -> None:
-    """The worker that holds r gives no sign of life until the condition holds.
-
-    On SQLite whoever looks has a clock that says so. PostgreSQL goes by its own clock: there the sign is taken away from it.
-    """
-    row = app.store.get("r")
-    assert row is not None
-    while not condition():
-        if is_postgres(app.url):
-            with psycopg.connect(app.url, autocommit=True) as connection:
-                connection.execute("UPDATE perdure_workers SET beat_at = 0 WHERE worker = %s", (row.holder,))
-        await asyncio.sleep(0.005)
+# Whoever beats every few seconds is silent to one that is used to more.
+IMPATIENT = msgspec.structs.replace(SETTINGS, lease_s=0.3)
 
 
 def intents(events: Sequence[Event]) -> list[ToolCallInitiated]:
@@ -368,7 +358,7 @@ def test_T11_a_clock_that_goes_back_changes_no_order(where: str) -> None:
 
     @tool(effect="once")
     async def step(at: int) -> int:
-        clock.advance(-1000)
+        clock.set_to(clock.time - timedelta(seconds=1000))
         return at
 
     @agent(version="1")
@@ -408,13 +398,12 @@ def test_T12_a_worker_that_lost_its_lease_is_refused_at_its_first_append(where: 
         return str(await step())
 
     async def main() -> tuple[str, list[Event]]:
-        early, late = ManualClock(1_000_000), ManualClock(1_000_100)
-        async with perdure(where, [walker], early) as first, perdure(where, [walker], late) as second:
+        async with perdure(where, [walker]) as first, perdure(where, [walker], settings=IMPATIENT) as second:
             await first.start(walker, id="r")
             driving = asyncio.create_task(first.drive("r"))
             await until(lambda: performed)
             working = asyncio.create_task(second.work())
-            await falls_silent(first, lambda: len(performed) == 2)
+            await until(lambda: len(performed) == 2)
             hold.set()
             await driving
             output = await second.handle("r").result()
@@ -599,7 +588,7 @@ def test_T22_a_worker_that_may_still_live_is_given_until_its_deadline(where: str
     """Its lease ran out, but nobody has proven it dead: "not found" is believed only when its attempt can no longer be sending."""
     hold, asked, began = asyncio.Event(), list[float](), list[float]()
 
-    @tool(effect="once", timeout=0.3)
+    @tool(effect="once", timeout=2.0)
     async def pay(call: Call) -> str:
         began.append(time.monotonic())
         if call.attempt == 1:
@@ -616,8 +605,7 @@ def test_T22_a_worker_that_may_still_live_is_given_until_its_deadline(where: str
         return str(await pay())
 
     async def main() -> Any:
-        early, late = ManualClock(1_000_000), ManualClock(1_000_100)
-        async with perdure(where, [payer], early) as first, perdure(where, [payer], late) as second:
+        async with perdure(where, [payer]) as first, perdure(where, [payer], settings=IMPATIENT) as second:
             await first.start(payer, id="r")
             driving = asyncio.create_task(first.drive("r"))
             await until(lambda: began)
@@ -631,7 +619,7 @@ def test_T22_a_worker_that_may_still_live_is_given_until_its_deadline(where: str
                 return False
 
             working = asyncio.create_task(second.work())
-            await falls_silent(first, is_taken_over)
+            await until(is_taken_over)
             output = await second.handle("r").result()
             second.drain()
             await asyncio.gather(working, driving)
@@ -641,7 +629,7 @@ def test_T22_a_worker_that_may_still_live_is_given_until_its_deadline(where: str
     output, asked_s, began_s = run(main())
     assert output == "paid by attempt 2"
     assert 2 <= len(asked) <= 3, "the one that was silent may ask too, before it hears that it has lost the run"
-    assert 0.25 <= asked_s <= began_s
+    assert 1.9 <= asked_s <= began_s
 
 
 def test_T22_a_worker_that_hands_the_run_over_while_it_waits_for_the_deadline_does_not_shorten_the_wait(where: str) -> None:

@@ -13,6 +13,9 @@ TOOL = frozenset(("perdure.tool", "perdure.tool.tool", "perdure.tool.declared.to
 CALL = frozenset(("perdure.Call", "perdure.tool.Call", "perdure.tool.call.Call"))
 REACT = frozenset(("perdure.ReAct", "perdure.react.ReAct"))
 STEP = frozenset(("perdure.Step", "perdure.plan.Step", "perdure.plan.step.Step"))
+BUILT = REACT | {
+    f"{plan}{made}" for plan in ("perdure.Plan", "perdure.plan.Plan", "perdure.plan.built.Plan") for made in ("", ".from_file")
+}
 _HOOKS = ("reconcile", "compensate")
 # Decorators behind which the function is still the one that runs. Behind any other one nobody knows what is called: it is not entered.
 _TRANSPARENT = frozenset(
@@ -48,10 +51,12 @@ class Declarations:
         for call, scope in names.calls:
             self._called(call, scope)
         self.tool_functions = {tool.function for tool in self.tools}
+        self._reconciled = {name for kind, name, _ in self.hooks if kind == "reconcile"}
+        self.built = sum(names.dotted(call.func, scope) in BUILT for call, scope in names.calls)  # agents that are no function
 
     def reconciled(self, tool: Declared) -> bool:
         """Whether a reconcile hook of the tool is declared in this file."""
-        return any(kind == "reconcile" and name in (tool.function.name, tool.name) for kind, name, _ in self.hooks)
+        return not self._reconciled.isdisjoint((tool.function.name, tool.name))
 
     def _decorated(self, function: Function, scope: Scope, decorator: ast.expr) -> None:
         made = self._making(decorator, scope)

@@ -57,4 +57,6 @@ class File:
     def _column(self, line: int, offset: int) -> int:
         """Characters from 1, out of the parser's UTF-8 bytes from 0."""
         text = self._lines[line - 1] if line <= len(self._lines) else ""
+        if text.isascii():  # known without looking: a long line with much in it would be read over and over
+            return offset + 1
         return len(text.encode()[:offset].decode(errors="replace")) + 1

@@ -49,4 +49,4 @@ def _look(path: str, text: str) -> Seen:
         look_at_swallowing(file, unit)
     look_at_shared(file, file.units)
     look_at_tools(file)
-    return Seen(without_ignored(path, text, file.found), len(file.declared.agents), len(file.declared.tools))
+    return Seen(without_ignored(path, text, file.found), len(file.declared.agents) + file.declared.built, len(file.declared.tools))

@@ -6,7 +6,7 @@ import ast
 import builtins
 from collections.abc import Iterator
 
-from perdure.check.scopes import Binder, Binding, Function, Scope, evaluated_outside
+from perdure.check.scopes import Binder, Binding, Function, Scope, children, within
 
 _BUILTINS = frozenset(dir(builtins))
 _FOLLOWED = 8  # names for names for names: nobody means more
@@ -21,6 +21,7 @@ class Names:
         self.scopes, self.parents = bound.scopes, bound.parents
         self.functions, self.calls = bound.functions, bound.calls
         self._starred = bound.starred
+        self._methods: dict[ast.ClassDef, dict[str, Function]] = {}
 
     # -- what a name stands for ----------------------------------------------------------------------------------------------
     def bindings(self, name: str, scope: Scope) -> list[Binding]:
@@ -39,8 +40,22 @@ class Names:
         while isinstance(node, ast.Attribute):
             attributes.append(node.attr)
             node = node.value
-        root = self._root(node, scope, deep) if isinstance(node, ast.Name) else ""
+        root = self._root(node, scope, deep) if isinstance(node, ast.Name) else self._imported(node, scope, deep)
         return ".".join((root, *reversed(attributes))) if root else ""
+
+    def _imported(self, node: ast.AST, scope: Scope, deep: int) -> str:
+        """The module that `__import__("time")` or `importlib.import_module("time")` gives."""
+        if not isinstance(node, ast.Call) or not deep or not node.args:
+            return ""
+        first = node.args[0]
+        if not isinstance(first, ast.Constant) or not isinstance(first.value, str) or isinstance(node.func, ast.Call):
+            return ""
+        match self.dotted(node.func, scope, deep - 1):
+            case "builtins.__import__":  # of "os.path" it gives os, unless it is told what is wanted of it
+                return first.value if len(node.args) > 3 or node.keywords else first.value.partition(".")[0]
+            case "importlib.import_module":
+                return first.value
+        return ""
 
     def _root(self, node: ast.Name, scope: Scope, deep: int) -> str:
         found = self.bindings(node.id, scope)
@@ -52,8 +67,11 @@ class Names:
         if imported or len(found) > 1 or deep == 0:
             return imported
         [binding] = found
-        if binding.kind == "assign" and isinstance(binding.value, (ast.Name, ast.Attribute)):
-            return self.dotted(binding.value, binding.scope, deep - 1)
+        if binding.kind == "assign" and isinstance(binding.value, (ast.Name, ast.Attribute, ast.Call)):
+            value = binding.value
+            return (
+                self._imported(value, binding.scope, deep) if isinstance(value, ast.Call) else self.dotted(value, binding.scope, deep - 1)
+            )
         return ""
 
     def made_by(self, node: ast.AST | None, scope: Scope, deep: int = _FOLLOWED) -> str:
@@ -112,9 +130,11 @@ class Names:
 
     def method(self, owner: ast.ClassDef, name: str, deep: int = _FOLLOWED) -> Function | None:
         """The method of the class, or of its bases in this file."""
-        for statement in owner.body:
-            if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)) and statement.name == name:
-                return statement
+        if owner not in self._methods:
+            own = [one for one in owner.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+            self._methods[owner] = {one.name: one for one in reversed(own)}
+        if name in self._methods[owner]:
+            return self._methods[owner][name]
         scope = self.scopes[owner].parent
         assert scope is not None
         bases = (self.class_called(base, scope) for base in owner.bases)
@@ -138,13 +158,13 @@ class Names:
             node, scope = todo.pop()
             yield node, scope
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                children: list[ast.AST] = [*node.decorator_list, *node.args.defaults, *(one for one in node.args.kw_defaults if one)]
-                todo += [(child, scope) for child in reversed(children)]
+                parts: list[ast.AST] = [*node.decorator_list, *node.args.defaults, *(one for one in node.args.kw_defaults if one)]
+                todo += [(part, scope) for part in reversed(parts)]
                 continue
-            inner = self.scopes.get(node, scope)
-            outside = set(map(id, evaluated_outside(node)))
-            children = [child for child in ast.iter_child_nodes(node) if not _is_annotation(node, child)]
-            todo += [(child, scope if id(child) in outside else inner) for child in reversed(children)]
+            parts = children(node)
+            if isinstance(node, (ast.AnnAssign, ast.arg)):
+                parts = [part for part in parts if part is not node.annotation]
+            todo += within(node, reversed(parts), scope, self.scopes)
 
 
 def plain_annotation(annotation: ast.expr | None) -> ast.expr | None:
@@ -165,7 +185,3 @@ def plain_annotation(annotation: ast.expr | None) -> ast.expr | None:
         if outer in ("Annotated", "Final", "ClassVar"):
             return plain_annotation(inside.elts[0] if isinstance(inside, ast.Tuple) and inside.elts else inside)
     return annotation
-
-
-def _is_annotation(node: ast.AST, child: ast.AST) -> bool:
-    return isinstance(node, (ast.AnnAssign, ast.arg)) and child is node.annotation

@@ -14,6 +14,7 @@ from perdure.check.scopes import Function, Scope
 
 _MADE = ("__new__", "__init__", "__post_init__")
 _ENTERED = ("__enter__", "__exit__", "__aenter__", "__aexit__")
+_STEPS = 7  # of a way that are told
 Node = tuple[ast.AST, Scope]
 
 
@@ -44,18 +45,23 @@ def reached(names: Names, declared: Declarations, roots: Iterable[Root]) -> list
     """The roots and whatever they reach in this file, each once, by the shortest way. A tool that they call is not entered."""
     seen: set[ast.AST] = set()
     units: list[Unit] = []
-    todo: deque[tuple[Function | ast.ClassDef, str]] = deque((root.function, root.where) for root in roots)
+    todo: deque[tuple[Function | ast.ClassDef, tuple[str, ...]]] = deque((root.function, (root.where,)) for root in roots)
     while todo:
-        owner, where = todo.popleft()
+        owner, way = todo.popleft()
         if owner in seen:
             continue
         seen.add(owner)
-        unit = Unit(names, owner, where)
+        unit = Unit(names, owner, " → ".join(way))
         units.append(unit)
-        for called in _called(names, unit):
+        for called in dict.fromkeys(_called(names, unit)):
             if called not in seen and called not in declared.taken:
-                todo.append((called, f"{where} → {_label(names, called)}"))
+                todo.append((called, _shortened((*way, _label(names, called)))))
     return units
+
+
+def _shortened(way: tuple[str, ...]) -> tuple[str, ...]:
+    """A long way by its beginning and its end, which are what one looks for."""
+    return way if len(way) <= _STEPS else (*way[:3], "…", *way[-3:])
 
 
 def _label(names: Names, owner: Function | ast.ClassDef) -> str:

@@ -6,12 +6,15 @@ The walk has a list of its own instead of recursing: a file may be nested more d
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Kind = Literal["import", "function", "class", "assign", "with", "param", "other"]
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _OWNERS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, *_COMPREHENSIONS)
+_LEAVES = (ast.Name, ast.Constant)
+_MARKS = (ast.expr_context, ast.boolop, ast.operator, ast.unaryop, ast.cmpop)
 
 
 class Binding(NamedTuple):
@@ -75,12 +78,10 @@ class Binder:
         while todo:
             node, scope = todo.pop()
             self._bind(node, scope)
-            inner = self.scopes.get(node, scope)
-            outside = set(map(id, evaluated_outside(node)))
-            children = list(ast.iter_child_nodes(node))
-            for child in children:
+            below = children(node)
+            for child in below:
                 self.parents[child] = node
-            todo += [(child, scope if id(child) in outside else inner) for child in reversed(children)]
+            todo += within(node, reversed(below), scope, self.scopes)
 
     def _bind(self, node: ast.AST, scope: Scope) -> None:
         if isinstance(node, _OWNERS):
@@ -156,6 +157,21 @@ class Binder:
             home = (scope.parent.home(name) if scope.parent is not None else None) or self.top
             scope.foreign[name] = home
             home.bound.setdefault(name, []).extend(bindings)
+
+
+def children(node: ast.AST) -> list[ast.AST]:
+    """What a node consists of, in order; without the marks that it has of its kind, such as Load and Add, which nobody asks for."""
+    if isinstance(node, _LEAVES):
+        return []
+    return [child for child in ast.iter_child_nodes(node) if not isinstance(child, _MARKS)]
+
+
+def within(node: ast.AST, parts: Iterable[ast.AST], scope: Scope, scopes: Mapping[ast.AST, Scope]) -> list[tuple[ast.AST, Scope]]:
+    """Parts of a node that was met in this scope, each with its own."""
+    if not isinstance(node, _OWNERS):
+        return [(part, scope) for part in parts]
+    outside = set(map(id, evaluated_outside(node)))
+    return [(part, scope if id(part) in outside else scopes[node]) for part in parts]
 
 
 def evaluated_outside(node: ast.AST) -> list[ast.AST]:

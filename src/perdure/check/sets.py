@@ -27,12 +27,20 @@ class Sets:
 
     def __init__(self, names: Names, code: Sequence[Node]) -> None:
         self._names = names
-        self._added: dict[tuple[Scope, str], list[tuple[ast.expr | None, Scope]]] = {}  # what is put into each set by name
+        self._calm_added: dict[tuple[Scope, str], bool] = {}  # whether all that is put into each set by name is calm
         for node, scope in code:
             match node:
-                case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="add" | "update" as how), args=[given, *_]):
-                    if (home := scope.home(name)) is not None:
-                        self._added.setdefault((home, name), []).append((given if how == "add" else None, scope))
+                case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="add"), args=[given]):
+                    self._put(name, scope, calm=self._is_calm(given, scope))
+                case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="update" | "symmetric_difference_update"), args=many):
+                    self._put(name, scope, calm=all(self._holds_calm(given, scope) for given in many))
+                case ast.AugAssign(target=ast.Name(id=name), op=ast.BitOr() | ast.BitXor(), value=given):
+                    self._put(name, scope, calm=self._holds_calm(given, scope))
+
+    def _put(self, name: str, scope: Scope, *, calm: bool) -> None:
+        home = scope.home(name)
+        if home is not None:
+            self._calm_added[home, name] = calm and self._calm_added.get((home, name), True)
 
     def is_unordered(self, node: ast.AST | None, scope: Scope, deep: int = _FOLLOWED) -> bool:
         """Whether this is a set whose order is another one in every process."""
@@ -70,19 +78,14 @@ class Sets:
             return by_annotation
         if binding.kind != "assign" or binding.value is None:
             return False
-        if (
-            isinstance(binding.value, ast.Call)
-            and not binding.value.args
-            and self._names.dotted(binding.value.func, binding.scope) in _SETS
-        ):
-            return self._is_filled(name, scope)
-        return self.is_unordered(binding.value, binding.scope, deep - 1)
+        made = self._names.dotted(binding.value.func, binding.scope) if isinstance(binding.value, ast.Call) else ""
+        is_set = made in _SETS or isinstance(binding.value, (ast.Set, ast.SetComp))
+        return (is_set and self._is_filled(name, scope)) or self.is_unordered(binding.value, binding.scope, deep - 1)
 
     def _is_filled(self, name: str, scope: Scope) -> bool:
-        """`seen = set()`: whatever is put into it decides."""
+        """`seen = set()`: whatever is put into it decides as well."""
         home = scope.home(name)
-        added = [] if home is None else self._added.get((home, name), [])
-        return any(given is None or not self._is_calm(given, where) for given, where in added)
+        return home is not None and not self._calm_added.get((home, name), True)
 
     def _by_annotation(self, binding: Binding) -> bool | None:
         """Whether the annotation says that it is an unordered set; None if it does not say."""

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from perdure.errors import InvalidInput
 
-MAX_BYTES = 8 * 1024 * 1024
+MAX_BYTES = 4 * 1024 * 1024
+_PLANS = (".toml", ".json")
 _LEFT_OUT = frozenset(("__pycache__", "node_modules", "site-packages"))
 
 
@@ -27,7 +28,7 @@ class NotPython(Exception):
 
 
 def files_at(path: Path) -> Iterator[Path]:
-    """The file itself, whatever it is called; of a folder every *.py below it, but nothing hidden and no virtual environment."""
+    """The file itself, unless it is a plan's; of a folder every *.py below it, but nothing hidden and no virtual environment."""
     try:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
     except OSError as error:
@@ -38,6 +39,8 @@ def files_at(path: Path) -> Iterator[Path]:
         raise InvalidInput(f"{path}: {error.strerror}{way_out}") from None
     except ValueError:  # a NUL in it
         raise InvalidInput(f"{str(path)!r} cannot be the name of a file") from None
+    if path.suffix in _PLANS and not is_folder:
+        raise InvalidInput(f"{path} is no Python file; a plan is checked with its tools: perdure run {path} --tools FILE.py --check")
     if not is_folder:
         yield path
         return
@@ -77,7 +80,7 @@ def decode(data: bytes) -> str:
     except UnicodeDecodeError as error:
         line, column = _place(data[: error.start])
         raise NotPython(f"byte 0x{data[error.start]:02x} is no {encoding}; save the file as UTF-8", line, column) from None
-    except LookupError:
+    except (LookupError, UnicodeError):  # "undefined" decodes nothing, on purpose
         raise NotPython(f"the encoding {encoding} is none of text") from None
     if "\0" in text:
         line, column = _place(text[: text.index("\0")].encode())

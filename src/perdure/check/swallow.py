@@ -6,11 +6,15 @@ import ast
 from collections.abc import Sequence
 
 from perdure.check.file import File
+from perdure.check.leaving import CANCELLED, EVERYTHING, Leaving, Way
 from perdure.check.reach import Unit
 from perdure.check.scopes import Scope
 
-_EVERYTHING = frozenset(("builtins.BaseException",))
-_CANCELLED = frozenset(("asyncio.CancelledError", "asyncio.exceptions.CancelledError", "concurrent.futures.CancelledError"))
+_COMES_TO: dict[Way, str] = {
+    "through": "so that it cannot be stopped",
+    "lost": "so that it cannot be stopped where the handler does not raise it again",
+    "other": "and raises another error in its place: the run ends as failed",
+}
 _WAITS = (ast.Await, ast.AsyncFor, ast.AsyncWith)
 _INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
@@ -28,27 +32,27 @@ def look_at_swallowing(file: File, unit: Unit) -> None:
 def _handlers(file: File, unit: Unit, node: ast.Try | ast.TryStar, scope: Scope) -> None:
     for handler in node.handlers:
         caught = [file.names.dotted(one, scope) for one in _types(handler.type)]
-        everything = handler.type is None or any(name in _EVERYTHING for name in caught)
-        cancelled = any(name in _CANCELLED for name in caught)
-        if (everything or cancelled) and _raises(handler.body):
-            if cancelled or everything:
-                return  # whatever stands below no longer sees a cancellation
-        elif everything:
+        everything = handler.type is None or any(name in EVERYTHING for name in caught)
+        if not everything and not any(name in CANCELLED for name in caught):
+            continue
+        way = Leaving(file.names, scope, handler).way
+        if everything and way != "again":
             words = "except:" if handler.type is None else f"except {ast.unparse(handler.type)}:"
-            message = f"`{words}` around an await catches the cancellation of the run too, so that it cannot be stopped"
-            file.say(handler, "swallow", unit.where, message, "catch Exception, or raise again at the end of the handler")
-        elif cancelled:
+            message = f"`{words}` around an await catches the cancellation of the run too, {_COMES_TO[way]}"
+            file.say(handler, "swallow", unit.where, message, "catch Exception, or raise again, and the same, at the end of the handler")
+        elif way != "again":
             _cancelled(file, unit, handler, node.body)
+        return  # whatever stands below does not see a cancellation
 
 
 def _suppressed(file: File, unit: Unit, entered: ast.expr, body: Sequence[ast.stmt], scope: Scope) -> None:
     if not isinstance(entered, ast.Call) or file.names.dotted(entered.func, scope) != "contextlib.suppress":
         return
     caught = [file.names.dotted(one, scope) for one in entered.args]
-    if any(name in _EVERYTHING for name in caught):
+    if any(name in EVERYTHING for name in caught):
         message = f"`{ast.unparse(entered)}` around an await swallows the cancellation of the run too, so that it cannot be stopped"
         file.say(entered, "swallow", unit.where, message, "suppress Exception, or what you expect")
-    elif any(name in _CANCELLED for name in caught):
+    elif any(name in CANCELLED for name in caught):
         _cancelled(file, unit, entered, body)
 
 
@@ -78,10 +82,6 @@ def _walk(body: Sequence[ast.AST]) -> list[ast.AST]:
 
 def _waits(body: Sequence[ast.AST]) -> bool:
     return any(isinstance(node, _WAITS) or (isinstance(node, ast.comprehension) and node.is_async) for node in _walk(body))
-
-
-def _raises(body: Sequence[ast.AST]) -> bool:
-    return any(isinstance(node, ast.Raise) for node in _walk(body))
 
 
 def _waits_for_a_name(body: Sequence[ast.stmt]) -> bool:

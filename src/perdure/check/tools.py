@@ -7,6 +7,7 @@ from typing import get_args
 
 from perdure.check.declared import CALL, REACT, STEP, Declared
 from perdure.check.file import File
+from perdure.check.handing import hands_on
 from perdure.check.names import Names, plain_annotation
 from perdure.check.scopes import Function, Scope
 from perdure.core.events import Effect
@@ -67,8 +68,8 @@ def _key(file: File, tool: Declared) -> None:
     if parameter is None:
         message = "is `keyed` and takes no Call, so that it cannot send call.key: repeated after a crash it acts twice"
         file.say(tool.at, "key", where, message, way_out)
-    elif not _hands_on(file.names, tool.function, parameter):
-        message = f"is `keyed` and never uses {parameter}.key: repeated after a crash it acts twice"
+    elif not hands_on(file.names, tool.function, parameter):
+        message = f"is `keyed` and never sends {parameter}.key: repeated after a crash it acts twice"
         file.say(tool.at, "key", where, message, way_out)
 
 
@@ -79,16 +80,6 @@ def _call_parameter(names: Names, function: Function, scope: Scope) -> str | Non
         if annotation is not None and names.dotted(annotation, scope) in CALL:
             return parameter.arg
     return None
-
-
-def _hands_on(names: Names, function: Function, parameter: str) -> bool:
-    """Whether the function uses the key, or hands its Call to somebody who may."""
-    for node in ast.walk(function):
-        if isinstance(node, ast.Name) and node.id == parameter and isinstance(node.ctx, ast.Load):
-            above = names.parents.get(node)
-            if not isinstance(above, ast.Attribute) or above.attr == "key":
-                return True
-    return False
 
 
 def _wanted_tools(names: Names, call: ast.Call, scope: Scope) -> list[ast.expr]:

@@ -1,9 +1,9 @@
-"""One process of `perdure crashtest` in an interpreter of its own: python -m perdure.cli.crash_victim SPEC LIFELINE."""
+"""One process of `perdure crashtest` in an interpreter of its own: python -m perdure.cli.crash_victim LIFELINE <SPEC."""
 
 from __future__ import annotations
 
+import os
 import sys
-from pathlib import Path
 
 import msgspec
 
@@ -13,10 +13,13 @@ from perdure.testing.lab.spec import Spec
 from perdure.testing.lab.victim import live
 
 
-def main(told: str, lifeline: str) -> None:
-    """Do what the file says."""
+def main(lifeline: str) -> None:
+    """Do what stdin says."""
     hang_on(int(lifeline))
-    spec = msgspec.json.decode(Path(told).read_bytes(), type=Spec)
+    spec = msgspec.json.decode(sys.stdin.buffer.read(), type=Spec)
+    # Not for the tools: what it says has passwords in it.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.stdin = os.fdopen(0, closefd=False)
     agent = load_target(spec.target).agent
     live(spec, agent, with_children([agent]))
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import shlex
+import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 import msgspec
@@ -23,6 +26,9 @@ from perdure.store.url import shown_url
 
 if TYPE_CHECKING:
     from perdure.testing.lab import Report
+
+
+_WIDE = 140  # columns; in fewer, words of the table would break
 
 
 @click.command("crashtest")
@@ -43,7 +49,15 @@ if TYPE_CHECKING:
     "--approve", type=click.Choice(("all", "reject", "none")), default="all", show_default=True, help="What is said to approvals."
 )
 @click.option("--signal", "signals", multiple=True, metavar="TOPIC=JSON", help="Sent, in this order, each time that the run waits.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0.1), default=30.0, show_default=True, metavar="S", help="For each process.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0.1),
+    default=30.0,
+    show_default=True,
+    metavar="S",
+    help="For each process; half of it for what may show late outside.",
+)
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Trials at a time. Default: one for each core.")
 @click.option("--allow-models", is_flag=True, help="Models that cost money may be asked, in every trial anew.")
 @click.option("--report", "report_file", metavar="FILE.html", type=click.Path(dir_okay=False), help="Also write a page for others.")
@@ -76,16 +90,19 @@ def command(
 ) -> int:
     """Run TARGET undisturbed to learn its boundaries, then once per boundary with SIGKILL there; resume it, and say what was repeated.
 
-    Every process works in a folder of its own: what tools write below the working folder is compared, and gone afterwards. Code 7 when
-    something is not as declared, 1 when the undisturbed run fails.
+    Every process works in a folder of its own: what tools write below the working folder is compared, and gone afterwards. Every trial
+    is a run with a new id. Code 7 when something is not as declared or a tool could be neither tried nor compared, 1 when the
+    undisturbed run fails.
     """
     args, kwargs = arguments(pairs_given, input_text)
     sent = [_signal(word) for word in signals]
+    if report_file is not None:
+        _check_writable(Path(report_file))
     loaded = load_target(target, tools)
     seen = None if ledger is None else _asked(ledger)
     from perdure.testing.lab import crash_matrix
 
-    with _progress() as progress:
+    with _ended_cleanly(), _progress() as progress:
         report = crash_matrix(
             loaded.agent,
             args,
@@ -94,7 +111,7 @@ def command(
             pairs=pairs,
             limit=limit,
             seed=seed,
-            boundaries=_choice(wanted),
+            boundaries=wanted or None,
             learn_only=only_list,
             ledger=seen,
             world=world,
@@ -111,9 +128,47 @@ def command(
             keep=keep,
         )
     report = _with_command(report, url)
+    _say(report, only_list=only_list, as_json=as_json)
+    if keep is not None:
+        common.note(common.clean(f"perdure: the trials are in {keep}"))
     if report_file is not None:
         Path(report_file).write_text(report.as_html(), encoding="utf-8")
-    return _say(report, only_list=only_list, as_json=as_json, keep=keep, report_file=report_file)
+        common.note(common.clean(f"perdure: the report is in {report_file}"))
+    return common.SUCCEEDED if report.ok or only_list else common.DIFFERENT
+
+
+def _check_writable(report: Path) -> None:
+    """Before anything is tried: nobody should wait for minutes to learn this."""
+    if report.suffix.lower() not in (".html", ".htm"):
+        raise InvalidInput(f"--report {report}: it is a page; name a file that ends in .html")
+    if report.exists() and not _is_ours(report):
+        raise InvalidInput(f"--report {report}: it is there, and no page of a crash test; name another file")
+    if not report.parent.is_dir():
+        raise InvalidInput(f"--report {report}: there is no folder {report.parent}; make it first")
+    if not os.access(report if report.exists() else report.parent, os.W_OK):
+        raise InvalidInput(f"--report {report}: it cannot be written there; name another file")
+
+
+def _is_ours(report: Path) -> bool:
+    """A page of an earlier crash test may be replaced, and an empty file; whatever else is there is somebody's."""
+    with report.open("rb") as file:
+        beginning = file.read(2_000)
+    return not beginning or b"<title>Crash test of " in beginning
+
+
+@contextmanager
+def _ended_cleanly() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind as Ctrl-C does, so that neither processes nor folders are left."""
+
+    def leave(number: int, frame: Any) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _signal(word: str) -> tuple[str, Any]:
@@ -121,10 +176,6 @@ def _signal(word: str) -> tuple[str, Any]:
     if not equals or not topic:
         raise InvalidInput(f"--signal {word}: write TOPIC=JSON, such as --signal 'reply={{\"ok\": true}}'")
     return topic, codec.parse(payload, f"--signal {topic}")
-
-
-def _choice(wanted: tuple[str, ...]) -> Callable[[str], bool] | None:
-    return (lambda name: any(part in name for part in wanted)) if wanted else None
 
 
 def _with_command(report: Report, url: str | None) -> Report:
@@ -136,42 +187,46 @@ def _with_command(report: Report, url: str | None) -> Report:
 
 def _asked(ledger: str) -> Callable[[Path], Any]:
     """The user's function; whether it takes the folder is its own affair."""
+    if not ledger.rpartition(":")[0]:
+        raise InvalidInput(f"--ledger {ledger}: it names no function; write FILE.py:FUNCTION")
     function = load_function(ledger)
+    if inspect.iscoroutinefunction(function):
+        raise InvalidInput(f"--ledger {ledger}: it is async, and is called outside of any loop; write it with def")
     takes_folder = bool(inspect.signature(function).parameters)
 
     def ask(folder: Path) -> Any:
         try:
             seen = function(folder) if takes_folder else function()
             return codec.decode(codec.encode(seen))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InvalidInput(f"--ledger {ledger}: {type(error).__name__}: {error}") from error
 
     return ask
 
 
-def _say(report: Report, *, only_list: bool, as_json: bool, keep: str | None, report_file: str | None) -> int:
+def _say(report: Report, *, only_list: bool, as_json: bool) -> None:
     if as_json:
         common.out_json(report.as_json())
     elif only_list:
-        for boundary in report.baseline.boundaries:
-            common.out(common.clean(boundary))
+        for boundary, also in zip(report.baseline.boundaries, report.baseline.also, strict=True):
+            common.out(common.clean(f"{boundary} (with {', '.join(also)})" if also else boundary))
     else:
         _show(report)
-    for what, where in (("the trials are", keep), ("the report is", report_file)):
-        if where is not None:
-            common.note(common.clean(f"perdure: {what} in {where}"))
-    return common.SUCCEEDED if report.ok else common.DIFFERENT
 
 
 def _show(report: Report) -> None:
     """What is wrong first: a table of a hundred rows is not read by everybody."""
-    from perdure.testing.lab.table import HEADERS, findings, rows, summary
+    from perdure.testing.lab.table import HEADERS, findings, rows, stacked, summary
 
     for line in findings(report.problems):
         common.out(common.style(common.clean(line), None if line.startswith(" ") else "red"))
     if report.problems:
         common.out()
-    common.table(HEADERS, rows(report))
+    if sys.stdout.isatty() and shutil.get_terminal_size().columns < _WIDE:
+        for line in stacked(report):
+            common.out(common.clean(line))
+    else:
+        common.table(HEADERS, rows(report))
     common.out()
     for line in findings(report.notes):
         common.out(common.clean(line if line.startswith(" ") else f"note: {line}"))
@@ -180,10 +235,11 @@ def _show(report: Report) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[int, int, str], None] | None]:
+def _progress() -> Iterator[Callable[[int, int, str], None]]:
     """A bar on stderr, where that is a terminal."""
     if not sys.stderr.isatty():
-        yield None
+        with _counted(None) as told:
+            yield told
         return
     rich = importlib.import_module("rich.progress")
     columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeRemainingColumn())
@@ -196,4 +252,23 @@ def _progress() -> Iterator[Callable[[int, int, str], None] | None]:
             bar.update(task, completed=done, total=of or None, description="killing" if of else what)
             bar.refresh()
 
+        with _counted(told) as counted:
+            yield counted
+
+
+@contextmanager
+def _counted(show: Callable[[int, int, str], None] | None) -> Iterator[Callable[[int, int, str], None]]:
+    """Passes it on; whoever ends it early is told how far it came."""
+    at = (0, 0)
+
+    def told(done: int, of: int, what: str) -> None:
+        nonlocal at
+        at = (done, of)
+        if show is not None:
+            show(done, of, what)
+
+    try:
         yield told
+    except (KeyboardInterrupt, SystemExit):
+        common.note(f"perdure: interrupted after {at[0]:,} of {at[1]:,} trials" if at[1] else "perdure: interrupted in the undisturbed run")
+        raise

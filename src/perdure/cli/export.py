@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
+import sys
+import tempfile
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from perdure.cli import common
-from perdure.cli.target import recorded_target
-from perdure.errors import InvalidInput
+from perdure.cli.target import Target, load_target, recorded_target, with_children
+from perdure.errors import InvalidInput, UnknownAgent
 from perdure.inspect.export import Exported, export_run
+from perdure.inspect.newfile import new_file, require_new
 from perdure.inspect.view import require
 from perdure.inspect.words import plural
-from perdure.testing.regression import source_of_test
+from perdure.testing.regression import check_places, source_of_test
 
 if TYPE_CHECKING:
-    from perdure.store.api import RunRow
+    from perdure.agent import Agent
+    from perdure.store.api import RunRow, Store
 
 
 @click.command("export")
@@ -32,30 +35,92 @@ if TYPE_CHECKING:
 def command(run_id: str, target: str | None, output: str | None, test: str | None, url: str | None) -> None:
     """Write RUN, its children and its undo to one file: `perdure verify --export` and `perdure replay --export` need nothing else.
 
-    It holds what the journal holds, arguments and results included: as confidential as the database. Nothing is overwritten.
+    It holds what the journal holds, arguments and results included: as confidential as the database. Nothing is overwritten. With --test
+    the code is loaded and compared once: code 7, and nothing is written, when it already does something else.
     """
     if target is not None and test is None:
         raise InvalidInput(f"export {run_id} {target}: the code is only needed for a test: --test tests/test_run.py")
     settings = common.settings_with(url=url)
     with common.existing_store(url) as store:
         row = require(store, run_id)
-        source = None
         if test is not None:
             where = target or recorded_target(run_id, row.target, settings.url, "export", f" --test {test}{common.url_words(url)}")
-            output = output or str(Path(test).with_suffix(".perdure.jsonl"))
-            source = source_of_test(Path(test), Path(output), row.run_id, row.agent, _on(row), where)
-            _require_new(Path(test))
-        if output is None:
+            _with_test(store, row, where, Path(test), Path(output) if output else Path(test).with_suffix(".perdure.jsonl"))
+        elif output is None:
             # All ASCII: it can neither move a cursor nor be spoilt on its way through a pipe.
             export_run(store, run_id, lambda line: common.out(line[:-1].decode()))
-            return
-        with _new_file(Path(output)) as file:
-            done = export_run(store, run_id, file.write)
-    common.out(common.clean(f"{output}: {_summary(done)}"))
-    if test is not None and source is not None:
-        with _new_file(Path(test), 0o666) as file:
-            file.write(source.encode())
-        common.out(common.clean(f"{test}: a test of it; run it with pytest"))
+        else:
+            with new_file(Path(output)) as file:
+                done = export_run(store, run_id, file.write)
+            common.out(common.clean(f"{output}: {_summary(done)}"))
+
+
+def _with_test(store: Store, row: RunRow, where: str, test: Path, export: Path) -> None:
+    """Both files, or none: a test that cannot pass today would only say that it was made with the wrong code."""
+    check_places(test, export, where)
+    require_new(test)
+    require_new(export)
+    target = load_target(where)
+    with tempfile.TemporaryDirectory(prefix="perdure-export-") as folder:
+        draft = Path(folder) / export.name
+        with draft.open("wb") as file:
+            done = export_run(store, row.run_id, file.write)
+        source = source_of_test(test, export, row.run_id, row.agent, _on(row), _compared(draft, target, where))
+        with new_file(test, 0o666) as written, new_file(export) as copied, draft.open("rb") as file:
+            written.write(source.encode())
+            shutil.copyfileobj(file, copied)
+    common.out(common.clean(f"{export}: {_summary(done)}"))
+    common.out(common.clean(f"{test}: a test of it, which passes now; run it with pytest {test}"))
+
+
+def _compared(draft: Path, target: Target, where: str) -> list[str]:
+    """The targets of all agents that have a run in the export, after they were held to it."""
+    from perdure.testing.recorder import recorded
+    from perdure.testing.rerun import Changed
+
+    recording = recorded(draft)
+    if target.agent.name != recording.agent:
+        raise UnknownAgent(
+            f"run {recording.run_id} is of agent {recording.agent!r}, and {where} is agent {target.agent.name!r}; name the one that it is of"
+        )
+    known = {**_loaded(), **{agent.name: agent for agent in reversed(with_children([target.agent]))}}
+    targets = [where]
+    for name in recording.agents[1:]:
+        found = _importable(known[name], target, where) if name in known else None
+        if found is None:
+            raise InvalidInput(
+                f"run {recording.run_id} has children of agent {name!r}, and {where} does not tell where to import that from; "
+                "export the run without --test, and write the test by hand: recorded(FILE).replay(agent, its_child)"
+            )
+        targets.append(found)
+    agents = [known[name] for name in recording.agents]
+    try:
+        recording.replay(*agents)
+        recording.rerun(*agents).check()
+    except Changed as changed:
+        raise common.Stop(
+            f"{where} does not do any more what run {recording.run_id} did, and no test was written: {changed}", common.DIFFERENT
+        ) from None
+    return targets
+
+
+def _loaded() -> dict[str, Agent[Any, Any]]:
+    """The agents that have a name in some module of those that the target has brought along, for code that calls `kids.clerk(…)`."""
+    from perdure.agent import Agent
+
+    modules = [vars(module) for module in list(sys.modules.values()) if hasattr(module, "__dict__")]
+    found = {id(value): value for names in modules for value in list(names.values()) if isinstance(value, Agent)}
+    times = Counter(agent.name for agent in found.values())
+    return {agent.name: agent for agent in found.values() if times[agent.name] == 1}
+
+
+def _importable(agent: Agent[Any, Any], target: Target, where: str) -> str | None:
+    """`module:NAME` of a child's agent: where its parent's code is, if it has a name there, else where it was declared."""
+    module, _, _ = where.rpartition(":")
+    file, _, _ = target.recorded.rpartition(":")
+    parents = [loaded for loaded in list(sys.modules.values()) if getattr(loaded, "__file__", None) == file]
+    own = [(module, vars(loaded)) for loaded in parents] + [(agent.home, vars(sys.modules[agent.home]))] * (agent.home in sys.modules)
+    return next((f"{place}:{name}" for place, names in own for name, value in names.items() if value is agent), None)
 
 
 def _on(row: RunRow) -> str:
@@ -66,26 +131,3 @@ def _summary(done: Exported) -> str:
     below = f" and {plural(done.runs - 1, 'run')} below it" if done.runs > 1 else ""
     blobs = f", {plural(done.blobs, 'blob')}" if done.blobs else ""
     return f"run {done.run_id}{below}, {plural(done.events, 'event')}{blobs}"
-
-
-def _require_new(path: Path) -> None:
-    if path.exists():
-        raise InvalidInput(f"{path} is there already, and nothing is overwritten: delete it, or choose another name")
-    if not path.parent.is_dir():
-        raise InvalidInput(f"{path}: there is no folder {path.parent}")
-
-
-@contextmanager
-def _new_file(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
-    """A file that is there whole or not at all; of an export for its owner alone, as the database was that has the same."""
-    _require_new(path)
-    part = path.with_name(f"{path.name}.part-{os.getpid()}")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(part, path)  # unlike a rename it refuses to take the place of a file that has come meanwhile
-    finally:
-        part.unlink(missing_ok=True)

@@ -56,21 +56,27 @@ def command(run_id: str | None, file: str | None, url: str | None, as_json: bool
 def _exported(file: str, as_json: bool) -> int:
     from perdure.inspect.export import verdicts
 
-    bad = 0
+    bad = runs = 0
+    whole = True
     try:
         for verdict in verdicts(file):
-            bad += verdict.problem is not None
+            runs, bad = runs + 1, bad + (verdict.problem is not None)
             if as_json:
                 common.out_json(msgspec.to_builtins(verdict))
             else:
                 common.out(common.clean(_line(verdict)))
     except StoreCorrupt as damage:
-        bad += 1
+        whole = False
         if as_json:
             common.out_json({"run_id": None, "problem": str(damage)})
         else:
             common.out(common.clean(str(damage)))
-    return common.DIFFERENT if bad else common.SUCCEEDED
+    if not as_json:
+        # Last, and in any case: the line of a sound run does not speak for the file that it lies in.
+        broken = f"{bad:,} of {plural(runs, 'run')} not as written" if bad else "its runs may be sound, and the file around them is not"
+        found = f"intact: {plural(runs, 'run')}" if whole and not bad else f"NOT INTACT: {broken}"
+        common.out(common.clean(f"{file}: {found}"))
+    return common.SUCCEEDED if whole and not bad else common.DIFFERENT
 
 
 def _line(verdict: Verdict) -> str:

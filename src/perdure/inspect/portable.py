@@ -1,7 +1,7 @@
 """The file that a run travels in: lines of JSON, all ASCII, each of one kind.
 
     {"kind": "perdure_export", "format": 1, "perdure": "0.1.0", "exported_at": …, "run_id": …, "agent": …, "version": …, "target": …}
-    {"kind": "run", "run_id": …, "seq": 12, "head": …, …}      then what belongs to that run, then the next run, its parent before it
+    {"kind": "run", "run_id": …, "seq": 12, "hash": …, …}      then what belongs to that run, then the next run, its parent before it
     {"kind": "blob", "digest": …, "base64": …}                 before the first event that names it
     {"kind": "event", "seq": 1, …, "data": …, "hash": …}       the stored columns; `data` is the very text that was hashed
     {"kind": "end", "runs": 1, "events": 12, "blobs": 1, "sha256": of all bytes before this line}

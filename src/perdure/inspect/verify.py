@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from perdure.core import chain, codec
 from perdure.core.codec import Payload
@@ -62,7 +62,10 @@ def verify_run(store: Store, row: RunRow, kin: Kin | None = None) -> Verdict:
     """
     verdict = _verdict(store, row, kin or Kin(store))
     for _ in range(LOOKS):
-        later = store.get(row.run_id) if verdict.problem is not None and verdict.projection else None
+        try:
+            later = store.get(row.run_id) if verdict.problem is not None and verdict.projection else None
+        except StoreCorrupt as damage:
+            return structs.replace(verdict, seq=None, problem=str(damage))
         if later is None or later == row:
             break
         # Somebody has moved the run on between two looks of ours: what did not fit may have come from that.

@@ -489,7 +489,10 @@ class Store(Protocol):
         """
 
     def reap(self, worker: str, lease_us: int, now: int) -> int:
-        """Make the runs of dead workers (lock free, or no sign of life for lease_us) claimable; how many."""
+        """Make the runs of dead workers claimable; how many. Dead is one whose lock is free, or that was seen to give no sign of life for lease_us.
+
+        Seen by whoever calls this again and again on the same store, by the monotonic clock: no wall clock that is set makes anybody dead.
+        """
 
     def held(self, worker: str) -> list[tuple[str, int]]:
         """The runs that this worker holds, each with the epoch of its lease."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ from perdure.store.cursor import Cursor, Database, Row
 from perdure.store.journal import Journal
 from perdure.store.lines import SUSPECT_CRASHES, Choice, Room, crashes_if_taken, which
 from perdure.store.liveness import Liveness
-from perdure.store.rows import event_row, key_of, lost_of, run_row
+from perdure.store.rows import event_row, is_sound, key_of, lost_of, run_row
 
 T = TypeVar("T")
 _pairs = msgspec.json.Decoder(tuple[tuple[str, str], ...]).decode
@@ -34,6 +35,7 @@ class Claims:
         self._database = database
         self._journal = journal
         self._liveness = liveness
+        self._beats: dict[str, tuple[int, float]] = {}  # the last one of each other worker, and when it was first seen here
 
     def register(self, worker: str, name: str, pid: int, now: int, serves: Sequence[Served], queues: Sequence[str] | None) -> None:
         values = {"worker": worker, "name": name, "pid": pid, "now": now, **which(serves, queues)}
@@ -104,6 +106,8 @@ class Claims:
             may_take_suspect = cursor.one("holds_suspect", (worker,)) is None
             chosen = []
             for row in cursor.all("ready_below", {"run_id": run_id, "now": now, "limit": limit, **which(served, None)}):
+                if not is_sound(row):
+                    continue
                 if crashes_if_taken(row) >= SUSPECT_CRASHES:
                     if not may_take_suspect:
                         continue
@@ -144,10 +148,10 @@ class Claims:
 
     def reap(self, worker: str, lease_us: int, now: int) -> int:
         # Nobody declares itself dead: a worker that asks is alive, and its renewer decides about its own leases.
-        by_clock = {"lease_us": lease_us, "now": now}
-        rows = [row for row in self._database.read("list_workers", by_clock) if row[0] != worker]
+        rows = [row for row in self._database.read("list_workers", {"lease_us": lease_us, "now": now}) if row[0] != worker]
         gone = [row[0] for row in rows if self._liveness.is_dead(row[0])]
-        silent = [row[0] for row in rows if row[-1] and row[5] and row[0] not in gone]  # of those that hold anything
+        holding = [row for row in self._silent(rows, lease_us / 1e6) if row[5]]
+        silent = [(row[0], row[4]) for row in holding if row[0] not in gone]
         orphaned = [holder for (holder,) in self._database.read("holders_without_worker")]
         if not (gone or silent or orphaned):
             return 0
@@ -156,7 +160,7 @@ class Claims:
             lost = sum(cursor.change("lose_runs", {"worker": dead, "now": now, "lost": PROVEN_DEAD}) for dead in gone)
             lost += sum(cursor.change("lose_runs", {"worker": missing, "now": now, "lost": LEASE_RAN_OUT}) for missing in orphaned)
             # Its process exists and may wake up: the row stays, so that its next sign of life counts again.
-            lost += sum(cursor.change("lose_runs_of_silent_worker", {"worker": mute, **by_clock}) for mute in silent)
+            lost += sum(cursor.change("lose_runs_of_silent_worker", {"worker": mute, "beat_at": beat, "now": now}) for mute, beat in silent)
             cursor.each("delete_worker", [(dead,) for dead in gone])
             return lost
 
@@ -164,6 +168,20 @@ class Claims:
         for dead in gone:
             self._liveness.forget(dead)
         return lost
+
+    def _silent(self, rows: Sequence[Row], lease_s: float) -> list[Row]:
+        """Those that were seen to give no sign of life for that long.
+
+        Seen from here, by a clock that nobody can set: wall clocks jump, this machine's and the database's, and then everybody's last
+        sign of life looks old, or will for hours not look old. Whoever has just come watches for as long before it judges.
+        """
+        now_s, before = time.monotonic(), self._beats
+        self._beats = {}
+        for row in rows:
+            worker, beat = row[0], row[4]
+            known = before.get(worker)
+            self._beats[worker] = known if known is not None and known[0] == beat else (beat, now_s)
+        return [row for row in rows if now_s - self._beats[row[0]][1] >= lease_s]
 
     def held(self, worker: str) -> list[tuple[str, int]]:
         return [(run_id, epoch) for run_id, epoch in self._database.read("held_by_worker", (worker,))]

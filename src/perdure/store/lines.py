@@ -16,7 +16,7 @@ import msgspec
 from perdure.settings import Queue
 from perdure.store.api import Served
 from perdure.store.cursor import Cursor, Row
-from perdure.store.rows import key_of, lost_of
+from perdure.store.rows import is_sound, key_of, lost_of
 
 SUSPECT_CRASHES = 2
 _READY_AT, _CRASHES = 10, 15  # where they are in the columns that run_by_id and ready_of_line share
@@ -148,6 +148,8 @@ class Choice:
             after = _place(rows[-1])
 
     def _may_take(self, row: Row) -> bool:
+        if not is_sound(row):
+            return False  # nobody can take it, and it must not keep the worker from the others
         # One suspect at a time: should it kill this worker too, the others are not blamed for it.
         if crashes_if_taken(row) < SUSPECT_CRASHES:
             return True

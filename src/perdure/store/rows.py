@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import NoneType
+from typing import Any
 
 import msgspec
 
@@ -20,11 +21,37 @@ _COLUMNS: tuple[tuple[type, ...], ...] = (
 )
 
 
-def run_row(row: Row) -> RunRow:
-    """A run from the columns that every query for whole runs begins with, as run_by_id does."""
+_EMPTY: dict[tuple[type, ...], Any] = {_TEXT: "", _MAYBE_TEXT: None, _NUMBER: 0, _MAYBE_NUMBER: None, _BYTES: b""}
+_WIDTH = len(_COLUMNS)
+_STATUS, _ATTENTION, _ERROR = (RunRow.__struct_fields__.index(name) for name in ("status", "attention", "error"))
+_sound: set[tuple[type, ...]] = set()  # types of columns that were found in order before: a few dozen at most
+
+
+def is_sound(row: Row) -> bool:
+    """Whether each column of a run is of a type that perdure writes; in a damaged page it may be anything."""
+    types = tuple(map(type, row[:_WIDTH]))
+    if types in _sound:
+        return True
     if not all(map(isinstance, row, _COLUMNS)):
+        return False
+    _sound.add(types)
+    return True
+
+
+def run_row(row: Row) -> RunRow:
+    """A run from the columns that every query for whole runs begins with, as run_by_id does. StoreCorrupt when it is damaged."""
+    if not is_sound(row):
         raise StoreCorrupt(f"the row of run {row[0]!r} is damaged; see what else is: perdure verify")
-    return RunRow(*row[:23])
+    return RunRow(*row[:_WIDTH])
+
+
+def listed_row(row: Row) -> RunRow:
+    """The same among others, which must not be hidden by one that is damaged: that one is there, and says so."""
+    if is_sound(row):
+        return RunRow(*row[:_WIDTH])
+    values: list[Any] = [value if isinstance(value, types) else _EMPTY[types] for value, types in zip(row, _COLUMNS, strict=False)]
+    values[_STATUS], values[_ATTENTION], values[_ERROR] = "needs_attention", "error", "the run's row is damaged; restore a backup"
+    return RunRow(*values)
 
 
 def key_of(row: Row) -> int:

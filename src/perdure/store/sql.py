@@ -57,7 +57,7 @@ from perdure.store.mailbox import Mailbox
 from perdure.store.notices import Notices
 from perdure.store.pruning import Pruning
 from perdure.store.rates import Rates
-from perdure.store.rows import key_of, run_row
+from perdure.store.rows import key_of, listed_row, run_row
 from perdure.store.wholes import Wholes
 
 
@@ -107,7 +107,7 @@ class SqlStore(ABC):
         return run_row(rows[0]) if rows else None
 
     def family(self, run_id: str) -> list[RunRow]:
-        return [run_row(row) for row in self._database.read("family_of_run", {"run_id": run_id})]
+        return [listed_row(row) for row in self._database.read("family_of_run", {"run_id": run_id})]
 
     def append(self, batch: Sequence[Append]) -> list[Appended]:
         answers = self._journal.append(batch)
@@ -143,7 +143,7 @@ class SqlStore(ABC):
     def growing(self, after: Place = (0, 0), newest: Place = (0, 0), limit: int = 1000) -> list[tuple[Place, RunRow]]:
         places = {"after_commit": after[0], "after": after[1], "newest_commit": newest[0], "newest": newest[1]}
         rows = self._database.read("growing_runs", {**places, "limit": limit})
-        return [((row[-1], key_of(row)), run_row(row)) for row in rows]
+        return [((row[-1], key_of(row)), listed_row(row)) for row in rows]
 
     def blob(self, digest: str) -> bytes:
         return blobs.get(self._database, digest)
@@ -370,4 +370,4 @@ class SqlStore(ABC):
 
     # Last, because inside the class the name `list` means this method from here on.
     def list(self, wanted: Filter) -> list[RunRow]:
-        return [run_row(row) for row in self._database.read("list_runs", msgspec.structs.asdict(wanted))]
+        return [listed_row(row) for row in self._database.read("list_runs", msgspec.structs.asdict(wanted))]

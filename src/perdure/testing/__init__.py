@@ -3,6 +3,7 @@
     ManualClock                 a clock that stands still until it is told            clock.py
     stepping, SteppedRun        a run that is held at a boundary, and killed there     stepped.py
     recorded, Recording         a production run as a regression test                  recorder.py
+    export                      a run of a database into such a file                   recorder.py
     crash_matrix, Report        an agent killed at every one of its boundaries         lab/
 
 The pytest plugin has them as fixtures: plugin.py.
@@ -16,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from perdure.testing.clock import ManualClock
     from perdure.testing.lab import Report, crash_matrix
-    from perdure.testing.recorder import Changed, Recording, recorded
-    from perdure.testing.rerun import Rerun
+    from perdure.testing.recorder import Recording, export, recorded
+    from perdure.testing.rerun import Changed, Rerun
     from perdure.testing.stepped import NotReached, SteppedRun, stepping
 
 _HOMES = {
-    "Changed": "recorder",
+    "Changed": "rerun",
     "ManualClock": "clock",
     "NotReached": "stepped",
     "Recording": "recorder",
@@ -29,6 +30,7 @@ _HOMES = {
     "Rerun": "rerun",
     "SteppedRun": "stepped",
     "crash_matrix": "lab",
+    "export": "recorder",
     "recorded": "recorder",
     "stepping": "stepped",
 }
@@ -42,6 +44,7 @@ __all__ = [
     "Rerun",
     "SteppedRun",
     "crash_matrix",
+    "export",
     "recorded",
     "stepping",
 ]

@@ -24,7 +24,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from perdure.core.chain import Sealed
-from perdure.core.events import OF_MODEL, AnyBody, RunReleased, ToolCallInitiated
+from perdure.core.events import OF_MODEL, AnyBody, ApprovalRequested, RunReleased, ToolCallInitiated
 from perdure.store.api import Append, Claimed, NewRun, Store
 from perdure.tool import Call
 
@@ -118,7 +118,9 @@ class Points:
             call, body = sealed.event.call or 0, sealed.event.body
             if isinstance(body, ToolCallInitiated):
                 self._tools[run_id, call] = body.tool
-            found.append(Boundary(f"{moment}_{what_of(body)}_persisted", self.below(run_id), call, self._tools.get((run_id, call), "")))
+            # The question's own name, where one is asked; it is no tool, and what comes of it goes by the number of the call.
+            who = body.action if isinstance(body, ApprovalRequested) else self._tools.get((run_id, call), "")
+            found.append(Boundary(f"{moment}_{what_of(body)}_persisted", self.below(run_id), call, who))
         return found
 
     def of_effect(self, moment: Moment, call: Call, tool: Any) -> Boundary:

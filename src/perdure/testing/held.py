@@ -27,7 +27,8 @@ from msgspec import Struct
 from perdure.agent import Agent
 from perdure.settings import Settings
 from perdure.testing.boundaries import Boundary
-from perdure.testing.clock import ManualClock
+from perdure.testing.clock import ManualClock, at
+from perdure.testing.forking import let_signals_in
 from perdure.testing.watched import WatchedPerdure
 
 GONE = 71  # the exit code when nobody holds the other end any more
@@ -116,6 +117,7 @@ def live(end: socket.socket, errand: Errand) -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)  # it belongs to the test's own loop
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the test, whose end is ours
+        let_signals_in()
         threading.Thread(target=_end_with, args=(end,), name="perdure-held", daemon=True).start()
         asyncio.run(_drive(line, errand))
     except BaseException:
@@ -172,7 +174,7 @@ class _Gate:
         go = _asked.decode(message)
         self._stop, self._left = go.stop, 0 if go.stop is None else go.stop.nth
         if self._clock is not None and go.now_us is not None:
-            self._clock.advance((go.now_us - self._clock.now_us) / 1e6)
+            self._clock.set_to(at(go.now_us))
 
     def _is_wanted(self, boundaries: Sequence[Boundary]) -> bool:
         if self._stop is None or not any(map(self._stop.is_at, boundaries)):

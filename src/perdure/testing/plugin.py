@@ -56,6 +56,7 @@ def run_until(stepped: Callable[..., SteppedRun]) -> Callable[..., SteppedRun]:
     def until(
         boundary: str, agent: Agent[Any, Any], /, *args: Any, tool: str | None = None, call: int | None = None, nth: int = 1, **kwargs: Any
     ) -> SteppedRun:
+        __tracebackhide__ = True
         run = stepped(agent, *args, **kwargs)
         run.until(boundary, tool=tool, call=call, nth=nth)
         return run
@@ -64,21 +65,48 @@ def run_until(stepped: Callable[..., SteppedRun]) -> Callable[..., SteppedRun]:
 
 
 @pytest.fixture
-def crash_matrix() -> Callable[..., Report]:
-    """crash_matrix(agent, *args, ledger=None, pairs=False, **kwargs): kill it at every boundary; the test fails if something is wrong.
+def crash_matrix() -> CrashMatrix:
+    """crash_matrix(agent, *args, ledger=…, **kwargs): kill it at every boundary; the test fails if something is wrong.
 
-    `ledger` is a function from the trial's folder to what the world has seen of it. For more options, and for a report that you judge
-    yourself, there is `perdure.testing.crash_matrix`.
+    A keyword that is a parameter of the agent is the agent's. Every other one is an option of `perdure.testing.crash_matrix`: ledger,
+    pairs, approve, signals, world, boundaries, limit, timeout_s, … Where both have the name, options(…) gives it to the lab:
+    `crash_matrix.options(ledger=payments)(agent, ledger="2026")`. For a report that you judge yourself there is the function.
     """
+    return CrashMatrix({})
 
-    def matrix(
-        agent: Agent[Any, Any], /, *args: Any, ledger: Callable[[Path], Any] | None = None, pairs: bool = False, **kwargs: Any
-    ) -> Report:
+
+class CrashMatrix:
+    """What the fixture is: call it with an agent and the agent's arguments."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+
+    def options(self, **options: Any) -> CrashMatrix:
+        """The same with these options of the lab, whatever the parameters of the agent are called."""
+        _require_options(options)
+        return CrashMatrix({**self._options, **options})
+
+    def __call__(self, agent: Agent[Any, Any], /, *args: Any, **kwargs: Any) -> Report:
+        __tracebackhide__ = True
         from perdure.testing.lab import crash_matrix as run_matrix
 
-        report = run_matrix(agent, args, kwargs, ledger=ledger, pairs=pairs)
+        theirs: frozenset[str] = getattr(agent, "parameter_names", frozenset())
+        options = {name: value for name, value in kwargs.items() if name not in theirs}
+        _require_options(options)
+        given = {name: value for name, value in kwargs.items() if name in theirs}
+        report = run_matrix(agent, args, given, **{**self._options, **options})
         if not report.ok:
             pytest.fail(report.table(), pytrace=False)
         return report
 
-    return matrix
+
+def _require_options(given: dict[str, Any]) -> None:
+    import inspect
+
+    from perdure.errors import InvalidInput
+    from perdure.testing.lab import crash_matrix as run_matrix
+
+    known = [name for name, one in inspect.signature(run_matrix).parameters.items() if one.kind is one.KEYWORD_ONLY]
+    for name in given:
+        if name not in known:
+            raise InvalidInput(f"{name} is neither a parameter of the agent nor an option of crash_matrix, which has {', '.join(known)}")

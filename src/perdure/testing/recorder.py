@@ -13,20 +13,29 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from perdure.agent import Agent
-from perdure.core import codec
+from perdure.core import codec, keys
 from perdure.core.codec import Payload, shown
 from perdure.errors import InvalidInput
-from perdure.inspect.export import Export, Journal, load
+from perdure.inspect.export import Export, Journal, export_run, load
+from perdure.inspect.newfile import new_file
 from perdure.inspect.replay import Different, compare, machine_for
 from perdure.settings import Settings
-from perdure.testing.rerun import Answers, Rerun, Rerunning
+from perdure.store.open import open_store
+from perdure.testing.rerun import Answers, Changed, Rerun, Rerunning
 from perdure.worker.outside import guard
 
 T = TypeVar("T")
 
 
-class Changed(AssertionError):
-    """Today's code does not do what was recorded."""
+def export(url: str, run_id: str, path: Path | str) -> Recording:
+    """What `perdure export RUN -o FILE` does, in Python: the run and those below it into a new file, and that as a Recording."""
+    store = open_store(url)
+    try:
+        with new_file(Path(path)) as file:
+            export_run(store, run_id, file.write)
+    finally:
+        store.close()
+    return recorded(path)
 
 
 def recorded(path: Path | str) -> Recording:
@@ -59,33 +68,50 @@ class Recording:
         calls = self._root.state.calls.values()
         return [self._value(call.result) for call in calls if call.tool == tool and call.result is not None]
 
-    def replay(self, agent: Agent[Any, Any], *others: Agent[Any, Any]) -> None:
-        """Changed, with the first difference, unless this code asks for exactly what was recorded. `others` are its children's agents.
+    @property
+    def agents(self) -> list[str]:
+        """The names of the agents that have runs in it: the run's own first, then those of its children, and of theirs."""
+        return list(dict.fromkeys(run.agent for run in self._runs()))
 
+    def replay(self, agent: Agent[Any, Any], *others: Agent[Any, Any]) -> None:
+        """Changed, with the first difference of each run, unless this code asks for exactly what was recorded.
+
+        `others` are the agents of its children, and of theirs: InvalidInput when one is missing, since its runs would not be looked at.
         Nothing is performed: the recording answers.
         """
+        __tracebackhide__ = True
         agents = self._by_name((agent, *others))
-        different = [
-            found for run in self._export.runs.values() if run.agent in agents and (found := self._compare(run, agents[run.agent]))
-        ]
+        different = [found for run in self._runs() if (found := self._compare(run, agents[run.agent]))]
         if different:
             raise Changed("\n".join(f"run {found.run_id} would go another way with this code: {found.difference}" for found in different))
 
-    def rerun(self, agent: Agent[Any, Any]) -> Rerun:
-        """Run the agent anew on the recorded input, with the recording in the place of the world; what it asked for, beside what was recorded."""
-        self._by_name((agent,))
+    def rerun(self, agent: Agent[Any, Any], *others: Agent[Any, Any]) -> Rerun:
+        """Run the agent anew on the recorded input, with the recording in the place of the world; what it asked for, beside what was recorded.
+
+        So is each child, on the input that it was given then. `others` are their agents: InvalidInput when one is missing.
+        """
+        agents = self._by_name((agent, *others))
         guard()
+        again = Rerun([], [])
+        for run in self._runs():
+            found = _on_a_thread(partial(self._anew, run, agents[run.agent]))
+            whose = "" if run is self._root else f"{run.run_id}: "
+            again.recorded.extend(f"{whose}{line}" for line in found.recorded)
+            again.asked.extend(f"{whose}{line}" for line in found.asked)
+        return again
 
-        def run() -> Rerun:
-            answers = Answers(self._root, self._export)
-            recorded_lines = list(answers.lines)
-            machine = machine_for(agent, self._root.state, self._export.load, Settings().max_steps)
-            try:
-                return Rerun(recorded_lines, Rerunning(machine, self._root, answers).run())
-            finally:
-                machine.close()
+    def _runs(self) -> list[Journal]:
+        """The runs that agents have asked for. Not what undoes them: that is made from what they have done, and calls no agent."""
+        return [run for run in self._export.runs.values() if run is self._root or keys.undone_by(run.run_id) is None]
 
-        return _on_a_thread(run)
+    def _anew(self, run: Journal, agent: Agent[Any, Any]) -> Rerun:
+        answers = Answers(run, self._export)
+        recorded_lines = list(answers.lines)
+        machine = machine_for(agent, run.state, self._export.load, Settings().max_steps)
+        try:
+            return Rerun(recorded_lines, Rerunning(machine, run, answers).run())
+        finally:
+            machine.close()
 
     def _compare(self, run: Journal, agent: Agent[Any, Any]) -> Different | None:
         guard()
@@ -101,7 +127,14 @@ class Recording:
             raise InvalidInput(
                 f"run {self.run_id} is of agent {self.agent!r}, and this is agent {agents[0].name!r}; give the one that it is of"
             )
-        return {agent.name: agent for agent in agents}
+        by_name = {agent.name: agent for agent in agents}
+        missing = next((run for run in self._runs() if run.agent not in by_name), None)
+        if missing is not None:
+            raise InvalidInput(
+                f"run {missing.run_id} below it is of agent {missing.agent!r}, which was not given, and would not be looked at; give the "
+                f"children's agents too: ({', '.join(self.agents)})"
+            )
+        return by_name
 
     def _value(self, payload: Payload | None) -> Any:
         return None if payload is None else codec.decode(self._export.load(payload))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 from perdure.errors import InvalidInput
@@ -19,33 +20,67 @@ RUN = recorded(Path(__file__).with_name({file}))
 
 
 def test_{slug}_goes_as_it_was_recorded() -> None:
-    RUN.replay({name})
+    RUN.replay({agents})
 
 
 def test_{slug}_asks_for_the_same_when_it_runs_anew() -> None:
-    again = RUN.rerun({name})
-    assert again.same, again.diff
+    RUN.rerun({agents}).check()
 '''
 
 
-def source_of_test(test: Path, export: Path, run_id: str, agent: str, on: str, target: str) -> str:
-    """The test file. InvalidInput when the target is no `file.py:name` or `package.module:name`, or the export lies elsewhere."""
+def check_places(test: Path, export: Path, target: str) -> None:
+    """InvalidInput when no test can be written there, or none of this target: before any code is loaded."""
+    if test.suffix != ".py":
+        raise InvalidInput(f"{test}: pytest takes a test from a file that ends in .py, such as {test.with_suffix('.py')}")
     if export.parent.resolve() != test.parent.resolve():
         raise InvalidInput(f"{export}: the export of a test lies beside it, in {test.parent}; leave -o out, or name a file there")
+    if export.name == test.name:
+        raise InvalidInput(f"{export} cannot be the export and its test; leave -o out, or name another file there")
+    _import_of(target)
+
+
+def source_of_test(test: Path, export: Path, run_id: str, agent: str, on: str, targets: list[str]) -> str:
+    """The test file. The first target is that of the run's own agent, the others those of its children's."""
+    lines, names = _imports(test, targets)
+    slug = re.sub(r"\W+", "_", f"run_{run_id}", flags=re.ASCII).strip("_").lower()
+    words = {"run_id": _plain(run_id), "agent": _plain(agent), "on": on, "file": json.dumps(export.name), "slug": slug}
+    return _TEMPLATE.format(imports="\n".join(lines), agents=", ".join(names), **words)
+
+
+def _imports(test: Path, targets: list[str]) -> tuple[list[str], list[str]]:
+    """The lines at the top of the file, and what each target is called below them."""
+    folders: dict[Path, None] = {}
+    imported: dict[str, list[str]] = {"perdure.testing": ["recorded"]}
+    names: list[str] = []
+    for target in targets:
+        folder, module, name = _import_of(target)
+        called = name if name not in (*names, "recorded", "Path", "RUN", "sys") else f"{name}_{len(names) + 1}"
+        imported.setdefault(module, []).append(name if called == name else f"{name} as {called}")
+        names.append(called)
+        if folder is not None:
+            folders[folder] = None
+    later = "  # noqa: E402" if folders else ""
+    lines = sorted(f"from {module} import {', '.join(sorted(wanted))}{later}" for module, wanted in imported.items())
+    if not folders:
+        return ["from pathlib import Path", *lines, ""], names
+    on_path = [f"sys.path.insert(0, {_from_here(test, folder)})" for folder in folders]
+    return ["import sys", "from pathlib import Path", "", *on_path, "", *lines, ""], names
+
+
+def _import_of(target: str) -> tuple[Path | None, str, str]:
+    """(the folder to import from, if it is told, the module, the name) of `file.py:name` or `package.module:name`."""
+    if target.partition(" --tools ")[0].endswith((".toml", ".json")):
+        raise InvalidInput(
+            f"{target}: a test imports its agent from a Python file, which a plan's file is none; give the plan a name in one, "
+            'deploy = Plan.from_file("deploy.toml", tools), and name that: FILE.py:deploy'
+        )
     where, _, name = target.rpartition(":")
     if not where or not name.isidentifier():
         raise InvalidInput(f"{target}: a test imports its agent from a Python file: FILE.py:NAME, or package.module:NAME")
-    lines = ["from pathlib import Path"]
-    if where.endswith(".py"):
-        folder, module = _place(Path(where))
-        lines = ["import sys", *lines, "", f"sys.path.insert(0, {_from_here(test, folder)})", ""]
-    else:
-        module = where
-    later = "  # noqa: E402" if where.endswith(".py") else ""
-    imports = [*lines, *sorted([f"from {module} import {name}{later}", f"from perdure.testing import recorded{later}"]), ""]
-    slug = re.sub(r"\W+", "_", f"run_{run_id}", flags=re.ASCII).strip("_").lower()
-    words = {"run_id": _plain(run_id), "agent": _plain(agent), "on": on, "file": json.dumps(export.name), "slug": slug, "name": name}
-    return _TEMPLATE.format(imports="\n".join(imports), **words)
+    if not where.endswith(".py"):
+        return None, where, name
+    folder, module = _place(Path(where))
+    return folder, module, name
 
 
 def _place(file: Path) -> tuple[Path, str]:
@@ -58,7 +93,7 @@ def _place(file: Path) -> tuple[Path, str]:
     while (folder / "__init__.py").is_file():
         names.insert(0, folder.name)
         folder = folder.parent
-    if not names or not all(name.isidentifier() for name in names):
+    if not names or not all(name.isidentifier() for name in names) or (len(names) == 1 and names[0] in sys.stdlib_module_names):
         raise InvalidInput(f"{file} cannot be imported by its name; write the test by hand, with recorded(…).replay(agent)")
     return folder, ".".join(names)
 

@@ -46,12 +46,17 @@ from perdure.inspect.export import Export, Journal
 
 Kind = Literal["", "approval ", "child "]
 _WAITS = "the agent waits, and the recording has nothing more to tell it"
+_UNANSWERED = "which was not recorded: nobody knows the answer"
 _LONG = 400
 _LATE_US = 1_000_000  # by which a timer may have been overtaken by an answer, in a worker that had much to do
 
 
+class Changed(AssertionError):
+    """Today's code does not do what was recorded."""
+
+
 class Rerun(Struct, frozen=True):
-    """What the agent asked for, one line each, and the end that it came to; beside what was recorded."""
+    """What the agent asked for, one line each, and the end that it came to; beside what was recorded. Then the same of each child's run."""
 
     recorded: list[str]
     asked: list[str]
@@ -64,6 +69,12 @@ class Rerun(Struct, frozen=True):
     def diff(self) -> str:
         """The difference as a unified diff; empty when there is none."""
         return "\n".join(difflib.unified_diff(self.recorded, self.asked, "recorded", "this code", lineterm="", n=2))
+
+    def check(self) -> None:
+        """Changed, with the diff, unless this code has asked for what was recorded."""
+        __tracebackhide__ = True
+        if not self.same:
+            raise Changed(f"this code asks for something else than was recorded:\n{self.diff}")
 
 
 class _Wish(NamedTuple):
@@ -180,12 +191,12 @@ class Rerunning:
     def _obey(self, commands: list[Command]) -> None:
         for command in commands:
             if isinstance(command, Asked):
-                self._asked.append(str(_wish(command)))
                 answers = self._answers.take(command)
                 if answers is None:
-                    self._asked.append("which was not recorded: nobody knows the answer")
+                    self._asked.append(f"{_wish(command)}  [{_UNANSWERED}]")
                     self._over = True
                     return
+                self._asked.append(str(_wish(command)))
                 self._open[command.number] = answers
             elif isinstance(command, Finish):
                 self._asked.append(_end(command.outcome))

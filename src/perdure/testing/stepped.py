@@ -18,7 +18,6 @@ import signal
 import socket
 import tempfile
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,7 +34,9 @@ from perdure.store.api import RunRow, Store
 from perdure.store.open import open_store
 from perdure.testing.boundaries import Boundary, names
 from perdure.testing.clock import ManualClock
+from perdure.testing.forking import fork
 from perdure.testing.held import Broke, Came, Errand, Go, Line, Rested, Stop, live, told
+from perdure.testing.recorder import Recording, export
 
 T = TypeVar("T")
 TIMEOUT_S = 60.0
@@ -97,6 +98,7 @@ class SteppedRun:
 
         `run` is a child, named from below: "/2" is that of call 2.
         """
+        __tracebackhide__ = True
         stop = Stop(_known(name), tool, call, run, nth)
         answer = self._go(stop, timeout_s)
         if isinstance(answer, Rested):
@@ -106,11 +108,13 @@ class SteppedRun:
 
     def rest(self, *, timeout_s: float = TIMEOUT_S) -> RunRow:
         """Go on until it ends, needs a person, or waits; its row then."""
+        __tracebackhide__ = True
         self._go(None, timeout_s)
         return self.row()
 
     def finish(self, *, timeout_s: float = TIMEOUT_S) -> Any:
         """Go on to the end, and return the run's result. RunFailed, RunCancelled, NeedsAttention; NotReached when it waits."""
+        __tracebackhide__ = True
         row = self.rest(timeout_s=timeout_s)
         match row.status:
             case "succeeded":
@@ -158,6 +162,10 @@ class SteppedRun:
             raise NotFound(f"run {self.id} is not in {self.url} yet: its process was held, or killed, before it was created")
         return row
 
+    def export(self, path: Path | str) -> Recording:
+        """Its journal as it is now, with those below it, in a new file: what `perdure export` writes, as a Recording."""
+        return export(self.url, self.id, path)
+
     def _look(self, look: Callable[[Store], T]) -> T:
         # Opened for each look: while a process is forked, this one must not have the database open.
         store = open_store(self.url)
@@ -168,6 +176,7 @@ class SteppedRun:
 
     # -- its process --------------------------------------------------------------------------------------------------
     def _go(self, stop: Stop | None, timeout_s: float) -> Came | Rested:
+        __tracebackhide__ = True
         if self._line is None:
             self._line = self._begin()
         until = time.monotonic() + timeout_s
@@ -186,6 +195,7 @@ class SteppedRun:
                 return answer
 
     def _hear(self, line: Line, until: float, stop: Stop | None, timeout_s: float) -> Came | Rested | Broke:
+        __tracebackhide__ = True
         wanted = "its end" if stop is None else str(stop)
         try:
             line.end.settimeout(max(until - time.monotonic(), 0.001))
@@ -204,10 +214,7 @@ class SteppedRun:
         ours, theirs = socket.socketpair()
         now_us = None if self._clock is None else self._clock.now_us
         errand = Errand(self._agent, self._agents, self._encoded, self.id, self.url, self._settings, now_us)
-        with warnings.catch_warnings():
-            # Of a process with threads, since one of them may hold a lock: the child uses nothing that was there before but the agent.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
+        pid = fork()  # there may be threads, one of which may hold a lock: the child uses nothing that was there before but the agent
         if pid == 0:
             ours.close()
             live(theirs, errand)

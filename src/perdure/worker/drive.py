@@ -585,14 +585,19 @@ class Drive:
         else:
             # Nothing goes on here until the row is there: the commit counts as under way.
             store = self._host.store
-            self._host.consult(lambda: (store.get(self.run_id), store.unread(self.run_id)), lambda found: self._refused(why, found))
+            self._host.consult(
+                lambda: (store.get(self.run_id), store.unread(self.run_id)), lambda found: self._refused(why, starting, found)
+            )
 
-    def _refused(self, why: str, found: tuple[RunRow | None, Sequence[InboxRow]] | Exception) -> None:
+    def _refused(self, why: str, starting: Sequence[int], found: tuple[RunRow | None, Sequence[InboxRow]] | Exception) -> None:
         if self.over:
             return
         row, post = (None, ()) if isinstance(found, Exception) else found
-        # What lies unread may be the reason, such as the end of an approval by another worker's clock: whoever is next reads it first.
-        explained = any(letter.inbox_id not in self._read for letter in post)
+        # An answer about one of these calls that lies unread may be the reason, such as the end of its approval by another worker's
+        # clock: whoever is next reads it first. Other post explains nothing, and a refusal that stays would go around with it for ever.
+        explained = any(
+            letter.inbox_id not in self._read and letter.call in starting and isinstance(letter.body, _ANSWERS) for letter in post
+        )
         self._host.broke(self, Conflict(why) if row is not None and self._is_still_ours(row) and not explained else Fenced(why))
 
     def _has_lapsed(self, number: int) -> bool:

@@ -16,7 +16,6 @@ from perdure.worker.clock import Clock
 
 log = logging.getLogger("perdure.worker")
 _AGAIN_S = 1.0
-_LONG_AGO = 10  # leases
 _FOR_EVER_S = 1e9
 
 
@@ -53,9 +52,7 @@ class Renewer:
         self._every_s = lease_s / 4
         begun_s = time.monotonic()
         self._held = (begun_s, begun_s)  # since when without a gap, and the last sign of life; one object, read by another thread
-        self._begun_s = begun_s if store.remote else float("-inf")
-        self._cut_off_s = float("-inf")  # when this worker last could not reach the database, or its clock was set
-        self._ahead_s = self._ahead_of_monotonic()
+        self._cut_off_s = float("-inf")  # when this worker last could not reach the database
         self._watchdog = watchdog
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="perdure-lease", daemon=True)
@@ -78,19 +75,12 @@ class Renewer:
         """For how long (s) another worker must have been silent for this one to call it dead.
 
         After an outage everybody has been silent for as long as it lasted. Whoever is back first must not take the runs of all the others,
-        whose calls go on: it has been in touch for a whole lease before it judges anybody. One that has only just come to a database
-        elsewhere cannot know whether there was an outage, and believes in deaths of long ago only. A clock that was set forward makes
-        every sign of life look old in the same way.
+        whose calls go on: it has been in touch for a whole lease before it judges anybody.
         """
-        now_s, ahead_s = time.monotonic(), self._ahead_of_monotonic()
-        if abs(ahead_s - self._ahead_s) > self._lease_s / 2:  # less makes nobody look silent who gives a sign of life every quarter
-            self._ahead_s, self._cut_off_s = ahead_s, now_s
+        now_s = time.monotonic()
         if now_s - self._held[1] > self._lease_s or now_s - self._cut_off_s <= self._lease_s:
             return _FOR_EVER_S
-        return self._lease_s if now_s - self._begun_s > self._lease_s else _LONG_AGO * self._lease_s
-
-    def _ahead_of_monotonic(self) -> float:
-        return self._clock.now() / 1e6 - time.monotonic()
+        return self._lease_s
 
     def _run(self) -> None:
         wait_s = self._every_s

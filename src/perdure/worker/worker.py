@@ -308,7 +308,8 @@ class Worker:
             return False
         wakes = [at for one in (row, *family) if (at := await self._goes_on_at(one)) is not None]
         if row.holder is not None or not wakes or not wait:
-            return True
+            # What was read in between may be newer than the row: the last child may have ended, and the run be ready for that.
+            return await self._row(run_id) == row
         await self._doze(min(max((min(wakes) - self.clock.now()) / 1e6, 0.0), 60.0), stop)
         return False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 
-from perdure.store.claims import LEASE_RAN_OUT, Claims
+from perdure.store.claims import Claims
 from perdure.store.cursor import Cursor, Database
 from perdure.store.journal import Journal
 from perdure.store.liveness import Liveness
@@ -55,10 +55,7 @@ class PostgresClaims(Claims):
             return 0
 
         def lose(cursor: Cursor) -> int:
-            return sum(
-                cursor.change("lose_runs_of_cut_off_worker", {"worker": other, "now": now, "beat_at": beat, "lost": LEASE_RAN_OUT})
-                for other, beat in gone
-            )
+            return sum(cursor.change("lose_runs_of_silent_worker", {"worker": other, "now": now, "beat_at": beat}) for other, beat in gone)
 
         return self._database.write(lose, lambda cursor, _: False)
 

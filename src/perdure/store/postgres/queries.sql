@@ -606,15 +606,8 @@ UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :n
 WHERE run_id = :run_id AND holder = :worker AND epoch = :epoch
 
 -- name: lose_runs_of_silent_worker
--- As lose_runs, unless the worker has given a sign of life since we looked.
+-- As lose_runs, unless the worker has given another sign of life since.
 UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = 1, ready_at = :now::bigint, updated_at = greatest(updated_at, :now::bigint),
-    status = CASE WHEN status = 'cancelling' THEN status ELSE 'queued' END
-WHERE id IN (SELECT id FROM perdure_runs WHERE holder = :worker ORDER BY id FOR NO KEY UPDATE SKIP LOCKED)
-    AND EXISTS (SELECT 1 FROM perdure_workers AS w WHERE w.worker = :worker AND w.beat_at < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - :lease_us::bigint)
-
--- name: lose_runs_of_cut_off_worker
--- As lose_runs, unless the worker has given a sign of life since we first saw it without a connection.
-UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :now::bigint, updated_at = greatest(updated_at, :now::bigint),
     status = CASE WHEN status = 'cancelling' THEN status ELSE 'queued' END
 WHERE id IN (SELECT id FROM perdure_runs WHERE holder = :worker ORDER BY id FOR NO KEY UPDATE SKIP LOCKED)
     AND EXISTS (SELECT 1 FROM perdure_workers AS w WHERE w.worker = :worker AND w.beat_at = :beat_at)

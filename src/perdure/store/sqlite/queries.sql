@@ -487,7 +487,8 @@ ON CONFLICT (worker) DO UPDATE SET name = excluded.name, pid = excluded.pid, bea
 DELETE FROM perdure_workers WHERE worker = ?
 
 -- name: beat
-UPDATE perdure_workers SET beat_at = max(beat_at, :now) WHERE worker = :worker
+-- Always another one than the last, or nobody would see it; and whatever that one said: a clock may have been set back.
+UPDATE perdure_workers SET beat_at = iif(beat_at = :now, :now + 1, :now) WHERE worker = :worker
 
 -- name: worker_by_id
 SELECT name, beat_at FROM perdure_workers WHERE worker = ?
@@ -518,10 +519,10 @@ UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :n
 WHERE run_id = :run_id AND holder = :worker AND epoch = :epoch
 
 -- name: lose_runs_of_silent_worker
--- As lose_runs, unless the worker has given a sign of life since we looked.
+-- As lose_runs, unless the worker has given another sign of life since.
 UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = 1, ready_at = :now, updated_at = max(updated_at, :now),
     status = iif(status = 'cancelling', status, 'queued')
-WHERE holder = :worker AND EXISTS (SELECT 1 FROM perdure_workers AS w WHERE w.worker = :worker AND w.beat_at < :now - :lease_us)
+WHERE holder = :worker AND EXISTS (SELECT 1 FROM perdure_workers AS w WHERE w.worker = :worker AND w.beat_at = :beat_at)
 
 -- == Rates ============================================================================================================
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import count
 
 from perdure.app import Perdure
@@ -34,7 +35,7 @@ class Attendant:
         if row.status in FINISHED:
             return False
         family = [row, *await self._app.ask(lambda: self._app.store.family(row.run_id))]
-        return await self._settle(family) or await self._decide(family) or await self._signal(family) or self._let_time_pass(family)
+        return await self._settle(family) or await self._decide(family) or await self._signal(family) or await self._let_time_pass(family)
 
     # -- doubts -------------------------------------------------------------------------------------------------------
     async def _settle(self, family: list[RunRow]) -> bool:
@@ -100,12 +101,16 @@ class Attendant:
             return False
         return True
 
-    def _let_time_pass(self, family: list[RunRow]) -> bool:
-        """Go to where the next timer is due, or the next retry."""
+    async def _let_time_pass(self, family: list[RunRow]) -> bool:
+        """Go to where the next timer is due, or the next retry; at the pace of whatever is outside, if it is that which takes the time."""
         due = [row.ready_at for row in family if row.ready_at is not None and row.status != "waiting_approval"]
         if not due or not self._spec.warp:
             return False
-        self._warp.jump(max((min(due) - self._app.clock.now()) / 1e6, 0.0) + 0.001)
+        left_s = max((min(due) - self._app.clock.now()) / 1e6, 0.0) + 0.001
+        if self._warp.outside_s > 0.0:
+            await asyncio.sleep(min(left_s, self._warp.outside_s))
+        else:
+            self._warp.jump(left_s)
         return True
 
 

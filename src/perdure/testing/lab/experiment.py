@@ -18,7 +18,7 @@ from perdure.testing.lab.records import Problem, Trial
 from perdure.testing.lab.report import Report
 from perdure.testing.lab.spec import RUN_ID
 from perdure.testing.lab.summary import baseline_of, figures_of, subject_of
-from perdure.testing.lab.trials import Evidence, Given, Lab, Planned, Point, points
+from perdure.testing.lab.trials import BROKEN, Evidence, Given, Lab, Planned, Point, points
 
 Progress = Callable[[int, int, str], None]  # done, of how many, what now
 
@@ -32,7 +32,7 @@ class Setup(Struct, frozen=True):
     limit: int
     seed: int
     pairs: bool
-    boundaries: Callable[[str], bool] | None
+    boundaries: Callable[[str], bool] | Sequence[str] | None
     allow_models: bool
     learn_only: bool
     progress: Progress
@@ -46,19 +46,20 @@ def experiment(lab: Lab, setup: Setup, given: Given, *, forks: bool) -> Report:
     # In an interpreter of its own where there is one: the order of a set differs there, as it will after a crash.
     second = first if setup.learn_only else _undisturbed(lab, 1, fresh=bool(setup.fresh))
     base = Undisturbed(Facts(first), Facts(second))
-    all_points = points(first)
+    all_points = points(first, second)
     chosen = _chosen(all_points, setup)
     evidence, planned = _trials(lab, setup, chosen)
     trials = judge(evidence, base)
     problems = (*_unreached(trials), *once_each(trials, "wrong"))
+    remarks = (*_remarks(setup, base, forks=forks), *_unwaited(evidence))
     return Report(
         subject=subject_of(setup.agent, setup.target, given, started_at),
-        baseline=baseline_of(first, base, models, all_points, _remarks(setup, base, forks=forks)),
+        baseline=baseline_of(first, base, models, all_points, remarks),
         trials=tuple(trials),
         tools=tools_seen(base, trials, problems),
         problems=problems,
         notes=once_each(trials, "note"),
-        figures=figures_of(trials, evidence, len(chosen), planned, time.monotonic() - began_s),
+        figures=figures_of(trials, evidence, len(all_points), planned, time.monotonic() - began_s),
     )
 
 
@@ -68,8 +69,7 @@ def _undisturbed(lab: Lab, number: int, *, fresh: bool) -> Evidence:
     told = evidence.told
     if told is None:
         last = next((line for line in reversed(evidence.log.splitlines()) if line.strip()), "it said nothing")
-        how = "did not come to rest in time" if evidence.end == "timeout" else f"ended its process ({evidence.end})"
-        raise RunFailed(RUN_ID, f"without any kill, it {how}: {last}")
+        raise RunFailed(RUN_ID, f"without any kill, it {_how_it_ended(evidence.end, last, lab)}")
     if told.status not in ("succeeded", "waiting", "waiting_approval"):
         raise RunFailed(
             RUN_ID, f"without any kill, it is {told.status.replace('_', ' ')}: {told.error or told.waiting_for or 'no reason given'}"
@@ -77,6 +77,18 @@ def _undisturbed(lab: Lab, number: int, *, fresh: bool) -> Evidence:
     if told.faults:
         raise RunFailed(RUN_ID, f"without any kill, perdure verify finds a fault: {told.faults[0]}")
     return evidence
+
+
+def _how_it_ended(end: str, last: str, lab: Lab) -> str:
+    if end == BROKEN:
+        return f"could not be run: {last}"
+    if end != "timeout":
+        return f"ended its process ({end}): {last}"
+    timers = "; with --url timers are sat through" if lab.is_shared else ""
+    return (
+        f"did not come to rest in time, which is --timeout (timeout_s), {lab.timeout_s:g} s: {last}; "
+        f"raise it if a tool takes that long{timers}"
+    )
 
 
 def _models(first: Evidence, setup: Setup) -> dict[str, int]:
@@ -109,15 +121,33 @@ def _remarks(setup: Setup, base: Undisturbed, *, forks: bool) -> tuple[str, ...]
     return tuple(said)
 
 
+def _unwaited(evidence: Sequence[Evidence]) -> tuple[str, ...]:
+    tools = sorted({entry.tool for one in evidence for entry in one.entries if entry.fact == "unwaited"})
+    return tuple(
+        f"tool {tool}: after a kill, perdure gives its effect longer to show than the lab waits, so that what its reconcile hook "
+        f"did not find counts as unknown; a higher --timeout waits longer"
+        for tool in tools
+    )
+
+
 def _chosen(all_points: Sequence[Point], setup: Setup) -> list[Point]:
     """The points to kill it at."""
     if setup.learn_only:
         return []
     wanted = setup.boundaries
-    chosen = [point for point in all_points if wanted is None or any(wanted(str(name)) for name in point.names)]
-    if not chosen:
-        known = ", ".join(dict.fromkeys(name.name for point in all_points for name in point.names))
-        raise InvalidInput(f"none of its boundaries is wanted; those that it comes to are {known}")
+    if wanted is None:
+        return list(all_points)
+    if callable(wanted):
+        chosen, missing = [point for point in all_points if any(wanted(str(name)) for name in point.names)], ""
+    else:
+        by_part = {part: [point for point in all_points if any(part in str(name) for name in point.names)] for part in wanted}
+        chosen = [point for point in all_points if any(point in found for found in by_part.values())]
+        missing = next((part for part, found in by_part.items() if not found), "")
+    if missing or not chosen:
+        known = ", ".join(str(name) for point in all_points for name in point.names)
+        raise InvalidInput(
+            f"none of its boundaries {f'has {missing!r} in its words' if missing else 'is wanted'}; those that it comes to are {known}"
+        )
     return chosen
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 from perdure.core import codec
 from perdure.testing.lab.ledger import Entry
-from perdure.testing.lab.spec import RUN_ID, CallTold
+from perdure.testing.lab.spec import CallTold
 from perdure.testing.lab.trials import Evidence
 from perdure.testing.lab.world import normal
 
 Place = tuple[str, int, str]  # the run below the one that was started, the number of the call, its tool
+
+INSIDE = "transaction"  # in the journal itself, which is rolled back with the process: nothing of it is outside
+HARMLESS = ("read", "model")  # declared to change nothing, so that they say nothing about how the world should be
 
 
 class Facts:
@@ -46,9 +49,23 @@ class Facts:
 
     @property
     def asked(self) -> dict[Place, str | None]:
-        """The calls, with what they were given; where every run has another id that may be in there, without."""
-        own = self.evidence.run_id == RUN_ID
-        return {place: call.digest if own else None for place, call in self.calls.items()}
+        """The calls, with what they were given."""
+        return {place: call.digest for place, call in self.calls.items()}
+
+    @property
+    def changing(self) -> dict[Place, CallTold]:
+        """The calls that change the world, by what they declare."""
+        return {place: call for place, call in self.calls.items() if call.effect not in HARMLESS}
+
+    @property
+    def cut_off(self) -> list[Place]:
+        """The calls in whose middle a process was killed."""
+        killed = {entry.pid for entry in self.evidence.entries if entry.fact == "killed"}
+        return [place for place in self.lines if any(self._is_open(place, pid) for pid in killed)]
+
+    def _is_open(self, place: Place, pid: int) -> bool:
+        facts = [entry.fact for entry in self.lines[place] if entry.pid == pid]
+        return facts.count("begun") > facts.count("returned") + facts.count("raised")
 
     def effect(self, place: Place) -> str:
         """The effect class that the tool declares; "model" for a model."""
@@ -105,6 +122,34 @@ class Undisturbed:
         self.status = first.told.status
         self.same_output = first.output == second.output
         self.same_calls = first.asked == second.asked
+        mine, others = (_given_by_tool(facts) for facts in (first, second))
+        self._asked_alike = {tool for tool in mine if mine[tool] == others.get(tool)}
+
+    def went_the_same_way(self, case: Facts) -> bool:
+        """Whether the trial made the calls that the undisturbed run made."""
+        return set(case.calls) == set(self.first.calls)
+
+    def changed_the_same(self, case: Facts) -> bool:
+        """Whether the world should be the same: calls that change it were as many, of the same tools, with the same arguments."""
+        return self._changes(case) == self._changes(self.first)
+
+    def _changes(self, case: Facts) -> Counter[tuple[str, str | None]]:
+        # What two undisturbed runs already give to a tool differently, such as a time, may differ in a trial too.
+        return Counter((place[2], call.digest if place[2] in self._asked_alike else None) for place, call in case.changing.items())
+
+    def called_less(self, case: Facts) -> bool:
+        """Whether a function was called less often than undisturbed: a retry was not needed, or its first attempt was never begun."""
+        return any(case.begun(place) < min(self.first.begun(place), self.second.begun(place)) for place in case.calls)
+
+    def shows(self, tool: str) -> bool:
+        """Whether something of what the tool does can be seen: by the user's ledger, or in the working folder."""
+        both = [facts.evidence for facts in (self.first, self.second)]
+        if any(one.world for one in both):
+            return True
+        lines = [entry for one in both for entry in one.entries if entry.tool == tool]
+        if any(entry.fact == "unseen" for entry in lines):  # where nobody looks at each call, all that is left is the whole
+            return any(one.files for one in both)
+        return any(entry.fact == "changed" for entry in lines)
 
     def is_steady(self, place: Place) -> bool:
         """Whether the call's result is the same whenever nobody is killed."""
@@ -113,3 +158,10 @@ class Undisturbed:
     def expected(self, place: Place) -> int:
         """How often the function is called when nobody is killed."""
         return max(self.first.begun(place), self.second.begun(place), 1)
+
+
+def _given_by_tool(facts: Facts) -> dict[str, Counter[str | None]]:
+    found: dict[str, Counter[str | None]] = defaultdict(Counter)
+    for place, call in facts.changing.items():
+        found[place[2]][call.digest] += 1
+    return found

@@ -12,10 +12,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from importlib import import_module
 from types import TracebackType
@@ -24,6 +24,7 @@ from typing import Any, Protocol, Self, TypeVar
 import msgspec
 
 from perdure.agent import Agent
+from perdure.testing.forking import fork, let_signals_in
 from perdure.testing.lab.spec import Spec
 
 T = TypeVar("T")
@@ -35,7 +36,10 @@ class Process(Protocol):
     pid: int
 
     def poll(self) -> int | None:
-        """How it ended: its exit code, or minus the signal; None while it lives."""
+        """How it ended: its exit code, or minus the signal; None while it lives. Its number stays taken until `reap`."""
+
+    def reap(self) -> None:
+        """Give its number back, now that it has ended."""
 
 
 class Lifeline:
@@ -86,9 +90,7 @@ class Forked:
         gc.freeze()  # or every collection in a child would touch, and so copy, all that is here
         sys.stdout.flush()
         sys.stderr.flush()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # from CPython 3.12 on: that there are threads is known, and was judged
-            pid = os.fork()
+        pid = fork()
         if pid:
             gc.unfreeze()
             return _Child(pid)
@@ -112,16 +114,38 @@ class _Child:
 
     def poll(self) -> int | None:
         if self._code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self._code = os.waitstatus_to_exitcode(status) if pid else None
+            self._code = _ended(self.pid)
         return self._code
+
+    def reap(self) -> None:
+        _reap(self.pid)
+
+
+def _ended(pid: int) -> int | None:
+    """How a child ended, and leave it unreaped: as long as it is, no other group of processes gets its number, and what it has left
+    behind can be ended by that."""
+    if not hasattr(os, "waitid"):  # macOS, before CPython 3.13
+        gone, status = os.waitpid(pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if gone else None
+    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if found is None:
+        return None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        pass  # where the end of a child is only to be learned with that
 
 
 def _settle_in(spec: Spec, lifeline: Lifeline) -> None:
     lifeline.let_go()
     os.setsid()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+    let_signals_in()
     log = os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
@@ -144,27 +168,46 @@ def in_process(agent: Agent[Any, Any], agents: Sequence[Agent[Any, Any]]) -> Cal
 
 # -- fresh ------------------------------------------------------------------------------------------------------------------
 class Fresh:
-    """Starts an interpreter with this command, which is given the file that says what to do, and the lifeline's number."""
+    """Starts an interpreter with this command, which reads from its stdin what to do, and is given the lifeline's number.
+
+    A file without a name is its stdin: settings have passwords in them, which are nobody's who finds the folder later (G15).
+    """
 
     def __init__(self, command: Sequence[str], lifeline: Lifeline) -> None:
         self._command = command
         self._lifeline = lifeline
 
     def begin(self, spec: Spec) -> Process:
-        told = spec.home / f"spec-{spec.process}.json"
-        told.write_bytes(msgspec.json.encode(spec))
         lifeline = self._lifeline.reading
-        with open(spec.log, "ab") as log:
-            return subprocess.Popen(
-                [*self._command, str(told), str(lifeline)],
+        with tempfile.TemporaryFile(dir=spec.home) as told, open(spec.log, "ab") as log:
+            told.write(msgspec.json.encode(spec))
+            told.seek(0)
+            started = subprocess.Popen(
+                [*self._command, str(lifeline)],
                 cwd=spec.world,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path)},
-                stdin=subprocess.DEVNULL,
+                stdin=told,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
                 pass_fds=(lifeline,),
             )
+        return _Started(started)
+
+
+class _Started:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.pid = process.pid
+        self._process = process  # kept: let go before its end is known to it, it would be reaped by whoever starts the next one
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            self._code = _ended(self.pid)
+        return self._code
+
+    def reap(self) -> None:
+        self._process.wait()
 
 
 # -- many at a time -----------------------------------------------------------------------------------------------------------
@@ -174,7 +217,7 @@ class _Going:
         self.steps = steps
         self.process: Process | None = None
         self.until_s = 0.0
-        self.begun: list[int] = []
+        self.begun: list[Process] = []
 
 
 def run_all(work: Iterable[Steps[T]], begin: Callable[[Spec], Process], *, jobs: int, timeout_s: float) -> Iterator[tuple[int, T]]:
@@ -216,10 +259,21 @@ def _next(one: _Going, code: int | None, begin: Callable[[Spec], Process], timeo
         spec = next(one.steps) if first else one.steps.send(code)
     except StopIteration as done:
         return (done.value,)
-    one.process = begin(spec)
-    one.begun.append(one.process.pid)
+    try:
+        one.process = begin(spec)
+    except OSError as error:  # a folder that is gone, a full disk: this trial's affair, and nobody else's
+        return _broken(one, error)
+    one.begun.append(one.process)
     one.until_s = time.monotonic() + timeout_s
     return None
+
+
+def _broken(one: _Going, error: OSError) -> tuple[Any]:
+    try:
+        one.steps.throw(error)
+    except StopIteration as done:
+        return (done.value,)
+    raise AssertionError("a trial goes on though no process could be started for it") from error
 
 
 def _end(process: Process) -> None:
@@ -231,10 +285,11 @@ def _end(process: Process) -> None:
         time.sleep(_POLL_S)
 
 
-def _end_groups(leaders: Iterable[int]) -> None:
-    """What the processes of a trial have started, and left behind when they were killed."""
+def _end_groups(leaders: Iterable[Process]) -> None:
+    """What the processes of a trial have started, and left behind when they were killed. They have ended, and are reaped after this."""
     for leader in leaders:
         try:
-            os.killpg(leader, signal.SIGKILL)
+            os.killpg(leader.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             pass  # nothing was left of it
+        leader.reap()

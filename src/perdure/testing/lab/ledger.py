@@ -16,11 +16,15 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-Fact = Literal["begun", "returned", "raised", "asked", "told", "unseen", "killed"]
+Fact = Literal["begun", "returned", "raised", "asked", "told", "unwaited", "unseen", "changed", "killed"]
 
 
 class Entry(Struct, frozen=True, omit_defaults=True):
-    """One fact. `asked` and `told` are a reconcile hook's; `unseen`: a tool that runs in a process of its own, where nobody counts."""
+    """One fact. `asked` and `told` are a reconcile hook's.
+
+    `changed`: the working folder was another one after the call; `unwaited`: it did not find the effect, and perdure would have waited longer than the lab does; `unseen`: a tool that runs in a process
+    of its own, where nobody counts.
+    """
 
     fact: Fact
     pid: int
@@ -53,6 +57,10 @@ class Ledger:
             return []
         whole = self.path.read_bytes().rpartition(b"\n")[0]
         return [msgspec.json.decode(line, type=Entry) for line in whole.splitlines()]
+
+    def has_begun(self, tool: str) -> bool:
+        """Whether the function of this tool was called in this trial; where nobody counts, whether it may have been."""
+        return any(entry.tool == tool and entry.fact in ("begun", "unseen") for entry in self.entries())
 
     def _locked(self, flags: int) -> _Locked:
         return _Locked(self.path, flags)

@@ -10,13 +10,15 @@ from typing import Any
 
 from perdure.inspect.words import plural
 from perdure.testing.lab.records import Findings, Problem, Trial
-from perdure.testing.lab.table import about, called, name_of, repeated, summary
+from perdure.testing.lab.table import about, called, name_of, outcome_of, repeated, summary, unsaid, when
 
 _OUTCOMES = {
     "ok": ("as declared", "Killed there and resumed, everything was as declared."),
     "doubt": ("asks a person", "Nobody could know whether a call had happened, and the run waited for a person instead of guessing."),
     "wrong": ("wrong", "Something was not as declared: see the problems."),
     "not_reached": ("not reached", "The process never came to this point, so that nothing was tried."),
+    "not_seen": ("effect not seen", "A tool was called again, and nothing of what it does shows in the working folder or in the ledger."),
+    "not_compared": ("not compared", "The run went on, and what it left behind could not be held against the undisturbed run."),
 }
 _EFFECTS = {
     "read": "changes nothing; may be repeated",
@@ -26,6 +28,7 @@ _EFFECTS = {
     "once": "never repeated unless somebody knows that it did not happen: zero or one effect",
     "model": "asked again only when its answer was lost",
 }
+_VERDICTS = {"not as declared": "wrong", "not compared": "not_compared", "not tried": "not_reached", "not seen": "not_seen"}
 _STYLE = """
 :root { color-scheme: light; --ink: #1b1f24; --soft: #57606a; --line: #d0d7de; --ok: #d7f0dd; --doubt: #fff1c7; --wrong: #ffd9d6; --miss: #e6e8eb; }
 * { box-sizing: border-box; }
@@ -34,8 +37,8 @@ h1 { font-size: 1.6rem; margin: 0 0 .3rem; } h2 { font-size: 1.15rem; margin: 2.
 code, .mono { font: 13px/1.45 ui-monospace, monospace; overflow-wrap: anywhere; } p { max-width: 62rem; }
 .soft { color: var(--soft); } .verdict { display: inline-block; padding: .3rem .8rem; border-radius: .4rem; font-weight: 600; }
 td span { white-space: nowrap; padding: 0 .3rem; border-radius: .2rem; } td span.soft { white-space: normal; padding: 0; }
-.ok { background: var(--ok); } .doubt { background: var(--doubt); } .wrong { background: var(--wrong); } .not_reached { background: var(--miss); }
-table { border-collapse: collapse; width: 100%; } th, td { text-align: left; vertical-align: top; padding: .35rem .6rem; border-bottom: 1px solid var(--line); }
+.ok { background: var(--ok); } .doubt { background: var(--doubt); } .wrong { background: var(--wrong); } .not_reached, .not_compared, .not_seen, .untried { background: var(--miss); } .untried { color: var(--soft); }
+.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; } th, td { text-align: left; vertical-align: top; padding: .35rem .6rem; border-bottom: 1px solid var(--line); }
 th { font-size: 13px; color: var(--soft); font-weight: 600; } dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; } dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 .figures { display: flex; flex-wrap: wrap; gap: .8rem; } .figures div { border: 1px solid var(--line); border-radius: .4rem; padding: .5rem .9rem; min-width: 7.5rem; } .figures b { display: block; font-size: 1.35rem; }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(15.5rem, 1fr)); gap: 5px; list-style: none; padding: 0; }
@@ -75,15 +78,15 @@ def _json(value: Any, most: int = 400) -> str:
 
 def _table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     heads = "".join(f"<th scope='col'>{header}</th>" for header in headers)
-    yield f"<table><thead><tr>{heads}</tr></thead><tbody>"
+    yield f"<div class='wide'><table><thead><tr>{heads}</tr></thead><tbody>"
     for row in rows:
         yield f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>"
-    yield "</tbody></table>"
+    yield "</tbody></table></div>"
 
 
 def _head(report: Findings) -> Iterator[str]:
     subject, figures = report.subject, report.figures
-    kind, words = ("ok", "As declared") if report.ok else ("wrong", f"{len(report.problems)} wrong")
+    kind, words = _verdict(report)
     yield f"<h1>Crash test of {_safe(subject.agent)}</h1>"
     yield f'<p class="soft">{_safe(subject.target)}, version {_safe(subject.version)}, on {_safe(subject.started_at)}</p>'
     yield f'<p><span class="verdict {kind}">{words}</span></p>'
@@ -95,12 +98,40 @@ def _head(report: Findings) -> Iterator[str]:
     )
 
 
+def _verdict(report: Findings) -> tuple[str, str]:
+    """The headline. Green is only what was tried and compared without exception."""
+    wrong = [problem for problem in report.problems if problem.severity == "wrong"]
+    gaps = list(unsaid(report))
+    if wrong:
+        return "wrong", "; ".join(map(_safe, [_wrong_words(wrong, report), *gaps]))
+    if not report.trials:
+        return "not_reached", "Nothing was tried"
+    if not report.ok:
+        tools = sorted({problem.tool for problem in report.problems})
+        what = ", ".join(filter(None, tools)) or "the run itself"
+        return "doubt", "; ".join(map(_safe, [f"Not shown to be as declared: {what}", *gaps]))
+    figures = report.figures
+    if report.untried:
+        gaps[0] = f"{figures.tried:,} of {plural(figures.boundaries, 'boundary', 'boundaries')} tried: nothing wrong in these"
+    else:
+        gaps = gaps and ["Nothing wrong in what was seen and compared", *gaps]
+    return ("not_compared", "; ".join(map(_safe, gaps))) if gaps else ("ok", "As declared")
+
+
+def _wrong_words(wrong: Sequence[Problem], report: Findings) -> str:
+    tools = {problem.tool for problem in wrong if problem.tool and problem.rule != "promise"}
+    what = f"{plural(len(tools), 'tool')} declared wrongly" if tools else "Not as declared"
+    return f"{what}, shown by {report.figures.wrong:,} of {plural(report.figures.trials, 'trial')}"
+
+
 def _problems(report: Findings) -> Iterator[str]:
-    if report.problems:
-        yield "<h2>What is wrong</h2>"
-        yield from (_problem(problem, "") for problem in report.problems)
+    for heading, severity in (("What is wrong", "wrong"), ("What could not be found out", "open")):
+        shown = [problem for problem in report.problems if problem.severity == severity]
+        if shown:
+            yield f"<h2>{heading}</h2>"
+            yield from (_problem(problem, "" if severity == "wrong" else " note") for problem in shown)
     if report.notes:
-        yield "<h2>As declared, and could be better</h2>"
+        yield "<h2>No fault, and could be better</h2>"
         yield from (_problem(problem, " note") for problem in report.notes)
 
 
@@ -108,7 +139,7 @@ def _problem(problem: Problem, kind: str) -> str:
     who = f"<b>{_safe(problem.tool)}</b>: " if problem.tool else ""
     return (
         f'<div class="problem{kind}"><p>{who}{_safe(problem.sentence)}</p><p><b>Way out:</b> {_safe(problem.way_out)}</p>'
-        f'<p class="soft">first seen when killed at {_code(problem.boundary)}; shown by {plural(problem.trials, "trial")} ({_safe(problem.rule)})</p></div>'
+        f'<p class="soft">first: {when(problem)} {_code(problem.boundary)}; shown by {plural(problem.trials, "trial")} ({_safe(problem.rule)})</p></div>'
     )
 
 
@@ -117,6 +148,7 @@ def _figures(report: Findings) -> Iterator[str]:
     shown = [
         ("kills", f"{figures.kills:,}"),
         ("boundaries", f"{figures.boundaries:,}"),
+        ("of these tried", f"{figures.tried:,}"),
         *((words, f"{getattr(figures, outcome):,}") for outcome, (words, _) in _OUTCOMES.items()),
         ("to resume, median", f"{figures.resume_median_ms:.0f} ms"),
         ("to resume, at most", f"{figures.resume_most_ms:.0f} ms"),
@@ -131,12 +163,21 @@ def _matrix(report: Findings) -> Iterator[str]:
     yield "<h2>Boundaries, in the order in which the run comes to them</h2>"
     yield "<p>" + " ".join(f'<span class="verdict {kind}">{words}</span>' for kind, (words, _) in _OUTCOMES.items()) + "</p>"
     yield '<ol class="grid">'
-    for name, trials in _by_first(report).items():
+    tried = _by_first(report)
+    for name in report.baseline.boundaries:
+        if (trials := tried.get(name)) is None:
+            yield f'<li class="untried"><b>{_safe(name_of(name))}</b>{_safe(about(name))}: not tried</li>'
+            continue
         once, twice = trials[0].outcome, [trial for trial in trials if len(trial.boundaries) > 1]
         wrong = sum(trial.outcome == "wrong" for trial in twice)
         then = f"<br>killed once more: {plural(len(twice), 'trial')}, {wrong:,} wrong" if twice else ""
-        yield f'<li class="{once}"><b>{_safe(name_of(name))}</b>{_safe(about(name))}: {_OUTCOMES[once][0]}{then}</li>'
+        yield f'<li class="{once}"><b>{_safe(name_of(name))}</b>{_safe(about(name))}: {_safe(outcome_of(trials[0]).lower())}{_shared(trials[0])}{then}</li>'
     yield "</ol>"
+
+
+def _shared(trial: Trial) -> str:
+    """What else was to be on record with the same commit."""
+    return f'<br><span class="soft">with {_safe(", ".join(trial.also))}</span>' if trial.also else ""
 
 
 def _by_first(report: Findings) -> dict[str, list[Trial]]:
@@ -149,7 +190,7 @@ def _by_first(report: Findings) -> dict[str, list[Trial]]:
 def _tools(report: Findings) -> Iterator[str]:
     yield "<h2>Tools: what they declare, and what was seen</h2>"
     yield from _table(
-        ("tool", "declared", "which means", "calls undisturbed", "called again in", "asked a person in", "verdict"),
+        ("tool", "declared", "which means", "calls undisturbed", "called again in", "of these compared", "asked a person in", "verdict"),
         (
             (
                 _code(tool.name),
@@ -157,8 +198,9 @@ def _tools(report: Findings) -> Iterator[str]:
                 _safe(_EFFECTS.get(tool.effect, "")),
                 f"{tool.calls:,}",
                 plural(tool.repeated, "trial"),
+                f"{tool.compared:,}",
                 plural(tool.doubts, "trial"),
-                f'<span class="{"wrong" if tool.verdict.startswith("not") else "ok"}">{_safe(tool.verdict)}</span>',
+                f'<span class="{_VERDICTS.get(tool.verdict, "ok")}">{_safe(tool.verdict)}</span>',
             )
             for tool in report.tools
         ),
@@ -169,29 +211,39 @@ def _trials(report: Findings) -> Iterator[str]:
     output = {True: "equal", False: "differs", None: "not compared"}
     yield "<h2>Every trial</h2>"
     yield from _table(
-        ("#", "killed at", "run", "called again", "functions called", "output", "resumed in", "outcome"),
+        ("#", "killed at", "run", "called again", "function called", "output", "resumed in", "outcome"),
         (
-            (
-                str(trial.number),
-                " and then ".join(map(_code, trial.boundaries))
-                + (' <span class="soft">(resumed by a fresh interpreter)</span>' if trial.fresh else ""),
-                _safe(trial.status.replace("_", " "))
-                + "".join(f'<br><span class="soft">settled: {_safe(one)}</span>' for one in trial.settled),
-                _safe(repeated(trial)),
-                _safe(called(trial)),
-                output[trial.output_equal],
-                f"{trial.resume_s * 1e3:.0f} ms",
-                f'<span class="{trial.outcome}">{_OUTCOMES[trial.outcome][0]}</span>',
-            )
-            for trial in report.trials
+            *_undisturbed(report),
+            *(
+                (
+                    str(trial.number),
+                    " and then ".join(map(_code, trial.boundaries))
+                    + (' <span class="soft">(resumed by a fresh interpreter)</span>' if trial.fresh else ""),
+                    _safe(trial.status.replace("_", " "))
+                    + "".join(f'<br><span class="soft">settled: {_safe(one)}</span>' for one in trial.settled),
+                    _safe(repeated(trial)),
+                    _safe(called(trial)),
+                    output[trial.output_equal],
+                    f"{trial.resume_s * 1e3:.0f} ms",
+                    f'<span class="{trial.outcome}">{_safe(outcome_of(trial).lower())}</span>',
+                )
+                for trial in report.trials
+            ),
         ),
     )
+
+
+def _undisturbed(report: Findings) -> Iterator[tuple[str, ...]]:
+    """The two that all others are compared with have the numbers before theirs."""
+    status = _safe(report.baseline.status.replace("_", " "))
+    for number in (0, 1) if report.trials else (0,):
+        yield (str(number), "nowhere: undisturbed", status, "–", "–", "–", "–", "–")
 
 
 def _promise(report: Findings) -> Iterator[str]:
     yield "<h2>What was held against what</h2>"
     yield (
-        "<p>No call whose result is on record is made again. The intent of a call is durable before its function is called. A call in doubt is treated "
+        "<p>No call whose result is on record is made again. The intent of every call that is not a <code>read</code> is durable before its function is called. A call in doubt is treated "
         "by what its tool declares, and by nothing else: see the table of tools. The resumed run ends as the undisturbed one does, with the same output "
         "where two undisturbed runs have the same one, and its journal verifies.</p>"
     )

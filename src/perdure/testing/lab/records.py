@@ -6,12 +6,15 @@ from typing import Any, Literal
 
 from msgspec import Struct, to_builtins
 
-Outcome = Literal["ok", "doubt", "wrong", "not_reached"]
-Severity = Literal["wrong", "note"]
+Outcome = Literal["ok", "doubt", "wrong", "not_reached", "not_compared", "not_seen"]
+Severity = Literal["wrong", "open", "note"]
 
 
 class Problem(Struct, frozen=True):
-    """Something that a tool, an agent or perdure does otherwise than was declared; of severity "note", a piece of advice."""
+    """Something that a tool, an agent or perdure does otherwise than was declared.
+
+    Of severity "open" it is something that could not be found out, for which nobody is to blame; of severity "note", a piece of advice.
+    """
 
     rule: str  # "effect_twice", "result_differs", "reconcile_wrong", "no_reconcile", "output_differs", "promise", …
     severity: Severity
@@ -30,6 +33,7 @@ class Repeat(Struct, frozen=True):
     run: str  # below the run that was started: "" itself
     call: int
     begun: int
+    expected: int  # in the undisturbed run
     why: str  # why that is allowed, or which rule it breaks
     allowed: bool
 
@@ -49,6 +53,9 @@ class Trial(Struct, frozen=True):
     resume_s: float  # from the start of the last process until it went on where the dead one had stopped
     settled: tuple[str, ...] = ()  # doubts that the lab has settled, since its ledger knows
     problems: tuple[Problem, ...] = ()
+    compared: bool = True  # the world could be held against that of the undisturbed run
+    kills: int = 0  # that happened
+    asked: tuple[str, ...] = ()  # the calls that a person was asked about
     fresh: bool = False  # it was resumed by a new interpreter instead of a forked process
 
 
@@ -61,7 +68,8 @@ class ToolSeen(Struct, frozen=True):
     calls: int  # in the undisturbed run
     repeated: int  # trials in which it was called more often
     doubts: int  # trials in which nobody knew whether it had happened
-    verdict: str
+    verdict: str  # "as declared", "not as declared", "not seen", "not compared", "not tried"
+    compared: int = 0  # of the trials in which it was called more often, those that could be compared
 
 
 class Baseline(Struct, frozen=True):
@@ -76,11 +84,13 @@ class Baseline(Struct, frozen=True):
     same_output: bool  # a second undisturbed run had the same output, so that outputs can be compared
     models: dict[str, int]  # questions by model
     world: Any = None
+    also: tuple[tuple[str, ...], ...] = ()  # for each of the boundaries, the other names of that point
     remarks: tuple[str, ...] = ()  # about how the trials were made
 
 
 class Figures(Struct, frozen=True):
-    boundaries: int
+    boundaries: int  # that the undisturbed run comes to
+    tried: int  # of these, those at which a process was killed
     trials: int
     planned: int  # all that there would be, pairs included; `trials` of them were made
     kills: int
@@ -88,6 +98,9 @@ class Figures(Struct, frozen=True):
     doubt: int
     wrong: int
     not_reached: int
+    not_compared: int
+    not_seen: int
+    unkilled: int  # of those that are wrong, the ones whose process never came to its boundary
     seconds: float
     resume_median_ms: float
     resume_most_ms: float
@@ -116,16 +129,21 @@ class Findings(Struct, frozen=True):
     baseline: Baseline
     trials: tuple[Trial, ...]
     tools: tuple[ToolSeen, ...]
-    problems: tuple[Problem, ...]  # what is wrong, each once
+    problems: tuple[Problem, ...]  # what is wrong, or could not be found out, each once
     notes: tuple[Problem, ...]  # what is as declared, and could be better
     figures: Figures
 
     @property
     def ok(self) -> bool:
-        """Nothing is wrong. Advice may be there, and doubts that a person was asked about."""
-        return not self.problems
+        """Something was tried, nothing is wrong, and no tool was called again without being compared. Advice may be there, and doubts."""
+        return bool(self.trials) and not self.problems
+
+    @property
+    def untried(self) -> int:
+        """Boundaries at which nobody was killed: those that were not chosen or drawn, and those that no process came to."""
+        return self.figures.boundaries - self.figures.tried
 
     def as_json(self) -> dict[str, Any]:
-        """Plain JSON values; `ok` is among them."""
+        """Plain JSON values; `ok` and `untried` are among them."""
         plain: dict[str, Any] = to_builtins(self)
-        return {"ok": self.ok, **plain}
+        return {"ok": self.ok, "untried": self.untried, **plain}

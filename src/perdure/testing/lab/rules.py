@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perdure.core.codec import shown
-from perdure.testing.lab.facts import Facts, Place, Undisturbed
+from perdure.testing.lab.facts import HARMLESS, INSIDE, Facts, Place, Undisturbed
 from perdure.testing.lab.records import Problem, Repeat
+from perdure.testing.lab.trials import BROKEN
 
 REPORT_IT = "this is a bug of perdure, please report it; --keep leaves the journal and the logs of each trial"
+_MAKE_ROOM = "have room below TMPDIR, and no tool that removes the folder it works in"
 _MAY_REPEAT = {
     "read": "a read may be repeated",
     "idempotent": "declared as harmless to repeat",
@@ -26,6 +28,10 @@ def note(rule: str, case: Facts, sentence: str, way_out: str, tool: str = "") ->
     return Problem(rule, "note", tool, sentence, way_out, case.where)
 
 
+def unknown(rule: str, case: Facts, sentence: str, way_out: str, tool: str = "") -> Problem:
+    return Problem(rule, "open", tool, sentence, way_out, case.where)
+
+
 def repeats(case: Facts, base: Undisturbed) -> list[Repeat]:
     """The calls whose function was called more often than in the undisturbed run, and what to think of that."""
     found = []
@@ -34,7 +40,7 @@ def repeats(case: Facts, base: Undisturbed) -> list[Repeat]:
         if begun > base.expected(place):
             fault = broken_promise(case, base, place)
             why = fault or _MAY_REPEAT.get(effect) or _who_said_no(case, place)
-            found.append(Repeat(place[2], effect, place[0], place[1], begun, why, fault is None))
+            found.append(Repeat(place[2], effect, place[0], place[1], begun, base.expected(place), why, fault is None))
     return found
 
 
@@ -75,16 +81,17 @@ def promises(case: Facts, base: Undisturbed) -> Iterator[Problem]:
 def rest(case: Facts, base: Undisturbed) -> Iterator[Problem]:
     """Whether the run came to where the undisturbed one came to."""
     told, end = case.told, case.evidence.end
-    if told is None and end == "timeout":
+    if end == BROKEN:
+        yield unknown("not_made", case, f"this trial could not be made: {case.evidence.log}", _MAKE_ROOM)
+    elif told is None and end == "timeout":
         yield wrong(
             "stuck",
             case,
-            "after the kill it did not come to rest in time",
-            "raise --timeout if a tool takes that long; else --keep leaves its log",
+            f"after the kill it did not come to rest in time: {_last_words(case)}",
+            "raise --timeout if it takes that long; else --keep leaves its log",
         )
     elif told is None:
-        last = next((line for line in reversed(case.evidence.log.splitlines()) if line.strip()), "without a word")
-        yield wrong("died", case, f"the process that went on with it ended with {end}: {last}", "--keep leaves its whole log")
+        yield wrong("died", case, f"the process that went on with it ended with {end}: {_last_words(case)}", "--keep leaves its whole log")
     elif told.attention == "diverged":
         sentence = f"replayed, the agent asks for something else than it had asked for: {told.error}"
         yield wrong(
@@ -92,6 +99,10 @@ def rest(case: Facts, base: Undisturbed) -> Iterator[Problem]:
         )
     elif told.status != base.status and not case.in_doubt:
         yield from _other_end(case, base)
+
+
+def _last_words(case: Facts) -> str:
+    return next((line for line in reversed(case.evidence.log.splitlines()) if line.strip()), "it said nothing")
 
 
 def _other_end(case: Facts, base: Undisturbed) -> Iterator[Problem]:
@@ -111,9 +122,10 @@ def results(case: Facts, base: Undisturbed) -> Iterator[Problem]:
     for place in case.places:
         effect, tool = case.effect(place), place[2]
         seen = [case.value(entry.result) for entry in case.of(place, "returned") if entry.result is not None]
-        if effect not in ("keyed", "idempotent") or len(seen) < 2 or seen[0] == seen[-1]:
+        if effect not in ("keyed", "idempotent") or all(one == seen[0] for one in seen):
             continue
-        sentence = f"declared {effect}, and called again it returned {shown(seen[-1])} after {shown(seen[0])}"
+        other = next(one for one in seen if one != seen[0])
+        sentence = f"declared {effect}, and called again it returned {shown(other)} after {shown(seen[0])}"
         if effect == "keyed":
             sentence += ", with the same key"
             yield wrong(
@@ -158,9 +170,29 @@ def doubts(case: Facts, base: Undisturbed) -> Iterator[Problem]:
             yield note("no_reconcile", case, sentence, f"give it a hook that finds out: @{tool}.reconcile", tool)
 
 
+def unseen(case: Facts, base: Undisturbed) -> Iterator[Problem]:
+    """A tool that was called again, of which nothing can be seen: whether it had its effect twice, nobody knows."""
+    for tool in unseen_again(case, base):
+        sentence = (
+            "it was called again, and its effect was not seen: undisturbed, too, it changes neither the working folder nor the ledger"
+        )
+        yield note(
+            "not_seen",
+            case,
+            sentence,
+            "say --ledger, or have it write below the working folder; perdure check names keys that are ignored",
+            tool,
+        )
+
+
+def unseen_again(case: Facts, base: Undisturbed) -> list[str]:
+    again = dict.fromkeys(one.tool for one in repeats(case, base) if one.effect not in (*HARMLESS, INSIDE))
+    return [tool for tool in again if not base.shows(tool)]
+
+
 def output(case: Facts, base: Undisturbed) -> Iterator[Problem]:
     """The same output, or the name of the tool that made it another one."""
-    if not base.same_output or case.output is None or case.output == base.first.output or set(case.calls) != set(base.first.calls):
+    if not base.same_output or case.output is None or case.output == base.first.output or not base.went_the_same_way(case):
         return
     changed = [place for place in case.calls if base.is_steady(place) and case.result(place) != base.first.result(place)]
     free = [place for place in case.calls if not base.is_steady(place)]
@@ -177,18 +209,4 @@ def output(case: Facts, base: Undisturbed) -> Iterator[Problem]:
         yield wrong("output_differs", case, sentence, "the agent depends on something that is not recorded: perdure check names it")
 
 
-def way(case: Facts, base: Undisturbed) -> Iterator[Problem]:
-    """The same calls as undisturbed. Others are no fault by themselves: which of two calls ends first may be another one each time."""
-    if (
-        case.told is None
-        or case.told.status != base.status
-        or case.in_doubt
-        or not base.same_calls
-        or set(case.calls) == set(base.first.calls)
-    ):
-        return
-    sentence = "after the kill the agent made other calls than undisturbed, so that neither its output nor the world can be compared"
-    yield note("other_calls", case, sentence, "if it does not race calls against each other: perdure check names what it depends on")
-
-
-RULES = (promises, rest, results, hooks, doubts, output, way)
+RULES = (promises, rest, results, hooks, doubts, unseen, output)

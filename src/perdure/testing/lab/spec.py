@@ -1,4 +1,4 @@
-"""What a process of the lab is told, and what it tells when it is done: two small files beside the journal."""
+"""What a process of the lab is told, and what it tells when it is done in a small file beside the journal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec import Struct
 from perdure.settings import Settings
 from perdure.testing.boundaries import Boundary
 
-RUN_ID = "crashtest"
+RUN_ID = "crashtest"  # what the ids of all trials begin with, and the one that stands for each of them in a report
 VARIABLE = "PERDURE_CRASHTEST_DIR"  # names the working folder of the trial, for whoever wants to look from outside
 Approve = Literal["all", "reject", "none"]
 
@@ -35,6 +35,7 @@ class Spec(Struct, frozen=True):
     approve: Approve = "all"
     signals: tuple[tuple[str, Any], ...] = ()
     warp: bool = True
+    patience_s: float = 15.0  # in which whatever is outside may still come late, at the pace of real time
     target: str = ""  # where the code is, for a fresh interpreter
 
     @property
@@ -92,6 +93,7 @@ class CallTold(Struct, frozen=True):
     completed_by: int | None  # the pid of the worker that recorded its result
     resolutions: tuple[Resolution, ...]
     result: str | None  # JSON
+    args: str | None = None  # JSON
 
 
 class Told(Struct, frozen=True):
@@ -107,6 +109,7 @@ class Told(Struct, frozen=True):
     settled: tuple[str, ...]
     began_at: float
     rested_at: float
+    uuids: tuple[tuple[str, int], ...] = ()  # by run, how many it has seen
 
 
 def read_visits(path: Path) -> list[Visit]:

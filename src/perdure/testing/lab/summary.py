@@ -8,13 +8,14 @@ import statistics
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from perdure import __version__
 from perdure.agent import Agent
 from perdure.core import codec
+from perdure.testing.lab.comparing import loose
 from perdure.testing.lab.facts import Undisturbed
-from perdure.testing.lab.records import Baseline, Figures, Subject, Trial
+from perdure.testing.lab.records import Baseline, Figures, Outcome, Subject, Trial
 from perdure.testing.lab.trials import Evidence, Given, Point
 
 
@@ -33,19 +34,22 @@ def baseline_of(
         same_output=base.same_output,
         models=models,
         world=first.world,
-        remarks=remarks,
+        also=tuple(tuple(map(str, point.names[1:])) for point in all_points),
+        remarks=(*remarks, *loose(base)),
     )
 
 
 def figures_of(trials: Sequence[Trial], evidence: Sequence[Evidence], boundaries: int, planned: int, seconds: float) -> Figures:
     resumed = [trial.resume_s * 1e3 for trial in trials] or [0.0]
-    count = {outcome: sum(trial.outcome == outcome for trial in trials) for outcome in ("ok", "doubt", "wrong", "not_reached")}
+    count = {outcome: sum(trial.outcome == outcome for trial in trials) for outcome in get_args(Outcome)}
     return Figures(
         boundaries=boundaries,
+        tried=len({trial.boundaries[0] for trial in trials if trial.kills}),
         trials=len(trials),
         planned=planned,
         kills=sum(one.reached for one in evidence),
         **count,
+        unkilled=sum(trial.outcome == "wrong" and trial.kills < len(trial.boundaries) for trial in trials),
         seconds=round(seconds, 2),
         resume_median_ms=round(statistics.median(resumed), 2),
         resume_most_ms=round(max(resumed), 2),

@@ -2,27 +2,54 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from perdure.inspect.words import plural
-from perdure.testing.lab.records import Findings, Problem, Trial
+from perdure.testing.lab.records import Findings, Problem, Repeat, Trial
 
-HEADERS = ("killed at", "of", "repeated", "called", "output", "resumed in", "outcome")
+HEADERS = ("killed at", "of", "repeated", "function called", "output", "outcome")
 _OUTPUT = {True: "equal", False: "differs", None: "–"}
-_WORDS = {"ok": "as declared", "doubt": "asks a person", "wrong": "WRONG", "not_reached": "not reached"}
+_WORDS = {
+    "ok": "as declared",
+    "doubt": "asks a person",
+    "wrong": "WRONG",
+    "not_reached": "not reached",
+    "not_compared": "not compared",
+    "not_seen": "effect not seen",
+}
 
 
 def rows(report: Findings) -> list[tuple[str, ...]]:
-    """The trials; those that differ in nothing but the call are one row."""
+    """The trials; those that differ in nothing but the call are one row. Of pairs that are as declared, one row for each first kill."""
     groups: dict[tuple[str, ...], list[Trial]] = {}
     for trial in report.trials:
-        names = " → ".join(name_of(boundary) for boundary in trial.boundaries)
-        key = (names, repeated(trial), called(trial), _OUTPUT[trial.output_equal], _WORDS[trial.outcome])
-        groups.setdefault(key, []).append(trial)
-    return [
-        (names, _whose(trials), again, begun, output, _span(trials), outcome)
-        for (names, again, begun, output, outcome), trials in groups.items()
+        if not _is_quiet_pair(trial):
+            names = " → ".join(name_of(boundary) for boundary in trial.boundaries)
+            key = (names, repeated(trial), called(trial), _OUTPUT[trial.output_equal], outcome_of(trial))
+            groups.setdefault(key, []).append(trial)
+    found: list[tuple[str, ...]] = [
+        (names, _whose(trials), again, begun, output, outcome) for (names, again, begun, output, outcome), trials in groups.items()
     ]
+    quiet = Counter(trial.boundaries[0] for trial in report.trials if _is_quiet_pair(trial))
+    return found + [(f"{name_of(first)} → {many} more", about(first), "–", "–", "–", _WORDS["ok"]) for first, many in quiet.items()]
+
+
+def _is_quiet_pair(trial: Trial) -> bool:
+    return len(trial.boundaries) > 1 and trial.outcome == "ok"
+
+
+def outcome_of(trial: Trial) -> str:
+    """In words; whom a person was asked about."""
+    whom = f" about {', '.join(trial.asked)}" if trial.outcome == "doubt" and trial.asked else ""
+    return _WORDS[trial.outcome] + whom
+
+
+def stacked(report: Findings) -> Iterator[str]:
+    """The rows in two lines each, for a terminal that the table is too wide for."""
+    for names, whose, again, begun, output, outcome in rows(report):
+        yield f"{names}: {whose}"
+        yield f"  {outcome}; repeated: {again}; called: {begun}; output: {output}"
 
 
 def name_of(boundary: str) -> str:
@@ -41,18 +68,24 @@ def _whose(trials: Sequence[Trial]) -> str:
 
 
 def repeated(trial: Trial) -> str:
-    return ", ".join(f"{one.tool}{'' if one.allowed else '!'}" for one in trial.repeated) or "nothing"
+    times = Counter(one.tool for one in trial.repeated)
+    return ", ".join(f"{_which(one, times[one.tool])}{'' if one.allowed else '!'}" for one in trial.repeated) or "nothing"
+
+
+def _which(one: Repeat, of: int) -> str:
+    """The tool; where several of its calls were repeated, which of them."""
+    return one.tool if of == 1 else f"{one.tool} ({f'child {one.run}, ' if one.run else ''}call {one.call})"
 
 
 def called(trial: Trial) -> str:
     """How often tools were called, where that is not as in the undisturbed run."""
-    more = {one.tool: trial.effects[one.tool] for one in trial.repeated}
-    return ", ".join(f"{tool} {count}×" for tool, count in more.items()) or "as undisturbed"
-
-
-def _span(trials: Sequence[Trial]) -> str:
-    times = sorted(trial.resume_s * 1e3 for trial in trials)
-    return f"{times[0]:.0f} ms" if len(times) == 1 else f"{times[0]:.0f}–{times[-1]:.0f} ms"
+    more: Counter[str] = Counter()
+    for one in trial.repeated:
+        more[one.tool] += one.begun - one.expected
+    return (
+        ", ".join(f"{tool} {trial.effects[tool]}× instead of {trial.effects[tool] - count}×" for tool, count in more.items())
+        or "as undisturbed"
+    )
 
 
 def findings(problems: Sequence[Problem]) -> Iterator[str]:
@@ -61,17 +94,37 @@ def findings(problems: Sequence[Problem]) -> Iterator[str]:
         who = f"tool {problem.tool}: " if problem.tool else ""
         trials = f" (and {problem.trials - 1} more)" if problem.trials > 1 else ""
         yield f"{who}{problem.sentence}"
-        yield f"  killed at {problem.boundary}{trials}; {problem.way_out}"
+        yield f"  {when(problem)} {problem.boundary}{trials}; {problem.way_out}"
+
+
+def when(problem: Problem) -> str:
+    return "to be killed at" if problem.rule == "not_reached" else "killed at"
+
+
+def unsaid(report: Findings) -> Iterator[str]:
+    """What this matrix says nothing about."""
+    if report.untried:
+        yield f"{plural(report.untried, 'boundary was', 'boundaries were')} not tried"
+    if report.figures.not_compared:
+        yield f"{plural(report.figures.not_compared, 'trial')} could not be compared"
+    if unseen := [tool.name for tool in report.tools if tool.verdict == "not seen"]:
+        yield f"the effect of {', '.join(unseen)} was not seen"
 
 
 def summary(report: Findings) -> Iterator[str]:
     """The figures, in sentences."""
     figures, base = report.figures, report.baseline
     drawn = "" if figures.trials == figures.planned else f" of {figures.planned:,} possible ones"
+    of = f" of {figures.boundaries:,}" if report.untried else ""
     yield (
-        f"{plural(figures.kills, 'kill')} in {plural(figures.trials, 'trial')}{drawn}, at {plural(figures.boundaries, 'boundary', 'boundaries')}, in {figures.seconds:.1f} s: "
-        f"{figures.ok:,} as declared, {figures.doubt:,} asked a person, {figures.wrong:,} wrong, {figures.not_reached:,} not reached"
+        f"{plural(figures.kills, 'kill')} in {plural(figures.trials, 'trial')}{drawn}, at {figures.tried:,}{of} boundaries, in {figures.seconds:.1f} s: "
+        f"{figures.ok:,} as declared, {figures.doubt:,} asked a person, {figures.wrong:,} wrong, {figures.not_reached:,} not reached, "
+        f"{figures.not_compared:,} not compared, {figures.not_seen:,} not seen"
     )
+    if figures.unkilled:
+        yield f"{figures.unkilled:,} of the wrong ones never came to the boundary where they were to be killed"
+    if figures.trials:
+        yield from unsaid(report)
     if figures.trials:
         yield f"resumed in {figures.resume_median_ms:.0f} ms (median), {figures.resume_most_ms:.0f} ms at most"
     if base.status != "succeeded":

@@ -90,4 +90,5 @@ def _call(app: Perdure, run_id: str, call: CallState, events: Sequence[Event], p
             if isinstance(body, ToolCallResolved)
         ),
         result=None if call.result is None else app.load(call.result).decode(),
+        args=None if call.args is None else app.load(call.args).decode(),
     )

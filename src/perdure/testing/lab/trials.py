@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from perdure.errors import InvalidInput, PerdureError
 from perdure.settings import Settings
+from perdure.store.open import open_store
 from perdure.testing.boundaries import Boundary
 from perdure.testing.lab import world as worlds
 from perdure.testing.lab.launch import Process, Steps, run_all
 from perdure.testing.lab.ledger import Entry, Ledger
+from perdure.testing.lab.likeness import alike, known_as, lines_alike
 from perdure.testing.lab.spec import RUN_ID, VARIABLE, Approve, Kill, Spec, Told, Visit, read_visits
 from perdure.testing.lab.victim import DURING
 from perdure.testing.lab.world import Aliases, FileSeen
@@ -25,6 +30,8 @@ WorldLedger = Callable[[Path], Any]
 LONG_EFFECT_S = 0.01  # an effect that takes longer can be cut off in its middle
 _LOG_CHARS = 2_000
 _KILLED = -9
+BROKEN = "broken"  # how a trial ends that could not be made
+_LITTLE = 1_000_000  # bytes; with less than that on the disk, whatever dies may have died of it
 
 
 class Given(Struct, frozen=True):
@@ -52,9 +59,9 @@ class Evidence(Struct, frozen=True):
     """What one trial has left."""
 
     planned: Planned
-    run_id: str
+    run_id: str  # the one that stands for that of every trial
     reached: int  # how many of its kills have happened
-    end: str  # "rested", "timeout", or how its last process ended
+    end: str  # "rested", "timeout", BROKEN, or how its last process ended
     log: str  # the last words of that process
     pids: tuple[int, ...]  # of its processes, in order
     told: Told | None
@@ -87,14 +94,15 @@ class Lab:
         self._begin_fresh = begin_fresh
         self._ledger = ledger
         self._jobs = jobs
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._keep = keep
+        self.is_shared = given.shared
         self._token = secrets.token_hex(4)
         self._fresh: set[str] = set()
 
     def make(self, plan: Iterable[Planned]) -> Iterator[Evidence]:
         """Make these trials; the evidence of each as it is there."""
-        for _, evidence in run_all(map(self._trial, plan), self._start, jobs=self._jobs, timeout_s=self._timeout_s):
+        for _, evidence in run_all(map(self._trial, plan), self._start, jobs=self._jobs, timeout_s=self.timeout_s):
             yield evidence
 
     def _start(self, spec: Spec) -> Process:
@@ -103,8 +111,20 @@ class Lab:
         return self._begin(spec)
 
     def _trial(self, planned: Planned) -> Steps[Evidence]:
-        home = self._prepare(planned)
-        run_id = f"{RUN_ID}-{self._token}-{planned.number}" if self._given.shared else RUN_ID
+        # Another one in each, as in real life: a service that has seen the key of one trial must not take the next for the same. Equally
+        # long in all: it may be in what is measured.
+        run_id = f"{RUN_ID}-{self._token}-{planned.number:05}"
+        home = self._folder / f"trial-{planned.number:05}"
+        try:
+            self._prepare(planned, home)
+            evidence = yield from self._processes(planned, home, run_id)
+        except OSError as error:
+            evidence = self._broken(planned, error)
+        if not self._keep:
+            shutil.rmtree(home, ignore_errors=True)
+        return evidence
+
+    def _processes(self, planned: Planned, home: Path, run_id: str) -> Steps[Evidence]:
         reached, code, process = 0, 0, 0
         for process, kill in enumerate((*planned.kills, None), 1):
             ended = yield self._spec(home, run_id, process, kill)
@@ -112,22 +132,24 @@ class Lab:
             if ended != _KILLED or kill is None:
                 break
             reached += 1
-        end = "rested" if code == 0 else "timeout" if code == -1 else f"exit code {code}" if code > 0 else f"signal {-code}"
-        evidence = self._collect(planned, home, run_id, reached, end, self._spec(home, run_id, process, None))
-        if not self._keep:
-            shutil.rmtree(home, ignore_errors=True)
-        return evidence
+        last = self._spec(home, run_id, process, None)
+        if not last.world.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "the working folder is gone; does a tool remove it?", str(last.world))
+        return self._collect(planned, home, run_id, reached, _end(code, last), last)
 
-    def _prepare(self, planned: Planned) -> Path:
-        home = self._folder / f"trial-{planned.number:05}"
+    def _broken(self, planned: Planned, error: OSError) -> Evidence:
+        """Of a trial that the system did not let be made."""
+        why = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+        return Evidence(planned, RUN_ID, 0, BROKEN, why.replace(str(self._folder), "…"), (), None, (), (), {}, None, {}, 0.0)
+
+    def _prepare(self, planned: Planned, home: Path) -> None:
         home.mkdir(mode=0o700)
         if planned.fresh:
             self._fresh.add(str(home))
         if self._given.world is None:
             (home / "world").mkdir()
         else:
-            shutil.copytree(self._given.world, home / "world", symlinks=True)
-        return home
+            _copy(self._given.world, home / "world")
 
     def _spec(self, home: Path, run_id: str, process: int, kill: Kill | None) -> Spec:
         given = self._given
@@ -143,24 +165,25 @@ class Lab:
             signals=given.signals,
             # Where others look at the same clock nobody may turn it.
             warp=not given.shared,
+            patience_s=self.timeout_s / 2,
             target=given.target,
         )
 
     def _collect(self, planned: Planned, home: Path, run_id: str, reached: int, end: str, last: Spec) -> Evidence:
         told = msgspec.json.decode(last.told.read_bytes(), type=Told) if end == "rested" else None
-        entries = Ledger(home / "ledger").entries()
-        known = worlds.aliases(run_id, told.calls if told else ())
+        entries = lines_alike(Ledger(home / "ledger").entries(), run_id)
+        known = known_as(run_id, told)
         first = 2 if planned.kills else 1
         visits = read_visits(home / f"visits-{first}")
         return Evidence(
             planned=planned,
-            run_id=run_id,
+            run_id=RUN_ID,
             reached=reached,
             end=end,
-            log=last.log.read_text(errors="replace")[-_LOG_CHARS:] if last.log.exists() else "",
+            log=_log(last) + (_waits_for(last) if end == "timeout" else ""),
             pids=tuple(dict.fromkeys(entry.pid for entry in entries)),
-            told=told,
-            entries=tuple(entries),
+            told=None if told is None else alike(told, run_id, known),
+            entries=entries,
             visits=tuple(visits),
             files=worlds.files(last.world, known),
             world=self._look(last.world, known),
@@ -176,12 +199,48 @@ class Lab:
         os.environ[VARIABLE] = str(folder)
         try:
             seen = self._ledger(folder)
+        except OSError as error:  # the user's, and no trial's
+            raise InvalidInput(f"the ledger: {type(error).__name__}: {error}") from error
         finally:
             if before is None:
                 del os.environ[VARIABLE]
             else:
                 os.environ[VARIABLE] = before
         return worlds.normal(seen, known)
+
+
+def _end(code: int, last: Spec) -> str:
+    """How the last process ended, which was to be this one. To rest is to leave word: a process can also say 0 and be gone."""
+    if code == 0 and last.told.exists():
+        return "rested"
+    if code == -1:
+        return "timeout"
+    full = ", and the disk is full" if shutil.disk_usage(last.home).free < _LITTLE else ""
+    return (f"exit code {code}" if code >= 0 else f"signal {-code}") + full
+
+
+def _log(last: Spec) -> str:
+    return last.log.read_text(errors="replace")[-_LOG_CHARS:] if last.log.exists() else ""
+
+
+def _waits_for(last: Spec) -> str:
+    """What the journal says that the run was waiting for when its time was over."""
+    try:
+        with closing(open_store(last.settings.url, create=False)) as store:
+            row = store.get(last.run_id)
+    except (PerdureError, OSError):
+        return ""
+    return "" if row is None or not row.waiting_for else f"\nit waits for {row.waiting_for}"
+
+
+def _copy(world: Path, to: Path) -> None:
+    try:
+        shutil.copytree(world, to, symlinks=True)
+    except shutil.Error as error:
+        if any(str(os.strerror(errno.ENOSPC)) in str(why) for _, _, why in error.args[0]):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(to)) from None
+        source, _, why = error.args[0][0]
+        raise InvalidInput(f"the world {world}: {source} cannot be copied: {why}") from None
 
 
 def _resumed_after_s(told: Told | None, visits: Sequence[Visit]) -> float:
@@ -200,13 +259,16 @@ class Point(Struct, frozen=True):
     names: tuple[Boundary, ...]
 
 
-def points(evidence: Evidence) -> list[Point]:
-    """Every point that a process came to, in order, by the first of its names; and the middles of effects that take their time."""
+def points(evidence: Evidence, again: Evidence | None = None) -> list[Point]:
+    """Every point that a process came to, in order, by the first of its names; and the middles of effects that take their time.
+
+    They do if they did `again`: a busy machine makes a short one long now and then, and in the next trial nobody would be killed there.
+    """
     found = []
     for visit in evidence.visits:
         name = visit.names[0]
         found.append(Point(Kill(name), visit.names))
-        took_s = _effect_s(evidence, name) if name.name == "before_tool_effect" else 0.0
+        took_s = min(_effect_s(one, name) for one in (evidence, again or evidence)) if name.name == "before_tool_effect" else 0.0
         if took_s > LONG_EFFECT_S:
             middle = Boundary(DURING, name.run, name.call, name.tool, name.nth)
             found.append(Point(Kill(middle, took_s / 2), (middle,)))

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -18,6 +18,7 @@ from perdure.testing.boundaries import Boundary
 from perdure.testing.lab.attending import Attendant
 from perdure.testing.lab.counting import Counting
 from perdure.testing.lab.ledger import Ledger
+from perdure.testing.lab.likeness import Chance
 from perdure.testing.lab.spec import VARIABLE, Spec, Visit
 from perdure.testing.lab.told import tell
 from perdure.testing.lab.warp import Warp, WarpedClock, WarpedLoop
@@ -30,15 +31,18 @@ DURING = "during_tool_effect"
 def live(spec: Spec, agent: Agent[Any, Any], agents: Iterable[Agent[Any, Any]]) -> None:
     """Do it, and leave word in `spec.told`. Does not return when the process is to die."""
     os.environ[VARIABLE] = str(spec.world)
-    warp = Warp(spec.home / "ahead", allowed=spec.warp)
     fate = Fate(spec)
+    warp = Warp(spec.home / "ahead", allowed=spec.warp, patience_s=spec.patience_s, begun=fate.ledger.has_begun)
     with asyncio.Runner(loop_factory=lambda: WarpedLoop(warp)) as runner:
         runner.run(_live(spec, agent, agents, warp, fate))
 
 
 async def _live(spec: Spec, agent: Agent[Any, Any], agents: Iterable[Agent[Any, Any]], warp: Warp, fate: Fate) -> None:
     began_at = time.time()
-    counting = Counting(fate.ledger, warp, fate.begun)
+    chance = Chance(spec.run_id)
+    chance.take_over()
+    undisturbed = spec.process == 1 and spec.kill is None
+    counting = Counting(fate.ledger, warp, fate.begun, spec.world if undisturbed else None)
     app = LabPerdure(
         spec.settings.url,
         [*agents, agent],
@@ -57,6 +61,7 @@ async def _live(spec: Spec, agent: Agent[Any, Any], agents: Iterable[Agent[Any, 
         while await attendant.attend(row):
             row = await app.drive(spec.run_id, wait=wait)
         told = tell(app, spec.run_id, attendant.settled, began_at)
+        told = msgspec.structs.replace(told, uuids=chance.uuids)
     new = spec.told.with_suffix(".new")
     new.write_bytes(msgspec.json.encode(told))
     new.replace(spec.told)
@@ -108,18 +113,39 @@ class Fate:
         if self._kill is not None and self._kill.boundary in names:
             self.die()
 
-    def begun(self, call: Call, tool: Any) -> None:
-        """An effect is under way: die in the middle of it, if that is what was told."""
+    def begun(self, call: Call, tool: Any) -> Callable[[], None]:
+        """An effect is under way: die in the middle of it, if that is what was told. What this returns says that it is over."""
         assert self.app is not None
         below = self.app.points.below(call.run_id)
         nth = self._begun[below, call.number] = self._begun.get((below, call.number), 0) + 1
         if self._kill is not None and self._kill.boundary == Boundary(DURING, below, call.number, tool.name, nth):
-            timer = threading.Timer(self._kill.after_s, self.die)
-            timer.daemon = True
-            timer.start()
+            return _Fuse(self._kill.after_s, self.die).put_out
+        return lambda: None
 
     def die(self) -> None:
         """As kill -9 does."""
         self.ledger.note("killed")
         os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60)  # nothing of this process runs any further, whichever thread the signal meets first
+
+
+class _Fuse:
+    """Burns for so long and then ends the process; never after `put_out` has returned."""
+
+    def __init__(self, seconds: float, die: Callable[[], None]) -> None:
+        self._die = die
+        self._out = False
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(seconds, self._go_off)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def put_out(self) -> None:
+        with self._lock:  # whoever is about to die has it, and does not give it back
+            self._out = True
+        self._timer.cancel()
+
+    def _go_off(self) -> None:
+        with self._lock:
+            if not self._out:
+                self._die()

@@ -1,7 +1,9 @@
 """Waits that cost no time. Nothing that a resumed run waits for by itself (a timer, a retry, the deadline of an attempt that died) is
 worth a minute of a test: when a process has nothing in flight, its clock and its event loop go to the next thing that is due.
 
-As long as a tool, a model or a reconcile hook is under way, time is what it is everywhere.
+As long as a tool, a model or a reconcile hook is under way, time is what it is everywhere. So it is while a hook is about to be asked
+about an effect that somebody has begun: what is outside of the process takes its time until it can be found, and no clock of ours makes
+it faster. The lab has patience for so many seconds of that; a "not found" after it proves nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import selectors
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,21 +21,47 @@ from perdure.worker.clock import Clock
 
 QUIET_S = 0.01  # without any event before time goes on by itself
 _SINGLE_STEPS = 5
+_ASKING = "reconcile "  # begins the name of the task that waits for a hook's time, and asks it; the rest is the tool's
 
 
 class Warp:
     """How far this process is ahead of the real time. Kept in a file, so that the next process does not fall behind."""
 
-    def __init__(self, path: Path, *, allowed: bool) -> None:
+    def __init__(self, path: Path, *, allowed: bool, patience_s: float = 0.0, begun: Callable[[str], bool] = lambda tool: False) -> None:
         self._path = path
         self.allowed = allowed
+        self._patience_s = patience_s
+        self._patient_until_s: float | None = None  # by the real clock; from the first time that there is something to wait for
+        self._begun = begun  # whether a tool of that name has been called
+        self._expected: dict[Hashable, str] = {}  # what may come from outside, with the tool that it belongs to
         self.ahead_s = float(path.read_text()) if path.exists() else 0.0
         self._in_flight = 0
         self._lock = threading.Lock()
 
     @property
     def idle(self) -> bool:
-        return self.allowed and self._in_flight == 0
+        return self.allowed and self._in_flight == 0 and self.outside_s == 0.0
+
+    @property
+    def outside_s(self) -> float:
+        """How much longer something that is outside is waited for at its own pace."""
+        if not self._expected or self._patient_until_s is None:
+            return 0.0
+        return max(self._patient_until_s - time.monotonic(), 0.0)
+
+    def expect(self, what: Hashable, tool: str) -> None:
+        """The effect of this tool may show any moment. One that was never begun cannot."""
+        if self.allowed and self._begun(tool):
+            self._expected[what] = tool
+            if self._patient_until_s is None:
+                self._patient_until_s = time.monotonic() + self._patience_s
+
+    def settle(self, what: Hashable) -> None:
+        self._expected.pop(what, None)
+
+    def is_hurried(self, tool: str) -> bool:
+        """Whether the tool's effect could still have shown when patience was at its end."""
+        return self.allowed and tool in self._expected.values() and self.outside_s == 0.0
 
     @contextmanager
     def real_time(self) -> Iterator[None]:
@@ -73,6 +102,14 @@ class WarpedLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return super().time() + self._warp.ahead_s
 
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = super().create_task(coro, **options)
+        name = options.get("name") or ""
+        if name.startswith(_ASKING):
+            self._warp.expect(task, name.removeprefix(_ASKING))
+            task.add_done_callback(self._warp.settle)
+        return task
+
 
 class _Selector(selectors.DefaultSelector):
     def __init__(self, warp: Warp) -> None:
@@ -83,6 +120,8 @@ class _Selector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[Any]:
         if not self._warp.idle:
             self._jumps = 0
+        if (outside_s := self._warp.outside_s) > 0.0:
+            return super().select(outside_s if timeout is None else min(timeout, outside_s))
         if timeout is None or timeout <= QUIET_S or not self._warp.idle:
             return super().select(timeout)
         events = super().select(QUIET_S)

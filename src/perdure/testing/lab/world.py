@@ -6,22 +6,16 @@ counts as the same.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
-
+from perdure.testing.lab.contents import MOST_BYTES, SIDECARS, FileSeen, seen, seen_large
 from perdure.testing.lab.spec import CallTold
 
 Aliases = Mapping[str, str]
-
-
-class FileSeen(Struct, frozen=True):
-    digest: str
-    lines: int
+__all__ = ["Aliases", "FileSeen", "aliases", "files", "normal", "plain"]
 
 
 def aliases(run_id: str, calls: Iterable[CallTold]) -> Aliases:
@@ -38,19 +32,23 @@ def plain(text: str, known: Aliases) -> str:
 
 
 def files(folder: Path, known: Aliases) -> dict[str, FileSeen]:
-    """Every regular file below the folder, by its path there."""
-    found = {}
+    """Every regular file below the folder, by its path there; what SQLite keeps beside a database is part of it."""
+    found: dict[str, FileSeen] = {}
     for root, _, names in os.walk(folder):
         for name in names:
             path = Path(root, name)
-            if path.is_file() and not path.is_symlink():
-                content = path.read_bytes()
-                for own, stands_for in known.items():
-                    content = content.replace(own.encode(), stands_for.encode())
-                # Sorted: calls that run side by side may come to their lines in any order.
-                lines = sorted(content.split(b"\n"))
-                found[str(path.relative_to(folder))] = FileSeen(hashlib.sha256(b"\n".join(lines)).hexdigest(), len(lines) - 1)
-    return found
+            if path.is_symlink() or not path.is_file():
+                continue
+            if path.stat().st_size > MOST_BYTES:
+                found[plain(str(path.relative_to(folder)), known)] = seen_large(path)
+                continue
+            content = path.read_bytes()
+            for own, stands_for in known.items():
+                content = content.replace(own.encode(), stands_for.encode())
+            found[plain(str(path.relative_to(folder)), known)] = seen(path, content, lambda text: plain(text, known))
+    databases = {path for path, file in found.items() if file.unit == "rows"}
+    beside = {f"{path}{suffix}" for path in databases for suffix in SIDECARS}
+    return {path: file for path, file in found.items() if path not in beside}
 
 
 def normal(value: Any, known: Aliases) -> Any:

@@ -1,0 +1,213 @@
+"""The world after a trial beside the world after two undisturbed runs: what differs, and what could not be compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from perdure.testing.lab.contents import MOST_BYTES, FileSeen
+from perdure.testing.lab.facts import Facts, Undisturbed
+
+Kind = Literal["more", "fewer", "extra", "missing", "other"]
+_TOLERANCE = 0.25  # a time or an id in a text may be shorter or longer by so much of the whole
+
+
+class Difference(Struct, frozen=True):
+    """How the world is not as it should be: "extra" is a file too many, "more" a line or an entry too many in one."""
+
+    kind: Kind
+    words: str
+
+
+class Unsure(Struct, frozen=True):
+    """Something that differs by itself, so that nobody can say how it should be."""
+
+    words: str
+
+
+Said = Difference | Unsure
+
+
+def why_not(case: Facts, base: Undisturbed) -> str | None:
+    """Why nobody can say how the world should be after this trial; None when it should be as after the undisturbed run."""
+    if case.told is None:
+        return "the run did not come to rest"
+    if case.in_doubt:
+        return "a call is in doubt"
+    if case.told.status != base.status:
+        return "the run came to another end"
+    if not base.changed_the_same(case):
+        return "the agent made other calls that change the world than undisturbed"
+    return None
+
+
+def differences(case: Facts, base: Undisturbed) -> list[Said]:
+    """What is not as it should be, and what could not be compared."""
+    if why_not(case, base) is not None:
+        return []
+    now, first, second = (facts.evidence for facts in (case, base.first, base.second))
+    paired = first.files.keys() & second.files.keys()
+    folders = _folders(paired)
+    loose = {_folder(path, folders) for path in first.files.keys() ^ second.files.keys()}
+    found: list[Said] = []
+    for path in sorted(paired | {path for path in now.files if _folder(path, folders) not in loose}):
+        found.extend(_file(path, now.files.get(path), first.files.get(path), second.files.get(path)))
+    for folder in sorted(loose):
+        bags = [
+            [file for path, file in one.files.items() if path not in paired and _folder(path, folders) == folder]
+            for one in (now, first, second)
+        ]
+        found.extend(_bag(f"{folder}/" if folder != "." else "the working folder", *bags))
+    said = list(_ledger(now.world, first.world, second.world))
+    if first.world is not None and not any(isinstance(one, Unsure) for one in said):
+        # The user has said what counts, and it could be compared: a file that differs by itself takes nothing from that.
+        found = [one for one in found if not isinstance(one, Unsure)]
+    return [*found, *said]
+
+
+def loose(base: Undisturbed) -> Iterator[str]:
+    """What the report has to say about how the world was compared."""
+    first, second = base.first.evidence, base.second.evidence
+    for path in sorted(first.files.keys() & second.files.keys()):
+        one, other = first.files[path], second.files[path]
+        if one.digest != other.digest:
+            yield f"{path} differs by itself between two undisturbed runs: {_how(one, other)}"
+    for path in sorted(path for path, file in first.files.items() if file.large):
+        yield f"{path} is larger than {MOST_BYTES // 1_000_000} MB: it was compared byte by byte, in its order, and where that differs by itself by its lines"
+    if unpaired := sorted(first.files.keys() ^ second.files.keys()):
+        yield f"{unpaired[0]} is there in only one of two undisturbed runs: files like it were compared without their names"
+    tools = {place[2] for place, call in base.first.changing.items() if call.effect != "transaction"}
+    if tools and not first.files and first.world is None:
+        yield "no file was written in the working folder, and there is no ledger: what the tools did elsewhere was not seen"
+
+
+def _how(one: FileSeen, other: FileSeen) -> str:
+    if "bytes" in (one.unit, other.unit) or (one.unit, one.count) != (other.unit, other.count) or one.count == 0:
+        return "it was not compared"
+    if one.parts:
+        return f"it was compared by its number of {one.unit}, and by what is the same in them"
+    return "it was compared by its number of lines, and roughly by its size"
+
+
+# -- files --------------------------------------------------------------------------------------------------------------------
+def _folders(paths: Any) -> set[str]:
+    return {".", *(str(parent) for path in paths for parent in PurePath(path).parents)}
+
+
+def _folder(path: str, known: set[str]) -> str:
+    """The nearest folder above it that both undisturbed runs have."""
+    return next(str(parent) for parent in PurePath(path).parents if str(parent) in known)
+
+
+def _file(path: str, now: FileSeen | None, first: FileSeen | None, second: FileSeen | None) -> Iterator[Said]:
+    if first is None or second is None:
+        yield Difference("extra", f"{path} is there, and should not be")
+    elif now is None:
+        yield Difference("missing", f"{path} is missing")
+    elif first.digest == second.digest:
+        if now.digest != first.digest:
+            shown = f': "{now.text}" instead of "{first.text}"' if now.text and first.text else ""
+            yield _counted(path, now, first) or Difference("other", f"{path} has another content{shown}")
+    else:
+        yield from _unsteady(path, now, first, second)
+
+
+def _counted(path: str, now: FileSeen, first: FileSeen) -> Difference | None:
+    if now.unit != first.unit or now.unit == "bytes" or now.count == first.count:
+        return None
+    return Difference("more" if now.count > first.count else "fewer", f"{path} has {now.count} {now.unit} instead of {first.count}")
+
+
+def _unsteady(path: str, now: FileSeen, first: FileSeen, second: FileSeen) -> Iterator[Said]:
+    """A file that differs by itself: as many lines, entries or rows, and the same wherever two undisturbed runs agree."""
+    units = {one.unit for one in (now, first, second)}
+    if len(units) > 1 or "bytes" in units or first.count != second.count:
+        yield Unsure(f"{path} differs by itself")
+    elif (counted := _counted(path, now, first)) is not None:
+        yield counted
+    elif first.parts:
+        yield from _parts(path, now.parts, first.parts, second.parts)
+    elif first.count == 0:
+        yield Unsure(f"{path} differs by itself, and has no lines to count")
+    elif not _is_about(now.size, first.size, second.size):
+        yield Unsure(f"{path} differs by itself, and has {now.size} bytes instead of {first.size}")
+
+
+def _parts(path: str, now: Mapping[str, Any], first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Said]:
+    if first.keys() != second.keys():
+        if not len(now) == len(first) == len(second):
+            yield Unsure(f"{path} differs by itself")
+        return
+    if now.keys() != first.keys():
+        kind: Kind = "more" if now.keys() > first.keys() else "fewer" if now.keys() < first.keys() else "other"
+        yield Difference(kind, f"{path} has {_named(now.keys() - first.keys())} and lacks {_named(first.keys() - now.keys())}")
+        return
+    changed = {part for part in first if first[part] == second[part] != now[part]}
+    if changed:
+        yield Difference("other", f"{path} has another content in {_named(changed)}")
+
+
+def _named(parts: Any) -> str:
+    return ", ".join(part.lstrip(".") for part in sorted(parts)[:3]) or "nothing"
+
+
+def _is_about(now: int, first: int, second: int) -> bool:
+    return min(first, second) * (1 - _TOLERANCE) <= now <= max(first, second) * (1 + _TOLERANCE)
+
+
+def _bag(where: str, now: Sequence[FileSeen], first: Sequence[FileSeen], second: Sequence[FileSeen]) -> Iterator[Said]:
+    """Files whose names are others each time: as many of them, with the same contents, as far as undisturbed runs agree on that."""
+    if len(first) != len(second):
+        yield Unsure(f"files in {where} come and go by themselves")
+    elif len(now) != len(first):
+        kind: Kind = "extra" if len(now) > len(first) else "missing"
+        yield Difference(kind, f"{where} has {len(now)} files with names of their own instead of {len(first)}")
+    elif (bag := _digests(first)) == _digests(second):
+        if _digests(now) != bag:
+            yield _sums(where, now, first) or Difference("other", f"files in {where} have another content")
+    elif "bytes" in {file.unit for file in (*now, *first, *second)} or _sum(first) != _sum(second):
+        yield Unsure(f"files in {where} differ by themselves")
+    elif (counted := _sums(where, now, first)) is not None:
+        yield counted
+
+
+def _sums(where: str, now: Sequence[FileSeen], first: Sequence[FileSeen]) -> Difference | None:
+    have, expected = _sum(now), _sum(first)
+    if have == expected:
+        return None
+    return Difference("more" if have > expected else "fewer", f"files in {where} have {have} lines or entries instead of {expected}")
+
+
+def _sum(files: Sequence[FileSeen]) -> int:
+    return sum(file.count for file in files)
+
+
+def _digests(files: Sequence[FileSeen]) -> Counter[str]:
+    return Counter(file.digest for file in files)
+
+
+# -- the user's own ledger ----------------------------------------------------------------------------------------------------
+def _ledger(now: Any, first: Any, second: Any) -> Iterator[Said]:
+    """The same, or where two undisturbed runs differ by themselves, as much of it."""
+    if isinstance(now, list) and isinstance(first, list) and isinstance(second, list):
+        if len(first) != len(second):
+            yield Unsure("the ledger differs by itself")
+        elif len(now) != len(first):
+            kind: Kind = "more" if len(now) > len(first) else "fewer"
+            yield Difference(kind, f"the ledger has {len(now)} entries instead of {len(first)}")
+        elif _sorted(first) == _sorted(second) != _sorted(now):
+            yield Difference("other", "the ledger has other entries")
+    elif first != second:
+        yield Unsure("the ledger differs by itself")
+    elif now != first:
+        numbers = all(isinstance(one, (int, float)) for one in (now, first))
+        way: Kind = "other" if not numbers else "more" if now > first else "fewer"
+        yield Difference(way, f"the ledger says {str(now)[:200]} instead of {str(first)[:200]}")
+
+
+def _sorted(entries: list[Any]) -> list[str]:
+    return sorted(map(repr, entries))

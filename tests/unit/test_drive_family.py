@@ -1,0 +1,63 @@
+"""Driving a run with children beside others who drive them, too."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+from tests.unit.drive_tools import SETTINGS, run
+
+from perdure import Perdure, Run, agent
+from perdure.store.api import RunRow, Store
+
+
+@agent(version="1")
+async def child(run: Run) -> str:
+    return "grown"
+
+
+@agent(version="1")
+async def parent(run: Run) -> str:
+    return await child()
+
+
+class Overtaken:
+    """A store in which the child comes to its end elsewhere right before anybody looks at the family for the first time."""
+
+    def __init__(self, store: Store, url: str) -> None:
+        self._store = store
+        self._url = url
+        self.overtaken = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def family(self, run_id: str) -> list[RunRow]:
+        if not self.overtaken:
+            self.overtaken = True
+            other = threading.Thread(target=lambda: asyncio.run(self._drive_child(f"{run_id}/1")))
+            other.start()
+            other.join(20)
+        return self._store.family(run_id)
+
+    async def _drive_child(self, run_id: str) -> None:
+        async with Perdure(self._url, [child], settings=SETTINGS) as app:
+            await app.drive(run_id)
+
+
+class App(Perdure):
+    async def _open(self) -> Store:
+        self.overtaken = Overtaken(await super()._open(), self.url)
+        return cast(Store, self.overtaken)
+
+
+def test_a_child_that_ends_elsewhere_between_two_looks_does_not_end_the_drive(tmp_path: Path) -> None:
+    async def main() -> tuple[str, bool]:
+        async with App(f"sqlite:///{tmp_path / 'journal.db'}", [parent, child], settings=SETTINGS) as app:
+            await app.start(parent, id="r")
+            row = await app.drive("r", wait=True)
+            return row.status, app.overtaken.overtaken
+
+    assert run(main()) == ("succeeded", True)
