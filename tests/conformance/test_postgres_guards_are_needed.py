@@ -22,7 +22,20 @@ from perdure.store.postgres.cursor import PostgresCursor
 from perdure.store.postgres.queries import QUERIES, numbered
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.statements import load
-from perdure.testing.conformance import RELEASED, ROWS, T0, Held, StoreConformance, found, hold_one, new_run, post, register, serving
+from perdure.testing.conformance import (
+    LEASE_US,
+    RELEASED,
+    ROWS,
+    T0,
+    Held,
+    StoreConformance,
+    found,
+    hold_one,
+    new_run,
+    post,
+    register,
+    serving,
+)
 from perdure.testing.conformance_waiting import hold, payload
 
 SUITE = StoreConformance()
@@ -144,10 +157,8 @@ def reaping_passes_by_what_is_written_to(store: PostgresStore) -> None:
     for run_id in ("r1", "r2"):
         hold_one(store, run_id)
     store.register("w2", "host:2", 2, T0)
-    with raw(store.url) as other:
-        other.execute("UPDATE perdure_workers SET beat_at = 0 WHERE worker = 'w'")
     lock = "SELECT 1 FROM perdure_runs WHERE run_id = 'r1' FOR UPDATE"
-    assert store.reap("w2", 1, T0) == 0, "seen for the first time"
+    assert store.reap("w2", LEASE_US, T0) == 0, "seen for the first time"
     assert locked_by_others(store, lock, lambda: store.reap("w2", 1, T0)) == 1
     assert store.reap("w2", 1, T0) == 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +32,10 @@ class ManualClock(clocks.ManualClock):
     """A clock that stands still until it is told, and does not say so: whether a worker keeps a run or parks it is what tests here look at."""
 
     still = False
+
+    def jump(self, seconds: float) -> None:
+        """Forward or back, as when somebody sets the clock of a machine."""
+        self.set_to(self.time + timedelta(seconds=seconds))
 
 
 def perdure(

@@ -91,7 +91,7 @@ def test_when_another_worker_has_taken_the_run_meanwhile_the_append_is_refused(
     def steal() -> None:
         # In the moment between the failed commit and the look: the old connection is closed, the new one not yet open.
         other.register("w2", "host:2", 2, now)
-        assert [other.reap("w2", AT_ONCE_US, now) for _ in range(2)] == [0, 1]
+        assert [other.reap("w2", lease_us, now) for lease_us in (LEASE_US, AT_ONCE_US)] == [0, 1]
         other.claim("w2", serving("a"), 1, now)
 
     disk.on_open = steal

@@ -73,7 +73,7 @@ def test_a_log_that_fills_the_disk_is_emptied_for_the_next_write(tmp_path: Path,
     store.register("w", "host:1", 1, NOW)
     disk.room = sum(disk.sizes.values()) + ROOM
     refused, beaten = 0, NOW
-    for beat in range(NOW, NOW + 200):
+    for beat in range(NOW + 10, NOW + 2010, 10):
         if not renewed(store, beat):
             refused += 1
             store.renew("w", beat)  # there is room again

@@ -146,7 +146,7 @@ print(type(store.append([held.append(ThoughtRecorded("late"))])[0]).__name__, fl
     os.kill(process.pid, signal.SIGSTOP)
     now = T0 + LEASE_US + 1
     store.renew("w", now)
-    assert [store.reap("w", AT_ONCE_US, now) for _ in range(2)] == [0, 2]
+    assert [store.reap("w", lease_us, now) for lease_us in (LEASE_US, AT_ONCE_US)] == [0, 2]
     store.claim("w", serving("a", "b"), 2, now)
     assert claim_event(store, "r2") == RunClaimed("w", name="host:1", takeover=True, proven_dead=False)
     os.kill(process.pid, signal.SIGCONT)

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -26,6 +26,24 @@ T = TypeVar("T")
 _pairs = msgspec.json.Decoder(tuple[tuple[str, str], ...]).decode
 _texts = msgspec.json.Decoder(tuple[str, ...]).decode
 LEASE_RAN_OUT, PROVEN_DEAD = 1, 2  # perdure_runs.lost
+LONG_AGO = 10  # leases: so long gone is who was silent before anybody looked
+
+
+class _Beat(NamedTuple):
+    """A worker's last sign of life, as it was seen from here."""
+
+    at: int  # by its own words
+    since_s: float  # when it was first seen, by the monotonic clock
+    ahead_s: float  # of the monotonic clock was the wall clock then
+    heard: bool  # another one was seen before it: the worker has lived under our eyes
+
+    @classmethod
+    def seen(cls, before: _Beat | None, at: int, now_s: float, ahead_s: float) -> _Beat:
+        return before if before is not None and before.at == at else cls(at, now_s, ahead_s, before is not None)
+
+    def is_silent(self, now_s: float, ahead_s: float, lease_s: float, *, long_gone: bool) -> bool:
+        is_steady = abs(ahead_s - self.ahead_s) < lease_s / 2  # else the wall clock was set since then
+        return now_s - self.since_s >= lease_s or (long_gone and not self.heard and is_steady)
 
 
 class Claims:
@@ -35,7 +53,7 @@ class Claims:
         self._database = database
         self._journal = journal
         self._liveness = liveness
-        self._beats: dict[str, tuple[int, float]] = {}  # the last one of each other worker, and when it was first seen here
+        self._beats: dict[str, _Beat] = {}  # of the other workers
 
     def register(self, worker: str, name: str, pid: int, now: int, serves: Sequence[Served], queues: Sequence[str] | None) -> None:
         values = {"worker": worker, "name": name, "pid": pid, "now": now, **which(serves, queues)}
@@ -148,9 +166,10 @@ class Claims:
 
     def reap(self, worker: str, lease_us: int, now: int) -> int:
         # Nobody declares itself dead: a worker that asks is alive, and its renewer decides about its own leases.
-        rows = [row for row in self._database.read("list_workers", {"lease_us": lease_us, "now": now}) if row[0] != worker]
+        long_ago = {"lease_us": LONG_AGO * lease_us, "now": now}
+        rows = [row for row in self._database.read("list_workers", long_ago) if row[0] != worker]
         gone = [row[0] for row in rows if self._liveness.is_dead(row[0])]
-        holding = [row for row in self._silent(rows, lease_us / 1e6) if row[5]]
+        holding = [row for row in self._silent(rows, lease_us / 1e6, now) if row[5]]
         silent = [(row[0], row[4]) for row in holding if row[0] not in gone]
         orphaned = [holder for (holder,) in self._database.read("holders_without_worker")]
         if not (gone or silent or orphaned):
@@ -169,19 +188,17 @@ class Claims:
             self._liveness.forget(dead)
         return lost
 
-    def _silent(self, rows: Sequence[Row], lease_s: float) -> list[Row]:
-        """Those that were seen to give no sign of life for that long.
+    def _silent(self, rows: Sequence[Row], lease_s: float, now: int) -> list[Row]:
+        """Those that have given no sign of life for that long.
 
         Seen from here, by a clock that nobody can set: wall clocks jump, this machine's and the database's, and then everybody's last
-        sign of life looks old, or will for hours not look old. Whoever has just come watches for as long before it judges.
+        sign of life looks old, or will for hours not look old. The wall clock is believed only about a worker that was never heard, that
+        it calls long gone (the last column), and only while it has not been set under our eyes.
         """
         now_s, before = time.monotonic(), self._beats
-        self._beats = {}
-        for row in rows:
-            worker, beat = row[0], row[4]
-            known = before.get(worker)
-            self._beats[worker] = known if known is not None and known[0] == beat else (beat, now_s)
-        return [row for row in rows if now_s - self._beats[row[0]][1] >= lease_s]
+        ahead_s = now / 1e6 - now_s
+        self._beats = {row[0]: _Beat.seen(before.get(row[0]), row[4], now_s, ahead_s) for row in rows}
+        return [row for row in rows if self._beats[row[0]].is_silent(now_s, ahead_s, lease_s, long_gone=bool(row[-1]))]
 
     def held(self, worker: str) -> list[tuple[str, int]]:
         return [(run_id, epoch) for run_id, epoch in self._database.read("held_by_worker", (worker,))]
