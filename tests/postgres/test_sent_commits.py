@@ -188,11 +188,15 @@ def test_a_store_that_cannot_even_begin_is_met_by_the_thread_and_the_next_one_is
 def test_without_a_connection_that_lies_ready_a_thread_makes_one(cut_off, waits) -> None:
     store, _ = cut_off
     hand = hold(store, "r")
-    store._connections.lost()
-    waits.clear()
-    assert heard(store, thought(hand)) == [Committed()]
-    assert "perdure-writer" in waits
-    assert "MainThread" not in waits
+    for _ in range(20):
+        store._connections.lost()
+        waits.clear()
+        assert heard(store, thought(hand)) == [Committed()]
+        assert "MainThread" not in waits
+        if "perdure-writer" in waits:
+            return
+        hand.seq, hand.head = hand.seq + 1, found(store, "r").head
+    raise AssertionError("others have always brought a connection back in the moment between: none was made")
 
 
 def test_what_is_submitted_while_one_is_on_its_way_shares_the_next(cut_off) -> None:
@@ -242,6 +246,7 @@ def test_a_group_that_is_closed_over_one_on_its_way_ends_quietly(cut_off, caplog
     async def main() -> None:
         loop, answers = asyncio.get_running_loop(), list[object]()
         group = GroupCommit(store, loop)
+        store.get("r")  # and its connection lies ready: without one a thread would send it
         proxy.rule(Cut(ONE, "before"))
         group.send_now(thought(hand), answers.append)
         await asyncio.to_thread(group.close)

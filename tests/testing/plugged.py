@@ -8,8 +8,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-from tests.servers import forked
-
 import perdure
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,10 +30,9 @@ def installed(folder: Path) -> Path:
     return announced.parent
 
 
-def pytest_in(folder: Path, *options: str, fresh: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run the tests in that folder; nothing of ours is configured there. `fresh`: by an interpreter that has nothing imported."""
+def pytest_in(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run the tests in that folder, by an interpreter that has nothing imported; nothing of ours is configured there."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "PYTEST_"))}
     env["PYTHONPATH"] = os.pathsep.join([str(installed(folder)), str(Path(perdure.__file__).parents[1])])
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "error", *options, str(folder)]
-    run = subprocess.run if fresh else forked.run
-    return run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=100, check=False)

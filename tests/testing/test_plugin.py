@@ -82,7 +82,7 @@ def test_stepping(run_until, stepped, manual_clock):
 @pytest.mark.long
 def test_the_fixtures_are_there_and_a_careless_agent_fails_with_the_table(tmp_path):
     (tmp_path / "test_users.py").write_text(USERS)
-    ran = pytest_in(tmp_path, fresh=True)
+    ran = pytest_in(tmp_path)
     assert "2 failed, 3 passed" in ran.stdout, ran.stdout + ran.stderr
     assert "NotReached: run" in ran.stdout
     assert "stepped.py" not in ran.stdout
