@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from perdure.inspect.words import plural
 from perdure.testing.lab.records import Findings, Problem, Repeat, Trial
 
-HEADERS = ("killed at", "of", "repeated", "function called", "output", "outcome")
+HEADERS = ("killed at", "of", "repeated", "function called", "output", "resumed in", "outcome")
 _OUTPUT = {True: "equal", False: "differs", None: "–"}
 _WORDS = {
     "ok": "as declared",
@@ -29,10 +29,22 @@ def rows(report: Findings) -> list[tuple[str, ...]]:
             key = (names, repeated(trial), called(trial), _OUTPUT[trial.output_equal], outcome_of(trial))
             groups.setdefault(key, []).append(trial)
     found: list[tuple[str, ...]] = [
-        (names, _whose(trials), again, begun, output, outcome) for (names, again, begun, output, outcome), trials in groups.items()
+        (names, _whose(trials), again, begun, output, _span(trials), outcome)
+        for (names, again, begun, output, outcome), trials in groups.items()
     ]
-    quiet = Counter(trial.boundaries[0] for trial in report.trials if _is_quiet_pair(trial))
-    return found + [(f"{name_of(first)} → {many} more", about(first), "–", "–", "–", _WORDS["ok"]) for first, many in quiet.items()]
+    quiet: dict[str, list[Trial]] = {}
+    for trial in report.trials:
+        if _is_quiet_pair(trial):
+            quiet.setdefault(trial.boundaries[0], []).append(trial)
+    return found + [
+        (f"{name_of(first)} → {len(pairs)} more", about(first), "–", "–", "–", _span(pairs), _WORDS["ok"]) for first, pairs in quiet.items()
+    ]
+
+
+def _span(trials: Sequence[Trial]) -> str:
+    """From the start of the process that took over until it went on; of several trials the shortest and the longest."""
+    times = sorted(trial.resume_s * 1e3 for trial in trials)
+    return f"{times[0]:.0f} ms" if len(times) == 1 else f"{times[0]:.0f}–{times[-1]:.0f} ms"
 
 
 def _is_quiet_pair(trial: Trial) -> bool:
@@ -47,9 +59,9 @@ def outcome_of(trial: Trial) -> str:
 
 def stacked(report: Findings) -> Iterator[str]:
     """The rows in two lines each, for a terminal that the table is too wide for."""
-    for names, whose, again, begun, output, outcome in rows(report):
+    for names, whose, again, begun, output, resumed, outcome in rows(report):
         yield f"{names}: {whose}"
-        yield f"  {outcome}; repeated: {again}; called: {begun}; output: {output}"
+        yield f"  {outcome}; repeated: {again}; called: {begun}; output: {output}; resumed in {resumed}"
 
 
 def name_of(boundary: str) -> str:
