@@ -19,7 +19,7 @@ from perdure import Run, agent
 from perdure.errors import InvalidInput, RunFailed
 from perdure.models import OpenAI
 from perdure.testing.lab.ledger import Ledger
-from perdure.testing.lab.world import aliases, files
+from perdure.testing.lab.world import files
 
 
 def test_a_tool_that_prints_and_reads_finds_an_empty_stdin_and_disturbs_nobody(capfd: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +110,7 @@ def test_files_are_compared_without_the_order_of_their_lines_and_what_is_the_run
     seen = []
     for run_id, text in (("r-1", "a r-1\nb\n"), ("r-2", "b\na r-2\n"), ("r-3", "b\na r-2\n")):
         (tmp_path / "log").write_text(text)
-        seen.append(files(tmp_path, aliases(run_id, ())))
+        seen.append(files(tmp_path, {run_id: "<run>"}))
     assert seen[0] == seen[1] != seen[2]
     assert seen[0]["log"].count == 2
 

@@ -7,21 +7,14 @@ counts as the same.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from perdure.testing.lab.contents import MOST_BYTES, SIDECARS, FileSeen, seen, seen_large
-from perdure.testing.lab.spec import CallTold
 
 Aliases = Mapping[str, str]
-__all__ = ["Aliases", "FileSeen", "aliases", "files", "normal", "plain"]
-
-
-def aliases(run_id: str, calls: Iterable[CallTold]) -> Aliases:
-    """What the run's own ids and keys stand for. The longest first: a child's id begins with its parent's."""
-    keys = {call.key: f"<key of call {call.number} of {call.run.removeprefix(run_id) or 'the run'}>" for call in calls if call.key}
-    return {**dict(sorted(keys.items(), key=lambda item: -len(item[0]))), run_id: "<run>"}
+__all__ = ["Aliases", "FileSeen", "files", "normal", "plain"]
 
 
 def plain(text: str, known: Aliases) -> str:
