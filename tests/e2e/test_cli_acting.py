@@ -135,6 +135,13 @@ class Shop:
         assert lines[0].startswith("perdure: "), lines
         return lines[0]
 
+    def has_journal(self) -> bool:
+        """The file is there a moment before what is in it: a reader in between is told that it is nobody's journal."""
+        if not (self.folder / "perdure.db").exists():
+            return False
+        seen = forked.run(self._command(("list",)), cwd=self.folder, env=os.environ, capture_output=True, text=True, timeout=60, check=False)
+        return seen.returncode == 0
+
     def put(self, name: str) -> None:
         (self.folder / name).touch()
 
@@ -454,7 +461,7 @@ def test_two_signals_end_it_at_once(shop, number):
 
 def test_a_signal_while_the_run_waits_for_its_timer_leaves_it_waiting(shop):
     driver = shop.begin("run", "shop.py:sleeper", "seconds=60", "--id", "r-1")
-    until(lambda: (shop.folder / "perdure.db").exists() and any(event["type"] == "run_released" for event in shop.events("r-1")))
+    until(lambda: shop.has_journal() and any(event["type"] == "run_released" for event in shop.events("r-1")))
     driver.send_signal(signal.SIGTERM)
     assert driver.wait(timeout=10) == 3
     assert "perdure resume r-1" in driver.communicate()[1].splitlines()[-1]

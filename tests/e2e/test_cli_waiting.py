@@ -298,7 +298,7 @@ def test_what_was_approved_is_shown_while_the_run_is_held_and_has_not_read_it(de
     """Its holder is stopped, so that the decision stays in the inbox."""
     desk.put("hold")
     child = desk.begin("run", "desk.py:both", "--id", "b")
-    until(lambda: (desk.folder / "perdure.db").exists() and desk.lines("approvals"))
+    until(lambda: desk.has_journal() and desk.lines("approvals"))
     (asked,) = desk.lines("approvals")
     child.send_signal(signal.SIGSTOP)
     try:
@@ -419,7 +419,7 @@ def test_no_verb_makes_a_database(desk, verb):
 def test_a_run_killed_while_it_waits_is_decided_and_resumed_by_others(desk):
     """It stays for its own timer, and has asked meanwhile: what counts is in the journal."""
     child = desk.begin("run", "desk.py:busy", "--id", "b")
-    until(lambda: (desk.folder / "perdure.db").exists() and desk.lines("approvals"))
+    until(lambda: desk.has_journal() and desk.lines("approvals"))
     assert child.poll() is None
     child.send_signal(signal.SIGKILL)
     child.wait()
@@ -431,7 +431,7 @@ def test_a_run_killed_while_it_waits_is_decided_and_resumed_by_others(desk):
 
 def test_a_run_killed_before_it_asks_asks_once(desk):
     child = desk.begin("run", "desk.py:patient", "--id", "p")
-    until(lambda: (desk.folder / "perdure.db").exists() and "timer_set" in [event["type"] for event in desk.events("p")])
+    until(lambda: desk.has_journal() and "timer_set" in [event["type"] for event in desk.events("p")])
     child.send_signal(signal.SIGKILL)
     child.wait()
     approval = desk.asks("patient", "p")

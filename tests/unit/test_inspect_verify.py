@@ -9,6 +9,7 @@ from typing import cast
 
 import apsw
 import pytest
+from msgspec import structs
 from tests.unit.inspect_tools import at_work, forge, hold, make_zoo, url_of
 
 from perdure import Perdure
@@ -214,6 +215,14 @@ def test_events_cut_off_at_the_end_are_found_by_the_row(store: Store, other: aps
 def test_a_journal_that_is_gone_altogether_is_found(store: Store, other: apsw.Connection) -> None:
     other.execute("DELETE FROM perdure_events WHERE run = ?", (key_of(other, "done"),))
     assert verdict_on(store, "done").seq == 1
+
+
+def test_a_row_that_speaks_of_no_event_does_not_make_an_empty_journal_sound(store: Store) -> None:
+    """One flipped bit in an index gives such a row out, and what stands in the table is right: its events then seem to be somebody's later ones."""
+    row = store.get("done")
+    assert row is not None
+    told = verify_run(store, structs.replace(row, seq=0))
+    assert (told.seq, told.problem) == (1, "event 1 is missing: no journal is empty, and the run's row says that it ends with event 0")
 
 
 @pytest.mark.parametrize(("one", "two"), [(4, 5), (4, 9)])

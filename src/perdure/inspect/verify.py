@@ -207,6 +207,8 @@ class Checked:
     # -- the end ------------------------------------------------------------------------------------------------------
     def _check_end(self) -> None:
         row, last = self._row, len(self._stored)
+        if last == 0 and row.seq < 1:
+            raise _Bad(1, f"event 1 is missing: no journal is empty, and the run's row says that it ends with event {row.seq}")
         if last < row.seq and (row.head != self.head or last == 0):
             gone = f"event {row.seq} is" if row.seq == last + 1 else f"events {last + 1} to {row.seq} are"
             raise _Bad(last + 1, f"{gone} missing: the journal ends with event {last}, and the run's row says that there are {row.seq}")
