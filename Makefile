@@ -14,10 +14,10 @@ DEV := .venv/.dev-installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint format bench soak lock clean
+.PHONY: help setup demo test lint format bench bench-peers soak lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 setup: $(DEV) ## install everything into .venv: perdure itself (editable), its dependencies, the tools of development
 
@@ -37,8 +37,11 @@ format: $(DEV) ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(DEV) ## measure perdure on this machine
+bench: $(DEV) ## measure perdure on this machine, beside its raw limits (under two minutes)
 	@$(BIN)/python bench/run.py
+
+bench-peers: $(DEV) ## the race: perdure beside DBOS, LangGraph, Temporal and Restate, installed below .bench (about an hour; RACE="--quick" to try)
+	@$(BIN)/python -m bench.race $(RACE)
 
 soak: $(DEV) ## the long tests, one after the other; the last, the simulator with fresh seeds, goes on until you stop it (PERDURE_SOAK_S=600 bounds it)
 	@$(BIN)/pytest -m soak -s -o faulthandler_timeout=0
@@ -53,7 +56,7 @@ lock: $(BOOTED) ## resolve the dependencies again: requirements.lock to run, req
 	@$(LOCK) pyproject.toml --group build --extra dev --extra postgres --extra anthropic --extra openai --extra mcp --extra prices --constraints requirements.lock --output-file requirements-dev.lock
 
 clean: ## remove everything that make has put here
-	rm -rf .boot .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache dist
+	rm -rf .bench .boot .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache dist
 	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # --target is allowed on a Python that the system's packager manages, and needs neither venv nor ensurepip.

@@ -76,7 +76,7 @@ async def idle(url: str, seconds: str) -> None:
     """A worker with nothing to do for so long: its peak memory in MB, and its share of a core in %."""
     async with Perdure(url, agents=[agents.asking, agents.punctual]) as app, asyncio.TaskGroup() as group:
         group.create_task(app.work())
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.5)
         used, begun = time.process_time(), time.monotonic()
         await asyncio.sleep(float(seconds))
         share = (time.process_time() - used) / (time.monotonic() - begun)

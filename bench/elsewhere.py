@@ -47,8 +47,8 @@ def child(folder: Path, role: str, url: str, argument: object, code: int = 0) ->
 def imports(folder: Path) -> list[Figure]:
     """`import perdure` in a fresh interpreter."""
     python(folder, "-c", _IMPORT_CPU)  # compiles it
-    seconds = Sample.of([float(python(folder, "-c", _IMPORT_CPU)) for _ in range(10)])
-    return [Figure("import perdure, CPU", seconds, "s", 0.15, "at most", "ten fresh processes, its modules compiled before")]
+    seconds = Sample.of([float(python(folder, "-c", _IMPORT_CPU)) for _ in range(5)])
+    return [Figure("import perdure, CPU", seconds, "s", 0.15, "at most", "five fresh processes, its modules compiled before")]
 
 
 def memory(folder: Path) -> list[Figure]:
@@ -77,9 +77,9 @@ def idle(folder: Path) -> list[Figure]:
     """From `start` returning here to the first effect in another process that had nothing to do."""
     url = url_of(new_path(folder))
     with worker(folder, url):
-        waits = Sample.of(asyncio.run(latencies(url, 40)))
+        waits = Sample.of(asyncio.run(latencies(url, 20)))
     return [
-        Figure("an idle worker elsewhere begins a queued run", waits, "ms", 10, "at most", "from start() to the first effect, 40 times")
+        Figure("an idle worker elsewhere begins a queued run", waits, "ms", 10, "at most", "from start() to the first effect, 20 times")
     ]
 
 

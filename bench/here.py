@@ -16,8 +16,8 @@ from figures import Figure, Sample
 from perdure import Agent, Perdure, Settings
 from perdure.core.events import Event, RunSucceeded
 
-_LEAST, _MOST = 3, 9  # repeats: more than the least only while they have not taken this long
-_ENOUGH_S = 8.0
+_LEAST, _MOST = 3, 5  # repeats: more than the least only while they have not taken this long
+_ENOUGH_S = 2.0
 
 
 def new_path(folder: Path) -> Path:
@@ -61,7 +61,7 @@ def _on_new_files(folder: Path, calls: int) -> tuple[Sample, Sample]:
     """The first commits of a new file, theirs and ours, by turns."""
     theirs: list[float] = []
     own: list[float] = []
-    for _ in range(_MOST):
+    for _ in range(_LEAST):
         gc.collect()
         theirs.append(raw.first_commits_per_s(folder, calls))
         own.append(asyncio.run(one_run(url_of(new_path(folder)), agents.steps, calls)))

@@ -10,7 +10,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,9 +23,12 @@ import report
 import thinking
 import waiting
 from figures import Figure
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 RESULTS = Path(__file__).resolve().with_name("results")
-WORKLOADS: tuple[Callable[[Path], list[Figure]], ...] = (
+Workload = Callable[[Path], list[Figure]]
+WORKLOADS: tuple[Workload, ...] = (
     here.sequential,
     here.reading,
     here.space,
@@ -53,12 +57,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="scratch-", dir=RESULTS) as scratch:
         folder = Path(scratch)
         facts = _told(machine.facts(folder))
-        chosen = [workload for workload in WORKLOADS if wanted.only in (None, "sqlite")]
-        figures = [figure for workload in chosen for figure in _measured(workload, folder)]
+        figures = _measured("SQLite", WORKLOADS, folder) if wanted.only in (None, "sqlite") else []
         if wanted.only in (None, "postgres"):
             with postgres.started(folder) as on_postgres:
                 facts |= _told(on_postgres.facts(folder))
-                figures += [figure for workload in on_postgres.workloads for figure in _measured(workload, folder)]
+                figures += _measured("PostgreSQL", on_postgres.workloads, folder)
     print(f"\n{report.table(figures)}\n")
     missed = sum(figure.verdict == "miss" for figure in figures)
     print(f"{missed} missed; medians, with lowest and highest as spread" if missed else "every target is met")
@@ -72,12 +75,32 @@ def _told(facts: dict[str, str]) -> dict[str, str]:
     return facts
 
 
-def _measured(workload: Callable[[Path], list[Figure]], folder: Path) -> list[Figure]:
-    begun = time.perf_counter()
-    print(f"{workload.__doc__ or workload.__name__} …", end=" ", file=sys.stderr, flush=True)
-    figures = workload(folder)
-    print(f"{time.perf_counter() - begun:.1f} s", file=sys.stderr, flush=True)
+def _measured(store: str, workloads: Sequence[Workload], folder: Path) -> list[Figure]:
+    figures: list[Figure] = []
+    with _bar(store, len(workloads)) as begin:
+        for workload in workloads:
+            with begin(workload.__doc__ or workload.__name__):
+                figures += workload(folder)
     return figures
+
+
+@contextmanager
+def _bar(store: str, count: int) -> Iterator[Callable[[str], AbstractContextManager[None]]]:
+    """On a terminal a bar with what is going on; elsewhere the lines alone that it leaves behind."""
+    console = Console(stderr=True)
+    columns = (BarColumn(24), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.description}"), console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task(store, total=count)
+
+        @contextmanager
+        def begin(what: str) -> Iterator[None]:
+            begun = time.perf_counter()
+            bar.update(task, description=f"{store}: {what}")
+            yield
+            bar.advance(task)
+            console.print(f"{what} {time.perf_counter() - begun:.1f} s", highlight=False, markup=False, soft_wrap=True)
+
+        yield begin
 
 
 def _write(facts: dict[str, str], figures: list[Figure], also: Path | None) -> list[Path]:

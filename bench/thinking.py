@@ -58,7 +58,7 @@ def resuming(folder: Path) -> list[Figure]:
     child(folder, "talk", url_of(home / "run.db"), _TURNS, code=-signal.SIGKILL)
     beyond = []
     python(folder, "-c", "import perdure")  # compiles it
-    for _ in range(5):
+    for _ in range(3):
         bare_s = _seconds_of_bare_import(folder)
         copy = folder / f"copy-{time.monotonic_ns()}"
         shutil.copytree(home, copy, ignore=shutil.ignore_patterns("*.bell"))

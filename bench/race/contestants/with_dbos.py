@@ -1,0 +1,387 @@
+"""DBOS Transact: workflows and steps of its Python library, recorded in SQLite or PostgreSQL by the process that runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+import signal
+import sqlite3
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psycopg
+import wire
+from dbos import DBOS, DBOSClient, DBOSConfig, EnqueueOptions, SetWorkflowID, run_dbos_database_migrations
+
+Given = Mapping[str, Any]
+Message = dict[str, Any]
+
+NAME = "race"
+QUEUE = "race"
+INTERRUPTED = "interrupted"
+# The default is a second. A tenth spares recovery most of that second.
+POLLING_S = 0.1
+# Only where the latency of an idle system is measured: there a worker has nothing better to do than to look.
+PROMPT_POLLING_S = 0.01
+# Without a limit the first worker to look claims all that is enqueued. This many leave the others their share.
+RUNS_OF_A_WORKER = 20
+# How often this program asks whether all has ended: often enough for the figure, too seldom to compete with the work.
+LOOK_EVERY_S = 0.1
+
+# A person may take a week; recv gives up after a minute unless told otherwise.
+PATIENCE_S = 7 * 24 * 3600.0
+PARK_FOR_AT_MOST_S = 60.0
+PARK_AT_ONCE = 200
+# By default there is no limit, and thousands of runs that go on at the same moment may take a thread each, for 20 connections.
+THREADS_WHEN_PARKED = 32
+
+began_ns: list[int] = []
+waiting: set[str] = set()
+woken: dict[str, asyncio.Future[int]] = {}
+
+
+@DBOS.step()
+async def step(text: str, tool_ms: float) -> str:
+    began_ns.append(time.monotonic_ns())
+    if tool_ms:
+        await asyncio.sleep(tool_ms / 1000)
+    return text
+
+
+@DBOS.step()
+async def now_ns() -> int:
+    return time.monotonic_ns()
+
+
+@DBOS.step()
+async def last_words() -> None:
+    wire.last_words()
+
+
+@DBOS.step()
+async def model(messages: list[Message], turns: int) -> Message:
+    """Stands for a model: what it has said so far tells it the turn."""
+    turn = sum(message["role"] == "assistant" for message in messages)
+    use = {"name": "page", "input": {"number": turn}} if turn < turns else {"name": "last_words", "input": {}}
+    return {"role": "assistant", "content": wire.said(turn), "tool_use": use}
+
+
+@DBOS.step()
+async def page(number: int) -> str:
+    return wire.said(number)
+
+
+@DBOS.workflow()
+async def steps_in_turn(steps: int, tool_ms: float) -> None:
+    for number in range(steps):
+        await step(wire.text_of(number), tool_ms)
+
+
+@DBOS.workflow()
+async def steps_then_death(steps: int) -> None:
+    for number in range(steps):
+        await step(wire.text_of(number), 0)
+    await last_words()
+
+
+@DBOS.workflow()
+async def stamp() -> int:
+    return await now_ns()
+
+
+@DBOS.workflow()
+async def conversation(turns: int) -> None:
+    tools: dict[str, Any] = {"page": page, "last_words": last_words}
+    messages: list[Message] = [{"role": "user", "content": "Read all the pages."}]
+    while True:
+        answer = await model(messages, turns)
+        use = answer["tool_use"]
+        messages += [answer, {"role": "tool", "content": await tools[use["name"]](**use["input"])}]
+
+
+@DBOS.workflow()
+async def approval() -> None:
+    workflow_id = DBOS.workflow_id
+    assert workflow_id is not None
+    waiting.add(workflow_id)
+    await DBOS.recv_async(timeout_seconds=PATIENCE_S)
+    began = await now_ns()
+    if workflow_id in woken:
+        woken[workflow_id].set_result(began)
+
+
+def store_url(given: Given) -> str:
+    return given["url"] or f"sqlite:///{sqlite_file(given)}"
+
+
+def sqlite_file(given: Given) -> Path:
+    return Path(given["folder"]) / "dbos.sqlite"
+
+
+def create_store(given: Given) -> None:
+    """The system database, with its tables; SQLite keeps a write-ahead log, unless DBOS is to be as it is shipped.
+
+    DBOS leaves SQLite's rollback journal on. The log is as durable (synchronous stays FULL, one fsync per commit
+    instead of several) and was faster in every trial: a file remembers this mode, so one statement is enough.
+    """
+    if given["url"] is None and not given.get("as_shipped"):
+        with closing(sqlite3.connect(sqlite_file(given))) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+    run_dbos_database_migrations(store_url(given))
+
+
+@asynccontextmanager
+async def launched(given: Given, *, executor_id: str = "local", threads: int | None = None) -> AsyncIterator[None]:
+    """DBOS as a process of the application has it: it serves all queues and, at once, recovers what its executor left behind."""
+    config: DBOSConfig = {
+        "name": NAME,
+        "system_database_url": store_url(given),
+        # Otherwise a hash of the source; recovery takes up only runs of the same version.
+        "application_version": "1",
+        "executor_id": executor_id,
+        "log_level": "ERROR",
+        "enable_otlp": False,
+    }
+    if threads is not None:
+        config["max_executor_threads"] = threads
+    DBOS(config=config)
+    DBOS.launch()
+    try:
+        yield
+    finally:
+        DBOS.destroy()
+
+
+@contextmanager
+def client_of(given: Given) -> Iterator[DBOSClient]:
+    """The way in for a process that runs no workflows itself."""
+    client = DBOSClient(system_database_url=store_url(given), application_name=NAME)
+    try:
+        yield client
+    finally:
+        client.destroy()
+
+
+async def enqueue_steps(client: DBOSClient, runs: int, steps: int) -> None:
+    options: EnqueueOptions = {"workflow_name": steps_in_turn.__qualname__, "queue_name": QUEUE}
+    # The client has five connections, and asyncio's threads bound how many of these are under way.
+    await asyncio.gather(*(client.enqueue_async(options, steps, 0) for _ in range(runs)))
+
+
+async def all_ended(client: DBOSClient) -> None:
+    """Return as soon as no run is left to be done; a run that failed is an error."""
+    while await listed(client, ["ENQUEUED", "PENDING"]):
+        await asyncio.sleep(LOOK_EVERY_S)
+    if failed := await listed(client, ["ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED"]):
+        raise RuntimeError(f"run {failed[0].workflow_id} ended as {failed[0].status}: {failed[0].error}")
+
+
+async def listed(client: DBOSClient, status: list[str]) -> list[Any]:
+    return await client.list_workflows_async(status=status, limit=1, load_input=False, load_output=False)
+
+
+def bytes_of(given: Given) -> int:
+    if given["url"] is None:
+        # A killed process leaves its log behind; whoever closes the file last empties it into the database.
+        with closing(sqlite3.connect(sqlite_file(given))) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return wire.bytes_in(Path(given["folder"]))
+    with psycopg.connect(given["url"]) as connection:
+        rows = connection.execute("SELECT sum(pg_total_relation_size(relid)) FROM pg_stat_user_tables").fetchall()
+        return int(rows[0][0])
+
+
+def about(_: Given) -> dict[str, Any]:
+    return {
+        "name": "DBOS",
+        "version": importlib.metadata.version("dbos"),
+        "stores": ["sqlite", "postgres"],
+        "as_shipped": ["sqlite"],
+        "durable": "the result of a step after it ran, one commit per step; no intent and no arguments of steps",
+        "how": "async workflows and async steps of the Python library, in its own process, default pool of 20 connections; "
+        "SQLite in WAL mode with synchronous=FULL (its default, the rollback journal, is slower)",
+        "resume": f"recovery when the same executor and version is launched again, which enqueues the run anew; queue polled every {POLLING_S} s",
+    }
+
+
+async def sequential(given: Given) -> dict[str, Any]:
+    create_store(given)
+    async with launched(given):
+        start = time.monotonic()
+        handle = await DBOS.start_workflow_async(steps_in_turn, given["steps"], given["tool_ms"])
+        await handle.get_result()
+        seconds = time.monotonic() - start
+    laps = wire.laps(began_ns) if len(began_ns) > 1 else {}
+    return {"seconds": seconds, **laps, "peak_mb": wire.peak_mb(), "bytes": bytes_of(given)}
+
+
+async def together(given: Given) -> dict[str, Any]:
+    create_store(given)
+    async with launched(given):
+        start = time.monotonic()
+        starts = (DBOS.start_workflow_async(steps_in_turn, given["steps"], given["tool_ms"]) for _ in range(given["runs"]))
+        handles = await asyncio.gather(*starts)
+        await asyncio.gather(*(handle.get_result() for handle in handles))
+        return {"seconds": time.monotonic() - start, "peak_mb": wire.peak_mb()}
+
+
+async def queue(given: Given) -> dict[str, Any]:
+    create_store(given)
+    with client_of(given) as client:
+        await client.register_queue_async(QUEUE, polling_interval_sec=POLLING_S)
+        start = time.monotonic()
+        await enqueue_steps(client, given["runs"], steps=1)
+        enqueued = time.monotonic()
+        async with launched(given):
+            await all_ended(client)
+            ended = time.monotonic()
+    return {"enqueue_seconds": enqueued - start, "seconds": ended - enqueued, "peak_mb": wire.peak_mb()}
+
+
+async def worker(given: Given) -> dict[str, Any]:
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    if given.get("on_cue"):
+        wire.say({"ready": True})
+        await asyncio.to_thread(sys.stdin.readline)
+    else:
+        create_store(given)
+    # Several processes serve one queue, and each recovers only what it left behind itself.
+    async with launched(given, executor_id=f"worker-{os.getpid()}"):
+        if not given.get("on_cue"):
+            await DBOS.register_queue_async(QUEUE, polling_interval_sec=PROMPT_POLLING_S)
+            wire.say({"ready": True})
+        await stopped.wait()
+    return {}
+
+
+async def idle(given: Given) -> dict[str, Any]:
+    started_ns: list[int] = []
+    handles: list[Any] = []
+    with client_of(given) as client:
+        for _ in range(given["times"]):
+            started_ns.append(time.monotonic_ns())
+            handles.append(await client.enqueue_async({"workflow_name": stamp.__qualname__, "queue_name": QUEUE}))
+            await asyncio.sleep(0.15)
+        began = [await handle.get_result() for handle in handles]
+    return {
+        "ms": [(began - started) / 1e6 for began, started in zip(began, started_ns, strict=True)],
+        "why": f"the queue is polled every {PROMPT_POLLING_S} s; by default every second",
+    }
+
+
+async def fill(given: Given) -> dict[str, Any]:
+    create_store(given)
+    with client_of(given) as client:
+        await client.register_queue_async(QUEUE, polling_interval_sec=POLLING_S, worker_concurrency=RUNS_OF_A_WORKER)
+        start = time.monotonic()
+        await enqueue_steps(client, given["runs"], given["steps"])
+        return {"seconds": time.monotonic() - start}
+
+
+async def wait(given: Given) -> dict[str, Any]:
+    with client_of(given) as client:
+        await all_ended(client)
+        return {"done_ns": time.monotonic_ns()}
+
+
+async def build(given: Given) -> dict[str, Any]:
+    return await killed_in(given, steps_then_death, given["steps"])
+
+
+async def talk(given: Given) -> dict[str, Any]:
+    return await killed_in(given, conversation, given["turns"])
+
+
+async def killed_in(given: Given, workflow: Any, size: int) -> dict[str, Any]:
+    """Serve one run, to its death and ours. It is enqueued, so that recovery finds it a queue that is polled soon."""
+    create_store(given)
+    async with launched(given):
+        await DBOS.register_queue_async(QUEUE, polling_interval_sec=POLLING_S)
+        with SetWorkflowID(INTERRUPTED):
+            handle = await DBOS.enqueue_workflow_async(QUEUE, workflow, size)
+        await handle.get_result()
+    raise RuntimeError("the run was to end in its last words, and did not")
+
+
+async def resume(given: Given) -> dict[str, Any]:
+    async with launched(given):
+        handle: Any = await DBOS.retrieve_workflow_async(INTERRUPTED)
+        await handle.get_result()
+    raise RuntimeError("the run was to end in its last words, and did not")
+
+
+def size(given: Given) -> dict[str, Any]:
+    return {"bytes": bytes_of(given)}
+
+
+async def park(given: Given) -> NoReturn:
+    create_store(given)
+    async with launched(given, threads=THREADS_WHEN_PARKED):
+        start = time.monotonic()
+        started = 0
+        while started < given["runs"] and time.monotonic() - start < PARK_FOR_AT_MOST_S:
+            some = min(PARK_AT_ONCE, given["runs"] - started)
+            await asyncio.gather(*(DBOS.start_workflow_async(approval) for _ in range(some)))
+            started += some
+        while len(waiting) < started:
+            await asyncio.sleep(LOOK_EVERY_S)
+        seconds = time.monotonic() - start
+        why = {} if started == given["runs"] else {"why": f"no more were started in {PARK_FOR_AT_MOST_S:.0f} s"}
+        wire.say({"runs": started, "seconds": seconds, **why})
+        # A run is durable once it has started. An orderly end would cancel thousands of waits, some just about to be recorded.
+        os._exit(0)
+
+
+async def parked(given: Given) -> dict[str, Any]:
+    async with launched(given, threads=THREADS_WHEN_PARKED):
+        start = time.monotonic()
+        await all_recovered()
+        recovery_seconds = time.monotonic() - start
+        cpu = time.process_time()
+        start = time.monotonic()
+        await asyncio.sleep(given["seconds"])
+        cpu_percent = 100 * (time.process_time() - cpu) / (time.monotonic() - start)
+        wake_ms = [await wake(workflow_id) for workflow_id in sorted(waiting)[: given["wakes"]]]
+    return {"peak_mb": wire.peak_mb(), "cpu_percent": cpu_percent, "wake_ms": wake_ms, "recovery_seconds": recovery_seconds}
+
+
+async def all_recovered() -> None:
+    """Return when every parked run waits in this process."""
+    parked_runs = len(await DBOS.list_workflows_async(status=["ENQUEUED", "PENDING"], load_input=False, load_output=False))
+    while len(waiting) < parked_runs:
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def wake(workflow_id: str) -> float:
+    woken[workflow_id] = asyncio.get_running_loop().create_future()
+    start = time.monotonic_ns()
+    await DBOS.send_async(workflow_id, "yes")
+    return (await woken[workflow_id] - start) / 1e6
+
+
+if __name__ == "__main__":
+    wire.compete(
+        {
+            "about": about,
+            "sequential": sequential,
+            "together": together,
+            "queue": queue,
+            "worker": worker,
+            "idle": idle,
+            "build": build,
+            "resume": resume,
+            "talk": talk,
+            "talk_on": resume,
+            "size": size,
+            "park": park,
+            "parked": parked,
+            "fill": fill,
+            "wait": wait,
+        }
+    )

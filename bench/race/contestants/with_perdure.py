@@ -1,0 +1,329 @@
+"""perdure in the race: asyncio agents, idempotent tools whose intent is committed before they begin, and every setting at its default."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import wire
+
+from perdure import Perdure, ReAct, Run, agent, tool
+from perdure.core.events import Event, RunSucceeded
+from perdure.models import Answer, Assistant, Request, Scripted
+from perdure.models.scripted import use, uses
+
+_TURNS_AT_MOST = 10_000
+_AT_A_TIME = 10
+_PATIENCE_S = 60.0
+
+_began_ns: list[int] = []
+
+
+# -- what is run ------------------------------------------------------------------------------------------------------------
+@tool(effect="idempotent")
+async def step(text: str) -> str:
+    """Does nothing; its intent is durable before it begins."""
+    return text
+
+
+@tool(effect="idempotent")
+async def timed_step(text: str) -> str:
+    """The same, and its beginning is written down."""
+    _began_ns.append(time.monotonic_ns())
+    return text
+
+
+@tool(effect="idempotent")
+async def slow_step(text: str, tool_ms: float) -> str:
+    """Takes its time as a request to a service does."""
+    await asyncio.sleep(tool_ms / 1000)
+    return text
+
+
+@tool(effect="idempotent")
+async def when(text: str) -> int:
+    """The moment at which it begins, on the clock that all processes of this machine share."""
+    return time.monotonic_ns()
+
+
+@tool(effect="idempotent")
+async def last_words() -> None:
+    """Ends its process as `kill -9` does."""
+    wire.last_words()
+
+
+@tool(effect="idempotent")
+async def page(number: int) -> str:
+    """Two kilobytes to read."""
+    return wire.said(number)
+
+
+@agent(version="1")
+async def timed(run: Run, steps: int) -> int:
+    for number in range(steps):
+        await timed_step(wire.text_of(number))
+    return steps
+
+
+@agent(version="1")
+async def plain(run: Run, steps: int) -> int:
+    for number in range(steps):
+        await step(wire.text_of(number))
+    return steps
+
+
+@agent(version="1")
+async def slow(run: Run, steps: int, tool_ms: float) -> int:
+    for number in range(steps):
+        await slow_step(wire.text_of(number), tool_ms)
+    return steps
+
+
+@agent(version="1")
+async def punctual(run: Run) -> int:
+    return await when(wire.text_of(0))
+
+
+@agent(version="1")
+async def waiting(run: Run) -> int:
+    await run.receive("go")
+    return await when(wire.text_of(0))
+
+
+@agent(version="1")
+async def doomed(run: Run, steps: int) -> None:
+    for number in range(steps):
+        await step(wire.text_of(number))
+    await last_words()
+
+
+def _line(request: Request) -> Answer:
+    """As many turns as the prompt says, each with 2 kB and a tool, and then the tool that ends it all."""
+    turn = sum(isinstance(message, Assistant) for message in request.messages)
+    turns = int(getattr(request.messages[0], "text", "0"))
+    return uses(use("page", number=turn), text=wire.said(turn)) if turn < turns else uses(use("last_words"))
+
+
+talker = ReAct("talker", model=Scripted([_line] * _TURNS_AT_MOST), tools=[page, last_words], max_turns=_TURNS_AT_MOST)
+
+
+# -- what is measured -------------------------------------------------------------------------------------------------------
+def about(_: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": "perdure",
+        "version": importlib.metadata.version("perdure"),
+        "stores": ["sqlite", "postgres"],
+        "durable": "the intent of a step with its arguments before it begins, the result with the next intent or the end of the run; "
+        "fsync per commit, runs that are ready at the same time share one; every event hashed into a chain",
+        "how": "@agent and @tool(effect='idempotent'), default settings; conversations by ReAct with a scripted model, waits by run.receive",
+        "resume": "Perdure.drive in a new process: that its last worker is dead is seen at once",
+    }
+
+
+async def sequential(given: Mapping[str, Any]) -> dict[str, Any]:
+    steps, tool_ms = given["steps"], given["tool_ms"]
+    async with Perdure(_url(given), agents=[timed, slow]) as app:
+        begun = time.perf_counter()
+        await (app.run(slow, steps, tool_ms) if tool_ms else app.run(timed, steps))
+        seconds = time.perf_counter() - begun
+    laps = wire.laps(_began_ns) if len(_began_ns) > 1 else {}
+    return {"seconds": seconds, **laps, "peak_mb": wire.peak_mb(), "bytes": _bytes(given)}
+
+
+async def together(given: Mapping[str, Any]) -> dict[str, Any]:
+    runs, steps, tool_ms = given["runs"], given["steps"], given["tool_ms"]
+    count, all_ended = _counted(runs)
+    async with Perdure(_url(given), agents=[plain, slow], observers=[count]) as app:
+        begun = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(app.work(stop=all_ended))
+            for _ in range(runs):
+                await (app.start(slow, steps, tool_ms) if tool_ms else app.start(plain, steps))
+        seconds = time.perf_counter() - begun
+    return {"seconds": seconds, "peak_mb": wire.peak_mb()}
+
+
+async def queue(given: Mapping[str, Any]) -> dict[str, Any]:
+    runs = given["runs"]
+    count, all_ended = _counted(runs)
+    async with Perdure(_url(given), agents=[plain], observers=[count]) as app:
+        begun = time.perf_counter()
+        await _enqueue(app, runs, 1)
+        enqueued = time.perf_counter()
+        await app.work(stop=all_ended)
+        ended = time.perf_counter()
+    return {"enqueue_seconds": enqueued - begun, "seconds": ended - enqueued, "peak_mb": wire.peak_mb()}
+
+
+async def worker(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Serve the queue until SIGTERM; with `on_cue` from a line on stdin on."""
+    async with Perdure(_url(given), agents=[punctual, plain]) as app:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, app.drain)
+        wire.say({"ready": True})
+        if given.get("on_cue"):
+            await asyncio.to_thread(sys.stdin.readline)
+        await app.work()
+    return {"ended": True}
+
+
+async def idle(given: Mapping[str, Any]) -> dict[str, Any]:
+    waits = []
+    async with Perdure(_url(given)) as app:
+        await (await app.start(punctual)).result(timeout=_PATIENCE_S)  # by then the worker is there
+        for number in range(given["times"]):
+            # Of different lengths, or every start would meet the worker at the same point of its polling.
+            await asyncio.sleep(0.14 + 0.001 * (number * 7 % 20))
+            begun = time.monotonic_ns()
+            handle = await app.start(punctual)
+            waits.append((await handle.result(timeout=_PATIENCE_S) - begun) / 1e6)
+    return {"ms": waits, "why": "the worker hears of a new run; it looks by itself every 0.25 s (the default) should it not"}
+
+
+async def fill(given: Mapping[str, Any]) -> dict[str, Any]:
+    async with Perdure(_url(given)) as app:
+        begun = time.perf_counter()
+        await _enqueue(app, given["runs"], given["steps"])
+        return {"seconds": time.perf_counter() - begun}
+
+
+def wait(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Until no run is left. Looked up in the table: whoever waits must not be work for the server that is measured."""
+    import psycopg
+
+    with psycopg.connect(given["url"], autocommit=True) as connection:
+        while connection.execute("SELECT EXISTS (SELECT FROM perdure_runs WHERE status <> 'succeeded')").fetchone() == (True,):
+            time.sleep(0.02)
+        return {"done_ns": time.monotonic_ns()}
+
+
+async def build(given: Mapping[str, Any]) -> dict[str, Any]:
+    async with Perdure(_url(given), agents=[doomed]) as app:
+        await app.run(doomed, given["steps"], id="long")
+    raise AssertionError("the last step ends the process")
+
+
+async def resume(given: Mapping[str, Any]) -> dict[str, Any]:
+    async with Perdure(_url(given), agents=[doomed]) as app:
+        row = await app.drive("long")
+    raise AssertionError(f"the run is {row.status}: the last step ends the process")
+
+
+async def talk(given: Mapping[str, Any]) -> dict[str, Any]:
+    async with Perdure(_url(given), agents=[talker]) as app:
+        await app.run(talker, str(given["turns"]), id="long")
+    raise AssertionError("the last tool ends the process")
+
+
+async def talk_on(given: Mapping[str, Any]) -> dict[str, Any]:
+    async with Perdure(_url(given), agents=[talker]) as app:
+        row = await app.drive("long")
+    raise AssertionError(f"the run is {row.status}: the last tool ends the process")
+
+
+async def size(given: Mapping[str, Any]) -> dict[str, Any]:
+    async with Perdure(_url(given)):
+        pass  # closing empties the log into the file
+    return {"bytes": _bytes(given)}
+
+
+async def park(given: Mapping[str, Any]) -> dict[str, Any]:
+    runs = given["runs"]
+    async with Perdure(_url(given), agents=[waiting]) as app:
+        begun = time.perf_counter()
+        for first in range(0, runs, _AT_A_TIME):
+            await asyncio.gather(*(app.start(waiting, id=_id(number)) for number in range(first, min(first + _AT_A_TIME, runs))))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(app.work())
+            for number in range(runs):
+                while (await app.handle(_id(number)).status()).status != "waiting":
+                    await asyncio.sleep(0.05)
+            app.drain()
+        seconds = time.perf_counter() - begun
+    return {"runs": runs, "seconds": seconds}
+
+
+async def parked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A worker beside the parked runs, idle at first; then some of them are woken one after the other."""
+    first = given.get("woken", 0)
+    async with Perdure(_url(given), agents=[waiting]) as app, asyncio.TaskGroup() as group:
+        group.create_task(app.work())
+        await asyncio.sleep(1.0)
+        used, begun = time.process_time(), time.monotonic()
+        await asyncio.sleep(given["seconds"])
+        share = (time.process_time() - used) / (time.monotonic() - begun)
+        waits = [await _wake(app, _id(number)) for number in range(first, first + given["wakes"])]
+        app.drain()
+    return {"peak_mb": wire.peak_mb(), "cpu_percent": share * 100, "wake_ms": waits}
+
+
+async def _wake(app: Perdure, run_id: str) -> float:
+    begun = time.monotonic_ns()
+    await app.signal(run_id, "go")
+    return float((await app.handle(run_id).result(timeout=_PATIENCE_S) - begun) / 1e6)
+
+
+# -- the journal ------------------------------------------------------------------------------------------------------------
+def _url(given: Mapping[str, Any]) -> str:
+    return str(given["url"] or f"sqlite:///{Path(given['folder']) / 'perdure.db'}")
+
+
+def _id(number: int) -> str:
+    return f"run-{number}"
+
+
+def _bytes(given: Mapping[str, Any]) -> int:
+    """After the app was closed: what its file takes, or all tables with their indexes."""
+    if given["url"] is None:
+        return wire.bytes_in(Path(given["folder"]))
+    import psycopg
+
+    with psycopg.connect(given["url"]) as connection:
+        row = connection.execute("SELECT sum(pg_total_relation_size(relid))::bigint FROM pg_stat_user_tables").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+async def _enqueue(app: Perdure, runs: int, steps: int) -> None:
+    for first in range(0, runs, _AT_A_TIME):
+        await asyncio.gather(*(app.start(plain, steps, id=_id(number)) for number in range(first, min(first + _AT_A_TIME, runs))))
+
+
+def _counted(runs: int) -> tuple[Callable[[str, Sequence[Event]], None], asyncio.Event]:
+    """An observer, and what it sets when that many runs have succeeded."""
+    left, all_ended = runs, asyncio.Event()
+
+    def count(run_id: str, events: Sequence[Event]) -> None:
+        nonlocal left
+        left -= sum(isinstance(event.body, RunSucceeded) for event in events)
+        if not left:
+            all_ended.set()
+
+    return count, all_ended
+
+
+if __name__ == "__main__":
+    wire.compete(
+        {
+            "about": about,
+            "sequential": sequential,
+            "together": together,
+            "queue": queue,
+            "worker": worker,
+            "idle": idle,
+            "fill": fill,
+            "wait": wait,
+            "build": build,
+            "resume": resume,
+            "talk": talk,
+            "talk_on": talk_on,
+            "size": size,
+            "park": park,
+            "parked": parked,
+        }
+    )

@@ -1,0 +1,54 @@
+"""The machine that the figures belong to."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from pathlib import Path
+
+_SYNC_S = 0.5
+
+
+def facts(folder: Path) -> dict[str, str]:
+    return {
+        "processor": f"{os.cpu_count()} cores, {_first_value(Path('/proc/cpuinfo'), 'model name') or platform.machine()}",
+        "memory": f"{_memory_gb():.0f} GB",
+        "system": f"{platform.system()} {platform.release()}",
+        "file system": _file_system(folder),
+        "disk, 4 KiB at the end of a file": f"{_syncs_per_s(folder):,.0f} fsyncs/s",
+        "Python": f"{platform.python_implementation()} {platform.python_version()}",
+        "load before (1, 5, 15 min)": ", ".join(f"{one:.2f}" for one in os.getloadavg()),
+    }
+
+
+def _first_value(path: Path, name: str) -> str | None:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)
+
+
+def _memory_gb() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+
+
+def _file_system(folder: Path) -> str:
+    mounts = Path("/proc/self/mounts")
+    found = [line.split()[1:3] for line in mounts.read_text().splitlines()] if mounts.exists() else []
+    holding = [(point, kind) for point, kind in found if folder.is_relative_to(point)]
+    # Of those that hold the folder the deepest counts; of several on one point, the last that was mounted.
+    return max(reversed(holding), key=lambda one: len(one[0]), default=("", "unknown"))[1]
+
+
+def _syncs_per_s(folder: Path) -> float:
+    path = folder / "sync"
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    try:
+        count, begun = 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - begun) < _SYNC_S:
+            os.write(descriptor, b"x" * 4096)
+            os.fsync(descriptor)
+            count += 1
+        return count / elapsed
+    finally:
+        os.close(descriptor)
+        path.unlink()
