@@ -16,11 +16,13 @@ from tests.unit.postgres_tools import cleared, opened, raw
 
 from perdure.core.budget import Amounts
 from perdure.core.events import Limits, RunSucceeded, ThoughtRecorded
-from perdure.errors import StoreError, StoreUnavailable
-from perdure.store.api import Charge, Committed, Refused, RowChange, RunRow
+from perdure.errors import Conflict, StoreError, StoreUnavailable
+from perdure.store.api import Charge, Claimed, Committed, Refused, RowChange, RunRow
+from perdure.store.claims import Claims
 from perdure.store.postgres.cursor import PostgresCursor
 from perdure.store.postgres.queries import QUERIES, numbered
 from perdure.store.postgres.store import PostgresStore
+from perdure.store.postgres.taking import Taking
 from perdure.store.statements import load
 from perdure.testing.conformance import (
     LEASE_US,
@@ -136,12 +138,53 @@ def locked_by_others(store: PostgresStore, lock: str, look: Callable[[], Any]) -
 
 
 def claims_pass_by_what_others_take(store: PostgresStore) -> None:
-    for run_id in ("r1", "r2"):
-        store.create_run(new_run(run_id))
+    """The lines of two tenants, which are weighed."""
+    taken = claimed_while_the_first_is_locked(store, "t1", "t2")
+    assert [claimed.row.run_id for claimed in taken] == ["r2"]
+
+
+def claims_at_once_pass_by_what_others_take(store: PostgresStore) -> None:
+    taken = claimed_while_the_first_is_locked(store, "t1", "t1")
+    assert [claimed.row.run_id for claimed in taken] == ["r2"]
+    assert taken[0].events is not None, "it has waited in vain, and was taken in a transaction afterwards"
+
+
+def claimed_while_the_first_is_locked(store: PostgresStore, *tenants: str) -> list[Claimed]:
+    for number, tenant in enumerate(tenants, 1):
+        store.create_run(new_run(f"r{number}", tenant=tenant))
     register(store, "w")
     lock = "SELECT 1 FROM perdure_runs WHERE run_id = 'r1' FOR UPDATE"
-    taken = locked_by_others(store, lock, lambda: store.claim("w", serving("a"), 9, T0))
+    taken: list[Claimed] = locked_by_others(store, lock, lambda: store.claim("w", serving("a"), 9, T0))
+    return taken
+
+
+def what_has_changed_since_it_was_seen_is_not_taken(store: PostgresStore) -> None:
+    """Between the look and the claim another worker has taken the first run, and given it up again."""
+    for run_id in ("r1", "r2"):
+        store.create_run(new_run(run_id))
+    for worker in ("w", "w2"):
+        register(store, worker)
+    plain = Taking._take
+
+    def take(self: Taking, values: Any) -> set[int]:
+        (other,) = Claims.claim(store._claims, "w2", serving("a"), 1, T0, None, {})
+        assert store.let_go("w2", [("r1", other.lease.epoch)], T0) == 1
+        return plain(self, values)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Taking, "_take", take)
+        taken = store.claim("w", serving("a"), 9, T0)
     assert [claimed.row.run_id for claimed in taken] == ["r2"]
+    assert [event.seq for event in store.read("r1")] == [1, 2]
+
+
+def the_id_of_a_pruned_run_is_not_used_again(store: PostgresStore) -> None:
+    hand = hold(store, "r")
+    hand.write(RunSucceeded(payload(1)), row=RowChange("succeeded"))
+    store.prune(["r"], T0 + LEASE_US, by="ann", now=T0)
+    store.create_run(new_run("another"))  # makes the line: where there is none, a run is not created at once
+    with pytest.raises(Conflict, match="pruned"):
+        store.create_run(new_run("r"))
 
 
 def claims_below_pass_by_what_others_take(store: PostgresStore) -> None:
@@ -172,15 +215,28 @@ def notices_pass_by_what_others_take(store: PostgresStore) -> None:
 
 
 def turns_pass_by_what_others_note(store: PostgresStore) -> None:
+    """The lines of two tenants, which are weighed."""
+    assert len(claimed_while_turns_are_locked(store, "t1", "t2")) == 2
+
+
+def turns_at_once_pass_by_what_others_note(store: PostgresStore) -> None:
+    (claimed,) = claimed_while_turns_are_locked(store, "t1")
+    assert claimed.events is not None, "it has waited in vain, and was taken in a transaction afterwards"
+
+
+def claimed_while_turns_are_locked(store: PostgresStore, *tenants: str) -> list[Claimed]:
     register(store, "w")
-    for run_id in ("r1", "r2"):
-        store.create_run(new_run(run_id))
-        (claimed,) = store.claim("w", serving("a"), 1, T0)
+    for times in ("first", "again"):
+        for tenant in tenants:
+            store.create_run(new_run(f"{times}-{tenant}", tenant=tenant))
+        assert len(store.claim("w", serving("a"), 9, T0)) == len(tenants)
     with raw(store.url) as other:
-        assert other.execute("SELECT count(*) FROM perdure_turns").fetchone() == (1,)
-    store.create_run(new_run("r3"))
-    (claimed,) = locked_by_others(store, "SELECT 1 FROM perdure_turns FOR UPDATE", lambda: store.claim("w", serving("a"), 1, T0))
-    assert claimed.row.run_id == "r3"
+        assert other.execute("SELECT count(*) FROM perdure_turns").fetchone() == (len(tenants),)
+    for tenant in tenants:
+        store.create_run(new_run(f"last-{tenant}", tenant=tenant))
+    lock = "SELECT 1 FROM perdure_turns FOR UPDATE"
+    taken: list[Claimed] = locked_by_others(store, lock, lambda: store.claim("w", serving("a"), 9, T0))
+    return taken
 
 
 def post_while_the_run_is_given_up_wakes_somebody(store: PostgresStore) -> None:
@@ -322,10 +378,24 @@ GUARDS: dict[str, tuple[str, str, str, Check]] = {
         changes("forget_workers", {"silent_us": 1}, 0),
     ),
     "claims pass by": ("ready_of_line", "SKIP LOCKED", "", claims_pass_by_what_others_take),
+    "claims at once pass by": ("claim_many", "OF r SKIP LOCKED", "OF r", claims_at_once_pass_by_what_others_take),
+    "claims at once are of what was seen": (
+        "claim_many",
+        "r.seq = g.before",
+        "g.before > 0",
+        what_has_changed_since_it_was_seen_is_not_taken,
+    ),
+    "the id of a pruned run is taken": (
+        "create_run",
+        "AND NOT EXISTS (SELECT 1 FROM perdure_pruned WHERE run_id = :run_id::text AND status <> 'returned')",
+        "",
+        the_id_of_a_pruned_run_is_not_used_again,
+    ),
     "claims below pass by": ("ready_below", "SKIP LOCKED", "", claims_below_pass_by_what_others_take),
     "reaping passes by": ("lose_runs_of_silent_worker", "SKIP LOCKED", "", reaping_passes_by_what_is_written_to),
     "notices pass by": ("notices_to_take", "SKIP LOCKED", "", notices_pass_by_what_others_take),
     "turns pass by": ("had_turn", "SKIP LOCKED", "", turns_pass_by_what_others_note),
+    "turns at once pass by": ("claim_many", "UPDATE SKIP LOCKED", "UPDATE", turns_at_once_pass_by_what_others_note),
     "whoever posts holds the run": ("run_to_change", "FOR NO KEY UPDATE", "", post_while_the_run_is_given_up_wakes_somebody),
     "whoever gives up holds the run": (
         "lock_runs",

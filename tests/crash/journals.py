@@ -126,7 +126,7 @@ class PostgresJournal:
         return self._ask(f"{_OTHERS} AND xact_start IS NOT NULL") == [(0,)]
 
     def settle(self) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while self._ask(_OTHERS) != [(0,)]:
             assert time.monotonic() < deadline, "the server still serves a process that is dead"
             time.sleep(0.002)
@@ -208,7 +208,7 @@ class Databases:
     def copy(self, url: str) -> str:
         parts = urlsplit(url)
         name = f"world_{os.getpid()}_{next(self._numbers)}"
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while True:
             try:
                 self._server.execute(f'CREATE DATABASE "{name}" TEMPLATE "{parts.path[1:]}" OWNER {parts.username}')

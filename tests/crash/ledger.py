@@ -71,7 +71,7 @@ class Ledger:
         """What has happened to the world."""
         return [line for line in self.lines("effect", run) if what in (None, line["what"])]
 
-    def wait_for(self, enough: Callable[[list[dict[str, Any]]], bool], within_s: float = 20.0) -> list[dict[str, Any]]:
+    def wait_for(self, enough: Callable[[list[dict[str, Any]]], bool], within_s: float = 60.0) -> list[dict[str, Any]]:
         """The lines, once they satisfy the predicate."""
         deadline = time.monotonic() + within_s
         while not enough(lines := self.lines()):

@@ -67,7 +67,7 @@ class FailingVolume:
     def repair(self) -> None:
         """Nobody may have a file open there."""
         self.unmount()
-        code = subprocess.run(["e2fsck", "-f", "-y", str(self._image)], capture_output=True, timeout=30).returncode
+        code = subprocess.run(["e2fsck", "-f", "-y", str(self._image)], capture_output=True, timeout=60).returncode
         assert code <= 1, code  # 1: there was something to repair
         assert self.mount()
 
@@ -117,6 +117,6 @@ class Limit:
 
 def _run(*command: str) -> bool:
     try:
-        return subprocess.run(command, capture_output=True, timeout=30).returncode == 0
+        return subprocess.run(command, capture_output=True, timeout=60).returncode == 0
     except FileNotFoundError:
         return False

@@ -58,7 +58,7 @@ class Nursery:
 
     def close(self) -> None:
         self._requests.close()
-        self._process.wait(timeout=20)
+        self._process.wait(timeout=60)
         self._answers.close()
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:

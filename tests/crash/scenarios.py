@@ -100,7 +100,7 @@ def check_a_sleeping_worker_is_fenced(world: World) -> None:
         os.kill(zombie, signal.SIGCONT)
     try:
         # Its short call ends, it cannot write that down, and so its long one is stopped.
-        lines = world.ledger.wait_for(lambda lines: any(line["fact"] == "cancelled" for line in lines), within_s=4)
+        lines = world.ledger.wait_for(lambda lines: any(line["fact"] == "cancelled" for line in lines), within_s=20)
         assert [(line["what"], line["pid"]) for line in lines if line["fact"] == "cancelled"] == [("long", zombie)]
         assert world.wait(heir) == 0
         check_one_effect_each(world, "r", ["short", "long", "last"])

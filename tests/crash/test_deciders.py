@@ -12,7 +12,7 @@ from tests.crash.waiting_scenarios import check_one_of_two_deciders_wins
 from tests.crash.world import KILLED, RUN, World
 
 ROUNDS = {"sqlite": 200, "postgres": 100}
-QUESTIONS = 60
+QUESTIONS = 40
 
 
 @pytest.mark.parametrize("held", [False, True])
@@ -23,13 +23,13 @@ def test_of_two_deciders_one_wins_and_the_other_is_told(world: World, held: bool
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_yes_that_meets_the_expiry_counts_or_comes_too_late_and_never_both(world: World, killed: bool) -> None:
     """A worker settles what has expired while somebody says yes to it; it is killed in the middle of that, or is not."""
-    assert world.run(victims.start, runs={RUN: [QUESTIONS, 3.0, 0.03]}, agent="council") == 0
+    assert world.run(victims.start, runs={RUN: [QUESTIONS, 6.0, 0.1]}, agent="council") == 0
     worker = world.start(victims.serve, until=[RUN])
     world.wait_until(lambda: len(approval_rows(world, RUN)) == QUESTIONS, "everything has been asked")
     report = world.report()
     late = world.start(people.latecomer, report=report, run_id=RUN, seed=7)
     if killed:
-        for settled in (10, 25, 40):
+        for settled in (6, 15, 25):
             world.wait_until(lambda settled=settled: _settled(world) >= settled, f"{settled} are settled")  # type: ignore[misc]
             os.kill(worker, signal.SIGKILL)
             assert world.wait(worker) == KILLED

@@ -17,18 +17,18 @@ from tests.crash.world import KILLED, RUN, World
 pytestmark = pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 
 
-KINDS = ["keyed", "once_reconcile", "transaction"]
+PARTS = ["keyed", "once_reconcile", "transaction"] * 3
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
-def test_killed_before_any_single_write_or_sync_of_a_whole_run_the_run_ends_well(world: World, kind: str) -> None:
-    """From the first open, which makes the schema, to the last commit: no moment on the disk is special. Each kind dies at its own third."""
+@pytest.mark.parametrize(("part", "kind"), enumerate(PARTS))
+def test_killed_before_any_single_write_or_sync_of_a_whole_run_the_run_ends_well(world: World, part: int, kind: str) -> None:
+    """From the first open, which makes the schema, to the last commit: no moment on the disk is special. Each part dies at its own ninth."""
     deaths = 0
     while True:
         shutil.rmtree(world.folder)
         world.disk.mkdir(parents=True)
-        nth = 1 + KINDS.index(kind) + deaths * len(KINDS)
+        nth = 1 + part + deaths * len(PARTS)
         code = world.run(victims.errand, report=world.report(), run_id=RUN, kind=kind, die=["disk", "op", nth])
         if code == 0:
             break
@@ -42,7 +42,7 @@ def test_killed_before_any_single_write_or_sync_of_a_whole_run_the_run_ends_well
         else:
             check_journal(world)
         assert len(world.ledger.effects(ORDER) or world.paid()) == 1, deaths
-    assert deaths > 10, f"only {deaths} writes: the disk was not the one that kills"
+    assert deaths > 4, f"only {deaths} writes: the disk was not the one that kills"
 
 
 def test_a_disk_that_is_full_while_a_result_is_held_loses_nothing_and_goes_on_with_room_again(small: World) -> None:

@@ -35,7 +35,7 @@ def test_what_an_isolated_tool_has_started_dies_with_its_worker(world: World) ->
     assert is_running(grandchild)
     os.kill(worker, signal.SIGKILL)
     assert world.wait(worker) == KILLED
-    world.wait_until(lambda: not is_running(grandchild), "the grandchild has died", within_s=5)
+    world.wait_until(lambda: not is_running(grandchild), "the grandchild has died")
     outcome = world.finish("r")
     assert outcome["r"]["output"] == ["f done"]
     assert len(world.ledger.effects("f")) == 1
@@ -76,7 +76,7 @@ def test_a_forked_child_that_outlives_its_worker_does_not_keep_it_alive(world: W
         assert is_running(child)
         heir = world.start(victims.serve)
         # Its call is made again although the forked child still has all that its parent had open.
-        world.ledger.wait_for(lambda lines: sum(line["fact"] == "begun" and line["what"] == "w" for line in lines) == 2, within_s=10)
+        world.ledger.wait_for(lambda lines: sum(line["fact"] == "begun" and line["what"] == "w" for line in lines) == 2)
         os.kill(heir, signal.SIGKILL)
         assert world.wait(heir, settled=False) == KILLED
     finally:

@@ -32,7 +32,7 @@ class Commands:
         return process
 
     def wait(self, process: subprocess.Popen[str]) -> tuple[int, str]:
-        _, err = process.communicate(timeout=40)
+        _, err = process.communicate(timeout=60)
         return process.returncode, err
 
 
@@ -60,7 +60,7 @@ def check_all(world: World, outcome: dict[str, dict[str, object]]) -> None:
 def test_a_signal_drains_the_worker_what_is_in_flight_ends_and_is_recorded_and_another_worker_goes_on(
     world: World, perdure: Commands, number: int
 ) -> None:
-    runs = {f"r{n}": [["deed", f"a{n}", 0.15], ["deed", f"b{n}", 0.15]] for n in range(3)}
+    runs = {f"r{n}": [["deed", f"a{n}", 2.0], ["deed", f"b{n}", 0]] for n in range(3)}
     world.begin(**runs)
     worker = perdure.start("worker", AGENT)
     world.ledger.wait_for(begun(3))  # type: ignore[arg-type]
@@ -95,7 +95,7 @@ def test_a_call_that_outlasts_the_drain_is_ended_and_recorded_as_what_it_is(worl
 
 
 def test_a_second_signal_ends_the_worker_at_once_and_nothing_is_lost(world: World, perdure: Commands) -> None:
-    world.begin(r=[["work", "first", 0], ["work", "second", 1.0]])
+    world.begin(r=[["work", "first", 0], ["work", "second", 4.0]])
     worker = perdure.start("worker", AGENT)
     world.ledger.wait_for(begun(2))  # type: ignore[arg-type]
     worker.send_signal(signal.SIGTERM)
@@ -110,7 +110,7 @@ def test_a_second_signal_ends_the_worker_at_once_and_nothing_is_lost(world: Worl
 
 
 def test_sigint_between_effect_and_record_records_the_effect_before_the_process_ends(world: World, perdure: Commands) -> None:
-    process = perdure.start("run", AGENT, "--id", "r", 'todo:=[["deed", "paid", 0.2], ["deed", "sent", 0]]')
+    process = perdure.start("run", AGENT, "--id", "r", 'todo:=[["deed", "paid", 2.0], ["deed", "sent", 0]]')
     world.ledger.wait_for(begun(1, "effect"))  # type: ignore[arg-type]
     process.send_signal(signal.SIGINT)
     code, err = perdure.wait(process)

@@ -85,7 +85,7 @@ def errand(
             if die and die[0] == "handover":
                 await app.drive(run_id, stop=stop)
                 return
-            tell(report, **await result(handle.result(timeout=30), app, run_id))
+            tell(report, **await result(handle.result(timeout=60), app, run_id))
 
     asyncio.run(main())
 
@@ -235,7 +235,7 @@ def drive(
     async def main() -> None:
         shifted = Shifted(*clock) if clock else None
         async with Perdure(url, agents=AGENTS.values(), settings=chosen, clock=shifted, observers=[acknowledge]) as app:
-            tell(report, **await result(app.handle(run_id).result(timeout=30), app, run_id))
+            tell(report, **await result(app.handle(run_id).result(timeout=60), app, run_id))
 
     asyncio.run(main())
     del faulty
@@ -281,6 +281,6 @@ def thicket(folder: str, report: str, seed: int, die: Sequence[Any] = ()) -> Non
     async def main() -> None:
         async with Perdure(url, agents=[thickets.thicket], settings=chosen, observers=[acknowledge]) as app:
             handle = await app.start(thickets.thicket, seed, id=f"seed-{seed}")
-            tell(report, **await result(handle.result(timeout=30), app, handle.id))
+            tell(report, **await result(handle.result(timeout=60), app, handle.id))
 
     asyncio.run(main())

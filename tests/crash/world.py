@@ -167,7 +167,7 @@ class World:
         lines = path.read_text().splitlines() if path.exists() else []
         return {event_id for found, _, event_id in (line.partition(" ") for line in lines) if found == run_id}
 
-    def wait_until(self, true: Callable[[], bool], what: str, within_s: float = 20.0) -> None:
+    def wait_until(self, true: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
         deadline = time.monotonic() + within_s
         while not true():
             assert time.monotonic() < deadline, f"after {within_s} s still not: {what}\n{self.log()}"

@@ -45,7 +45,7 @@ class Mortals:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._server.stdin.close()
-        self._server.wait(10)
+        self._server.wait(60)
         self._server.stdout.close()
 
 

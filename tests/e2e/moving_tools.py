@@ -110,7 +110,7 @@ async def finish(url: str, world: World, copies: int = 1) -> dict[str, Any]:
             for approval in await app.approvals():
                 await app.approve(approval.approval, by="bob")
             ids = [f"{name}-{n}" for n in range(copies) for name in ("shop", "waiting", "parent", "large")]
-            found = {run_id: await app.handle(run_id).result(timeout=30) for run_id in ids}
+            found = {run_id: await app.handle(run_id).result(timeout=60) for run_id in ids}
             stop.set()
     return found
 

@@ -179,5 +179,5 @@ def test_a_database_that_two_users_share_can_be_read_and_steered_by_the_other_on
             assert done.returncode == 0, (verb, done.stdout, done.stderr)
     finally:
         (shared / "hold").unlink()
-        worker.wait(timeout=20)
+        worker.wait(timeout=60)
         desk.end()

@@ -309,7 +309,7 @@ def test_what_was_approved_is_shown_while_the_run_is_held_and_has_not_read_it(de
     finally:
         child.send_signal(signal.SIGCONT)
     desk.take("hold")
-    child.communicate(timeout=30)
+    child.communicate(timeout=60)
     assert sorted(desk.ledger) == ["hold", "refund busy 700"]
 
 
@@ -572,7 +572,7 @@ def test_force_does_not_end_what_a_worker_holds(desk):
     until(lambda: desk.ledger == ["hold"])
     assert "is held by" in desk.refusal("cancel", "h", "--force", code=8)
     desk.take("hold")
-    assert child.communicate(timeout=20)[0] == "let go\n"
+    assert child.communicate(timeout=60)[0] == "let go\n"
 
 
 def test_a_forced_end_has_the_children_stop_too(desk):

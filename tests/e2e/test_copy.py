@@ -147,12 +147,12 @@ def test_while_a_worker_lives_it_refuses_and_waits_when_it_is_told_to(source: tu
     (tmp_path / "agents.py").write_text("from perdure import agent\n\n\n@agent(version='1')\nasync def idle(run):\n    return 1\n")
     worker = command("worker", "agents.py", "--url", here, cwd=tmp_path)
     store = open_store(here)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not store.workers(time.time_ns() // 1000, 30_000_000) and time.monotonic() < deadline:
         time.sleep(0.05)
     store.close()
     refused = command("copy", "--from", here, "--to", postgres_url, cwd=tmp_path)
-    _, said = refused.communicate(timeout=30)
+    _, said = refused.communicate(timeout=60)
     assert refused.returncode == 8
     assert f":{worker.pid} (0 runs)" in said
     assert "SIGTERM drains them" in said
@@ -160,11 +160,11 @@ def test_while_a_worker_lives_it_refuses_and_waits_when_it_is_told_to(source: tu
     time.sleep(0.7)
     assert waiting.poll() is None
     worker.send_signal(signal.SIGTERM)
-    _, said = waiting.communicate(timeout=30)
+    _, said = waiting.communicate(timeout=60)
     assert waiting.returncode == 0, said
-    worker.communicate(timeout=30)
+    worker.communicate(timeout=60)
     late = command("worker", "agents.py", "--url", here, cwd=tmp_path)
-    _, said = late.communicate(timeout=30)
+    _, said = late.communicate(timeout=60)
     assert late.returncode != 0
     assert "this journal was moved to postgresql://…@127.0.0.1" in said
 

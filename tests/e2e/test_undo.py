@@ -363,7 +363,7 @@ def test_whoever_comes_second_is_told_that_somebody_is_at_it(office: Office) -> 
         assert "run t/undo" in office("undo", "t", "trip.py:trip", code=8).stderr
     finally:
         (office.folder / "hold").unlink()
-        said, _ = first.communicate(timeout=30)
+        said, _ = first.communicate(timeout=60)
     assert (first.returncode, said) == (0, "run t is undone: 3 calls\n")
     assert len(office.undone) == 3
 

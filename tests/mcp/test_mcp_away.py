@@ -26,7 +26,7 @@ def seeking(server: McpServer) -> Agent[Any, Any]:
 
 def test_a_program_that_is_missing_is_named_before_anything_is_started_and_the_run_goes_on_once_it_is_there(stdio, tmp_path):
     program = tmp_path / "bin" / "findme"
-    server = mcp(["findme", str(stdio.ledger_file)], name="warehouse", timeout=20, env={"PATH": f"{program.parent}:/usr/bin:/bin"})
+    server = mcp(["findme", str(stdio.ledger_file)], name="warehouse", timeout=60, env={"PATH": f"{program.parent}:/usr/bin:/bin"})
 
     async def main() -> Any:
         async with app_on(tmp_path, seeking(server)) as app:
@@ -113,7 +113,7 @@ def test_a_server_that_dies_inside_a_call_says_how(stdio, tmp_path):
 
 def test_an_error_that_the_server_answers_with_is_not_taken_for_its_end():
     async def main() -> None:
-        async with mcp([sys.executable, RUDE], name="rude", timeout=10) as server:
+        async with mcp([sys.executable, RUDE], name="rude", timeout=60) as server:
             await server.toolset()
             begun = time.monotonic()
             with pytest.raises(ConnectionResetError, match="as you wish"):

@@ -242,7 +242,7 @@ def test_a_redirect_on_the_same_host_is_followed(tmp_path):
     warehouse.start()
 
     async def main() -> Any:
-        async with mcp(f"{warehouse.url}/", name="warehouse", timeout=10) as server:  # it sends us to the same without a slash
+        async with mcp(f"{warehouse.url}/", name="warehouse", timeout=60) as server:  # it sends us to the same without a slash
             return await server.call("search", query="box")
 
     try:

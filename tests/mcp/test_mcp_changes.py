@@ -102,7 +102,7 @@ def test_a_list_that_changes_under_way_is_noticed(warehouse, tmp_path):
 def test_a_list_that_changes_in_silence_is_a_new_runs_all_the_same_and_what_does_more_than_read_is_compared_with_a_fresh_one(
     tmp_path, monkeypatch
 ):
-    server = mcp([sys.executable, RUDE], name="rude", timeout=10)
+    server = mcp([sys.executable, RUDE], name="rude", timeout=60)
 
     @agent(version="1")
     async def names(run: Run) -> list[str]:
@@ -135,13 +135,13 @@ def test_a_list_that_changes_in_silence_is_a_new_runs_all_the_same_and_what_does
 
 def test_a_run_that_begins_after_the_server_has_forgotten_the_session_opens_another(tmp_path):
     async def main(url: str) -> None:
-        server = mcp(url, name="rude", timeout=10)
+        server = mcp(url, name="rude", timeout=60)
 
         @agent(version="1")
         async def count(run: Run) -> int:
             return len(await server.toolset(run))
 
-        async with app_on(tmp_path, count) as app, mcp(url, name="other", timeout=10) as other:
+        async with app_on(tmp_path, count) as app, mcp(url, name="other", timeout=60) as other:
             there = await app.run(count)
             await other.toolset()  # who comes last is known to this server, and nobody else
             async with asyncio.timeout(10):

@@ -24,7 +24,7 @@ from perdure.integrations.mcp_schema import Arguments, BadSchema
 
 
 def rude(*flags: str, **options: Any) -> McpServer:
-    return mcp([sys.executable, RUDE, *flags], name="rude", timeout=10, **options)
+    return mcp([sys.executable, RUDE, *flags], name="rude", timeout=60, **options)
 
 
 async def kind_of(server: McpServer, tool: str, **arguments: Any) -> str:
@@ -133,7 +133,7 @@ def test_what_a_server_answers_means_what_it_proves():
 
 def test_what_a_gateway_answers_means_what_it_proves():
     async def main(url: str) -> None:
-        async with mcp(url, name="rude", timeout=10) as server:
+        async with mcp(url, name="rude", timeout=60) as server:
             for status, kind in {
                 400: "refused",
                 401: "refused",

@@ -58,28 +58,28 @@ def told_about(server: McpServer, folder: Path, caplog: Any, *calls: tuple[str, 
 
 def test_a_header_that_comes_back_in_an_error_page_is_not_told(tmp_path, caplog):
     with rude_http() as (url, _):
-        server = mcp(f"{url}/{SECRET}", name="rude", headers={"Authorization": f"Bearer {SECRET}"}, timeout=10)
+        server = mcp(f"{url}/{SECRET}", name="rude", headers={"Authorization": f"Bearer {SECRET}"}, timeout=60)
         told = told_about(server, tmp_path, caplog, ("status", {"status": 400}))
     assert told[0] == "HTTP 400: <html>/mcp/[hidden] is not for [hidden]</html>"
 
 
 def test_half_of_a_header_in_an_error_page_is_not_told_either(tmp_path, caplog):
     with rude_http() as (url, _):
-        server = mcp(url + "/abcdefg" * 20, name="rude", headers={"Authorization": f"Bearer {SECRET}"}, timeout=10)
+        server = mcp(url + "/abcdefg" * 20, name="rude", headers={"Authorization": f"Bearer {SECRET}"}, timeout=60)
         told = told_about(server, tmp_path, caplog, ("status", {"status": 400}))
     assert told[0].endswith("/abcdefg is not for [hidden]</html>")
 
 
 def test_a_header_that_comes_back_instead_of_a_connection_is_not_told(tmp_path, caplog):
     with rude_http("--locked") as (url, _):
-        server = mcp(url, name="rude", headers={"Authorization": f"Bearer {SECRET}"}, timeout=10)
+        server = mcp(url, name="rude", headers={"Authorization": f"Bearer {SECRET}"}, timeout=60)
         told = told_about(server, tmp_path, caplog, ("echo", {}))
     assert any("/mcp is not for [hidden]" in line for line in told)
 
 
 def test_a_header_that_cannot_be_sent_is_not_told(tmp_path, caplog):
     with rude_http() as (url, _):
-        server = mcp(url, name="rude", headers={"Authorization": f"Bearer {SECRET}\n"}, timeout=10)
+        server = mcp(url, name="rude", headers={"Authorization": f"Bearer {SECRET}\n"}, timeout=60)
         told = told_about(server, tmp_path, caplog, ("echo", {}))
         assert any("[hidden]" in line for line in told)
         run(at_once(url))
@@ -103,13 +103,13 @@ def test_an_environment_that_comes_back_on_stderr_is_not_told(tmp_path, caplog):
 
 
 def test_an_environment_that_comes_back_in_an_rpc_error_is_not_told(tmp_path, caplog):
-    server = mcp([sys.executable, RUDE], name="rude", env={"RUDE_SECRET": SECRET}, timeout=10)
+    server = mcp([sys.executable, RUDE], name="rude", env={"RUDE_SECRET": SECRET}, timeout=60)
     told = told_about(server, tmp_path, caplog, ("rpc", {"code": -32602}))
     assert told[0] == "server rude: as you wish\x1b[31m[hidden] (JSON-RPC error -32602)"
 
 
 def test_an_environment_that_comes_back_instead_of_a_connection_is_not_told(tmp_path, caplog):
-    server = mcp([sys.executable, RUDE, "--locked"], name="rude", env={"RUDE_SECRET": SECRET}, timeout=10)
+    server = mcp([sys.executable, RUDE, "--locked"], name="rude", env={"RUDE_SECRET": SECRET}, timeout=60)
     told = told_about(server, tmp_path, caplog, ("echo", {}))
     assert told[0] == "no connection to server rude: MCPError: not with [hidden]"
     assert "server rude: MCPError: not with [hidden]" in told

@@ -84,7 +84,7 @@ def free_port() -> int:
 
 
 def wait_for_port(port: int, process: subprocess.Popen[Any]) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while time.monotonic() < until:
         assert process.poll() is None, "the server has ended"
         with socket.socket() as probe:

@@ -32,7 +32,7 @@ CORE = (
         promise="G7",
         file="core/replay.py",
         where="_same_input",
-        old="    return digest == codec.digest(args) or _rebound(callee, load(recorded)) == args",
+        old="    return recorded.blob == codec.digest(args) or _rebound(callee, load(recorded)) == args",
         new="    return True",
         red="tests/mutants/test_found_missing.py::test_large_arguments_are_compared_too",
         store="sqlite",

@@ -76,6 +76,9 @@ POSTGRES = {
     "a worker that is silent no longer": "G4",
     "a worker that holds something is remembered": "G6",
     **{f"{who} by": "G6" for who in ("claims pass", "claims below pass", "reaping passes", "notices pass", "turns pass")},
+    **{f"{who} at once pass by": "G6" for who in ("claims", "turns")},
+    "claims at once are of what was seen": "G4",
+    "the id of a pruned run is taken": "G5",
     **dict.fromkeys(("whoever posts holds the run", "whoever gives up holds the run"), "G6"),
     # Also on SQLite, and for the same reasons.
     **{name: CONFORMANCE[name] for name in CONFORMANCE if name in on_postgres.GUARDS},

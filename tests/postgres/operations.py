@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests.postgres.tools import rows, value
 
 from perdure.core.events import RunCancelled, RunReleased, RunSucceeded, SignalReceived, ThoughtRecorded
 from perdure.core.rate import Rate
+from perdure.settings import Queue
 from perdure.store.api import Append, Committed, RowChange, Served, Store
 from perdure.testing.conformance import new_run
 from perdure.testing.conformance_waiting import NOW, SECOND, Hand, asking, child, found, hold, payload, vote
 
 COMMIT, ONE, MANY = "^COMMIT$", "^WITH moved AS", "^WITH given AS"
+CREATE, CLAIM = "^WITH made AS", "^WITH seen AS"  # each in one statement, where there is nothing to weigh
 PREPARED = tuple[Callable[[], object], Callable[[], None]]
 Operation = Callable[[Store, str, str], PREPARED]
 OPERATIONS: dict[str, tuple[str, Operation]] = {}
@@ -146,12 +148,25 @@ def transaction(store: Store, name: str, url: str) -> PREPARED:
 
 @operation(COMMIT)
 def creation(store: Store, name: str, url: str) -> PREPARED:
-    new = new_run(name)
+    new = new_run(name, agent=name)  # the first in its line
 
     def check() -> None:
         assert types(store, name) == ["run_created"]
 
     return lambda: store.create_run(new), check
+
+
+@operation(CREATE)
+def creation_at_once(store: Store, name: str, url: str) -> PREPARED:
+    store.create_run(new_run(f"{name}-before"))  # makes their line
+    new = new_run(name)
+    created: list[bool] = []
+
+    def check() -> None:
+        assert types(store, name) == ["run_created"]
+        assert created == [True], "whoever made it hears that it is new"
+
+    return lambda: created.append(store.create_run(new)[1]), check
 
 
 @operation(COMMIT)
@@ -192,12 +207,21 @@ def decision(store: Store, name: str, url: str) -> PREPARED:
 
 @operation(COMMIT)
 def claim(store: Store, name: str, url: str) -> PREPARED:
+    return _claim(store, name, {"default": Queue(concurrency=10**6)})
+
+
+@operation(CLAIM)
+def claim_at_once(store: Store, name: str, url: str) -> PREPARED:
+    return _claim(store, name, {})
+
+
+def _claim(store: Store, name: str, limits: Mapping[str, Queue]) -> PREPARED:
     store.create_run(new_run(name, agent=name))
     store.register("w", "host:1", 1, NOW)
     taken: list[Any] = []
 
     def do() -> None:
-        taken.extend(store.claim("w", [Served(name, "1")], 5, NOW + SECOND))
+        taken.extend(store.claim("w", [Served(name, "1")], 5, NOW + SECOND, limits=limits))
 
     def check() -> None:
         # Before: nothing was taken, and it is still there for the next claim. Otherwise this very claim has it, and knows its nonce.

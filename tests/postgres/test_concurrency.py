@@ -215,7 +215,7 @@ def signal_in_between(store: PostgresStore, url: str) -> bool:
         giving_up.start()
         until(lambda: value(url, WAITING) == 1)
         poster.commit()
-    giving_up.join(10)
+    giving_up.join(60)
     return found(store, "r").ready_at is not None
 
 
@@ -309,11 +309,11 @@ def test_two_who_store_the_same_blob_do_not_wait_for_each_other(stored) -> None:
 
         def has_ended() -> bool:
             second.start()
-            second.join(3)
+            second.join(60)
             return not second.is_alive()
 
         assert put_for(stored, 1, has_ended)
-        second.join(10)
+        second.join(60)
 
 
 def test_a_blob_that_is_being_stored_again_is_not_pruned_before_it_is_known_who_uses_it(stored) -> None:
@@ -336,7 +336,7 @@ def test_a_blob_that_is_pruned_at_the_moment_is_stored_again(stored, moment) -> 
         until(lambda: value(stored.url, WAITING) == 1)
         pruner.execute("DELETE FROM perdure_blobs WHERE digest = %s", (DIGEST,))
         pruner.commit()
-    storing.join(10)
+    storing.join(60)
     assert is_there(stored)
 
 
@@ -359,7 +359,7 @@ def test_the_end_of_a_run_from_outside_meets_a_charge_of_its_child_and_both_are_
             until(lambda: value(postgres_url, WAITING) == 1)
             charging.execute("UPDATE perdure_budgets SET spent_calls = spent_calls + 1")
             charging.commit()
-        ending.join(10)
+        ending.join(60)
         assert found(store, "p").status == "failed"
         assert found(store, "p/1").status == "cancelling"
         (ledger,) = store.ledgers("p")

@@ -40,7 +40,7 @@ def outlast(postgres: Any, url: str) -> tuple[list[str], list[bool]]:
             await asyncio.to_thread(postgres.stop, "fast")
             await asyncio.sleep(OUTAGE_S)
             await asyncio.to_thread(postgres.start)
-            await all_ended(one, 30)
+            await all_ended(one)
 
     with opened(url) as one, opened(url) as two:
         asyncio.run(main(one, two))

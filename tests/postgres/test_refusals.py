@@ -205,7 +205,7 @@ def test_without_psycopg(tmp_path: Path) -> None:
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code, f"postgresql://app:{SECRET}@h/x"]
-    ended = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+    ended = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     said = ended.stderr.splitlines()[-1]
     assert "InvalidInput: a postgresql:// URL needs psycopg" in said
     assert "pip install 'perdure[postgres]'" in said

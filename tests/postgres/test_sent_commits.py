@@ -40,7 +40,7 @@ def heard(store: PostgresStore, *appends: Append) -> list[Appended | Exception]:
         for append, answer in zip(appends, answers, strict=True):
             group.submit(append, answer.set_result)
         try:
-            return list(await asyncio.wait_for(asyncio.gather(*answers), 20))
+            return list(await asyncio.wait_for(asyncio.gather(*answers), 60))
         finally:
             await asyncio.to_thread(group.close)
 
@@ -175,10 +175,10 @@ def test_a_store_that_cannot_even_begin_is_met_by_the_thread_and_the_next_one_is
         with monkeypatch.context() as patched:
             patched.setattr(store, "send", broken)
             group.send_now(thought(one), answers[0].set_result)
-            await asyncio.wait_for(answers[0], 20)
+            await asyncio.wait_for(answers[0], 60)
         group.send_now(thought(other), answers[1].set_result)
         try:
-            return list(await asyncio.wait_for(asyncio.gather(*answers), 20))
+            return list(await asyncio.wait_for(asyncio.gather(*answers), 60))
         finally:
             await asyncio.to_thread(group.close)
 
@@ -218,7 +218,7 @@ def test_what_is_submitted_while_one_is_on_its_way_shares_the_next(cut_off) -> N
         before = store._database.commits
         for hand in hands[1:]:
             group.submit(thought(hand), count)
-        await asyncio.wait_for(done, 20)
+        await asyncio.wait_for(done, 60)
         assert store._database.commits - before == 2
         await asyncio.to_thread(group.close)
         return landed

@@ -47,7 +47,7 @@ def test_who_is_cancelled_while_it_claims_strands_nothing(postgres_url: str) -> 
                 serving.cancel()
                 await asyncio.gather(serving, return_exceptions=True)
             serving = asyncio.create_task(app.work())
-            await all_ended(app.store, 20)
+            await all_ended(app.store)
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
 

@@ -37,37 +37,42 @@ from perdure.store.postgres import database, journal
 from perdure.store.postgres.open import open_postgres
 from perdure.store.postgres.store import PostgresStore
 from perdure.testing.conformance import new_run
-from perdure.testing.conformance_waiting import NOW, SECOND, approved, found, hold, starting
+from perdure.testing.conformance_waiting import NOW, SECOND, Hand, approved, found, hold, starting
 
 # Of each kind so many, so that all together are more than two hundred. Silence costs the whole time that an answer may take.
 ROUNDS: dict[Moment, int] = {"before": 3, "after": 5, "late": 3, "silent": 1}
+PATIENT_S = 10.0  # where nobody is silent, for a machine that is busy
 NO_STATUS = "SELECT NULL::text WHERE $1::text <> ''"  # as a server answers that cannot tell
 MOMENTS: list[Moment] = ["before", "after", "late", "silent"]
-SILENT = ("append_of_one_run", "append_of_many_runs", "release", "transaction", "creation", "signal_to_a_resting_run", "decision", "claim")
+SILENT = (
+    *("append_of_one_run", "append_of_many_runs", "release", "transaction", "creation", "creation_at_once"),
+    *("signal_to_a_resting_run", "decision", "claim", "claim_at_once"),
+)
 
 
 @pytest.fixture
 def cut_off(postgres_url: str) -> Iterator[tuple[PostgresStore, Proxy]]:
     make_notes(postgres_url)
-    with behind_proxy(postgres_url, ANSWER_S) as both:
+    with behind_proxy(postgres_url, PATIENT_S) as both:
         yield both
 
 
 @pytest.mark.parametrize("moment", ROUNDS)
-def test_a_lost_commit_has_happened_once_or_not_at_all_and_the_caller_learns_which(cut_off, postgres_url, moment) -> None:
-    store, proxy = cut_off
+def test_a_lost_commit_has_happened_once_or_not_at_all_and_the_caller_learns_which(postgres_url, moment) -> None:
+    make_notes(postgres_url)
     steps = list(SILENT) if moment == "silent" else list(OPERATIONS) * ROUNDS[moment]
     random.Random(moment).shuffle(steps)
-    for number, name in enumerate(steps):
-        marker, prepare = OPERATIONS[name]
-        do, check = prepare(store, f"{name}-{number}", postgres_url)
-        cut = proxy.rule(Cut(marker, moment, seconds=random.uniform(0.0, 0.15)))
-        insist(do)
-        assert cut.made == 1, f"{name}: {marker} was not seen"
-        cut.wait_done()
-        proxy.clear()
-        check()
-    assert proxy.cuts[moment] == len(steps)
+    with behind_proxy(postgres_url, ANSWER_S if moment == "silent" else PATIENT_S) as (store, proxy):
+        for number, name in enumerate(steps):
+            marker, prepare = OPERATIONS[name]
+            do, check = prepare(store, f"{name}-{number}", postgres_url)
+            cut = proxy.rule(Cut(marker, moment, seconds=random.uniform(0.0, 0.15)))
+            insist(do)
+            assert cut.made == 1, f"{name}: {marker} was not seen"
+            cut.wait_done()
+            proxy.clear()
+            check()
+        assert proxy.cuts[moment] == len(steps)
     check_journals(postgres_url, whole=False)
 
 
@@ -77,7 +82,7 @@ def test_that_a_transaction_was_rolled_back_is_said_at_once(postgres_url) -> Non
         began_s = time.monotonic()
         with pytest.raises(StoreUnavailable, match="nothing was acknowledged"):
             store.create_run(new_run("r"))
-        assert time.monotonic() - began_s < 5.0
+        assert time.monotonic() - began_s < 15.0
         assert store.get("r") is None
 
 
@@ -157,7 +162,7 @@ def late_word(store: PostgresStore, proxy: Proxy) -> str | None:
 
     proxy.rule(Cut(MANY, "after"))  # so that the lease has been fenced before: what is late is not of the claim's own nonce
     assert store.append([say("first")]) == [Committed()]
-    late = proxy.rule(Cut(MANY, "late", seconds=0.3))
+    late = proxy.rule(Cut(MANY, "late", seconds=3.0))
     assert store.append([say("old")]) == [Committed()]
     assert store.append([say("new")]) == [Committed()]
     assert late.done == 0, "the old one has been executed too early to show anything"
@@ -193,7 +198,7 @@ def test_an_append_that_is_under_way_is_waited_for(cut_off, postgres_url) -> Non
             proxy._listener.call(link.client.reset)  # the server does not hear of it while it waits for the lock
         time.sleep(0.1)
         blocker.rollback()
-    sending.join(5)
+    sending.join(60)
     assert not sending.is_alive()
     assert [event.event_id for event in store.read("r")][2:] == [sealed.event.event_id for sealed in append.events]
 
@@ -256,13 +261,13 @@ def test_a_server_that_cannot_tell_what_became_of_a_transaction_is_asked_for_its
 def test_the_last_connection_is_given_back_before_its_commit_is_cleared_up(postgres_url) -> None:
     """Or all who lose their commits at the same moment would wait for each other's connections."""
     with Proxy(postgres_url) as proxy:
-        store = open_postgres(proxy.url(postgres_url), answer_s=3.0, connections=1)
+        store = open_postgres(proxy.url(postgres_url), answer_s=20.0, connections=1)
         try:
             hold(store, "r").rest("waiting")
             proxy.rule(Cut(COMMIT, "after"))
             began_s = time.monotonic()
             signal(store, "r")()
-            assert time.monotonic() - began_s < 1.0
+            assert time.monotonic() - began_s < 15.0
             check_signal(store, "r", ["run_created", "run_claimed", "run_released", "signal_received"], 0)
         finally:
             store.close()
@@ -285,6 +290,22 @@ def test_what_has_arrived_of_a_group_whose_other_half_has_not_is_not_refused_whe
     assert [len(store.read(run_id)) for run_id in ("plain", "resting")] == [3, 3]
     plain.seq, plain.head = plain.seq + 1, group[0].events[-1].hash
     assert store.append([plain.sealed(ThoughtRecorded("b"))]) == [Committed()], "and its lease goes on"
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_what_only_begins_like_a_transaction_of_which_nobody_has_heard_is_not_taken_for_it(cut_off, more) -> None:
+    """Two answers in a row are lost: that of a tool's transaction, which has happened, and that of the append in which its call is given back."""
+    store, proxy = cut_off
+    hand = hold(store, "r")
+    head = hand.sealed(ThoughtRecorded("intent"))
+    after = Hand(store, hand.lease, head.events[-1].event.seq, head.events[-1].hash)
+    results = [ThoughtRecorded("result")] * (2 - more)
+    assert store.transact(head, lambda _: (after.sealed(*results), None))[0] == Committed()
+    given_back = after.sealed(*[ThoughtRecorded("given back")] * (1 + more))
+    proxy.rule(Cut(f"{ONE}|{MANY}", "before"))
+    (answer,) = store.append([structs.replace(given_back, expected_seq=head.expected_seq, events=head.events + given_back.events)])
+    assert isinstance(answer, Refused)
+    assert [event.body.text for event in store.read("r")[2:]] == ["intent", *["result"] * (2 - more)]
 
 
 def test_a_refusal_that_is_about_something_else_leaves_the_lease_as_it_is(cut_off, postgres_url) -> None:

@@ -34,7 +34,7 @@ from perdure.worker.worker import Worker
 
 T = TypeVar("T")
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-ANSWER_S = 0.7  # short, so that a peer that says nothing does not hold up a test
+ANSWER_S = 1.5  # short, so that a peer that says nothing does not hold up a test
 SETTINGS = Settings(poll_s=0.05, park_after_s=0.0, flush_s=0.005, lease_s=4.0, drain_timeout_s=5.0)
 
 
@@ -98,7 +98,7 @@ def _head_of(store: Store, run_id: str) -> bytes:
     return head
 
 
-def insist(do: Callable[[], T], within_s: float = 20.0) -> T:
+def insist(do: Callable[[], T], within_s: float = 60.0) -> T:
     """Do it until it is acknowledged, as whoever calls the store does. What was not acknowledged may be asked for again."""
     deadline_s = time.monotonic() + within_s
     while True:
@@ -134,7 +134,7 @@ def at_once(works: Sequence[Callable[[], T]], within_s: float = 60.0) -> list[T]
     return [results[number] for number in range(len(works))]
 
 
-def until(condition: Callable[[], Any], within_s: float = 10.0) -> None:
+def until(condition: Callable[[], Any], within_s: float = 60.0) -> None:
     deadline_s = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline_s, f"not within {within_s} s"

@@ -150,7 +150,7 @@ class Player:
                     await app.resolve(row.run_id, number, did_not_happen=True, by="ann")
 
     async def outputs(self, app: Perdure) -> dict[str, Any]:
-        return {run_id: await app.handle(run_id).result(timeout=10) for run_id in self.runs}
+        return {run_id: await app.handle(run_id).result(timeout=60) for run_id in self.runs}
 
 
 async def patiently(action: Callable[[], Awaitable[T]]) -> T:

@@ -87,11 +87,11 @@ class Listener:
                 done.set()
 
         self._loop.call_soon_threadsafe(run)
-        assert done.wait(10), "the proxy's loop does not turn"
+        assert done.wait(60), "the proxy's loop does not turn"
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive(), "the proxy's loop does not end"
 
     def _run(self) -> None:

@@ -211,7 +211,7 @@ class Provider:
         assert process.stdout is not None
         process.stdin.close()
         try:
-            process.wait(5)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

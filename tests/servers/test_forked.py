@@ -103,6 +103,6 @@ def _lives(pid: int) -> bool:
 
 def test_what_it_brings_is_there_already_and_otherwise_is_not() -> None:
     program = "import sys; print('turtledemo' in sys.modules)"
-    assert forked.run(python("-c", program), capture_output=True, text=True, timeout=30).stdout == "False\n"
-    brings = forked.run(python("-c", program), capture_output=True, text=True, timeout=30, brings=("turtledemo",))
+    assert forked.run(python("-c", program), capture_output=True, text=True, timeout=60).stdout == "False\n"
+    brings = forked.run(python("-c", program), capture_output=True, text=True, timeout=60, brings=("turtledemo",))
     assert brings.stdout == "True\n"

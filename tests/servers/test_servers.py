@@ -211,7 +211,7 @@ def test_a_paused_server_answers_nobody_until_it_is_resumed(postgres, postgres_u
             psycopg.connect(postgres_url, connect_timeout=2)
         assert not answered.is_set()
         postgres.resume()
-        assert answered.wait(10)
+        assert answered.wait(60)
 
 
 def test_a_paused_server_can_be_stopped_and_revived(postgres, postgres_url):
@@ -271,7 +271,7 @@ def test_a_server_does_not_outlive_its_killed_test_process(paused):
         folder = Path(owner.stdout.readline().strip())
         assert len(processes_in(folder)) >= 4
         owner.kill()
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while folder.exists() or processes_in(folder):
         assert time.monotonic() < deadline, f"still there: {folder}, {processes_in(folder)}"
         time.sleep(0.05)
@@ -406,7 +406,7 @@ def test_a_client_without_a_deadline_hangs_on_a_silent_peer_until_its_socket_is_
     # Its own deadline is what a client has: it closes the socket under itself.
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.shutdown(socket.SHUT_RDWR)
-    assert ended.wait(5)
+    assert ended.wait(60)
     connection.close()
 
 
@@ -419,7 +419,7 @@ def test_silence_holds_everything_and_speaking_delivers_it(proxy, postgres_url, 
     assert not answered.wait(SHORT_S)
     assert notes(postgres_url) == (["a"] if directions == ("to client",) else [])
     proxy.speak()
-    assert answered.wait(5)
+    assert answered.wait(60)
     assert notes(postgres_url) == ["a"]
     connection.close()
 
@@ -501,7 +501,7 @@ def test_a_client_waits_while_all_connections_are_inside_transactions(pooler, po
     waiting = in_thread(lambda: third.execute("SELECT 1"), third.commit, answered.set)
     assert not answered.wait(SHORT_S)
     first.commit()
-    assert answered.wait(5)
+    assert answered.wait(60)
     waiting.join()
     for client in (first, second, third):
         client.close()

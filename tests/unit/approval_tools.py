@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,12 @@ from tests.unit.drive_tools import ManualClock, outline, perdure, until
 
 from perdure import Agent, Decision, NotApproved, Perdure, Run, agent, tool
 from perdure.core.approval import judge_withdrawal
+from perdure.core.events import ToolCallInitiated
 from perdure.core.machine import Facts
 from perdure.core.replay import replay
 from perdure.core.state import fold
-from perdure.store.api import ApprovalFilter, ApprovalRow, RunRow
+from perdure.errors import StoreUnavailable
+from perdure.store.api import Append, Appended, ApprovalFilter, ApprovalRow, RunRow
 
 # Held: a call of another branch is in flight, so that the answer comes through the inbox. Parked: nobody holds the run. Restarted:
 # nor is there any process that knows of it; another one goes on.
@@ -138,3 +140,36 @@ async def reject(app: Perdure, by: str = "ann", reason: str = "too dear", **more
 
 async def driven(app: Perdure, run_id: str = "r") -> RunRow:
     return await app.drive(run_id, wait=False)
+
+
+class Full:
+    def __init__(self) -> None:
+        self.room = False
+        self.refused: list[str] = []  # whose starts
+
+
+def fills_up(app: Perdure) -> Full:
+    """From here on the store takes no intent until there is room again."""
+    full = Full()
+    append, transact = app.store.append, app.store.transact
+
+    def nothing_sent(batch: Sequence[Append], *_: Any) -> list[Append]:
+        return list(batch)  # each of them is appended instead
+
+    def check(*batch: Append) -> None:
+        starts = [sealed.event.body for one in batch for sealed in one.events if isinstance(sealed.event.body, ToolCallInitiated)]
+        if starts and not full.room:
+            full.refused += [start.tool for start in starts]
+            raise StoreUnavailable("the disk is full")
+
+    def appended(batch: Any) -> list[Appended]:
+        check(*batch)
+        return append(batch)
+
+    def transacted(head: Append, work: Any) -> Any:
+        check(head)
+        return transact(head, work)
+
+    app.store.send = nothing_sent  # type: ignore[method-assign, assignment]
+    app.store.append, app.store.transact = appended, transacted  # type: ignore[method-assign]
+    return full

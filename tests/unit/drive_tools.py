@@ -50,7 +50,7 @@ def perdure(
     return Perdure(url, agents, settings=settings, clock=clock or ManualClock(), observers=observers)
 
 
-def run(main: Coroutine[Any, Any, T], seconds: float = 30.0) -> T:
+def run(main: Coroutine[Any, Any, T], seconds: float = 100.0) -> T:
     """The coroutine's result, on a loop of its own; whatever hangs is a failure, not a wait."""
 
     async def bounded() -> T:
@@ -60,7 +60,7 @@ def run(main: Coroutine[Any, Any, T], seconds: float = 30.0) -> T:
     return asyncio.run(bounded())
 
 
-async def until(condition: Any, seconds: float = 10.0) -> None:
+async def until(condition: Any, seconds: float = 60.0) -> None:
     """Wait until the condition holds."""
     async with asyncio.timeout(seconds):
         while not condition():

@@ -56,7 +56,7 @@ def raw(url: str) -> psycopg.Connection[Any]:
     return psycopg.connect(url, autocommit=True)
 
 
-def eventually(look: Callable[[], T], timeout_s: float = 10.0) -> T:
+def eventually(look: Callable[[], T], timeout_s: float = 60.0) -> T:
     """What the look finds, as soon as it is something."""
     deadline_s = time.monotonic() + timeout_s
     while not (found := look()):

@@ -63,7 +63,7 @@ def test_a_handle_refuses_what_is_no_number_of_the_right_kind(method: str, argum
         handle = app.start(echo, 1)
         with pytest.raises(InvalidInput, match=rule):
             list(handle.follow(**argument)) if method == "follow" else getattr(handle, method)(**argument)
-        assert handle.result(timeout=20) == 1
+        assert handle.result(timeout=60) == 1
         assert handle.result(timeout=None) == 1
         assert handle.events(after=2**32 - 1) == []
 

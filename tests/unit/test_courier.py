@@ -52,7 +52,7 @@ def settings_for(there: Receiver, **more: Any) -> Settings:
     return Settings(poll_s=0.01, webhook_url=there.url, webhook_secret=SECRET, **more)
 
 
-def flush(store: Store, settings: Settings, clock: ManualClock, timeout_s: float = 10.0) -> None:
+def flush(store: Store, settings: Settings, clock: ManualClock, timeout_s: float = 60.0) -> None:
     async def main() -> None:
         await Courier(store, settings, clock, Asking()).flush(timeout_s)
 
@@ -352,7 +352,7 @@ def serving(store: Store, settings: Settings, clock: ManualClock, busy: bool = F
     return courier, asyncio.ensure_future(courier.run())
 
 
-async def ended(task: asyncio.Task[None], within_s: float = 2.0) -> None:
+async def ended(task: asyncio.Task[None], within_s: float = 60.0) -> None:
     task.cancel()
     async with asyncio.timeout(within_s):
         with pytest.raises(asyncio.CancelledError):
@@ -602,7 +602,7 @@ def test_a_courier_killed_between_its_post_and_its_mark_is_followed_by_one_that_
         first_line(process)
         process.stdin.write("go\n")
         process.stdin.flush()
-        process.wait(timeout=20)
+        process.wait(timeout=60)
         assert process.returncode == -signal.SIGKILL
         end(process)
         assert there.ids == [notice_id]

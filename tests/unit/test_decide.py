@@ -9,6 +9,7 @@ import pytest
 
 from perdure.core.decide import GiveUp, Park, Perform, Reconcile, Verdict, Wait, about_unknown, decide
 from perdure.core.events import Effect
+from perdure.core.keys import CallKeys
 from perdure.core.state import ENDED, CallState, Phase
 
 HOUR_US = 3_600_000_000
@@ -19,7 +20,7 @@ OPEN: tuple[Phase, ...] = tuple(phase for phase in get_args(Phase) if phase not 
 def call(
     phase: Phase, effect: Effect, *, attempt: int = 1, retry_at: int | None = None, asks: int = 0, doubtful: bool = False
 ) -> CallState:
-    state = CallState(4, "pay", effect, "key", None, None, first_seq=3, first_ts=0, phase=phase, attempt=attempt)
+    state = CallState(4, "pay", effect, "key", None, first_seq=3, first_ts=0, keys=CallKeys("", ""), phase=phase, attempt=attempt)
     state.retry_at, state.asks, state.doubtful = retry_at, asks, doubtful
     return state
 

@@ -677,9 +677,9 @@ def test_fifty_children_in_two_workers_never_begin_more_calls_than_the_budget_an
         ):
             await one.start(parent, id="p", budget=Budget(calls=200, on_exceed=on_exceed))
             if on_exceed == "fail":
-                await until(lambda: status_of(one, "p") == "succeeded", seconds=25)
+                await until(lambda: status_of(one, "p") == "succeeded")
             else:
-                await until(lambda: [row.attention for row in one.store.family("p")] == ["budget"] * 50, seconds=25)
+                await until(lambda: [row.attention for row in one.store.family("p")] == ["budget"] * 50)
             begun = len(ledger.begun)
             assert 200 <= begun <= 200 + 20, begun  # twenty runs are driven at a time, and each has one call in flight
             assert spent(one, "p").calls == begun
@@ -819,7 +819,7 @@ def test_what_a_dead_worker_had_reserved_is_free_when_a_person_has_settled_its_c
         async with perdure(tmp_path / "db", [buyer]) as app:
             await app.resolve("r", 1, happened="found", by="ann")
             assert reserved(app, "r").usd_micros == 900_000
-            made = await app.handle("r").result(timeout=5)
+            made = await app.handle("r").result(timeout=60)
             assert reserved(app, "r") == NOTHING
             return made
 

@@ -618,7 +618,7 @@ def test_a_cancel_reaches_a_run_that_nobody_waits_for() -> None:
             with pytest.raises(TimeoutError, match="it goes on"):
                 await handle.result(timeout=0.05)
             await app.cancel(handle.id)
-            await until(lambda: status_of(app, handle.id) == "cancelled", 5)
+            await until(lambda: status_of(app, handle.id) == "cancelled")
 
     run(main())
 
@@ -672,7 +672,7 @@ def test_a_run_that_is_about_to_need_attention_is_cancelled_without_another_word
             row = await driving
             return row.status, outline(await app.handle("r").events())
 
-    status, lines = run(main(), 10)
+    status, lines = run(main())
     assert (status, begun) == ("cancelled", [1])
     assert "attention_needed" in lines
     assert lines[-4:] == ["note cleaned up", "failed 1/1 cancelled", "failed 2/0 cancelled", "run_cancelled"]

@@ -149,7 +149,7 @@ def test_a_drain_while_a_hook_is_being_asked_hands_the_doubt_over(tmp_path: Path
             await app.start(payer, id="r")
             return await drained(app, lambda: asked)
 
-    row = run(main(), 5)
+    row = run(main())
     assert (row.status, row.holder) == ("queued", None)
     hang.append(False)
     row, lines = run(finished(tmp_path / "db", payer))
@@ -326,7 +326,7 @@ def test_a_drain_with_nothing_to_do_ends_at_once() -> None:
             app.drain()
             await app.work()
 
-    run(main(), 2)
+    run(main())
 
 
 def test_a_drain_keeps_what_a_cancel_has_asked_for(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def limits(concurrency: int = 200, **queues: Queue) -> Settings:
 
 
 async def all_done(app: Perdure, ids: list[str]) -> None:
-    await until(lambda: all(status_of(app, run_id) == "succeeded" for run_id in ids), seconds=25)
+    await until(lambda: all(status_of(app, run_id) == "succeeded" for run_id in ids))
 
 
 # -- what goes first ----------------------------------------------------------------------------------------------------

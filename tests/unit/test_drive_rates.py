@@ -85,7 +85,7 @@ def test_a_rate_holds_over_all_runs_of_two_apps_on_one_file(effect: Any, tmp_pat
         ):
             for number, run_id in enumerate(ids):
                 await (one if number % 2 else two).start(code, 5, id=run_id)
-            await until(lambda: all(status_of(one, run_id) == "succeeded" for run_id in ids), seconds=25)
+            await until(lambda: all(status_of(one, run_id) == "succeeded" for run_id in ids))
             return [event.ts for run_id in ids for event in one.store.read(run_id) if event.type == "tool_call_initiated"]
 
     intents = run(main())

@@ -175,7 +175,7 @@ def test_no_time_at_all_takes_what_is_there_and_waits_for_nothing(timeout: Any) 
             handle = await app.start(poller, id="r")
             await app.signal("r", "chat", 1)
             await app.signal("r", "chat", 2)
-            return await handle.result(timeout=5)
+            return await handle.result(timeout=60)
 
     assert run(main()) == [1, 2, "nothing"]
 
@@ -192,7 +192,7 @@ def test_a_timeout_that_is_no_time_is_refused(timeout: Any) -> None:
 
     async def main() -> Any:
         async with perdure(None, [listener]) as app:
-            return await (await app.start(listener)).result(timeout=5)
+            return await (await app.start(listener)).result(timeout=60)
 
     assert "seconds or a timedelta" in run(main())
 
@@ -209,7 +209,7 @@ def test_a_timeout_beyond_the_year_9999_is_refused_with_the_way_out(timeout: Any
 
     async def main() -> Any:
         async with perdure(None, [listener]) as app:
-            return await (await app.start(listener)).result(timeout=5)
+            return await (await app.start(listener)).result(timeout=60)
 
     assert "beyond the year 9999" in run(main())
 
@@ -226,7 +226,7 @@ def test_a_huge_timeout_waits_and_still_hears(timeout: Any) -> None:
             row = await driven(app)
             assert row.status == "waiting", row.error
             await app.signal("r", "chat", "here")
-            return await handle.result(timeout=5)
+            return await handle.result(timeout=60)
 
     assert run(main()) == "here"
 
@@ -423,7 +423,7 @@ def test_a_topic_that_is_no_name_is_refused_on_both_sides(topic: Any) -> None:
             handle = await app.start(listener, id="r")
             with pytest.raises(InvalidInput):
                 await app.signal("r", topic, 1)
-            return await handle.result(timeout=5)
+            return await handle.result(timeout=60)
 
     assert run(main()) == "refused"
 
@@ -473,7 +473,7 @@ def test_a_run_that_needs_attention_keeps_its_signals_and_stays_where_it_is() ->
             assert (row.status, row.ready_at) == ("needs_attention", None)
             broken[0] = True
             await app.unpause("r")
-            return await handle.result(timeout=5)
+            return await handle.result(timeout=60)
 
     assert run(main()) == "first"
 
@@ -496,14 +496,14 @@ def test_a_run_with_a_call_in_doubt_hears_signals_and_asks_again_about_the_doubt
             await app.signal("r", "chat", "hello")
             assert (await driven(app)).status == "needs_attention"
             await app.resolve("r", 1, happened="paid")
-            return await handle.result(timeout=5)
+            return await handle.result(timeout=60)
 
     assert run(main()) == ["hello", "paid"]
 
 
 # -- many ---------------------------------------------------------------------------------------------------------------
 async def signalled(many: int, held: bool) -> float:
-    """How long it takes to send so many to one run, which adds them up."""
+    """How much work it is to send so many to one run, which adds them up."""
 
     async def listen(run: Run) -> int:
         return sum([await run.receive("chat") for _ in range(many)])
@@ -516,7 +516,7 @@ async def signalled(many: int, held: bool) -> float:
         driving = asyncio.create_task(app.drive("r", wait=False)) if held else None
         if held:
             await listening.begun.wait()
-        begun = time.perf_counter()
+        begun = time.process_time()
         for n in range(many):
             await app.signal("r", "chat", n)
             if n % 100 == 0:
@@ -526,7 +526,7 @@ async def signalled(many: int, held: bool) -> float:
             listening.release.set()
             await driving
         assert await handle.result(timeout=60) == many * (many - 1) // 2
-        return time.perf_counter() - begun
+        return time.process_time() - begun
 
 
 @pytest.mark.parametrize("held", [False, True])

@@ -227,12 +227,13 @@ def test_a_tool_that_knows_that_nothing_was_sent_is_believed_even_after_its_dead
 
 
 def test_a_tool_that_swallows_its_cancellation_is_given_up_after_the_grace(caplog):
+    enough = asyncio.Event()
+
     @tool(timeout=0.02)
     async def stubborn() -> str:
-        until = time.monotonic() + 0.3
-        while time.monotonic() < until:
+        while not enough.is_set():
             try:
-                await asyncio.sleep(0.01)
+                await enough.wait()
             except asyncio.CancelledError:
                 pass
         return "at last"
@@ -241,7 +242,10 @@ def test_a_tool_that_swallows_its_cancellation_is_given_up_after_the_grace(caplo
         began = time.monotonic()
         answer = await perform(stubborn, NOTHING, a_call(), threads=Threads(1), grace_s=0.05)
         took = time.monotonic() - began
-        await asyncio.sleep(0.4)
+        enough.set()
+        async with asyncio.timeout(60):
+            while "has ended after it was given up" not in caplog.text:
+                await asyncio.sleep(0.001)
         return answer, took
 
     with caplog.at_level(logging.WARNING, "perdure.worker"):
@@ -249,7 +253,7 @@ def test_a_tool_that_swallows_its_cancellation_is_given_up_after_the_grace(caplo
     assert isinstance(answer, Abandoned)
     assert answer.failure.kind == "timeout"
     assert "may still be running" in answer.failure.message
-    assert 0.06 < took < 0.28
+    assert took > 0.06
     assert "tool stubborn (run r, call 4, attempt 1) has ended after it was given up; its outcome is dropped" in caplog.text
 
 

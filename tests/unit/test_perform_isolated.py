@@ -371,7 +371,7 @@ def test_a_cancel_ends_the_whole_group(tools, tmp_path):
 
     answer, took_s = asyncio.run(main())
     assert failure_of(answer)[0] == "cancelled"
-    assert took_s < 5
+    assert took_s < 30
     assert not any(map(alive, appears(tmp_path / "pids")))
 
 
@@ -431,7 +431,7 @@ def test_when_the_worker_is_killed_nothing_of_its_tool_goes_on(tmp_path, whole_g
     pids = appears(tmp_path / "pids")
     assert all(map(alive, pids))
     (os.killpg if whole_group else os.kill)(running.pid, signal.SIGKILL)
-    running.communicate(timeout=20)
+    running.communicate(timeout=60)
     assert running.returncode == -signal.SIGKILL
     assert len(pids) == 5  # supervisor, tool, two other programs, a fork
     assert all_end(pids)
@@ -444,7 +444,7 @@ def test_a_stopped_worker_keeps_its_tool_and_a_killed_one_does_not(tmp_path):
     time.sleep(1.5)  # longer than the supervisor's look at who its parent is
     assert all(map(alive, pids))
     os.kill(running.pid, signal.SIGKILL)
-    running.communicate(timeout=20)
+    running.communicate(timeout=60)
     assert all_end(pids)
 
 
@@ -456,7 +456,7 @@ def test_a_supervisor_survives_the_signals_that_a_terminal_sends(tmp_path):
     time.sleep(0.1)
     assert alive(supervisor)
     os.kill(running.pid, signal.SIGKILL)
-    running.communicate(timeout=20)
+    running.communicate(timeout=60)
     assert all_end([supervisor, *others])
 
 

@@ -58,7 +58,7 @@ def test_an_abandoned_job_gives_its_place_to_the_next_and_its_thread_ends_with_i
         assert not waiting.future.done()
         threads.abandon(stuck)
         threads.abandon(stuck)  # twice is once: the limit stays
-        served = await asyncio.wait_for(waiting.future, 5)
+        served = await asyncio.wait_for(waiting.future, 60)
         release.set()
         await stuck.future
         counted = await asyncio.gather(*(threads.start(threading.active_count).future for _ in range(5)))
@@ -78,7 +78,7 @@ def test_an_abandoned_job_gives_its_place_to_one_that_comes_later():
         stuck = threads.start(lambda: release.wait(30))
         await asyncio.sleep(0.02)
         threads.abandon(stuck)
-        return await asyncio.wait_for(threads.start(lambda: "served").future, 5)
+        return await asyncio.wait_for(threads.start(lambda: "served").future, 60)
 
     assert asyncio.run(main()) == "served"
     release.set()
@@ -137,7 +137,7 @@ def test_an_answer_for_a_closed_loop_is_dropped_with_a_word(caplog):
     with caplog.at_level(logging.WARNING, "perdure.worker"):
         asyncio.run(main())
         release.set()
-        until = time.monotonic() + 5
+        until = time.monotonic() + 60
         while not caplog.records and time.monotonic() < until:
             time.sleep(0.005)
     assert "its outcome True is dropped" in caplog.text
@@ -150,6 +150,6 @@ def test_a_tool_that_never_returns_does_not_keep_the_process_alive(way):
         "from perdure.worker.threads import Threads\n"
         "async def main():\n    Threads(1).start(threading.Event().wait)\n    await asyncio.sleep(0.05)\n" + way
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == (7 if "exit" in way else 0), done.stderr
     assert done.stderr == ""

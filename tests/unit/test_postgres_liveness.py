@@ -208,7 +208,7 @@ def test_a_worker_behind_a_pooler_is_never_judged_by_its_session(
     with Pooler(store.url) as pooler:
         far = elsewhere(pooler.url(store.url))
         held = hold_one(far, "r")
-        far._notify._attending.wait(5)
+        far._notify._attending.wait(60)
         store.register("w2", "host:2", 2, T0)
         for _ in range(12):
             assert store.reap("w2", LEASE_US, T0) == 0

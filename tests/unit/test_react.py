@@ -93,7 +93,7 @@ def test_the_tools_of_one_answer_are_called_at_the_same_time():
         async with app_of(None, host) as app:
             return await app.run(host, "go")
 
-    assert run(main(), 5) == "met"
+    assert run(main()) == "met"
     assert model.told == ["0", "1", "2"]  # in the order of the uses, whoever was first
 
 

@@ -138,7 +138,7 @@ def test_waiting_for_a_person_who_has_an_hour_does_not_take_the_run_up_again_and
         assert [event.type for event in handle.events()].count("run_claimed") == 1
         app.approve(app.approvals()[0].approval, by="ann")
         app.signal("a", "chat", 1)
-        assert handle.result(timeout=10) == [{"cents": 9}, 1]
+        assert handle.result(timeout=60) == [{"cents": 9}, 1]
 
 
 def test_rejection_costs_and_top_ups_from_blocking_code() -> None:
@@ -175,7 +175,7 @@ def test_a_worker_in_a_thread_takes_only_from_its_queues() -> None:
         worker.start()
         assert [event.type for event in fast.follow()][-1] == "run_succeeded"
         app.drain()
-        worker.join(timeout=10)
+        worker.join(timeout=60)
         assert not worker.is_alive()
         assert slow.status().status == "queued"
 
@@ -187,7 +187,7 @@ def test_a_worker_in_a_thread_is_drained_from_another() -> None:
         worker.start()
         assert [event.type for event in handle.follow()][-1] == "run_succeeded"
         app.drain()
-        worker.join(timeout=10)
+        worker.join(timeout=60)
         assert not worker.is_alive()
 
 
@@ -208,7 +208,7 @@ def test_many_threads_may_share_one_app() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(timeout=20)
+            thread.join(timeout=60)
     assert sorted(found) == [at * 2 for at in range(8)]
 
 

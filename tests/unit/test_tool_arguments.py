@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import time
 import timeit
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -221,7 +222,7 @@ def test_the_fast_path_is_fast():
         refund.bind(("o-81", 500), {"note": "hello"})
 
     bind()
-    microseconds = min(timeit.repeat(bind, number=2_000, repeat=7)) / 2_000 * 1e6
+    microseconds = min(timeit.repeat(bind, number=2_000, repeat=7, timer=time.process_time)) / 2_000 * 1e6
     assert microseconds < 8 * 3  # 4 on an idle machine; the factor is for one that is not
 
 

@@ -324,7 +324,7 @@ def test_a_receiver_that_hangs_is_given_up_and_the_line_is_cut(monkeypatch, firs
         started = time.monotonic()
         assert asyncio.run(main()) == answer
         assert time.monotonic() - started < 5
-        assert hung_up.wait(5)
+        assert hung_up.wait(60)
 
 
 def test_a_cancelled_send_cuts_the_line():

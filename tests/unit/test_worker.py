@@ -171,10 +171,10 @@ def test_a_store_that_cannot_be_read_for_a_moment_does_not_end_the_worker(what: 
                 await app.cancel("r")
             else:
                 await app.start(case.agent, id="s")
-            await until(lambda: len(failures) == 2 or working.done(), 4)
+            await until(lambda: len(failures) == 2 or working.done())
             assert not working.done()
             if what == "inbox":
-                await until(lambda: status_of(app, "r") == "cancelled", 4)
+                await until(lambda: status_of(app, "r") == "cancelled")
             else:
                 for event in case.finish:
                     event.set()

@@ -127,10 +127,11 @@ class ToolCallInitiated(Body, frozen=True, tag="tool_call_initiated"):
 
     tool: str
     effect: Effect
-    key: str
+    # Empty: the one that keys.call_key gives it. Recorded where somebody else may know the call by it.
+    key: str = ""
     attempt: int = 1
     args: Payload | None = None  # attempt 1 only; not after a proposal, unless a person has edited them
-    digest: str | None = None  # of the arguments; attempt 1 only
+    digest: str | None = None  # of the arguments that were approved; without an approval `args` has it
     timeout_s: float | None = None
     reconcile: bool = False  # the tool has a hook that can be asked what became of an attempt
     approval: str | None = None  # consumed by this commit

@@ -23,6 +23,14 @@ class CallKeys:
     def __init__(self, tenant: str, run_id: str) -> None:
         self._shared = _hashed("perdure-call-1", tenant, run_id)
 
+    def __repr__(self) -> str:
+        return f"CallKeys({self._shared.hexdigest()[:12]})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CallKeys) and self._shared.digest() == other._shared.digest()
+
+    __hash__ = None  # type: ignore[assignment]
+
     def key(self, call: int) -> str:
         whole = self._shared.copy()
         whole.update(_framed(str(call)))

@@ -292,7 +292,7 @@ def _same(command: Command, event: Event, load: Callable[[Payload], bytes]) -> b
             if not isinstance(body, ToolCallInitiated | ToolCallProposed) or event.call != number or body.tool != tool.name:
                 return False
             assert body.args is not None
-            return _same_input(tool, args, body.args, body.digest, load)
+            return _same_input(tool, args, body.args, load)
         case AskApproval(number, action, asked, _, _):
             if not isinstance(body, ApprovalRequested) or event.call != number or body.action != action:
                 return False
@@ -300,7 +300,7 @@ def _same(command: Command, event: Event, load: Callable[[Payload], bytes]) -> b
         case StartChild(number, agent, args):
             if not isinstance(body, ChildStarted) or event.call != number or body.agent != agent.name:
                 return False
-            return _same_input(agent, args, body.input, body.digest, load)
+            return _same_input(agent, args, body.input, load)
         case Record(PlanGenerated() as plan):
             # By its digest: where the plan itself lies depends on its size and on the settings of who recorded it.
             return isinstance(body, PlanGenerated) and (body.digest, body.by) == (plan.digest, plan.by)
@@ -316,11 +316,11 @@ def _same(command: Command, event: Event, load: Callable[[Payload], bytes]) -> b
             return False
 
 
-def _same_input(callee: Any, args: bytes, recorded: Payload, digest: str | None, load: Callable[[Payload], bytes]) -> bool:
+def _same_input(callee: Any, args: bytes, recorded: Payload, load: Callable[[Payload], bytes]) -> bool:
     inline = recorded.inline
     if inline is not None:
         return inline == args or _rebound(callee, inline) == args
-    return digest == codec.digest(args) or _rebound(callee, load(recorded)) == args
+    return recorded.blob == codec.digest(args) or _rebound(callee, load(recorded)) == args
 
 
 def _rebound(tool: Any, args: bytes) -> bytes | None:

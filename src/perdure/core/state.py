@@ -65,6 +65,7 @@ from perdure.core.events import (
     Usage,
 )
 from perdure.core.events import Status as Status
+from perdure.core.keys import CallKeys
 from perdure.core.landing import landing
 from perdure.errors import StoreCorrupt
 
@@ -121,11 +122,11 @@ class CallState(Struct, gc=False):
     number: int
     tool: str
     effect: Effect
-    key: str
+    recorded_key: str  # empty: the one that the run gives it
     args: Payload | None
-    digest: str | None
     first_seq: int
     first_ts: int
+    keys: CallKeys
     phase: Phase = "proposed"
     attempt: int = 0
     intent_seq: int = 0  # of the last attempt
@@ -151,6 +152,16 @@ class CallState(Struct, gc=False):
     reserved: Amounts = NOTHING
     used: Usage = Usage()  # over all attempts
     busy_us: int = 0
+
+    @property
+    def key(self) -> str:
+        """The idempotency key: the same for every attempt."""
+        return self.recorded_key or self.keys.key(self.number)
+
+    @property
+    def digest(self) -> str | None:
+        """Of the arguments, as a person has edited them."""
+        return None if self.args is None else self.args.digest
 
     @property
     def ended(self) -> bool:
@@ -205,6 +216,7 @@ class RunState:
 
     def __init__(self) -> None:
         self.created: RunCreated | None = None
+        self.keys = CallKeys("", "")  # of its calls, once it is created
         self.status: Status = "queued"
         self.seq = 0
         self.epoch = 0
@@ -262,6 +274,7 @@ class RunState:
         match body:
             case RunCreated():
                 self.created, self.created_at = body, event.ts
+                self.keys = CallKeys(body.tenant, body.run_id)
                 self.version, self.budget = body.version, body.budget
             case RunClaimed():
                 self._claimed(event, body)
@@ -394,7 +407,7 @@ class RunState:
         call.last_seq, call.last_ts = event.seq, event.ts
         if outcome == "approved":
             if ask.edited:
-                call.args, call.digest = ask.input, ask.digest
+                call.args = ask.input
             return
         call.failure = refusal(outcome, ask.by, ask.note)
         self.open.pop(ask.number, None)
@@ -424,7 +437,7 @@ class RunState:
         if not isinstance(body, ToolCallInitiated | ToolCallProposed):
             return self._known(event, number)
         self._new_number(event, number)
-        call = CallState(number, body.tool, body.effect, body.key, body.args, body.digest, event.seq, event.ts)
+        call = CallState(number, body.tool, body.effect, body.key, body.args, event.seq, event.ts, self.keys)
         self.calls[number] = self.open[number] = call
         return call
 
@@ -485,6 +498,18 @@ class RunState:
         if call.ended:
             self.open.pop(number, None)
             self.crashes = 0
+
+    def take_back(self, intent: ToolCallInitiated, before: CallState, instead: Event) -> None:
+        """The call is as it was before its last intent, which is in no journal; another event has the intent's place there."""
+        call = self.calls[before.number]
+        assert (call.phase, call.intent_seq, call.last_seq) == ("started", instead.seq, instead.seq), call
+        self._reserve(call, before.reserved)
+        for field in before.__struct_fields__:
+            setattr(call, field, getattr(before, field))
+        self.attempts -= 1
+        if intent.pinned is not None:
+            del self.pins[f"tool {intent.tool}"]
+        self._apply_tool(instead, before.number)
 
     @property
     def spent(self) -> Amounts:

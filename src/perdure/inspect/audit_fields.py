@@ -88,7 +88,8 @@ def _of_call(event: Event) -> dict[str, Any]:
             return {"effect": body.effect, "args_digest": body.digest, "until": body.until, **_at(body.at)}
         case ToolCallInitiated():
             approved = {"approval": body.approval} if body.approval else {}
-            return {"attempt": body.attempt, "effect": body.effect, **({"args_digest": body.digest} if body.digest else {}), **approved}
+            digest = body.digest or (None if body.args is None else body.args.digest)
+            return {"attempt": body.attempt, "effect": body.effect, **({"args_digest": digest} if digest else {}), **approved}
         case ToolCallCompleted() | ToolCallFailed() | ToolCallInDoubt():
             return {"attempt": body.attempt, **_usage(body.usage)}
         case ToolCallResolved():

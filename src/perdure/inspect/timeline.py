@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from perdure.core.events import ApprovalRequested, ChildStarted, Event, ToolCallInitiated, ToolCallProposed, encode_body
+from perdure.core.events import ApprovalRequested, ChildStarted, Event, RunCreated, ToolCallInitiated, ToolCallProposed, encode_body
+from perdure.core.keys import CallKeys
 from perdure.inspect.models import Load
 from perdure.inspect.sentences import sentence
 from perdure.inspect.words import iso
@@ -17,17 +18,20 @@ class Names:
     def __init__(self) -> None:
         self.tools: dict[int, str] = {}
         self.keys: dict[int, str] = {}
+        self._keys = CallKeys("", "")  # before the run's first event there is no call
         self.calls: dict[int, str] = {}  # also those that are no tool's: the action of an approval, the agent of a child
         self.began: dict[int, int] = {}  # when the last attempt did
 
     def learn(self, event: Event) -> None:
         """Take the names out of whatever begins a call; every later event of the call is told with them."""
         if event.call is None:
+            if isinstance(event.body, RunCreated):
+                self._keys = CallKeys(event.body.tenant, event.body.run_id)
             return
         match event.body:
             case ToolCallInitiated(tool=tool, key=key) | ToolCallProposed(tool=tool, key=key):
                 self.tools[event.call] = self.calls[event.call] = tool
-                self.keys[event.call] = key
+                self.keys[event.call] = key or self._keys.key(event.call)
                 self.began[event.call] = event.ts
             case ApprovalRequested(action=action):
                 self.calls.setdefault(event.call, action)

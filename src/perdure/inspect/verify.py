@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct, structs
 
-from perdure.core import chain, codec
+from perdure.core import chain
 from perdure.core.codec import Payload
 from perdure.core.events import AnyBody, Event, RunClaimed, RunCreated, decode_body
 from perdure.core.state import RunState
@@ -198,17 +198,13 @@ class Checked:
                     raise _Bad(event.seq, f"blob {payload.blob} has {len(found)} bytes, and the event says {payload.size}")
                 self._blobs.add(payload.blob)
         if isinstance(event.body, RunCreated):
-            self.input_digest = self._digest(event.body.input)
-
-    def _digest(self, payload: Payload) -> str:
-        inline = payload.inline
-        return codec.digest(inline) if inline is not None else str(payload.blob)
+            self.input_digest = event.body.input.digest
 
     # -- the end ------------------------------------------------------------------------------------------------------
     def _check_end(self) -> None:
         row, last = self._row, len(self._stored)
         if last == 0 and row.seq < 1:
-            raise _Bad(1, f"event 1 is missing: no journal is empty, and the run's row says that it ends with event {row.seq}")
+            raise _Bad(1, f"it ends with event {row.seq}, and no journal is empty")
         if last < row.seq and (row.head != self.head or last == 0):
             gone = f"event {row.seq} is" if row.seq == last + 1 else f"events {last + 1} to {row.seq} are"
             raise _Bad(last + 1, f"{gone} missing: the journal ends with event {last}, and the run's row says that there are {row.seq}")

@@ -88,6 +88,7 @@ class Lease(Struct, frozen=True, gc=False):
 class Claimed(Struct, frozen=True, gc=False):
     lease: Lease
     row: RunRow  # as of after the claim: row.seq is the seq of its `run_claimed`
+    events: tuple[Event, ...] | None = None  # its whole journal, where that came along with the claim
 
 
 class RowChange(Struct, frozen=True, gc=False):

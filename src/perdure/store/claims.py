@@ -140,7 +140,7 @@ class Claims:
             registered = cursor.one("worker_by_id", (worker,))
             if registered is None:
                 raise NotFound(f"worker {worker} is not registered; register it before it claims anything")
-            takes = [_Take(row, lost, worker, registered[0], now) for row, lost in choose(cursor)]
+            takes = [Take(row, lost, worker, registered[0], now) for row, lost in choose(cursor)]
             cursor.each("claim_run", [take.values for take in takes])
             cursor.each("insert_event", [take.event for take in takes])
             return [(take.key, take.claimed) for take in takes]
@@ -276,7 +276,7 @@ def _check_resumable(row: RunRow, served: Sequence[Served]) -> None:
         )
 
 
-class _Take:
+class Take:
     """One run in a worker's hands: what is written for it, and what the worker gets."""
 
     def __init__(self, found: Row, lost: int, worker: str, name: str, now: int) -> None:
@@ -287,7 +287,7 @@ class _Take:
         crashes = row.crashes + (lost > 0)
         lease = {"epoch": epoch, "nonce": nonce, "worker": worker}
         self.values = {"id": self.key, **lease, "seq": seq, "head": sealed.hash, "crashes": crashes, "now": now}
-        self.event = event_row(self.key, sealed)
+        self.sealed, self.event = sealed, event_row(self.key, sealed)
         after: RunRow = msgspec.structs.replace(
             row,
             status=row.status if row.status == "cancelling" else "running",

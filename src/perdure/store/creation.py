@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from perdure.core.chain import genesis, seal
+from typing import Any
+
+from perdure.core.chain import Sealed, genesis, seal
 from perdure.core.events import Event, RunCreated
 from perdure.store import blobs, budgets
 from perdure.store.api import NewRun
@@ -11,16 +13,17 @@ from perdure.store.lines import line_of
 from perdure.store.rows import event_row
 
 
-def insert_run(cursor: Cursor, new: NewRun, *, parent_seq: int | None = None) -> bool:
-    """Create the run, inside the caller's transaction; parent_seq is where its parent's journal says so. False when the id is taken, or was."""
+def first_event(new: NewRun) -> Sealed:
+    """What every journal begins with."""
+    return seal(genesis(new.run_id), Event(1, new.event_id, new.ts, 0, None, None, new.created))
+
+
+def run_values(new: NewRun, first: Sealed) -> dict[str, Any]:
+    """What a new run's row says, beside where it stands."""
     created = new.created
     assert isinstance(created, RunCreated), created
-    assert created.run_id == new.run_id, (created.run_id, new.run_id)
-    sealed = seal(genesis(new.run_id), Event(1, new.event_id, new.ts, 0, None, None, created))
-    root = new.run_id.partition("/")[0]
-    values = {
+    return {
         "run_id": new.run_id,
-        "root": root,
         "agent": created.agent,
         "version": created.version,
         "tenant": created.tenant,
@@ -30,12 +33,25 @@ def insert_run(cursor: Cursor, new: NewRun, *, parent_seq: int | None = None) ->
         "input_digest": new.input_digest,
         "ts": new.ts,
         "ready_at": max(new.ts, created.not_before or 0),
-        "head": sealed.hash,
+        "head": first.hash,
         "priority": created.priority,
+        "depth": created.depth,
+    }
+
+
+def insert_run(cursor: Cursor, new: NewRun, *, parent_seq: int | None = None) -> bool:
+    """Create the run, inside the caller's transaction; parent_seq is where its parent's journal says so. False when the id is taken, or was."""
+    created = new.created
+    assert isinstance(created, RunCreated), created
+    assert created.run_id == new.run_id, (created.run_id, new.run_id)
+    sealed = first_event(new)
+    root = new.run_id.partition("/")[0]
+    values = {
+        **run_values(new, sealed),
+        "root": root,
         "parent": created.parent,
         "parent_call": created.parent_call,
         "parent_seq": parent_seq,
-        "depth": created.depth,
         "line": line_of(
             cursor,
             agent=created.agent,

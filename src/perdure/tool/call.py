@@ -29,7 +29,7 @@ class Call:
     def __init__(
         self,
         *,
-        key: str,
+        key: str | Callable[[], str],
         run_id: str,
         number: int,
         attempt: int,
@@ -41,7 +41,7 @@ class Call:
         on_spend: Callable[[Usage], None] | None = None,
         closers: dict[Hashable, Closer] | None = None,
     ) -> None:
-        self.key = key  # the same for every attempt, different for every call: send it as the idempotency key
+        self._key = key
         self.run_id = run_id
         self.number = number
         self.attempt = attempt
@@ -60,6 +60,13 @@ class Call:
     def outside(cls) -> Call:
         """A call that belongs to no run: the tool was called outside an agent. Its key is random."""
         return cls(key=secrets.token_hex(32), run_id="", number=0, attempt=1, deadline=None, tenant="", actor=None)
+
+    @property
+    def key(self) -> str:
+        """The same for every attempt, different for every call: send it as the idempotency key."""
+        if not isinstance(self._key, str):
+            self._key = self._key()
+        return self._key
 
     @property
     def cancelled(self) -> bool:

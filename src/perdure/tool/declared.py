@@ -77,6 +77,8 @@ class Tool(Generic[P, R]):
         self._check_options()
         self._signature = Signature(f"tool {self.name}", fn, names or {})
         self._function = Hook(fn, self._signature.call_parameter)
+        # Whether somebody else may know a call by its key: the function is told it, or people will ask for it when there is doubt.
+        self.shows_key = self._signature.call_parameter is not None or effect not in ("read", "idempotent")
         self._policy = policy_of(self.name, approval, self._signature.names)
         self._pin: str | None = None
         self.__name__, self.__qualname__, self.__module__, self.__doc__ = fn.__name__, fn.__qualname__, fn.__module__, fn.__doc__

@@ -115,7 +115,7 @@ class Calls:
         assert created is not None
         deadline = None if timeout_s is None else datetime.now(UTC) + timedelta(seconds=timeout_s)
         return Call(
-            key=call.key,
+            key=call.recorded_key or (lambda: call.key),
             run_id=created.run_id,
             number=call.number,
             attempt=call.attempt,

@@ -85,6 +85,10 @@ class Commits:
         self.sent_s = time.monotonic()
         self._host.transact(head, make(head), lambda answer: self._transacted(head, answer, rolled_back))
 
+    def change(self) -> None:
+        """The commit under way was refused, and what it held is not as it was: it goes out with the next one."""
+        self.under_way = False
+
     def stop(self) -> None:
         """Answers that are still on their way reach nobody."""
         self._stopped = True

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
 from perdure.agent import Agent
@@ -579,8 +579,10 @@ class Drive:
         starting = [call.number for call in self.state.calls.values() if call.intent_seq > self._pen.durable_seq]
         lapsed = [number for number in starting if self._has_lapsed(number)]
         for number in lapsed:
-            self._asks.expire(self.state.asks[number])  # the next worker finds it in its post, and tells the agent
-        if lapsed:
+            self._asks.expire(self.state.asks[number])  # whoever has the run then finds it in the post, and tells the agent
+        if self._can_take_back(lapsed):
+            self._go_on_without(lapsed, why)
+        elif lapsed:
             self._host.broke(self, Fenced(why))
         else:
             # Nothing goes on here until the row is there: the commit counts as under way.
@@ -594,11 +596,36 @@ class Drive:
             return
         row, post = (None, ()) if isinstance(found, Exception) else found
         # An answer about one of these calls that lies unread may be the reason, such as the end of its approval by another worker's
-        # clock: whoever is next reads it first. Other post explains nothing, and a refusal that stays would go around with it for ever.
-        explained = any(
-            letter.inbox_id not in self._read and letter.call in starting and isinstance(letter.body, _ANSWERS) for letter in post
-        )
-        self._host.broke(self, Conflict(why) if row is not None and self._is_still_ours(row) and not explained else Fenced(why))
+        # clock. Other post explains nothing, and a refusal that stays would go around with it for ever.
+        unread = [row for row in self._arrived if isinstance(row, InboxRow)] + [row for row in post if row.inbox_id not in self._read]
+        answers = [letter for letter in unread if letter.call in starting and isinstance(letter.body, _ANSWERS)]
+        answered = {letter.call for letter in answers if letter.call is not None}
+        if row is None or not self._is_still_ours(row):
+            self._host.broke(self, Fenced(why))
+        elif not answered:
+            self._host.broke(self, Conflict(why))
+        elif self._can_take_back(answered):
+            for letter in answers:
+                self.receive(letter)
+            self._go_on_without(answered, why)
+        else:
+            self._host.broke(self, Fenced(why))  # whoever is next reads it first
+
+    def _can_take_back(self, numbers: Collection[int]) -> bool:
+        # A run that is given up may have said already that such a call has not begun, which makes no sense without its intent.
+        return bool(numbers) and all(self._orders.can_take_back(number) for number in numbers)
+
+    def _go_on_without(self, numbers: Collection[int], why: str) -> None:
+        """What was refused for these starts is written without them. Calls in flight know nothing of it: giving the run up would cut
+        them off, and make doubts of them."""
+        log.info("%s; the run goes on without it", why)
+        for number in numbers:
+            self._orders.take_back(number)
+        if self._transaction is not None and self._transaction not in numbers:
+            self._orders.due.insert(0, self._transaction)
+        self._precious = True  # what else was in the commit has not been written
+        self._commits.change()
+        self._soon()
 
     def _has_lapsed(self, number: int) -> bool:
         ask = self.state.asks.get(number)

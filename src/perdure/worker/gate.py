@@ -43,10 +43,16 @@ class Debts(Struct, frozen=True):
     reserved: Amounts = NOTHING  # what its open calls keep free there
 
 
+def may_owe(created: AnyBody) -> bool:
+    """Whether there may be a budget above the run, so that the store has to be asked."""
+    assert isinstance(created, RunCreated)
+    return created.budget is not None or created.parent is not None
+
+
 def debts_of(store: Store, created: AnyBody) -> Debts:
     """Read with the journal, wherever that is read."""
     assert isinstance(created, RunCreated)
-    if created.budget is None and created.parent is None:
+    if not may_owe(created):
         return Debts()
     budgets = frozenset(ledger.run_id for ledger in store.ledgers(created.run_id))
     return Debts(budgets, store.reserved(created.run_id)) if budgets else Debts()

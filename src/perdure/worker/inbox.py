@@ -126,6 +126,9 @@ class Inbox:
         record: Callable[..., Event],
     ) -> None:
         ask = self.state.asks[number]
+        if self._orders.can_take_back(number):
+            # The yes and its end were read one right after the other: the commit that starts the call would be refused.
+            self._orders.take_back(number)
         event = record(body, call=number, cause=ask.asked_seq)
         if ask.pending:
             self._asks.watch(ask)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any, Literal, Protocol
 
 from msgspec import structs
@@ -35,7 +36,7 @@ from perdure.core.events import (
     ToolCallInDoubt,
     ToolCallProposed,
 )
-from perdure.core.keys import CallKeys, approval_id, child_id
+from perdure.core.keys import approval_id, child_id
 from perdure.core.machine import (
     Abandon,
     AskApproval,
@@ -111,7 +112,7 @@ class Orders:
         self._calls = calls
         self._gate = gate
         self._asks = asks
-        self._keys = CallKeys(claimed.row.tenant, claimed.lease.run_id)
+        self._approved: dict[int, CallState] = {}  # as it was before the intent that uses its approval up
         self._compared: set[str] = set()  # tools that are known to be what they were, or said not to be
         self._obeying = False
         self._refused: deque[Event] = deque()  # recorded while the machine's wishes were, and told to it after the last of them
@@ -229,7 +230,7 @@ class Orders:
         tool, number = command.tool, command.number
         args, digest = self._pen.pack(command.args), codec.digest(command.args)
         self._pen.record(
-            ToolCallProposed(tool.name, tool.effect, self._keys.key(number), args, digest, until, at), call=number, cause=cause
+            ToolCallProposed(tool.name, tool.effect, self.state.keys.key(number), args, digest, until, at), call=number, cause=cause
         )
 
     def _over_budget(self, call: CallState, over: Over) -> None:
@@ -254,9 +255,8 @@ class Orders:
             tool.events.initiated(
                 tool=tool.name,
                 effect=tool.effect,
-                key=self._keys.key(number),
+                key=self.state.keys.key(number) if tool.shows_key else "",
                 args=self._pen.pack(command.args),
-                digest=codec.digest(command.args),
                 timeout_s=tool.timeout_s,
                 reconcile=tool.reconciler is not None,
                 pinned=self._pinned(tool),
@@ -349,7 +349,7 @@ class Orders:
         initiated = tool.events.initiated(
             tool=tool.name,
             effect=tool.effect,
-            key=call.key,
+            key=call.recorded_key,
             attempt=call.attempt + 1,
             args=self._pen.pack(asked.args) if ask.edited else None,
             digest=digest,
@@ -359,8 +359,25 @@ class Orders:
             pinned=self._pinned(tool),
             estimate=tool.estimate,
         )
+        self._approved[call.number] = copy(call)
         self._pen.record(initiated, call=call.number, cause=call.last_seq)
         self.due.append(call.number)  # also a read: the approval is used up before anything is done with it
+
+    def can_take_back(self, number: int) -> bool:
+        """Whether the last that was recorded of the call, and is not durable yet, is the intent that uses its approval up."""
+        before = self._approved.get(number)
+        if before is None:
+            return False
+        call = self.state.calls[number]
+        return call.attempt == before.attempt + 1 and call.last_seq == call.intent_seq > self._pen.durable_seq
+
+    def take_back(self, number: int) -> None:
+        """The approval is over before the commit that starts the call: it has not begun, and waits for that answer."""
+        intent = self._pen.take_back(self._approved.pop(number))
+        if intent.pinned is not None:
+            self._compared.discard(f"tool {intent.tool}")
+        if number in self.due:
+            self.due.remove(number)
 
     def _start_child(self, command: StartChild, cause: int) -> None:
         agent, number = command.agent, command.number
@@ -423,7 +440,7 @@ class Orders:
         again = tool.events.initiated(
             tool=call.tool,
             effect=call.effect,
-            key=call.key,
+            key=call.recorded_key,
             attempt=attempt,
             timeout_s=tool.timeout_s,
             reconcile=tool.reconciler is not None,

@@ -14,8 +14,8 @@ from perdure.core import chain, codec
 from perdure.core.budget import NOTHING, Amounts, amounts_of
 from perdure.core.chain import Sealed
 from perdure.core.codec import Payload
-from perdure.core.events import AnyBody, Event, ToolCallCompleted
-from perdure.core.state import RunState
+from perdure.core.events import AnyBody, Event, RetryScheduled, ToolCallCompleted, ToolCallInitiated
+from perdure.core.state import CallState, RunState
 from perdure.store.api import Append, Charge, Lease, RowChange
 from perdure.worker.clock import Clock
 
@@ -66,6 +66,16 @@ class Pen:
         if self.observe is not None:
             self.observe(event)
         return event
+
+    def take_back(self, before: CallState) -> ToolCallInitiated:
+        """The call's intent was refused and is not in the journal: another event has its place, so that those behind it keep theirs."""
+        place = self.state.calls[before.number].intent_seq - self._durable_seq - 1
+        intent = self._events[place].body
+        assert isinstance(intent, ToolCallInitiated)
+        postponed = RetryScheduled(attempt=intent.attempt, at=self._clock.now(), turn=True)
+        self._events[place] = structs.replace(self._events[place], event_id=self._clock.new_id(), body=postponed)
+        self.state.take_back(intent, before, self._events[place])
+        return intent
 
     @property
     def uncharged(self) -> Charge:

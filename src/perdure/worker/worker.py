@@ -46,7 +46,7 @@ from perdure.worker.calls import Performing, as_it_is
 from perdure.worker.clock import Clock
 from perdure.worker.courier import TOLD, Courier
 from perdure.worker.drive import Drive
-from perdure.worker.gate import Debts, debts_of
+from perdure.worker.gate import Debts, debts_of, may_owe
 from perdure.worker.kin import Kin
 from perdure.worker.lease import Renewer, Watchdog
 from perdure.worker.surrender import AGAIN_AFTER_S, surrender
@@ -426,9 +426,10 @@ class Worker:
                 return
 
     def _claim_ready(self, served: Sequence[Served], wanted: int) -> Sequence[Claimed]:
-        ready = self.store.next_ready(served, self.queues)
-        if ready is None or ready > self.clock.now():
-            return ()  # found out by reading: a claim takes the write lock, which others may need
+        if not self.store.remote:
+            ready = self.store.next_ready(served, self.queues)
+            if ready is None or ready > self.clock.now():
+                return ()  # found out by reading: a claim takes the write lock, which others may need
         limits = self.settings.queues
         return self.store.claim(self.id, served, wanted, self.clock.now(), queues=self.queues, limits=limits)
 
@@ -510,24 +511,25 @@ class Worker:
         drive = Drive(claimed, self.agents[Served(claimed.row.agent, claimed.row.version)], self)
         self._drives[run_id] = drive
         self._wake()
-        if claimed.row.seq <= _READ_HERE and not self.store.remote:
+        came_along = claimed.events is not None and not may_owe(claimed.events[0].body)
+        if came_along or (claimed.row.seq <= _READ_HERE and not self.store.remote):
             # A plain callback, never inside a task: from CPython 3.14 on an agent's tasks cannot be entered there.
-            self.loop.call_soon(self._begin_drive, drive, None)
+            self.loop.call_soon(self._begin_drive, drive, claimed, None)
             return
-        reading = self._asking.start(lambda: self._read(run_id))
+        reading = self._asking.start(lambda: self._read(claimed))
         self._readers.add(reading)
-        reading.add_done_callback(lambda done: self._begin_drive(drive, done))
+        reading.add_done_callback(lambda done: self._begin_drive(drive, claimed, done))
 
-    def _read(self, run_id: str) -> tuple[Sequence[Event], Debts]:
-        events = self.store.read(run_id)
+    def _read(self, claimed: Claimed) -> tuple[Sequence[Event], Debts]:
+        events = self.store.read(claimed.lease.run_id) if claimed.events is None else claimed.events
         return events, debts_of(self.store, events[0].body)
 
-    def _begin_drive(self, drive: Drive, reading: asyncio.Future[tuple[Sequence[Event], Debts]] | None) -> None:
+    def _begin_drive(self, drive: Drive, claimed: Claimed, reading: asyncio.Future[tuple[Sequence[Event], Debts]] | None) -> None:
         self._readers.discard(reading)
         if drive.over:
             return
         try:
-            drive.begin(*(self._read(drive.run_id) if reading is None else reading.result()))
+            drive.begin(*(self._read(claimed) if reading is None else reading.result()))
         except Exception as error:
             self.broke(drive, error)
 

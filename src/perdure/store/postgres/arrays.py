@@ -3,7 +3,7 @@ statement that was the larger part of the work."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import Any, ClassVar
 
@@ -26,7 +26,10 @@ class Array(bytes):
     @classmethod
     def of(cls, values: Iterable[Any]) -> Array:
         """The array of these values; None is NULL."""
-        items = [_NULL if value is None else cls.sized(value) for value in values]
+        return cls._made([_NULL if value is None else cls.sized(value) for value in values])
+
+    @classmethod
+    def _made(cls, items: Sequence[bytes]) -> Array:
         head = _HEAD(1, 1, cls.item, len(items), 1) if items else _EMPTY(0, 0, cls.item)
         return cls(head + b"".join(items))
 
@@ -39,13 +42,19 @@ class Array(bytes):
 class Int8s(Array):
     item, oid = 20, 1016
 
-    @staticmethod
-    def sized(value: int) -> bytes:
-        return _INT8(8, value)
+    @classmethod
+    def of(cls, values: Iterable[int | None]) -> Array:
+        # As Array.of, without a call in Python for each of a few thousand numbers in a batch.
+        return cls._made([_NULL if value is None else _INT8(8, value) for value in values])
 
 
 class Texts(Array):
     item, oid = 25, 1009
+
+    @classmethod
+    def of_utf8(cls, values: Iterable[bytes]) -> Array:
+        """The array of texts that are encoded already."""
+        return cls._made([_SIZE(len(value)) + value for value in values])
 
     @staticmethod
     def sized(value: str) -> bytes:
@@ -55,6 +64,15 @@ class Texts(Array):
 
 class Byteas(Array):
     item, oid = 17, 1001
+
+    @classmethod
+    def of_hex(cls, values: Sequence[str], size: int) -> Array:
+        """The array of what these say in hexadecimal, each of so many bytes."""
+        length = _SIZE(size).hex()
+        # All at once; and one that were longer or shorter would move those behind it.
+        assert all(len(value) == 2 * size for value in values), values
+        head = _HEAD(1, 1, cls.item, len(values), 1) if values else _EMPTY(0, 0, cls.item)
+        return cls(head + bytes.fromhex("".join([length + value for value in values])))
 
     @staticmethod
     def sized(value: bytes) -> bytes:

@@ -30,7 +30,7 @@ _IDLE_S = 5.0  # after so long without a word the connection is asked whether it
 _PROBE_S = 1.0
 _PROBES = 3
 _TRY_AGAIN_S = 0.1, 1.0
-_SPREAD_S = 0.0005  # per worker: of all who hear that one run is ready the first to look takes it, and the others need not come at once
+_SPREAD_S = 0.0005  # per other worker: of all who hear that one run is ready the first to look takes it; the others need not come at once
 _LOCK = "SELECT pg_try_advisory_lock(hashtextextended(current_schema() || ' ' || $1::text, 0))"
 _UNLOCK = "SELECT pg_advisory_unlock(hashtextextended(current_schema() || ' ' || $1::text, 0))"
 _NOTIFY = "SELECT pg_notify($1::text, $2::text)"
@@ -158,7 +158,7 @@ class NotifyBell:
             if self._hears(connection, self._patience(quiet_since_s)):
                 quiet_since_s = time.monotonic()
                 # The others wake up at this very moment too.
-                time.sleep(random.random() * min(self.crowd * _SPREAD_S, 0.05))
+                time.sleep(random.random() * min((self.crowd - 1) * _SPREAD_S, 0.05))
                 self._ring_here()
             elif time.monotonic() - quiet_since_s >= _IDLE_S:
                 self._ask(connection)

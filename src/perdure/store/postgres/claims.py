@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Mapping, Sequence
 
+from perdure.settings import Queue
+from perdure.store.api import Claimed, Served
 from perdure.store.claims import Claims
-from perdure.store.cursor import Cursor, Database
+from perdure.store.cursor import Cursor
 from perdure.store.journal import Journal
 from perdure.store.liveness import Liveness
 from perdure.store.postgres.bell import NotifyBell
+from perdure.store.postgres.database import PostgresDatabase
+from perdure.store.postgres.taking import Taking, Unheard
 
 GRACE_S = 6.0  # a worker that was cut off has this long to come back: connecting may take 5 s, and after an outage all of them do it
 _COUNT_EVERY_S = 10.0
@@ -20,12 +25,34 @@ _FORGET_US = 3_600_000_000
 
 
 class PostgresClaims(Claims):
-    def __init__(self, database: Database, journal: Journal, liveness: Liveness, bell: NotifyBell) -> None:
+    def __init__(self, database: PostgresDatabase, journal: Journal, liveness: Liveness, bell: NotifyBell) -> None:
         super().__init__(database, journal, liveness)
         self._bell = bell
+        self._taking = Taking(database)
         self._cut_off: dict[str, tuple[int, float]] = {}  # worker → its last beat, and when we first saw it without a connection
         self._counted_s = float("-inf")
         self._look_s = float("-inf")  # when it is our turn again
+
+    def claim(
+        self,
+        worker: str,
+        served: Sequence[Served],
+        limit: int,
+        now: int,
+        queues: Sequence[str] | None,
+        limits: Mapping[str, Queue],
+    ) -> list[Claimed]:
+        try:
+            taken = self._taking.claim(worker, served, limit, now, queues, limits)
+        except Unheard as unheard:
+            if weighed := super().claim(worker, served, limit, now, queues, limits):
+                return weighed
+            taken = unheard.arrived()
+        if taken is None:
+            return super().claim(worker, served, limit, now, queues, limits)
+        for key, claimed in taken:
+            self._journal.remember(claimed.lease.run_id, key)
+        return [claimed for _, claimed in taken]
 
     def reap(self, worker: str, lease_us: int, now: int) -> int:
         """Among many workers it is not always one's turn: then nothing, and another one looks."""

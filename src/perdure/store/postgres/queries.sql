@@ -215,6 +215,26 @@ SELECT :run_id::text, :agent::text, :version::text, :tenant::text, :actor::text,
 WHERE NOT EXISTS (SELECT 1 FROM perdure_pruned WHERE run_id IN (:run_id::text, :root::text) AND status <> 'returned')
 ON CONFLICT (run_id) DO NOTHING RETURNING id, ledger
 
+-- name: create_run
+-- As insert_run and insert_event for a run that nobody else has to do with, in one statement. No row when its line is not there yet, the id
+-- is taken, or was that of a run that is pruned: what it is then is found out by those two.
+WITH made AS (
+    INSERT INTO perdure_runs (run_id, agent, version, tenant, actor, queue, target, input_digest, status, ready_at, seq, head, epoch,
+        created_at, updated_at, priority, depth, line)
+    SELECT :run_id::text, l.agent, l.version, l.tenant, :actor::text, l.queue, :target::text, :input_digest::text, 'queued',
+        :ready_at::bigint, 1, :head::bytea, 0, :ts::bigint, :ts, l.priority, :depth::bigint, l.id
+    FROM perdure_lines AS l
+    WHERE l.agent = :agent AND l.version = :version AND l.queue = :queue AND l.tenant = :tenant AND l.priority = :priority
+        AND NOT EXISTS (SELECT 1 FROM perdure_pruned WHERE run_id = :run_id::text AND status <> 'returned')
+    ON CONFLICT (run_id) DO NOTHING
+    RETURNING run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
+        seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+), written AS (
+    INSERT INTO perdure_events (run, seq, event_id, ts, epoch, data, hash)
+    SELECT made.id, 1, :event_id::bytea, :ts, 0, :data::text, :head FROM made
+)
+SELECT * FROM made
+
 -- name: post_to_unheld
 -- Nobody holds the run, or a dead worker does: what was posted is in its journal.
 UPDATE perdure_runs SET seq = :seq, head = :head, updated_at = greatest(updated_at, :now::bigint), status = :status::text,
@@ -511,6 +531,56 @@ UPDATE perdure_runs SET epoch = :epoch, nonce = :nonce, holder = :worker, seq = 
     lost = 0, ready_at = NULL, waiting_for = NULL, error = NULL, attention = NULL, updated_at = greatest(updated_at, :now::bigint),
     status = CASE WHEN status = 'cancelling' THEN status ELSE 'running' END
 WHERE id = :id
+
+-- name: first_of_line
+-- The first ready runs of the only served line that has any, with the first event of each that has no other yet, and the worker's name.
+-- One row without a run when there is no such line, or more than one: how many there are is in every row. Nothing is locked.
+WITH head AS (
+    SELECT min(l.id) AS line, count(*) AS lines, min(l.queue) AS queue, min(l.tenant) AS tenant
+    FROM jsonb_array_elements(:served::jsonb) AS s (value)
+        JOIN perdure_lines AS l ON l.agent = s.value ->> 0 AND l.version = s.value ->> 1
+    WHERE EXISTS (SELECT 1 FROM perdure_runs WHERE line = l.id AND ready_at <= :now::bigint)
+        AND (:queues::jsonb IS NULL OR l.queue IN (SELECT jsonb_array_elements_text(:queues::jsonb)))
+)
+SELECT r.*, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, convert_to(e.data, 'UTF8'), head.lines, head.queue, head.tenant, w.name
+FROM head LEFT JOIN perdure_workers AS w ON w.worker = :worker
+    LEFT JOIN LATERAL (
+        SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
+            seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+        FROM perdure_runs WHERE line = head.line AND head.lines = 1 AND ready_at <= :now ORDER BY ready_at, id LIMIT :limit
+    ) AS r ON TRUE
+    LEFT JOIN perdure_events AS e ON e.run = r.id AND e.seq = 1 AND r.seq = 1
+ORDER BY r.ready_at, r.id
+
+-- name: claim_many
+-- As claim_run, insert_event and had_turn for runs that first_of_line has shown, in one statement, which is one transaction and one round
+-- trip. What is not as it was seen, or is just being taken by somebody else, is passed by; nothing is waited for. The seq is guard enough:
+-- nobody takes a ready run, stops it or ends it without an event.
+WITH seen AS (
+    SELECT * FROM unnest(:ids::bigint[], :befores::bigint[], :epochs::bigint[], :nonces::bytea[], :heads::bytea[], :crashes::bigint[],
+        :event_ids::bytea[], :data::text[])
+    AS g (id, before, epoch, nonce, head, crashes, event_id, data)
+), free AS (
+    SELECT r.id FROM seen AS g JOIN perdure_runs AS r ON r.id = g.id WHERE r.seq = g.before ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED
+), taken AS (
+    UPDATE perdure_runs AS r SET epoch = g.epoch, nonce = g.nonce, holder = :worker::text, seq = g.before + 1, head = g.head,
+        crashes = g.crashes, lost = 0, ready_at = NULL, waiting_for = NULL, error = NULL, attention = NULL,
+        updated_at = greatest(r.updated_at, :now::bigint), status = CASE WHEN r.status = 'cancelling' THEN r.status ELSE 'running' END
+    FROM seen AS g JOIN free AS f ON f.id = g.id WHERE r.id = g.id
+    RETURNING r.id
+), written AS (
+    INSERT INTO perdure_events (run, seq, event_id, ts, epoch, call, cause, data, hash)
+    SELECT g.id, g.before + 1, g.event_id, :now, g.epoch, NULL, g.before, g.data, g.head FROM seen AS g JOIN taken AS t ON t.id = g.id
+), turn AS (
+    SELECT coalesce(max(turn), 0) + (SELECT count(*) FROM taken) AS turn FROM perdure_turns
+), last AS (
+    SELECT queue, tenant FROM perdure_turns WHERE queue = :queue AND tenant = :tenant FOR NO KEY UPDATE SKIP LOCKED
+), kept AS (
+    UPDATE perdure_turns AS t SET turn = greatest(t.turn, turn.turn) FROM last, turn WHERE t.queue = last.queue AND t.tenant = last.tenant
+), noted AS (
+    INSERT INTO perdure_turns (queue, tenant, turn) SELECT :queue, :tenant, turn FROM turn ON CONFLICT (queue, tenant) DO NOTHING
+)
+SELECT id FROM taken
 
 -- name: next_ready
 -- The head of each served line, whether it is ready or sleeps.

@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 
 import psycopg
 
-from perdure.store.api import Append, Appended
+from perdure.store.api import Append, Appended, NewRun, RunRow
 from perdure.store.consequences import Consequences
+from perdure.store.creation import first_event
 from perdure.store.journal import Journal
 from perdure.store.postgres import soundness
 from perdure.store.postgres.bell import NotifyBell
 from perdure.store.postgres.claims import PostgresClaims
 from perdure.store.postgres.connections import Connections
+from perdure.store.postgres.creation import AnswerLost, create_at_once
 from perdure.store.postgres.database import PostgresDatabase
 from perdure.store.postgres.journal import PostgresJournal
 from perdure.store.postgres.liveness import MachineLocks
@@ -52,6 +54,19 @@ class PostgresStore(SqlStore):
 
     def _make_wholes(self) -> PostgresWholes:
         return PostgresWholes(self._database)
+
+    def create_run(self, new: NewRun) -> tuple[RunRow, bool]:
+        try:
+            row = create_at_once(self._database, new)
+        except AnswerLost:
+            # The crash window: what is there now may have been made by the statement whose answer was lost. It is as new as if we had heard.
+            row, created = super().create_run(new)
+            self._notify.ring()
+            return row, created or self.hash_at(new.run_id, 1) == first_event(new).hash
+        if row is None:
+            return super().create_run(new)
+        self._notify.ring()
+        return row, True
 
     def send(self, batch: Sequence[Append], loop: AbstractEventLoop, done: Callable[[list[Appended | None]], None]) -> list[Append]:
         # Nobody has to be rung for: from what goes in one statement nothing follows for others.

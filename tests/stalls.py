@@ -1,0 +1,56 @@
+"""How long an event loop stands still because something blocks it, on a machine that may be busy with other things."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from types import TracebackType
+
+_TURN_S = 0.01
+
+
+class Stalls:
+    """To be entered beside a loop. Time is the turns of a thread in the same process: when the machine has no time for the one, it has
+    little for the other, and what others keep it busy with does not count."""
+
+    def __init__(self) -> None:
+        self._turns = self._last = self._longest = 0
+        self._over = threading.Event()
+        self._beside = threading.Thread(target=self._turn, daemon=True)
+
+    def __enter__(self) -> Stalls:
+        self._beside.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._over.set()
+        self._beside.join()
+
+    def _turn(self) -> None:
+        while not self._over.wait(_TURN_S):
+            self._turns += 1
+
+    async def watch(self) -> None:
+        """Look, for ever."""
+        self.reset()
+        while True:
+            await asyncio.sleep(_TURN_S / 2)
+            self._longest, self._last = max(self._longest, self._turns - self._last), self._turns
+
+    async def watch_for(self, seconds: float) -> None:
+        """Look for so long, and longer when the machine is busy."""
+        until_s = time.monotonic() + seconds
+        watching = asyncio.ensure_future(self.watch())
+        begun = self._turns
+        while time.monotonic() < until_s or self._turns - begun < seconds / _TURN_S / 4:
+            await asyncio.sleep(_TURN_S)
+        watching.cancel()
+
+    def reset(self) -> None:
+        self._longest, self._last = 0, self._turns
+
+    @property
+    def longest_s(self) -> float:
+        """Since the last reset. One that stands still right now counts, whoever asks."""
+        return max(self._longest, self._turns - self._last) * _TURN_S
