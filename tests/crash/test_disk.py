@@ -21,7 +21,7 @@ PARTS = ["keyed", "once_reconcile", "transaction"] * 3
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("part", "kind"), enumerate(PARTS))
+@pytest.mark.parametrize(("part", "kind"), list(enumerate(PARTS)))
 def test_killed_before_any_single_write_or_sync_of_a_whole_run_the_run_ends_well(world: World, part: int, kind: str) -> None:
     """From the first open, which makes the schema, to the last commit: no moment on the disk is special. Each part dies at its own ninth."""
     deaths = 0

@@ -27,7 +27,7 @@ LOSE = "UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = 2, ready_at 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("part", "kind"), enumerate(PARTS))
+@pytest.mark.parametrize(("part", "kind"), list(enumerate(PARTS)))
 def test_killed_before_any_single_statement_of_a_whole_run_the_run_ends_well(worlds: Worlds, part: int, kind: str) -> None:
     """From the first connection, which makes the schema, to the last commit. Each part dies at its own sixth of the statements."""
     deaths = 0

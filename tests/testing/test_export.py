@@ -328,7 +328,7 @@ def test_a_run_that_was_put_in_or_left_out_is_missed_by_the_journals_of_the_othe
 
 def test_a_run_without_events_is_none(lines, tmp_path):
     empty = changed(lines[1], seq=0, hash=chain.genesis("r").hex())
-    with pytest.raises(StoreCorrupt, match="run r, event 1: event 1 is missing: no journal is empty"):
+    with pytest.raises(StoreCorrupt, match="run r, event 1: it ends with event 0, and no journal is empty"):
         load(file_of(tmp_path, summed([lines[0], empty])))
 
 
