@@ -35,6 +35,7 @@ from perdure.errors import (
     UnknownAgent,
 )
 from perdure.settings import Settings
+from perdure.starts import Starts
 from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow, CostRow, NewRun, RunRow, Served, Store
 from perdure.store.open import is_postgres, open_store
 from perdure.store.url import shown_url
@@ -80,6 +81,7 @@ class Perdure:
         self._audit_log = audit_log
         self._audit: AuditLog | None = None
         self._store: Store | None = None
+        self._starts = Starts(lambda: self.store)
         self._worker: Worker | None = None
         self._asking = Asking()
         self._opening = asyncio.Lock()
@@ -192,7 +194,7 @@ class Perdure:
             budget=_checked_budget(budget) or agent.budget,
         )
         new = NewRun(run_id, created, self.clock.new_id(), now, codec.digest(encoded_input), () if blob is None else (blob,))
-        row, is_new = await self._write(lambda: self.store.create_run(new))
+        row, is_new = await self._create(new)
         if not is_new:
             _same_run(row, agent.name, tenant, actor, new.input_digest)
         return Handle(self, run_id)
@@ -439,6 +441,11 @@ class Perdure:
             return await self._asking.ask(work)
         return await self.ask(work)
 
+    async def _create(self, new: NewRun) -> tuple[RunRow, bool]:
+        if self.store.remote or (self._worker is not None and self._worker.transacting):
+            return await self._write(lambda: self.store.create_run(new))
+        return await self._starts.create(new)
+
     # -- inside -------------------------------------------------------------------------------------------------------
     def _agent(self, agent: Agent[Any, Any] | str) -> Agent[Any, Any]:
         if isinstance(agent, Agent):
@@ -465,7 +472,10 @@ class Handle:
 
     async def status(self) -> RunRow:
         """The run's row: its status, what it waits for, its last event."""
-        row = await self._app.ask(lambda: self._app.store.get(self.id))
+        return await self._app.ask(self._row)
+
+    def _row(self) -> RunRow:
+        row = self._app.store.get(self.id)
         if row is None or self._tenant not in (None, row.tenant):
             raise NotFound(f"there is no run {self.id} in {shown_url(self._app.url)}; `perdure list` shows those that there are")
         return row
@@ -480,12 +490,10 @@ class Handle:
         try:
             async with asyncio.timeout(timeout):
                 row = await self._end()
+                encoded = await self._output(row.seq) if row.status == "succeeded" else None
         except TimeoutError:
             raise ResultTimeout(self.id, f"no result after {timeout} s; it goes on") from None
-        if row.status == "succeeded":
-            body = (await self._app.ask(lambda: self._app.store.read(self.id, row.seq - 1)))[-1].body
-            assert isinstance(body, RunSucceeded)
-            encoded = await self._app.ask(lambda: self._app.load(body.output))
+        if encoded is not None:
             agent = self._app.versions.get(Served(row.agent, row.version)) or self._app.agents.get(row.agent)
             return codec.decode(encoded) if agent is None else agent.decode_result(encoded)
         if row.status == "failed":
@@ -497,55 +505,65 @@ class Handle:
     async def _end(self) -> RunRow:
         """Until the run, or a child that it waits for, has ended or needs a person. Drives it if it is ready, or if its worker has died."""
         app, began = self._app, asyncio.get_running_loop().time()
-        known = False
+        row = await self.status()
         while True:
-            try:
-                row = await self.status()
-            except StoreUnavailable as error:
-                if not known:
-                    raise
-                # Whoever waits goes on waiting: the run goes on elsewhere, or will when the database is back.
-                log.warning("run %s: cannot look how it is: %s; trying again", self.id, error)
-                await asyncio.sleep(0.5)
-                continue
-            known = True
             if row.status in FINISHED or (row.status == "needs_attention" and row.ready_at is None):
                 return row
             if row.status == "waiting" and (stuck := await self._stuck_child()) is not None:
                 return stuck
             ready = row.holder is not None or (row.ready_at is not None and row.ready_at <= app.clock.now()) or await self._has_work()
-            if Served(row.agent, row.version) in app.versions and ready:
+            if Served(row.agent, row.version) in app.versions and ready and not (worker := await app._working()).draining:
                 try:
-                    row = await (await app._working()).drive_one(self.id, wait=True, by_turn=True)
-                    if row.status in FINISHED:
-                        return row
-                    continue
+                    row = await worker.drive_one(self.id, wait=True, by_turn=True)
+                    if row.status not in FINISHED:
+                        row = await self._patiently(self._row)
+                    if not worker.draining:  # else it would come back at once, and without end: the loop would never get to the drain
+                        continue
                 except (AlreadyRunning, Conflict):
                     pass  # a live worker has it, or was faster: wait for them
             # Until its time has come, should that be sooner; but a run that is ready and cannot be taken is no reason to ask without end.
             left_s = 0.0 if row.ready_at is None else (row.ready_at - app.clock.now()) / 1e6
             await self._change(min(max(left_s, 0.005), 1.0) if left_s > 0 else 1.0, since=began, due=row.ready_at if left_s > 0 else None)
+            row = await self._patiently(self._row)
+
+    async def _output(self, last: int) -> bytes:
+        body = (await self._patiently(lambda: self._app.store.read(self.id, last - 1)))[-1].body
+        assert isinstance(body, RunSucceeded)
+        return await self._patiently(lambda: self._app.load(body.output))
+
+    async def _patiently(self, question: Callable[[], T]) -> T:
+        """The answer; when the database is away, as soon as it is back. Whoever waits goes on waiting: the run goes on elsewhere, or will."""
+        while True:
+            try:
+                return await self._app.ask(question)
+            except StoreUnavailable as error:
+                log.warning("run %s: cannot look how it is: %s; trying again", self.id, error)
+                await asyncio.sleep(0.5)
 
     async def _stuck_child(self) -> RunRow | None:
         """A child that needs a person, when nothing else of the family can bring the run on."""
-        family = await self._app.ask(lambda: self._app.store.family(self.id))
+        family = await self._patiently(lambda: self._app.store.family(self.id))
         moving = any(row.holder is not None or row.ready_at is not None or row.status == "waiting_approval" for row in family)
         return None if moving else next((row for row in family if row.status == "needs_attention"), None)
 
     async def _has_work(self) -> bool:
         """Whether a child of it is ready and nobody is at it."""
         now = self._app.clock.now()
-        family = await self._app.ask(lambda: self._app.store.family(self.id))
+        family = await self._patiently(lambda: self._app.store.family(self.id))
         return any(row.holder is None and row.ready_at is not None and row.ready_at <= now for row in family)
 
     async def _change(self, at_most_s: float, *, since: float, due: int | None = None) -> None:
-        """Until anything is committed, or it is `due`. Looks often at first, and the less often the longer it has waited: an answer is late by 2 %."""
-        loop, version = asyncio.get_running_loop(), self._app.store.version()
-        until = loop.time() + at_most_s
-        while self._app.store.version() == version and (now := loop.time()) < until:  # no database rings a bell for everything
+        """Until anything may have been committed, or it is `due`. Looks often at first, and the less often the longer it has waited: an
+        answer is late by 2 %, or by 5 % where a look is a question to a server."""
+        loop, store = asyncio.get_running_loop(), self._app.store
+        share, shortest_s = (20, 0.01) if store.remote else (50, 0.005)
+        version, until = store.version(), loop.time() + at_most_s
+        while store.version() == version and (now := loop.time()) < until:  # no database rings a bell for everything
             if due is not None and due <= self._app.clock.now():
                 return  # a clock may jump
-            await asyncio.sleep(min(max((now - since) / 50, 0.005), self._app.settings.poll_s))
+            await asyncio.sleep(min(max((now - since) / share, shortest_s), self._app.settings.poll_s))
+            if store.remote:
+                return  # what others commit there changes no version here
 
     async def events(self, after: int = 0) -> list[Event]:
         """The run's journal, from the event after `after` on."""
@@ -557,15 +575,15 @@ class Handle:
         """The run's journal as it grows, until the run ends."""
         _check_after(after)
         since = asyncio.get_running_loop().time()
+        row = await self.status()
         while True:
-            row = await self.status()
-            seen = after
-            for event in await self._app.ask(lambda seen=seen: self._app.store.read(self.id, seen)):  # type: ignore[misc]
+            for event in await self._patiently(partial(self._app.store.read, self.id, after)):
                 after, since = event.seq, asyncio.get_running_loop().time()
                 yield event
             if row.status in FINISHED and after >= row.seq:
                 return
             await self._change(0.5, since=since)
+            row = await self._patiently(self._row)
 
     async def state(self, at: int | None = None) -> RunState:
         """The fold of the journal, now or as of event `at`."""

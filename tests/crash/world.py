@@ -70,6 +70,8 @@ class World:
         """SIGSTOP, at a moment when nobody is inside a transaction: one that sleeps there holds up others."""
         for _ in range(100):
             os.kill(pid, signal.SIGSTOP)
+            # On a busy machine the signal has been sent long before the last thread stands still.
+            self.wait_until(lambda: stands_still(pid), "it has stopped")
             if self.journal.is_quiet():
                 return
             os.kill(pid, signal.SIGCONT)
@@ -172,3 +174,11 @@ class World:
         while not true():
             assert time.monotonic() < deadline, f"after {within_s} s still not: {what}\n{self.log()}"
             time.sleep(0.005)
+
+
+def stands_still(pid: int) -> bool:
+    """Whether every thread of the process is stopped."""
+    try:
+        return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in Path(f"/proc/{pid}/task").iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # one of them has ended meanwhile: they still run

@@ -16,4 +16,13 @@ def warehouse(request, tmp_path) -> Iterator[Warehouse]:
 
 @pytest.fixture
 def stdio(tmp_path) -> Warehouse:
+    """For tests of what is peculiar to a server that is started: each start takes a second for its imports."""
     return Warehouse(tmp_path, "stdio")
+
+
+@pytest.fixture
+def http(tmp_path) -> Iterator[Warehouse]:
+    """For tests to which it makes no difference."""
+    opened = Warehouse(tmp_path, "http")
+    yield opened
+    opened.stop()

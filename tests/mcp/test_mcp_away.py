@@ -124,18 +124,18 @@ def test_an_error_that_the_server_answers_with_is_not_taken_for_its_end():
 
 
 @pytest.mark.parametrize("option", ["effects", "approval", "only"])
-def test_a_name_that_is_written_wrong_stops_the_run_until_the_code_is_right(stdio, tmp_path, option):
+def test_a_name_that_is_written_wrong_stops_the_run_until_the_code_is_right(http, tmp_path, option):
     wrong = {"effects": {"serch": "read"}, "approval": {"serch": True}, "only": ["serch"]}[option]
 
     async def first() -> None:
-        async with app_on(tmp_path, seeking(stdio.server(**{option: wrong}))) as app:
+        async with app_on(tmp_path, seeking(http.server(**{option: wrong}))) as app:
             await app.start("seek", id="r")
             assert (await app.drive("r", wait=False)).status == "needs_attention"
             [told] = [event.body.failure for event in app.store.read("r") if isinstance(event.body, ToolCallFailed)]
             assert told.message.startswith(f"mcp({option}=…) names 'serch', which server warehouse does not offer; it has 'search', ")
 
     async def second() -> Any:
-        async with app_on(tmp_path, seeking(stdio.server())) as app:
+        async with app_on(tmp_path, seeking(http.server())) as app:
             await app.requeue("r", by="ann")
             await app.drive("r", wait=False)
             return await app.handle("r").result()
@@ -144,7 +144,7 @@ def test_a_name_that_is_written_wrong_stops_the_run_until_the_code_is_right(stdi
     assert run(second()) == "found box\nat most 10"
 
 
-def test_a_slip_that_comes_after_the_list_was_recorded_calls_nothing_and_a_tool_that_has_come_since_is_no_slip(stdio, tmp_path):
+def test_a_slip_that_comes_after_the_list_was_recorded_calls_nothing_and_a_tool_that_has_come_since_is_no_slip(http, tmp_path):
     def waiting(server: McpServer) -> Agent[Any, Any]:
         @agent(version="1")
         async def wait(run: Run) -> Any:
@@ -164,11 +164,11 @@ def test_a_slip_that_comes_after_the_list_was_recorded_calls_nothing_and_a_tool_
                 await app.requeue("r", by="ann")
             return str((await app.drive("r", wait=False)).status)
 
-    assert run(drive(stdio.server("--without", "put"))) == "waiting"
-    assert run(drive(stdio.server(approval={"delet": True}), go=True)) == "needs_attention"
-    assert stdio.ledger() == []
-    assert run(drive(stdio.server(effects={"put": "keyed"}), again=True)) == "succeeded"
-    assert len(stdio.ledger("delete")) == 1
+    assert run(drive(http.server("--without", "put"))) == "waiting"
+    assert run(drive(http.server(approval={"delet": True}), go=True)) == "needs_attention"
+    assert http.ledger() == []
+    assert run(drive(http.server(effects={"put": "keyed"}), again=True)) == "succeeded"
+    assert len(http.ledger("delete")) == 1
 
 
 @pytest.mark.parametrize("away", ["for the list", "for a call"])
@@ -203,8 +203,8 @@ def test_a_server_that_is_away_for_a_while_ends_no_run(tmp_path, away):
     assert len(warehouse.ledger("delete")) == 1
 
 
-def test_what_a_tool_says_that_it_failed_with_is_not_repeated_for_all_the_patience(stdio, tmp_path):
-    server = stdio.server(effects={"fail": "read"})
+def test_what_a_tool_says_that_it_failed_with_is_not_repeated_for_all_the_patience(http, tmp_path):
+    server = http.server(effects={"fail": "read"})
 
     @agent(version="1")
     async def trying(run: Run) -> int:
@@ -219,4 +219,4 @@ def test_what_a_tool_says_that_it_failed_with_is_not_repeated_for_all_the_patien
             return int(await app.run(trying, id="r"))
 
     assert run(main()) == 1
-    assert len(stdio.ledger("fail")) == 1
+    assert len(http.ledger("fail")) == 1

@@ -251,8 +251,8 @@ def test_a_redirect_on_the_same_host_is_followed(tmp_path):
         warehouse.stop()
 
 
-def test_arguments_that_do_not_fit_are_refused_before_anything_is_recorded(stdio, tmp_path):
-    server = stdio.server()
+def test_arguments_that_do_not_fit_are_refused_before_anything_is_recorded(http, tmp_path):
+    server = http.server()
     words = []
 
     @agent(version="1")
@@ -279,12 +279,12 @@ def test_arguments_that_do_not_fit_are_refused_before_anything_is_recorded(stdio
     assert words[2] == "tool warehouse.put: value: it must be of type integer, not string"
     assert "x is of type set" in words[3]
     assert words[4].startswith("server warehouse has no tool 'pull' for this run; it has 'search', ")
-    assert stdio.ledger() == []
+    assert http.ledger() == []
 
 
-def test_calls_of_a_server_can_need_a_person_who_may_change_them(stdio, tmp_path):
+def test_calls_of_a_server_can_need_a_person_who_may_change_them(http, tmp_path):
     approval = {"delete": Approval(when=lambda name, force: f"{name} for good" if name != "tmp" else False, editable=("name",))}
-    server = stdio.server(approval=approval, effects={"delete": "keyed"})
+    server = http.server(approval=approval, effects={"delete": "keyed"})
 
     @agent(version="1")
     async def clean(run: Run) -> list[str]:
@@ -312,7 +312,7 @@ def test_calls_of_a_server_can_need_a_person_who_may_change_them(stdio, tmp_path
         await server.close()
 
     run(main())
-    assert [line["arguments"]["name"] for line in stdio.ledger("delete")] == ["tmp", "some"]
+    assert [line["arguments"]["name"] for line in http.ledger("delete")] == ["tmp", "some"]
 
 
 def test_only_the_editable_arguments_of_an_approved_call_can_differ():
@@ -340,8 +340,8 @@ def test_only_the_editable_arguments_of_an_approved_call_can_differ():
         ({"approval": {"delete": lambda nam: True}}, "its approval policy takes nam"),
     ],
 )
-def test_a_name_that_is_written_wrong_is_noticed_before_anything_is_called(stdio, options, words):
-    server = stdio.server(**options)
+def test_a_name_that_is_written_wrong_is_noticed_before_anything_is_called(http, options, words):
+    server = http.server(**options)
 
     async def main() -> None:
         async with server:
@@ -351,8 +351,8 @@ def test_a_name_that_is_written_wrong_is_noticed_before_anything_is_called(stdio
     run(main())
 
 
-def test_only_some_of_the_tools_and_a_name_that_is_taken(stdio):
-    server = stdio.server(only=["search", "put"])
+def test_only_some_of_the_tools_and_a_name_that_is_taken(http):
+    server = http.server(only=["search", "put"])
 
     async def main() -> list[str]:
         async with server:

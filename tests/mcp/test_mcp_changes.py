@@ -42,11 +42,11 @@ def patient(server: McpServer) -> Agent[Any, Any]:
     return wait
 
 
-def test_a_run_keeps_its_list_and_a_tool_that_is_not_what_it_was_is_not_called_by_surprise(stdio, tmp_path):
+def test_a_run_keeps_its_list_and_a_tool_that_is_not_what_it_was_is_not_called_by_surprise(http, tmp_path):
     options: dict[str, Any] = {"effects": {"large": "read"}}
 
     async def first() -> None:
-        server = stdio.server(**options)
+        server = http.server(**options)
         async with app_on(tmp_path, patient(server)) as app:
             await app.start("wait", id="r")
             await app.drive("r")
@@ -54,7 +54,7 @@ def test_a_run_keeps_its_list_and_a_tool_that_is_not_what_it_was_is_not_called_b
 
     async def second() -> dict[str, Any]:
         changed = "--without put --changed delete --changed search --writable ponder --writable large".split()
-        server = stdio.server(*changed, **options)
+        server = http.server(*changed, **options)
         async with app_on(tmp_path, patient(server)) as app:
             await app.signal("r", "go")
             await app.drive("r")
@@ -74,7 +74,7 @@ def test_a_run_keeps_its_list_and_a_tool_that_is_not_what_it_was_is_not_called_b
     assert told["ponder"][:2] == ["refused", "ToolChanged"], "the class by which it would be repeated is not its own any more"
     assert told["large"] == "xxx", "the class is ours to say"
     assert told["fail"][:2] == ["error", "McpToolError"], "what has not changed is called"
-    assert [line["tool"] for line in stdio.ledger()] == ["search", "fail"]
+    assert [line["tool"] for line in http.ledger()] == ["search", "fail"]
 
 
 def test_a_list_that_changes_under_way_is_noticed(warehouse, tmp_path):

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 ROOT = Path(__file__).resolve().parents[2]
-_HEAVY = ("pytest", "_hypothesis_pytestplugin", "hypothesis", "xdist.plugin", "apsw", "msgspec", "pydantic", "psycopg", "click", "rich")
+_PLUGINS = ("_hypothesis_pytestplugin", "anyio.pytest_plugin", "xdist.plugin")
+_HEAVY = ("pytest", *_PLUGINS, "hypothesis", "apsw", "msgspec", "pydantic", "psycopg", "click", "rich")
 _IMPORTED = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"  # that is what this process is for
 
 
@@ -129,7 +130,8 @@ def _be_born(request: dict[str, Any], writing: int) -> None:
             os.dup2(source, target)
         os.environ["PYTHONPATH"] = request["src"]  # for the processes of the tests
         sys.path.insert(0, request["src"])
-        sys.dont_write_bytecode = True
+        # pytest rewrites the assertions of whatever belongs to a plugin, and that is all of perdure: for the first mutant, and then it is there.
+        sys.dont_write_bytecode = False
         listener = _Listener()
         import pytest
 
@@ -162,6 +164,9 @@ class _Listener:
 
     def __init__(self) -> None:
         self.reports: list[tuple[str, str, str, str | None, float]] = []
+
+    def pytest_load_initial_conftests(self) -> None:
+        sys.dont_write_bytecode = True  # from here on it is as in any other run: tests/conftest.py says why
 
     def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
         outcome = "passed" if call.excinfo is None else "skipped" if call.excinfo.typename == "Skipped" else "failed"

@@ -36,16 +36,25 @@ class Workshop:
         """The folder to be put first on the path, while it holds the mutant."""
         file = self.src / "perdure" / mutant.file
         before, times = file.read_bytes(), file.stat()
-        # Without its compiled form, which would be taken for up to date if the file's new time and size were the old ones.
-        compiled = list((file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"))
-        kept = [(one, one.read_bytes()) for one in compiled]
-        for one in compiled:
-            one.unlink()
+        # Without its compiled forms, which would be taken for up to date if the file's new time and size were the old ones.
+        kept = [(one, one.read_bytes()) for one in _compiled(file)]
+        _forget(file)
         file.write_text(changed(before.decode(), mutant), "utf-8")
         try:
             yield self.src
         finally:
+            _forget(file)
             file.write_bytes(before)
             os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
             for one, data in kept:
                 one.write_bytes(data)
+
+
+def _compiled(file: Path) -> list[Path]:
+    """What Python has made of it, and what pytest has."""
+    return list((file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"))
+
+
+def _forget(file: Path) -> None:
+    for one in _compiled(file):
+        one.unlink()

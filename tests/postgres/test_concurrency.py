@@ -92,7 +92,7 @@ def test_a_hundred_claimers_take_five_hundred_runs_once_each_and_a_hundred_liste
     taken = [claimed.lease.run_id for claims in at_once([partial(take, n) for n in range(100)]) for claimed in claims]
     assert Counter(taken) == Counter(f"r{n}" for n in range(500))
     url = crowd[0].url
-    assert value(url, "SELECT count(*) FROM perdure_events WHERE type = 'run_claimed'") == 500
+    assert value(url, "SELECT count(*) FROM perdure_events AS e WHERE e.type = 'run_claimed'") == 500
     assert deadlocks(crowded) == 0
     _herd(crowd)
 

@@ -53,8 +53,19 @@ def lay_out(folder: Path, image: Image) -> Path:
     else:
         folder.mkdir(parents=True)
     for name, content in image.items():
-        (folder / name).write_bytes(content)
+        _overwrite(folder / name, content)
     return folder / JOURNAL
+
+
+def _overwrite(path: Path, content: bytes) -> None:
+    """With nothing else in it, and in place: to give a file's memory back and to ask for it again costs more than to write to it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        written = os.pwrite(descriptor, content, 0)
+        assert written == len(content), path
+        os.ftruncate(descriptor, len(content))
+    finally:
+        os.close(descriptor)
 
 
 def recovered(path: Path) -> bytes | str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from perdure.core.state import fold
 from perdure.errors import RunEnded, StoreUnavailable
 from perdure.inspect.view import all_rows
 from perdure.store.api import FINISHED, RunRow
+from perdure.store.liveness import closed_in_children
+from perdure.store.sqlite import connect
 from perdure.store.sqlite.migrate import APPLICATION_ID, MIGRATIONS
 from perdure.store.sqlite.queries import QUERIES
 from perdure.testing.conformance_waiting import payload
@@ -238,7 +241,16 @@ def record(scenario: Scenario, path: Path, trouble: Trouble | None = None) -> li
             disk.already_there(path)
         agents.WORLD[0] = World(note)
         hasty.run(_played(scenario, path, trouble))
+    _end_process()
     return log
+
+
+def _end_process() -> None:
+    """What the kernel does at the end of a process, for the one that was played here: a worker that could not sign off keeps its lock
+    until then, since its tools may still run."""
+    for descriptor in list(closed_in_children):
+        os.close(descriptor)
+    closed_in_children.clear()
 
 
 async def _played(scenario: Scenario, path: Path, trouble: Trouble | None) -> None:
@@ -269,14 +281,11 @@ def resume(scenario: Scenario, path: Path, world: World) -> dict[str, Any]:
 
 @contextmanager
 def _log_of(pages: int) -> Iterator[None]:
-    def hook(connection: apsw.Connection) -> None:
-        connection.wal_autocheckpoint(pages)
-
-    apsw.connection_hooks.append(hook)
+    before, connect._LOG_PAGES = connect._LOG_PAGES, pages
     try:
         yield
     finally:
-        apsw.connection_hooks.remove(hook)
+        connect._LOG_PAGES = before
 
 
 def make_old(path: Path) -> None:

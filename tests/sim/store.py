@@ -215,6 +215,7 @@ class SimStore:
         written = [head]
 
         def kept(connection: Any) -> tuple[Append, Any]:
+            world.checker.began_us = self._kernel.wall_us  # its approval was held against the time; how long it takes now is its own affair
             tail, value = work(connection)
             self._check_alive()
             written.append(tail)
@@ -236,10 +237,11 @@ class SimStore:
         except Exception as error:
             self._note("transact", type(error).__name__, ())
             raise
+        else:
+            self._note("transact", "" if answer[0] == _COMMITTED else "refused", written if answer[0] == _COMMITTED else ())
+            return answer
         finally:
-            world.asked_us = None
-        self._note("transact", "" if answer[0] == _COMMITTED else "refused", written if answer[0] == _COMMITTED else ())
-        return answer
+            world.asked_us = world.checker.began_us = None
 
     # -- answers that are lost ----------------------------------------------------------------------------------------
     def _lose(self, fault: Fault, name: str, args: tuple[Any, ...], answer: Any) -> Any:

@@ -378,6 +378,31 @@ def test_a_poke_is_enough_and_a_retry_needs_none(store, clock, monkeypatch):
         run(main())
 
 
+def test_a_burst_of_pokes_is_one_look(store, clock, monkeypatch):
+    looks = 0
+    take_notices = store.take_notices
+
+    def counted(*args: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return take_notices(*args)
+
+    async def main() -> None:
+        courier, task = serving(store, Settings(), clock)
+        await until(lambda: looks == 1)
+        for _ in range(20):
+            courier.poke()
+            await asyncio.sleep(0)
+        assert looks == 1  # the loop has turned twenty times, for whoever else was woken
+        await until(lambda: looks == 2)
+        await asyncio.sleep(2 * module._AFTER_YOU_S)
+        assert looks == 2
+        await ended(task)
+
+    monkeypatch.setattr(store, "take_notices", counted)
+    run(main())
+
+
 def test_one_receiver_that_hangs_holds_up_neither_the_others_nor_the_end(store, clock):
     def hang(handler):
         there.closing.wait(30)

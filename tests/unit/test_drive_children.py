@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.garbage import own_garbage
 from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, status_of, until
 
 from perdure import (
@@ -615,9 +616,13 @@ async def _fan_out(where: Path, count: int) -> tuple[float, Any, int]:
 
 
 def test_a_thousand_children_work_in_linear_time_and_do_not_wake_their_parent_one_by_one(tmp_path: Path) -> None:
-    few_s, total, _ = run(_fan_out(tmp_path / "few", 250))
-    assert total == sum(range(250))
-    many_s, total, claims = run(_fan_out(tmp_path / "many", 1000), seconds=100)
+    few_s = 0.0
+    with own_garbage():
+        for number in range(4):  # as many children in all: one small measurement is spoilt too easily
+            took_s, total, _ = run(_fan_out(tmp_path / f"few{number}", 250))
+            assert total == sum(range(250))
+            few_s += took_s / 4
+        many_s, total, claims = run(_fan_out(tmp_path / "many", 1000), seconds=100)
     assert total == sum(range(1000))
     assert many_s < few_s * 12, (few_s, many_s)  # four times as many; the square would be sixteen
     assert claims < 100, claims

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -731,3 +731,37 @@ def test_a_run_in_doubt_still_wakes_up_for_its_timer() -> None:
     assert output == "done"
     assert "note went on without it" in outline(events)
     assert [event.body.status for event in events if isinstance(event.body, RunReleased)] == ["needs_attention"] * 2
+
+
+@pytest.mark.parametrize("effect", ["once", "idempotent"])
+def test_ctrl_c_while_the_thread_of_a_tool_is_being_started_is_no_proof_that_nothing_was_sent(
+    effect: Literal["once", "idempotent"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    performed: list[int] = []
+    plain, interrupts = threading.Thread.start, [KeyboardInterrupt()]
+
+    @tool(effect=effect)
+    def pay() -> int:
+        performed.append(1)
+        return len(performed)
+
+    @agent(version="1")
+    async def payer(run: Run) -> int:
+        return await pay()
+
+    def start(self: threading.Thread) -> None:
+        plain(self)
+        if self.name == "perdure-tool" and interrupts:
+            raise interrupts.pop()  # a signal is handled between any two lines: the thread has begun, and nobody knows
+
+    async def main() -> RunRow:
+        async with perdure(None, [payer]) as app:
+            await app.start(payer, id="r")
+            row = await app.drive("r", wait=False)
+            await until(lambda: performed)
+            return row
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    row = run(main())
+    assert (row.status, performed) == ("needs_attention" if effect == "once" else "waiting", [1])  # for a person, or for the next attempt
+    assert effect != "once" or "may be running" in (row.error or "")

@@ -145,3 +145,22 @@ def test_whoever_was_out_of_touch_judges_nobody_by_silence_for_a_whole_lease(tmp
             renewer.stop()
 
     run(main())
+
+
+def test_nobody_is_judged_before_the_others_can_have_noticed_that_the_database_is_back(tmp_path: Path) -> None:
+    """Each process asks again after a pause of its own: whoever asks last is silent for that much longer, and alive."""
+
+    async def main() -> float:
+        with closing(open_store(f"sqlite:///{tmp_path}/db")) as store:
+            store.pause_s = 1.0
+            clock = Clock()
+            store.register("w", "w", 1, clock.now())
+            renewer = Renewer(store, "w", clock, 0.4, Watchdog(asyncio.get_running_loop(), lambda: ""))
+            time.sleep(0.45)
+            back_s = time.monotonic()
+            renewer.start()
+            await until(lambda: renewer.silence() == 0.4)
+            renewer.stop()
+            return time.monotonic() - back_s
+
+    assert run(main()) > 1.4

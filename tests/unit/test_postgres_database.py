@@ -261,7 +261,7 @@ def test_a_thousand_runs_in_one_batch(store: PostgresStore) -> None:
     assert [place for place, answer in enumerate(answers) if isinstance(answer, Refused)] == [7]
     assert store._database.commits - commits == 2  # all of them in one, and the one that was refused looked at in another
     with raw(store.url) as outside:
-        assert outside.execute("SELECT count(*) FROM perdure_events WHERE type = 'thought_recorded'").fetchone() == (999,)
+        assert outside.execute("SELECT count(*) FROM perdure_events AS e WHERE e.type = 'thought_recorded'").fetchone() == (999,)
     assert store.stored(held[999].lease.run_id)[-1].data == batch[999].events[0].data
 
 

@@ -14,12 +14,12 @@ from tests.unit.postgres_tools import empty, opened, raw
 
 from perdure.core.events import RunSucceeded, ThoughtRecorded
 from perdure.errors import StoreCorrupt, StoreError, StoreVersion
-from perdure.store.api import RowChange
+from perdure.store.api import Committed, RowChange
 from perdure.store.open import open_store
 from perdure.store.postgres import migrate
 from perdure.store.postgres.soundness import _FUNCTION, _TRIGGER
 from perdure.store.postgres.store import PostgresStore
-from perdure.testing.conformance import hold_one, payload
+from perdure.testing.conformance import found, hold_one, payload
 from perdure.testing.conformance_waiting import approved, starting
 
 
@@ -278,8 +278,48 @@ def test_a_table_that_somebody_has_renamed_is_named(store: PostgresStore) -> Non
 def test_the_type_of_an_event_can_be_asked_for_in_sql(store: PostgresStore) -> None:
     store.append([hold_one(store, "r").append(ThoughtRecorded('NUL \0 and "quotes"'))])
     with raw(store.url) as outside:
-        rows = outside.execute("SELECT type FROM perdure_events ORDER BY seq").fetchall()
-    assert rows == [("run_created",), ("run_claimed",), ("thought_recorded",)]
+        rows = outside.execute("SELECT e.type FROM perdure_events AS e ORDER BY e.seq").fetchall()
+        found = outside.execute("SELECT e.seq FROM perdure_events AS e WHERE e.type = 'thought_recorded'").fetchall()
+    assert (rows, found) == ([("run_created",), ("run_claimed",), ("thought_recorded",)], [(3,)])
+
+
+def test_the_type_of_an_event_and_the_views_do_not_depend_on_the_search_path(store: PostgresStore) -> None:
+    hold_one(store, "r")
+    with raw(store.url) as outside:
+        outside.execute("SET search_path = pg_catalog")
+        rows = outside.execute(f"SELECT {store.schema}.type(e) FROM {store.schema}.perdure_events AS e ORDER BY e.seq").fetchall()
+        assert rows == [("run_created",), ("run_claimed",)]
+        # A view remembers which function it means.
+        assert outside.execute(f"SELECT count(*) FROM {store.schema}.perdure_effects").fetchone() == (0,)
+
+
+def test_an_event_takes_no_more_room_than_what_it_says(store: PostgresStore) -> None:
+    """24 bytes are the row's own; then five numbers, and the ids and the text with a length each. No gap, and nothing twice."""
+    body = ThoughtRecorded("x" * 300)
+    store.append([hold_one(store, "r").append(body)])
+    with raw(store.url) as outside:
+        row = outside.execute("SELECT pg_column_size(e.*), length(e.data) FROM perdure_events AS e WHERE seq = 3").fetchone()
+    assert row is not None
+    taken, text = row
+    null_call = 8  # a row with an empty column says which
+    assert taken == 24 + null_call + (2 * 8 + 3 * 4) + (4 + text) + (1 + 16) + (1 + 32)
+
+
+def test_a_run_with_as_many_events_as_there_are_numbers_is_told_so_and_nothing_is_written(store: PostgresStore) -> None:
+    last = 2**31 - 1
+    held = hold_one(store, "r")
+    with raw(store.url) as outside:
+        outside.execute("UPDATE perdure_runs SET seq = %s", (last - 1,))
+    held.seq = last - 1
+    before = store.append([held.append(ThoughtRecorded("the last one"))])
+    held.seq, held.head = last, found(store, "r").head
+    for bodies in ([ThoughtRecorded("one too many")], [ThoughtRecorded("and more")] * 9):  # in one statement, and in many
+        with pytest.raises(StoreError, match=r"counted up to 2,147,483,647: one that has come so far is to end"):
+            store.append([held.append(*bodies)])
+    assert before == [Committed()]
+    assert found(store, "r").seq == last
+    with raw(store.url) as outside:
+        assert outside.execute("SELECT max(seq) FROM perdure_events").fetchone() == (last,)
 
 
 def tamper(url: str, sql: str, *values: Any) -> None:

@@ -20,6 +20,7 @@ from perdure.store.open import open_store
 from perdure.store.sqlite.cursor import SqliteCursor
 from perdure.store.sqlite.migrate import APPLICATION_ID, MIGRATIONS
 from perdure.store.sqlite.queries import QUERIES
+from perdure.testing.conformance import T0, new_run, serving
 from perdure.testing.conformance_queues import A1, A2, NOW, claim, park, queue_run, sign_on, take
 
 MANY = 10_000
@@ -148,6 +149,7 @@ _GREEDY = """
 import sys
 from perdure.settings import Queue
 from perdure.store.open import open_store
+from perdure.testing.conformance import T0, new_run, serving
 from perdure.testing.conformance_queues import NOW, claim, sign_on
 store = open_store(f"sqlite:///{sys.argv[1]}")
 sign_on(store, sys.argv[2])
@@ -212,3 +214,16 @@ def test_an_older_journal_gets_its_runs_into_lines(path: Path) -> None:
         assert looked.execute("SELECT count(*), count(line), count(DISTINCT line) FROM perdure_runs").fetchall() == [(5, 5, 3)]
     looked.close()
     store.close()
+
+
+def test_new_runs_come_with_their_journals_and_one_that_is_damaged_without(store: Store, path: Path) -> None:
+    """Nobody asks for each of them again; what cannot be read is met by whoever drives that run, and by nobody else."""
+    for run_id in ("sound", "damaged"):
+        store.create_run(new_run(run_id))
+    other = raw(path)
+    other.execute("DROP TRIGGER perdure_events_no_update")
+    other.execute("UPDATE perdure_events SET data = '[]' WHERE id >> 32 = (SELECT id FROM perdure_runs WHERE run_id = 'damaged')")
+    other.close()
+    claimed = {one.lease.run_id: one for one in store.claim("w", serving("a"), 9, T0)}
+    assert claimed["damaged"].events is None
+    assert claimed["sound"].events == tuple(store.read("sound"))

@@ -15,6 +15,7 @@ from tests.unit.store_tools import end, first_line, python, raw
 from perdure.core.events import RunClaimed, ThoughtRecorded
 from perdure.errors import AlreadyRunning, Conflict, InvalidInput
 from perdure.store.api import Committed, Store
+from perdure.store.claims import LONG_AGO
 from perdure.store.open import open_store
 from perdure.testing.conformance import AT_ONCE_US, LEASE_US, T0, Held, claim_event, found, hold_one, new_run, post, serving
 
@@ -25,6 +26,16 @@ from perdure.testing.conformance import serving
 store = open_store(f"sqlite:///{sys.argv[1]}")
 store.register("victim", f"host:{os.getpid()}", os.getpid(), int(sys.argv[2]))
 store.claim("victim", serving("a"), 9, int(sys.argv[2]))
+"""
+_FAIL_TO_LEAVE = """
+from perdure.errors import StoreUnavailable
+def fail(*args, **options): raise StoreUnavailable("disk full")
+plain, type(store._database).write = type(store._database).write, fail
+try:
+    store.unregister("victim", int(sys.argv[2]))
+except StoreUnavailable:
+    type(store._database).write = plain
+    store.close()
 """
 _WAIT = "print('ready', flush=True)\ntime.sleep(600)\n"
 
@@ -70,6 +81,28 @@ def test_a_lock_file_that_is_gone_proves_nothing_and_the_lease_decides(store: St
     assert store.reap("w", AT_ONCE_US, T0 + LEASE_US + 1) == 1
     store.claim("w", serving("a"), 1, T0 + LEASE_US + 1)
     assert claim_event(store, "r").proven_dead is False
+
+
+def test_a_wall_clock_that_was_set_just_before_the_first_look_takes_no_run_from_a_worker_that_lives(store: Store, path: Path) -> None:
+    """By the wall clock it has been silent for an hour, and nobody here has ever heard it; but its process is there."""
+    process = python(_HOLD + _WAIT, path, T0)
+    first_line(process)
+    an_hour_later = T0 + 3_600_000_000
+    assert an_hour_later - T0 > LONG_AGO * LEASE_US
+    assert store.reap("w", LEASE_US, an_hour_later) == 0, "it lives"
+    Path(f"{path}-workers/victim.lock").unlink()  # as after a power loss, when the file had not reached the disk
+    assert store.reap("w", LEASE_US, an_hour_later) == 1
+    end(process)
+
+
+def test_a_worker_that_could_not_sign_off_lives_as_long_as_its_process(store: Store, path: Path) -> None:
+    """A thread of its tool may still run after the app was closed: a lock that came free would prove a death that was none, "not found"
+    would be believed about the tool's call, and a `once` call made again."""
+    process = python(_HOLD + _FAIL_TO_LEAVE + _WAIT, path, T0)
+    first_line(process)
+    assert store.reap("w", LEASE_US, T0 + 1) == 0, "its process is there"
+    end(process)
+    assert store.reap("w", LEASE_US, T0 + 1) == 1
 
 
 def test_a_worker_whose_lock_file_was_removed_takes_its_lock_again_with_its_next_sign_of_life(store: Store, path: Path) -> None:

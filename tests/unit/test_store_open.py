@@ -77,6 +77,14 @@ def test_the_file_is_private_and_its_pragmas_are_as_promised(tmp_path: Path) -> 
     store.close()
 
 
+def test_the_log_stays_short_so_that_commits_soon_write_over_it(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/journal.db")
+    for number in range(400):
+        store.create_run(new_run(f"r{number}"))
+    assert 0 < (tmp_path / "journal.db-wal").stat().st_size < 4_000_000
+    store.close()
+
+
 def test_synchronous_normal_is_taken_when_asked_for_and_nothing_below_it(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path}/journal.db", synchronous="normal")
     assert store.facts()["synchronous"] == "1"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from tests.unit.drive_tools import ManualClock, outline, perdure, run, status_of, until
 from tests.unit.store_tools import raw
 
-from perdure import Agent, Outcome, Perdure, Run, agent, tool
+from perdure import Agent, Outcome, Perdure, Run, Settings, agent, tool
 from perdure.core.loop import AgentLoop
 from perdure.errors import StoreUnavailable
 from perdure.store.api import RunRow
@@ -41,6 +43,67 @@ class Slow:
 def worker_of(app: Perdure) -> Worker:
     assert app._worker is not None
     return app._worker
+
+
+# -- what is heard while it looks ---------------------------------------------------------------------------------------
+def test_a_ring_that_one_waits_for_is_heard_by_everybody_who_was_just_looking() -> None:
+    """Somebody waits for a result while the same worker serves: the first who hears of a new run must not keep it from the other, which
+    would sleep until its next look."""
+    case = Slow()
+
+    async def main() -> None:
+        async with perdure(None, [case.agent], settings=Settings(poll_s=300)) as app:
+            worker = await app._working()
+            seen, stop = worker._changes, asyncio.Event()
+            worker._rung()
+            async with asyncio.timeout(60):
+                for _ in range(2):
+                    await worker._doze(600, stop, seen)
+
+    run(main())
+
+
+_DRAINED = """
+import asyncio, sys
+from perdure import Perdure, Run, agent, tool
+
+@tool(effect="read")
+async def step(number: int) -> int:
+    await asyncio.sleep(0.02)
+    return number
+
+@agent(version="1")
+async def slow(run: Run) -> int:
+    return sum([await step(number) for number in range(40)])
+
+async def main() -> None:
+    async with Perdure(sys.argv[1], agents=[slow]) as app:
+        stop = asyncio.Event()
+        working = asyncio.create_task(app.work(stop=stop))
+        handles = [await app.start(slow) for _ in range(3)]
+        waiting = [asyncio.create_task(handle.result()) for handle in handles]
+        await asyncio.sleep(0.1)
+        stop.set()
+        await working
+        await asyncio.sleep(0.1)
+        assert not any(one.done() for one in waiting)
+        late = asyncio.create_task((await app.start(slow)).result())
+        async with Perdure(sys.argv[1], agents=[slow]) as other:
+            stop = asyncio.Event()
+            working = asyncio.create_task(other.work(stop=stop))
+            print(await asyncio.gather(*waiting, late))
+            stop.set()
+            await working
+
+asyncio.run(main())
+"""
+
+
+def test_who_waits_for_a_result_while_its_worker_is_drained_goes_on_waiting_and_lets_the_loop_go_on(tmp_path: Path) -> None:
+    """In a process of its own: a loop that is never given back could not be timed out in this one."""
+    asked = [sys.executable, "-c", _DRAINED, f"sqlite:///{tmp_path}/db"]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, str([780] * 4)), done.stderr
 
 
 # -- runs that it loses and gets back -----------------------------------------------------------------------------------

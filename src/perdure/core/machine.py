@@ -274,6 +274,7 @@ class Machine:
                 suspended = [task for task in list(self._loop.tasks.values()) if _is_open(task)]
                 if not suspended:
                     self._let_strays_go()
+                    self._come_apart()
                     return
                 for task in suspended:
                     try:
@@ -293,6 +294,12 @@ class Machine:
                 stray.aclose().send(None)
             except BaseException:  # as above: nobody listens
                 pass
+
+    def _come_apart(self) -> None:
+        """A machine and its loop know each other. Nothing of the agent can run any more, so that the loop need not know whose it was."""
+        self._main = None
+        self._loop.tasks.clear()
+        self._loop.owner = None
 
     def __del__(self) -> None:
         if self._loop.tasks:

@@ -179,7 +179,7 @@ def replay(machine: Machine, events: Sequence[Event], load: Callable[[Payload], 
             machine.cause, machine.replaying = event.seq, event.seq < last or event.seq in stated
             commands = machine.start(event.ts)
         else:
-            completion = completion_of(event, load)
+            completion = completion_of(event, load) if type(event.body) in _WAKES else None
             if completion is None or machine.finished:
                 continue
             machine.cause, machine.replaying = event.seq, event.seq < last or event.seq in stated
@@ -257,7 +257,7 @@ def _compare(frontier: Frontier, commands: list[Command], recorded: list[Event],
 
 def _without_old_marks(recorded: list[Event], commands: list[Command]) -> list[Event]:
     """Without the marks of changes that the code does not ask about any more: it has only the new side of them."""
-    if not any(isinstance(event.body, PatchMarked) for event in recorded):
+    if PatchMarked not in [type(event.body) for event in recorded]:  # a list: nearly always it has one event
         return recorded
     asked = {command.body.name for command in commands if isinstance(command, Record) and isinstance(command.body, PatchMarked)}
     return [event for event in recorded if not isinstance(event.body, PatchMarked) or event.body.name in asked]

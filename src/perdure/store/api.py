@@ -402,6 +402,7 @@ class Store(Protocol):
 
     url: str
     remote: bool  # a commit crosses a network: then nobody waits for one on the event loop's own thread
+    pause_s: float  # after it was out of reach it may be for this long that a process does not ask whether it is back
 
     @property
     def ahead_us(self) -> int:
@@ -410,6 +411,9 @@ class Store(Protocol):
     # -- runs ---------------------------------------------------------------------------------------------------------
     def create_run(self, new: NewRun) -> tuple[RunRow, bool]:
         """Create the run (True), or return the one that has this id already (False). Conflict when that one was pruned (T14)."""
+
+    def create_runs(self, news: Sequence[NewRun]) -> list[tuple[RunRow, bool]]:
+        """As create_run for several runs, in one commit: all of them, or an error and none."""
 
     def get(self, run_id: str) -> RunRow | None: ...
 

@@ -68,7 +68,8 @@ def call(ring: Ring) -> None:
 
 def concerns_others(batch: Sequence[Append], answers: Sequence[Appended]) -> bool:
     """Whether these appends leave something for another worker to do now: a run that was given up, a child, the end of one."""
-    return any(isinstance(answer, Committed) and _leaves_work(append) for append, answer in zip(batch, answers, strict=True))
+    # Lists, here and below: this is asked about every commit, and a generator costs more than what it saves.
+    return True in [isinstance(answer, Committed) and _leaves_work(append) for append, answer in zip(batch, answers, strict=True)]
 
 
 def _leaves_work(append: Append) -> bool:
@@ -78,4 +79,4 @@ def _leaves_work(append: Append) -> bool:
     if row is not None and row.release and row.ready_at is not None:
         # Whoever sleeps until then looks again long before: only what is ready now is worth a ring.
         return not append.events or row.ready_at <= append.events[-1].event.ts
-    return any(isinstance(sealed.event.body, ChildStarted) for sealed in append.events)
+    return ChildStarted in [type(sealed.event.body) for sealed in append.events]

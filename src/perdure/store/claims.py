@@ -13,14 +13,14 @@ import msgspec
 
 from perdure.core.chain import seal
 from perdure.core.events import Event, RunClaimed
-from perdure.errors import AlreadyRunning, Conflict, NotFound, RunEnded, UnknownAgent, WrongVersion
+from perdure.errors import AlreadyRunning, Conflict, NotFound, RunEnded, StoreCorrupt, UnknownAgent, WrongVersion
 from perdure.settings import Queue
 from perdure.store.api import FINISHED, Backlog, Claimed, Lease, RunRow, Served, WorkerRow
 from perdure.store.cursor import Cursor, Database, Row
 from perdure.store.journal import Journal
 from perdure.store.lines import SUSPECT_CRASHES, Choice, Room, crashes_if_taken, which
 from perdure.store.liveness import Liveness
-from perdure.store.rows import event_row, is_sound, key_of, lost_of, run_row
+from perdure.store.rows import event_from, event_row, is_sound, key_of, lost_of, run_row
 
 T = TypeVar("T")
 _pairs = msgspec.json.Decoder(tuple[tuple[str, str], ...]).decode
@@ -76,7 +76,13 @@ class Claims:
             cursor.change("lose_runs", {"worker": worker, "now": now, "lost": LEASE_RAN_OUT})
             cursor.change("delete_worker", (worker,))
 
-        self._database.write(leave, lambda cursor, _: cursor.one("worker_by_id", (worker,)) is None)
+        try:
+            self._database.write(leave, lambda cursor, _: cursor.one("worker_by_id", (worker,)) is None)
+        except BaseException:
+            # The crash window: its rows still say that it works, and a thread of a tool may do so for long. A lock that came free would prove
+            # its death, "not found" would be believed about that tool's call, and the call made again.
+            self._liveness.cling(worker)
+            raise
         self._liveness.free(worker)
 
     def renew(self, worker: str, now: int) -> None:
@@ -143,7 +149,8 @@ class Claims:
             takes = [Take(row, lost, worker, registered[0], now) for row, lost in choose(cursor)]
             cursor.each("claim_run", [take.values for take in takes])
             cursor.each("insert_event", [take.event for take in takes])
-            return [(take.key, take.claimed) for take in takes]
+            firsts = _first_events(cursor, [take.key for take in takes if take.sealed.event.seq == 2])
+            return [(take.key, take.with_journal(firsts.get(take.key))) for take in takes]
 
         def arrived(cursor: Cursor, taken: list[tuple[int, Claimed]]) -> bool:
             # The nonce is of this claim alone.
@@ -193,12 +200,16 @@ class Claims:
 
         Seen from here, by a clock that nobody can set: wall clocks jump, this machine's and the database's, and then everybody's last
         sign of life looks old, or will for hours not look old. The wall clock is believed only about a worker that was never heard, that
-        it calls long gone (the last column), and only while it has not been set under our eyes.
+        it calls long gone (the last column), and only while it has not been set under our eyes; and not about one whose process is there:
+        it may have been set just before we came.
         """
         now_s, before = time.monotonic(), self._beats
         ahead_s = now / 1e6 - now_s
         self._beats = {row[0]: _Beat.seen(before.get(row[0]), row[4], now_s, ahead_s) for row in rows}
-        return [row for row in rows if self._beats[row[0]].is_silent(now_s, ahead_s, lease_s, long_gone=bool(row[-1]))]
+        return [row for row in rows if self._beats[row[0]].is_silent(now_s, ahead_s, lease_s, long_gone=self._is_long_gone(row))]
+
+    def _is_long_gone(self, row: Row) -> bool:
+        return bool(row[-1]) and not self._liveness.is_alive(row[0])
 
     def held(self, worker: str) -> list[tuple[str, int]]:
         return [(run_id, epoch) for run_id, epoch in self._database.read("held_by_worker", (worker,))]
@@ -248,6 +259,13 @@ class Claims:
             seen = datetime.fromtimestamp(beat_at / 1e6, UTC).isoformat(timespec="seconds")
             raise AlreadyRunning(f"run {run_id} is held by worker {name}, last seen {seen}; wait for it, or stop that process")
         return found, PROVEN_DEAD
+
+
+def _first_events(cursor: Cursor, keys: Sequence[int]) -> dict[int, Row]:
+    """Of those runs, the first event each: in one question instead of one for each of them."""
+    if not keys:
+        return {}
+    return {row[0]: row[1:] for row in cursor.all("first_events", (msgspec.json.encode(keys).decode(),))}
 
 
 def _listed(data: str, decode: Callable[[str], tuple[T, ...]]) -> tuple[T, ...]:
@@ -303,3 +321,13 @@ class Take:
             updated_at=max(row.updated_at, now),
         )
         self.claimed = Claimed(Lease(row.run_id, worker, epoch, nonce), after)
+
+    def with_journal(self, first: Row | None) -> Claimed:
+        """With its whole journal, where that is one event and this claim. One that cannot be read is met again by whoever drives the run."""
+        if first is None:
+            return self.claimed
+        try:
+            events = (event_from(self.claimed.lease.run_id, first), self.sealed.event)
+        except StoreCorrupt:
+            return self.claimed
+        return msgspec.structs.replace(self.claimed, events=events)

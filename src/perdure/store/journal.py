@@ -105,7 +105,7 @@ class Journal:
     def _append_one(self, cursor: Cursor, append: Append, key: int, called_s: float) -> Appended:
         """The guard, and what follows from the events. Anything but Committed means that nothing was written."""
         events = consequential(append)
-        undoable = may_be_refused(events)
+        undoable = bool(events) and may_be_refused(events)
         if undoable:
             cursor.change("begin_append")
         answer = _advance(cursor, append, key)
@@ -162,12 +162,7 @@ def _advance(cursor: Cursor, append: Append, key: int) -> Appended:
     elif not _gives_up(row):
         moved = cursor.change("advance_and_project", (*guarded, row.status, row.waiting_for, row.error, row.progress, row.attention))
     else:
-        unread = cursor.one("unread_inbox_of_run", (key, msgspec.json.encode(append.consumed + append.left).decode())) is not None
-        # What arrives while the holder gives the run up must wake somebody: with unread rows the run is ready at once. What reaches
-        # a run that has just finished changes nothing any more, and stays: its sender was told that it has arrived.
-        # A run that cannot be driven at all stands still for a person, whatever lies there: it would only be claimed for ever.
-        wakes = unread and row.attention != "error"
-        ready_at = None if row.status in FINISHED else ts if wakes else row.ready_at
+        ready_at = None if row.status in FINISHED else ts if _is_woken(cursor, append, row, key) else row.ready_at
         released = (row.status, row.waiting_for, row.error, row.progress, row.attention, ready_at)
         moved = cursor.change("advance_and_release", (*guarded, *released))
     if moved != 1:
@@ -179,9 +174,21 @@ def _advance(cursor: Cursor, append: Append, key: int) -> Appended:
     return _COMMITTED
 
 
+def _is_woken(cursor: Cursor, append: Append, row: RowChange, key: int) -> bool:
+    """Whether what has arrived while the holder gives the run up makes it ready at once. What reaches a run that has just finished changes
+    nothing any more, and stays: its sender was told that it has arrived."""
+    if row.attention == "error":
+        return False  # it cannot be driven at all, and stands still for a person, whatever lies there: it would only be claimed for ever
+    return cursor.one("unread_inbox_of_run", (key, msgspec.json.encode(append.consumed + append.left).decode())) is not None
+
+
 def latest(append: Append) -> int:
     """The latest time that its events tell; not the last one's, when the clock was set back in between."""
-    return max((sealed.event.ts for sealed in append.events), default=0)
+    last = 0
+    for sealed in append.events:
+        if sealed.event.ts > last:
+            last = sealed.event.ts
+    return last
 
 
 def _gives_up(row: RowChange) -> bool:

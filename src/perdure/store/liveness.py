@@ -25,8 +25,14 @@ class Liveness(Protocol):
     def free(self, worker: str) -> None:
         """Be alive no longer."""
 
+    def cling(self, worker: str) -> None:
+        """Be alive until this process ends, also when everything is closed: what it has begun may still run here."""
+
     def is_dead(self, worker: str) -> bool:
         """Whether it is proven that the worker's process is gone; asking does not disturb it."""
+
+    def is_alive(self, worker: str) -> bool:
+        """Whether it is proven that the worker's process is there; it may stand still."""
 
     def forget(self, worker: str) -> None:
         """Remove what a dead worker has left behind."""
@@ -52,8 +58,14 @@ class InProcess:
     def free(self, worker: str) -> None:
         self._alive.discard(worker)
 
+    def cling(self, worker: str) -> None:
+        """Its database ends with it."""
+
     def is_dead(self, worker: str) -> bool:
         return worker not in self._alive
+
+    def is_alive(self, worker: str) -> bool:
+        return worker in self._alive
 
     def forget(self, worker: str) -> None:
         self._alive.discard(worker)
@@ -112,19 +124,28 @@ class FileLocks:
             closed_in_children.discard(descriptor)
             os.close(descriptor)
 
+    def cling(self, worker: str) -> None:
+        self._held.pop(worker, None)  # open from now on, and nobody's to close: the kernel does
+
     def is_dead(self, worker: str) -> bool:
+        return self._is_locked(worker) is False
+
+    def is_alive(self, worker: str) -> bool:
+        return self._is_locked(worker) is True
+
+    def _is_locked(self, worker: str) -> bool | None:
         try:
             descriptor = os.open(self._path(worker), os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            return False  # somebody has removed it, or it is another user's: no proof
+            return None  # somebody has removed it, or it is another user's: no proof
         try:
             # Shared: two processes that ask at the same moment do not take each other for the worker.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return False
+            return True
         finally:
             os.close(descriptor)
-        return True
+        return False
 
     def forget(self, worker: str) -> None:
         self._path(worker).unlink(missing_ok=True)

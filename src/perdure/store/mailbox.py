@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from perdure.core.chain import seal
@@ -39,19 +39,15 @@ class Mailbox:
         self._consequences = consequences
 
     def create_run(self, new: NewRun) -> tuple[RunRow, bool]:
-        def create(cursor: Cursor) -> tuple[RunRow, bool]:
-            found = cursor.one("run_by_id", (new.run_id,))
-            if found is not None:
-                return run_row(found), False
-            # Somebody else may have taken the id after we looked: then it is there by now.
-            created = insert_run(cursor, new)
-            found = cursor.one("run_by_id", (new.run_id,))
-            if found is None:
-                raise pruned_id(cursor, new.run_id)
-            return run_row(found), created
+        (answer,) = self.create_runs([new])
+        return answer
 
-        # After an unknown commit the run is there or it is not; asking for the same id again is safe either way.
-        return self._database.write(create, lambda cursor, _: cursor.one("run_key", (new.run_id,)) is not None)
+    def create_runs(self, news: Sequence[NewRun]) -> list[tuple[RunRow, bool]]:
+        # After an unknown commit the runs are there or they are not, all of them; asking for the same ids again is safe either way.
+        return self._database.write(
+            lambda cursor: [_created(cursor, new) for new in news],
+            lambda cursor, _: all(cursor.one("run_key", (new.run_id,)) is not None for new in news),
+        )
 
     def post(
         self,
@@ -105,6 +101,18 @@ class Mailbox:
 
     def unread(self, run_id: str) -> list[InboxRow]:
         return [_inbox_row(row) for row in self._database.read("inbox_of_run", (run_id,))]
+
+
+def _created(cursor: Cursor, new: NewRun) -> tuple[RunRow, bool]:
+    found = cursor.one("run_by_id", (new.run_id,))
+    if found is not None:
+        return run_row(found), False
+    # Somebody else may have taken the id after we looked: then it is there by now.
+    created = insert_run(cursor, new)
+    found = cursor.one("run_by_id", (new.run_id,))
+    if found is None:
+        raise pruned_id(cursor, new.run_id)
+    return run_row(found), created
 
 
 def pruned_id(cursor: Cursor, run_id: str) -> Conflict:

@@ -65,6 +65,7 @@ class SqlStore(ABC):
     """Everything but what only the dialect knows: how to look after its database, and how a part of this is done better there."""
 
     remote = False
+    pause_s = 0.0
 
     def __init__(self, url: str, database: Database, bell: Bell, liveness: Liveness) -> None:
         self.url = url
@@ -101,6 +102,12 @@ class SqlStore(ABC):
         if created:
             self._bell.ring()
         return row, created
+
+    def create_runs(self, news: Sequence[NewRun]) -> list[tuple[RunRow, bool]]:
+        answers = self._mailbox.create_runs(news)
+        if any(created for _, created in answers):
+            self._bell.ring()
+        return answers
 
     def get(self, run_id: str) -> RunRow | None:
         rows = self._database.read("run_by_id", (run_id,))
@@ -364,9 +371,11 @@ class SqlStore(ABC):
         return {"notices_failing": str(failing), "notice_error": last_error or "", **self._pruning.facts()}
 
     def close(self) -> None:
-        self._bell.close()
-        self._database.close()
-        self._liveness.close()
+        try:
+            self._bell.close()
+            self._database.close()  # which may write, and so fail
+        finally:
+            self._liveness.close()
 
     # Last, because inside the class the name `list` means this method from here on.
     def list(self, wanted: Filter) -> list[RunRow]:

@@ -149,6 +149,13 @@ class WatchedStore:
         self._points.tell([Boundary("after_run_created_persisted", below)])
         return answer
 
+    def create_runs(self, news: Sequence[NewRun]) -> Any:
+        below = [self._points.below(new.run_id) for new in news]
+        self._points.tell([Boundary("before_run_created_persisted", one) for one in below])
+        answers = self._store.create_runs(news)
+        self._points.tell([Boundary("after_run_created_persisted", one) for one in below])
+        return answers
+
     def claim(self, *args: Any, **kwargs: Any) -> list[Claimed]:
         self._points.tell([Boundary("before_claim_persisted")])
         claimed = self._store.claim(*args, **kwargs)

@@ -85,6 +85,22 @@ class StoreConformance(QueueConformance, WaitingConformance, MovingConformance):
         assert again == first
         assert len(store.read("r")) == 1
 
+    def test_several_runs_are_created_in_one_go_each_once(self, store: Store) -> None:
+        store.create_run(new_run("old"))
+        news = [new_run("r1"), new_run("old"), new_run("r2"), new_run("r1")]
+        answers = store.create_runs(news)
+        assert [(row.run_id, created) for row, created in answers] == [("r1", True), ("old", False), ("r2", True), ("r1", False)]
+        assert [answers[0][0], answers[2][0]] == [store.get("r1"), store.get("r2")]
+        assert [[event.event_id for event in store.read(run_id)] for run_id in ("r1", "r2")] == [[news[0].event_id], [news[2].event_id]]
+        assert store.create_runs([]) == []
+
+    def test_of_several_runs_all_are_created_or_none(self, store: Store) -> None:
+        store.append([hold_one(store, "gone").append(RunSucceeded(payload("done")), row=RowChange("succeeded"))])
+        store.prune(["gone"], T0 + 10**12, by="ann", now=T0)
+        with pytest.raises(Conflict, match="gone"):
+            store.create_runs([new_run("r1"), new_run("gone")])
+        assert store.get("r1") is None
+
     def test_a_run_that_does_not_exist_is_none_and_has_no_events(self, store: Store) -> None:
         assert store.get("nobody") is None
         assert store.read("nobody") == []
@@ -335,6 +351,15 @@ class StoreConformance(QueueConformance, WaitingConformance, MovingConformance):
         assert (claimed.row.seq, claimed.row.status, claimed.row.holder, claimed.row.ready_at) == (2, "running", "w", None)
         event = store.read("r")[-1]
         assert (event.seq, event.epoch, event.cause, event.body) == (2, 1, 1, RunClaimed("w", name="host:1"))
+
+    def test_a_journal_that_comes_along_with_a_claim_is_the_whole_of_it(self, store: Store) -> None:
+        register(store, "w")
+        for run_id in ("r1", "r2"):
+            store.create_run(new_run(run_id))
+        for by_name in (None, "r1"):
+            for claimed in store.claim("w", serving("a"), 9, T0, run_id=by_name):
+                assert claimed.events in (None, tuple(store.read(claimed.lease.run_id)))
+                assert store.let_go("w", [(claimed.lease.run_id, claimed.lease.epoch)], T0) == 1
 
     def test_only_served_agents_are_claimed(self, store: Store) -> None:
         register(store, "w")

@@ -71,8 +71,13 @@ class Attempt(Generic[T]):
             return
         try:
             self._body = body = self._begin()
-        except BaseException as error:  # the arguments do not fit any more, or there is no thread: nothing was sent
+        except Exception as error:  # the arguments do not fit any more, or there is no thread: nothing was sent
             loop.call_soon(self._finish, Raised(_nothing_sent(_describe(error))))
+            return
+        except BaseException as error:
+            # The crash window: what a signal raises (Ctrl-C) comes between any two lines, also when the tool's thread has begun already.
+            why = f"{self._what} was interrupted while it was being started, and may be running"
+            loop.call_soon(self._finish, Abandoned(Failure(kind="process_died", type=type(error).__name__, message=why)))
             return
         if self._timeout_s is not None:
             body.when_begun(self._begin_to_count)

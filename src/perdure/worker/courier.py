@@ -30,6 +30,7 @@ HOLD_S = 30.0  # above the longest that a send can take: nobody else sends it me
 _AT_A_TIME = 8
 _LONGEST_REST_S = 30.0  # another process may have died with notices in its hands
 _STORE_AGAIN_S = 5.0
+_AFTER_YOU_S = 0.02  # the same ring wakes whoever looks for runs: that one goes first, and one look serves a burst of rings
 _FIRST_RETRY_S = 2.0
 _LONGEST_RETRY_S = 3600.0
 _TOLD = frozenset((1, 5, 20))  # failures that are worth a warning; after those about one a day
@@ -145,6 +146,8 @@ class Courier:
         try:
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
+            if not self._out:  # else it was a send that has ended, and the next notice has waited for its place
+                await asyncio.sleep(_AFTER_YOU_S)
         except TimeoutError:
             pass  # time to look
 

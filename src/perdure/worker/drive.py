@@ -177,8 +177,9 @@ class Drive:
 
     def stop_attempts(self) -> None:
         """The drain has taken too long: end what is in flight; what may have happened is recorded as in doubt."""
-        self._calls.stop_all()
-        self._soon()
+        if not self.over:
+            self._calls.stop_all()
+            self._soon()
 
     def _soon(self) -> None:
         # Whoever calls from outside may be inside a task, where an agent's own tasks cannot be entered (CPython 3.14).
@@ -194,6 +195,14 @@ class Drive:
             if self._machine is not None:
                 self._machine.close()
             self._host.rested(self)
+            self._come_apart()
+
+    def _come_apart(self) -> None:
+        """A drive and its parts know each other: left to the garbage collector, thousands of ended runs would be looked through time and
+        again. Whoever still calls finds that it is over."""
+        del self._calls, self._orders, self._inbox, self._commits
+        self._machine = None
+        self._pen.observe = None
 
     def uncharged(self, budget_of: str) -> Amounts:
         """What is recorded here under that budget and not durable yet."""
@@ -259,7 +268,7 @@ class Drive:
     # -- the pump -----------------------------------------------------------------------------------------------------
     def pump(self) -> None:
         """Take what has arrived, then commit, wait or rest."""
-        if self._commits.under_way or self.over or self.state.created is None:
+        if self.over or self._commits.under_way or self.state.created is None:
             return  # the answer, or `begin` when the journal has been read, comes back here
         try:
             self._turn()
@@ -329,8 +338,11 @@ class Drive:
         if completion is not None and not self._machine.finished:
             self._machine.cause = event.seq
             commands = self._machine.deliver(event.ts, completion)
-            # What was given up comes last: telling the machine so may end the run, and nothing can be recorded after its end.
-            self._orders.obey_all([(event.seq, command) for command in sorted(commands, key=lambda command: isinstance(command, Abandon))])
+            if len(commands) > 1:
+                # What was given up comes last: telling the machine so may end the run, and nothing can be recorded after its end.
+                commands.sort(key=lambda command: isinstance(command, Abandon))
+            if commands:
+                self._orders.obey_all([(event.seq, command) for command in commands])
 
     # -- what came of an attempt --------------------------------------------------------------------------------------
     def _take(self, ended: Ended) -> None:
@@ -420,7 +432,7 @@ class Drive:
 
     def _flush_now(self) -> None:
         self._flush = None
-        if self._pen.dirty and not self._commits.under_way and not self.over:
+        if not self.over and self._pen.dirty and not self._commits.under_way:
             self._commit(None)
 
     def _disarm(self) -> None:

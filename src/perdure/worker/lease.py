@@ -50,6 +50,7 @@ class Renewer:
         self._clock = clock
         self._lease_s = lease_s
         self._every_s = lease_s / 4
+        self._again_s = min(self._every_s, _AGAIN_S)
         begun_s = time.monotonic()
         self._held = (begun_s, begun_s)  # since when without a gap, and the last sign of life; one object, read by another thread
         self._cut_off_s = float("-inf")  # when this worker last could not reach the database
@@ -75,10 +76,11 @@ class Renewer:
         """For how long (s) another worker must have been silent for this one to call it dead.
 
         After an outage everybody has been silent for as long as it lasted. Whoever is back first must not take the runs of all the others,
-        whose calls go on: it has been in touch for a whole lease before it judges anybody.
+        whose calls go on: before it judges anybody it has been in touch for a whole lease, and for as long as another process, which asks
+        the database again after a pause of its own, may notice later that it is back.
         """
         now_s = time.monotonic()
-        if now_s - self._held[1] > self._lease_s or now_s - self._cut_off_s <= self._lease_s:
+        if now_s - self._held[1] > self._lease_s or now_s - self._cut_off_s <= self._lease_s + self._store.pause_s + self._again_s:
             return _FOR_EVER_S
         return self._lease_s
 
@@ -92,7 +94,7 @@ class Renewer:
                 self._store.renew(self._worker, self._clock.now())
             except Exception as error:
                 # Sooner than usual: whoever is back must hear of it before somebody takes this worker for dead.
-                wait_s = min(self._every_s, _AGAIN_S)
+                wait_s = self._again_s
                 known = (
                     self._store.remote and time.monotonic() - self._cut_off_s < 3 * _AGAIN_S + self._every_s
                 )  # said, and by the store too

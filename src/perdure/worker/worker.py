@@ -89,7 +89,7 @@ class Worker:
         self._observers = tuple(observers)
         self._drives: dict[str, Drive] = {}
         self._readers: set[asyncio.Future[Any]] = set()
-        self._changed = False
+        self._changes = 0  # how often something has happened that those who wait here should look at
         self._napping: set[asyncio.Future[None]] = set()
         self.entered: str | None = None  # the run whose agent is running right now
         self._draining = False
@@ -237,8 +237,9 @@ class Worker:
                     if self._lost:
                         await self._ask(self._sign_on)
                         self._lost = False
+                    seen = self._changes
                     await self._claim()
-                    await self._wait_for_change(stop)
+                    await self._wait_for_change(stop, seen)
                 except NotFound as lost:
                     log.warning("%s; signing on again", lost)  # somebody took this worker for dead and cleared it away
                     self._lost = True
@@ -251,6 +252,11 @@ class Worker:
         finally:
             stopping.cancel()
         await self.drain()
+
+    @property
+    def draining(self) -> bool:
+        """Whether it takes nothing up any more, and drives nobody's run to its end."""
+        return self._draining
 
     async def drive_one(self, run_id: str, *, wait: bool, stop: asyncio.Event | None = None, by_turn: bool = False) -> RunRow:
         """Drive one run, and its children, here until it ends, needs a person, or waits for something from outside.
@@ -273,12 +279,15 @@ class Worker:
         return row
 
     async def _drive_family(self, run_id: str, wait: bool, stop: asyncio.Event, limits: Mapping[str, Queue] | None) -> RunRow:
+        seen = self._changes
         row = await self._take_up(run_id, limits)
         while row.status not in FINISHED and not stop.is_set() and not self._draining:
             try:
-                if await self._look_after(row, wait, stop, limits):
+                if await self._look_after(row, wait, stop, limits, seen):
                     return row
+                before = self._changes
                 row = row if self._goes_on_here(run_id) else await self._row(run_id)
+                seen = before  # not if the row could not be read: then the old one goes with what was seen before it
             except StoreUnavailable as error:
                 # Whoever waits for the run goes on waiting: what is under way is kept, and the database will be back.
                 self._complain(f"run {run_id}: cannot look after it", error)
@@ -289,8 +298,11 @@ class Worker:
         drive = self._drives.get(run_id)
         return drive is not None and not drive.state.alive
 
-    async def _look_after(self, row: RunRow, wait: bool, stop: asyncio.Event, limits: Mapping[str, Queue] | None) -> bool:
-        """Do what there is to do about the run and those below it, and wait for a change; True: there is nothing to wait for here."""
+    async def _look_after(self, row: RunRow, wait: bool, stop: asyncio.Event, limits: Mapping[str, Queue] | None, seen: int) -> bool:
+        """Do what there is to do about the run and those below it, and wait for a change; True: there is nothing to wait for here.
+
+        `seen` as in `_doze`, from before the row was read.
+        """
         run_id = row.run_id
         if self._goes_on_here(run_id):
             await self._nap(_REAP_EVERY_S)  # it ends when any run of this worker comes to rest
@@ -304,13 +316,13 @@ class Worker:
             await self._claim_below(run_id)
         given_up = row.holder == self.id  # or about to be: that is written on a thread, and its status is not known before
         if ready or given_up or self._is_driven(row, family) or await self._find_kin():
-            await self._doze(_REAP_EVERY_S, stop)
+            await self._doze(_REAP_EVERY_S, stop, seen)
             return False
         wakes = [at for one in (row, *family) if (at := await self._goes_on_at(one)) is not None]
         if row.holder is not None or not wakes or not wait:
             # What was read in between may be newer than the row: the last child may have ended, and the run be ready for that.
             return await self._row(run_id) == row
-        await self._doze(min(max((min(wakes) - self.clock.now()) / 1e6, 0.0), 60.0), stop)
+        await self._doze(min(max((min(wakes) - self.clock.now()) / 1e6, 0.0), 60.0), stop, seen)
         return False
 
     async def _claim_below(self, run_id: str) -> None:
@@ -414,7 +426,11 @@ class Worker:
         return await self._asking.ask(question, unwanted) if self.store.remote else question()
 
     async def _claim(self) -> None:
-        await self._reap()
+        await self._claim_ready()
+        if await self._reap():  # afterwards: somebody waits for what is ready now, and the dead wait for nobody
+            await self._claim_ready()
+
+    async def _claim_ready(self) -> None:
         if self.loop.time() - self._last_kin_s >= _FIND_KIN_EVERY_S:
             await self._find_kin()
         if not self.has_held_since(time.monotonic()):
@@ -422,10 +438,10 @@ class Worker:
         served = list(self.agents)
         while (free := self.settings.concurrency - len(self._drives)) > 0 and not self._draining and not self.transacting:
             wanted = min(free, 100)
-            if len(await self._take(partial(self._claim_ready, served, wanted))) < wanted:
+            if len(await self._take(partial(self._claim_some, served, wanted))) < wanted:
                 return
 
-    def _claim_ready(self, served: Sequence[Served], wanted: int) -> Sequence[Claimed]:
+    def _claim_some(self, served: Sequence[Served], wanted: int) -> Sequence[Claimed]:
         if not self.store.remote:
             ready = self.store.next_ready(served, self.queues)
             if ready is None or ready > self.clock.now():
@@ -455,8 +471,11 @@ class Worker:
 
     def _claimed(self, claimed: Sequence[Claimed]) -> tuple[Sequence[Claimed], Sequence[InboxRow]]:
         """With what has arrived for them, read before any is driven: one that came to rest without its post would be ready at once, for ever."""
+        # One that comes with its whole journal has never been held before, and what is posted to a run that nobody holds stands in there.
+        if all(one.events is not None for one in claimed):
+            return claimed, ()
         try:
-            return claimed, self.store.inbox(self.id) if claimed else ()
+            return claimed, self.store.inbox(self.id)
         except StoreError as error:
             self._complain("cannot look for post", error)
             return claimed, ()
@@ -475,23 +494,26 @@ class Worker:
         self._last_kin_s = float("-inf")  # their own children may be next
         self._notice()
 
-    async def _reap(self) -> None:
-        if self.loop.time() - self._last_reap_s >= _REAP_EVERY_S:
-            self._last_reap_s = self.loop.time()
-            await self._ask(lambda: self.store.reap(self.id, round(self._renewer.silence() * 1e6), self.clock.now()))
-            await self._let_go_of_undriven()
+    async def _reap(self) -> bool:
+        """Whether runs were taken from workers that are gone, or let go of here."""
+        if self.loop.time() - self._last_reap_s < _REAP_EVERY_S:
+            return False
+        self._last_reap_s = self.loop.time()
+        lost = await self._ask(lambda: self.store.reap(self.id, round(self._renewer.silence() * 1e6), self.clock.now()))
+        return await self._let_go_of_undriven() or lost > 0
 
-    async def _let_go_of_undriven(self) -> None:
+    async def _let_go_of_undriven(self) -> bool:
         """Give up what this worker holds and does not drive (G6): a claim has arrived, and its answer has not. Nobody else ever would."""
         held = await self._ask(lambda: self.store.held(self.id))
         if self._claiming:
-            return
+            return False
         undriven = {(run_id, epoch) for run_id, epoch in held if run_id not in self._drives}
         # Seen before under the same epoch: the answer is older than the drives, and what comes and goes is held anew each time.
         stranded, self._undriven = sorted(undriven & self._undriven), undriven
         if stranded:
             log.warning("%s: held here and driven by nobody; given up", ", ".join(f"run {run_id}" for run_id, _ in stranded))
             await self._ask(lambda: self.store.let_go(self.id, stranded, self.clock.now()))
+        return bool(stranded)
 
     def _begin(self, claimed: Sequence[Claimed], post: Sequence[InboxRow]) -> None:
         taken_over = [one.lease.run_id for one in claimed if one.row.crashes]
@@ -569,8 +591,8 @@ class Worker:
             self.consult(give_up, done)
 
     # -- waiting ------------------------------------------------------------------------------------------------------
-    async def _wait_for_change(self, stop: asyncio.Event) -> None:
-        """Until a run of ours has come to rest, something was committed by another process, or the next run is ready."""
+    async def _wait_for_change(self, stop: asyncio.Event, seen: int) -> None:
+        """Until a run of ours has come to rest, something was committed by another process, or the next run is ready; `seen` as in `_doze`."""
         full = len(self._drives) >= self.settings.concurrency
         served = list(self.agents)
         next_ready = None if full else await self._ask(lambda: self.store.next_ready(served, self.queues))
@@ -579,19 +601,22 @@ class Worker:
             # A run is ready that this worker may not take yet: a second suspect, or its queue is full. Without a real wait here
             # nothing else would ever run.
             left_s = self.settings.poll_s
-        await self._doze(min(left_s, _REAP_EVERY_S), stop)
+        await self._doze(min(left_s, _REAP_EVERY_S), stop, seen)
 
-    async def _doze(self, seconds: float, stop: asyncio.Event) -> None:
-        """Until `seconds` have passed, a run of ours has come to rest, or the database has changed (asked every poll_s)."""
+    async def _doze(self, seconds: float, stop: asyncio.Event, seen: int) -> None:
+        """Until `seconds` have passed, a run of ours has come to rest, or the database has changed (asked every poll_s).
+
+        `seen`: how many changes there had been before the caller looked. What comes while it looks must not be slept through, whoever
+        else has heard of it.
+        """
         until = self.loop.time() + seconds
         version = self.store.version()
         left_s = seconds
-        while not self._changed and not stop.is_set():
+        while self._changes == seen and not stop.is_set():
             await self._nap(min(max(left_s, 0.0), self.settings.poll_s))  # at least once, or the loop would not get to anything else
             left_s = until - self.loop.time()
             if self.store.version() != version or left_s <= 0:
                 break
-        self._changed = False
 
     async def _nap(self, seconds: float) -> None:
         # One future each: several runs are driven by name at the same time, and each of their waits ends by itself.
@@ -609,7 +634,7 @@ class Worker:
             _end_nap(nap)
 
     def _notice(self) -> None:
-        self._changed = True
+        self._changes += 1
         self._wake()
 
     async def _watch(self) -> None:

@@ -20,7 +20,8 @@ import psycopg
 from perdure.errors import StoreError
 from perdure.store.bell import Listeners, Ring
 from perdure.store.liveness import closed_in_children
-from perdure.store.postgres.connect import Connection, ahead
+from perdure.store.postgres.clocks import Asking
+from perdure.store.postgres.connect import Connection
 from perdure.store.postgres.connections import Connections
 from perdure.store.postgres.cursor import PostgresCursor
 
@@ -157,8 +158,8 @@ class NotifyBell:
             self._serve(connection)
             if self._hears(connection, self._patience(quiet_since_s)):
                 quiet_since_s = time.monotonic()
-                # The others wake up at this very moment too.
-                time.sleep(random.random() * min((self.crowd - 1) * _SPREAD_S, 0.05))
+                if self.crowd > 1:  # the others wake up at this very moment too
+                    time.sleep(random.random() * min((self.crowd - 1) * _SPREAD_S, 0.05))
                 self._ring_here()
             elif time.monotonic() - quiet_since_s >= _IDLE_S:
                 self._ask(connection)
@@ -252,9 +253,9 @@ class NotifyBell:
         return any(note.payload.startswith(f"{self._schema} ") and not note.payload.endswith(self._token) for note in notes)
 
     def _ask(self, connection: Connection) -> None:
-        asked_us = time.time_ns() // 1000
+        asking = Asking()
         ((server_us,),) = PostgresCursor(connection).all("clock")
-        self._connections.measured(ahead(server_us, asked_us, time.time_ns() // 1000))
+        self._connections.measured(asking.heard(server_us))
 
     # -- small ones ---------------------------------------------------------------------------------------------------
     def _ring_here(self) -> None:

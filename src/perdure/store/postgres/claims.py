@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 
+from perdure.errors import StoreUnavailable
 from perdure.settings import Queue
 from perdure.store.api import Claimed, Served
 from perdure.store.claims import Claims
@@ -45,11 +46,22 @@ class PostgresClaims(Claims):
         try:
             taken = self._taking.claim(worker, served, limit, now, queues, limits)
         except Unheard as unheard:
-            if weighed := super().claim(worker, served, limit, now, queues, limits):
-                return weighed
-            taken = unheard.arrived()
+            weighed = super().claim(worker, served, limit, now, queues, limits)
+            return [*weighed, *self._heard_late(unheard, weighed)]
         if taken is None:
             return super().claim(worker, served, limit, now, queues, limits)
+        return self._known(taken)
+
+    def _heard_late(self, unheard: Unheard, weighed: Sequence[Claimed]) -> list[Claimed]:
+        """What the statement whose answer was lost has taken after all. It may be more than was asked for, and would be driven by nobody."""
+        try:
+            return self._known(unheard.arrived())
+        except StoreUnavailable:
+            if not weighed:
+                raise
+            return []  # those that were taken since are not lost for that; these are found among what is held and not driven
+
+    def _known(self, taken: Sequence[tuple[int, Claimed]]) -> list[Claimed]:
         for key, claimed in taken:
             self._journal.remember(claimed.lease.run_id, key)
         return [claimed for _, claimed in taken]

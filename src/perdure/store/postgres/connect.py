@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import time
 from typing import Any
 
 import psycopg
@@ -18,10 +17,10 @@ from perdure.errors import InvalidInput, StoreError, StoreUnavailable
 from perdure.store.descriptors import OUT_OF_FILES, TOO_MANY_FILES
 from perdure.store.liveness import closed_in_children
 from perdure.store.postgres import arrays
+from perdure.store.postgres.clocks import Ahead, Asking
 from perdure.store.postgres.faults import translated
 from perdure.store.url import shown_url
 
-SAME_US = 100_000  # clocks that differ by less are the same to us
 OLDEST = 130000  # xid8 and pg_current_xact_id came with version 13
 CONNECT_S = 5
 ANSWER_S = 10.0  # how long a server may take to answer before its connection is closed
@@ -39,7 +38,7 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     """A connection that is closed when the server does not answer in time: a half-open peer would never answer at all."""
 
     answer_s = ANSWER_S
-    ahead_us = 0  # by how much the server's clock was ahead of ours when this connection was made
+    ahead: Ahead  # of ours the server's clock was when this connection was made
     direct = False  # nobody stands between us and our server process: what the session remembers is ours
     schema = ""
     number = ""  # of the transaction that it is in
@@ -123,11 +122,11 @@ def connect(said: dict[str, Any], place: str, answer_s: float = ANSWER_S) -> Con
         raise StoreUnavailable(f"{place} cannot be reached: {why}") from None
     connection.answer_s = answer_s
     try:
-        asked_us = time.time_ns() // 1000
+        asking = Asking()
         found = connection.execute(_LOOK).fetchone()
-        heard_us = time.time_ns() // 1000
         assert found is not None
         version, encoding, ours, standby, read_only, commits, server_us, host, port, process, schema = found
+        connection.ahead = asking.heard(server_us)
         _check(place, version, encoding, ours, standby or read_only, commits, schema)
     except psycopg.Error as error:
         connection.close()
@@ -136,7 +135,6 @@ def connect(said: dict[str, Any], place: str, answer_s: float = ANSWER_S) -> Con
         connection.close()
         raise
     connection.keep_from_children()
-    connection.ahead_us = ahead(server_us, asked_us, heard_us)
     connection.schema = schema
     # Behind a proxy that pools transactions the next statement may meet another server process, which has never heard of what was
     # prepared on this one. The number of the process tells, which a proxy makes up, and address and port, which are its own. Neither is
@@ -151,12 +149,6 @@ def connect(said: dict[str, Any], place: str, answer_s: float = ANSWER_S) -> Con
     connection.adapters.register_dumper(str, StrDumper)
     arrays.register(connection.adapters)
     return connection
-
-
-def ahead(server_us: int, asked_us: int, heard_us: int) -> int:
-    """By how much the server's clock is ahead of ours; 0 when that may be nothing: a clock that follows should not tremble."""
-    difference = server_us - (asked_us + heard_us) // 2
-    return difference if abs(difference) > heard_us - asked_us + SAME_US else 0
 
 
 def _check(place: str, version: int, encoding: str, ours: str, read_only: bool, commits: str, schema: str | None) -> None:

@@ -17,12 +17,13 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.store.postgres.connect import ANSWER_S, SAME_US, Connection, connect, parameters, where
+from perdure.store.postgres.clocks import Ahead
+from perdure.store.postgres.connect import ANSWER_S, Connection, connect, parameters, where
 
 log = logging.getLogger("perdure.store")
 LIMIT = 10
 _IDLE_S = 60.0  # kept open for the next one this long
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 
 
 class Connections:
@@ -32,7 +33,7 @@ class Connections:
         self._said = parameters(url)
         self.where = where(self._said)
         self.answer_s = answer_s
-        self._ahead_us = (0, _set_us())  # one object: read by other threads than it is measured by
+        self._ahead = Ahead.nothing()
         self.limit = limit
         self._idle: list[tuple[float, Connection]] = []
         self._out = 0
@@ -170,13 +171,11 @@ class Connections:
     @property
     def ahead_us(self) -> int:
         """By how much the server's clock is ahead of ours: as it was measured last, and also if ours was set since then."""
-        ahead_us, then_us = self._ahead_us
-        moved_us = _set_us() - then_us
-        return ahead_us - moved_us if abs(moved_us) > SAME_US else ahead_us
+        return self._ahead.by_now_us()
 
-    def measured(self, ahead_us: int) -> None:
+    def measured(self, ahead: Ahead) -> None:
         """Our own clock has just been compared with the server's."""
-        self._ahead_us = (ahead_us, _set_us())
+        self._ahead = ahead
 
     def _is_away(self, error: StoreError) -> None:
         with self._freed:
@@ -186,23 +185,16 @@ class Connections:
                 self._pause_s = _FIRST_PAUSE_S
             self._why = error
             self._again_s = time.monotonic() + self._pause_s
-            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         if first and self._reached:  # else whoever wanted to open it hears it, and says it
             log.warning("%s", error)
 
     def _is_back(self, connection: Connection) -> None:
         with self._freed:
             since_s, self._down_since_s, self._reached = self._down_since_s, None, True
-        self.measured(connection.ahead_us)
+        self.measured(connection.ahead)
         if since_s is not None:
             log.warning("%s is back after %.1f s", self.where, time.monotonic() - since_s)
-
-
-def _set_us() -> int:
-    """What our wall clock shows beyond one that nobody can set: it changes when the wall clock is set, and then at once."""
-    # One that goes on while the machine sleeps, where there is one: the wall clock does.
-    steady = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    return (time.time_ns() - time.clock_gettime_ns(steady)) // 1000
 
 
 def _emptied(connection: Connection) -> bool:

@@ -103,6 +103,11 @@ def translated(error: psycopg.Error, where: str) -> StoreError:
             f"{where}: this user may not do that ({said}); let the owner of the tables migrate and GRANT it: docs/postgres.md (Roles) has the "
             "statements for workers, for who prunes or moves, and for who only looks; perdure doctor lists what a worker lacks"
         )
+    if state == "22003":
+        return StoreError(
+            f"{where} cannot hold a number that large ({said}); nothing was written. Amounts and times have 64 bits; events, calls and epochs "
+            "of a run are counted up to 2,147,483,647: one that has come so far is to end, and another one to go on"
+        )
     if state in ("42P01", "42703", "42883"):
         return StoreCorrupt(f"{where} is not as perdure has made it ({said}); somebody has changed its tables: restore a backup")
     return StoreError(f"{where}: {said}")

@@ -44,6 +44,13 @@ class _Flight:
             self._land(None)
         except psycopg.Error as error:
             self._land(error)
+        except Exception as error:
+            if self._is_under_way:  # whatever came back made no sense: it is as good as lost
+                self._lose(f"{type(error).__name__}: {error}")
+                return
+            # Nothing was sent, and whoever let it go hears why: it must not land as well when its time is over.
+            self._alarm.cancel()
+            raise
         else:
             self._is_under_way = True
             self._watch(wanted)
@@ -68,10 +75,13 @@ class _Flight:
         self._watched = 0
 
     def _is_late(self) -> None:
+        self._lose(f"no answer within {self._connection.answer_s:g} s")
+
+    def _lose(self, why: str) -> None:
         self._statement.close()
         self._look_away()
         self._connection.close()
-        self._land(psycopg.OperationalError(f"no answer within {self._connection.answer_s:g} s"))
+        self._land(psycopg.OperationalError(why))
 
     def _land(self, error: psycopg.Error | None) -> None:
         self._alarm.cancel()

@@ -89,7 +89,7 @@ def _look(connection: Connection, connections: Connections) -> Health:
         settings=dict(cursor.all("durability")),
         max_connections=int(max_connections),
         connections_used=used,
-        ahead_us=connection.ahead_us,
+        ahead_us=connection.ahead.us,
         direct=connection.direct,
         hears=_hears(connection, connections),
         missing=missing,

@@ -64,9 +64,16 @@ class MachineLocks:
             self._held.discard(worker)
             self._files.free(worker)
 
+    def cling(self, worker: str) -> None:
+        self._held.discard(worker)
+        self._files.cling(worker)
+
     def is_dead(self, worker: str) -> bool:
         # Somebody else's folder of that name proves nothing.
         return self._is_ours() and self._files.is_dead(worker)
+
+    def is_alive(self, worker: str) -> bool:
+        return self._is_ours() and self._files.is_alive(worker)
 
     def forget(self, worker: str) -> None:
         self._files.forget(worker)

@@ -153,6 +153,10 @@ ORDER BY created_at DESC, id DESC LIMIT :limit
 SELECT seq, event_id, ts, epoch, call, cause, convert_to(data, 'UTF8')
 FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND seq > :after ORDER BY seq
 
+-- name: first_events
+SELECT run, seq, event_id, ts, epoch, call, cause, convert_to(data, 'UTF8')
+FROM perdure_events WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(?::jsonb) AS v (value))) AND seq = 1
+
 -- name: stored_events
 SELECT seq, event_id, ts, epoch, call, cause, convert_to(data, 'UTF8'), hash
 FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) ORDER BY seq
@@ -217,7 +221,8 @@ ON CONFLICT (run_id) DO NOTHING RETURNING id, ledger
 
 -- name: create_run
 -- As insert_run and insert_event for a run that nobody else has to do with, in one statement. No row when its line is not there yet, the id
--- is taken, or was that of a run that is pruned: what it is then is found out by those two.
+-- is taken, or was that of a run that is pruned: what it is then is found out by those two. A run that is just being pruned is looked for by
+-- the same snapshot as its tombstone, which has one of them: ON CONFLICT alone would wait for the end of the prune, and find neither (T14).
 WITH made AS (
     INSERT INTO perdure_runs (run_id, agent, version, tenant, actor, queue, target, input_digest, status, ready_at, seq, head, epoch,
         created_at, updated_at, priority, depth, line)
@@ -226,6 +231,7 @@ WITH made AS (
     FROM perdure_lines AS l
     WHERE l.agent = :agent AND l.version = :version AND l.queue = :queue AND l.tenant = :tenant AND l.priority = :priority
         AND NOT EXISTS (SELECT 1 FROM perdure_pruned WHERE run_id = :run_id::text AND status <> 'returned')
+        AND NOT EXISTS (SELECT 1 FROM perdure_runs WHERE run_id = :run_id::text)
     ON CONFLICT (run_id) DO NOTHING
     RETURNING run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
         seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
@@ -402,17 +408,18 @@ WITH RECURSIVE below (run) AS (
 )
 SELECT r.run_id, (
     SELECT convert_to(e.data, 'UTF8') FROM perdure_events AS e
-    WHERE e.run = r.id AND e.type = 'budget_exceeded' ORDER BY e.seq DESC LIMIT 1)
+    WHERE e.run = r.id AND starts_with(e.data, '{"type":"budget_exceeded"') ORDER BY e.seq DESC LIMIT 1)
 FROM below JOIN perdure_runs AS r ON r.ledger = below.run
 WHERE r.status = 'needs_attention' AND r.attention = 'budget'
 ORDER BY r.id
 
 -- name: attempts_told
--- The beginnings and ends of attempts, by runs and in order, from a place on.
-SELECT r.id, e.seq, r.run_id, r.agent, r.tenant, e.call, e.type, e.ts, convert_to(e.data, 'UTF8')
-FROM perdure_runs AS r JOIN perdure_events AS e ON e.run = r.id
+-- The beginnings and ends of attempts, by runs and in order, from a place on. Not by e.type, which is for people: whoever may read the table
+-- need not be one who may call a function.
+SELECT r.id, e.seq, r.run_id, r.agent, r.tenant, e.call, kind.of_event, e.ts, convert_to(e.data, 'UTF8')
+FROM perdure_runs AS r JOIN perdure_events AS e ON e.run = r.id CROSS JOIN LATERAL (SELECT split_part(left(e.data, 100), '"', 4)) AS kind (of_event)
 WHERE (e.run, e.seq) > (:run::bigint, :seq::bigint) AND r.updated_at >= :since AND (:tenant::text IS NULL OR r.tenant = :tenant)
-    AND e.call IS NOT NULL AND e.type IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
+    AND e.call IS NOT NULL AND kind.of_event IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
         'model_call_initiated', 'model_call_completed', 'model_call_failed')
 ORDER BY e.run, e.seq LIMIT :limit
 
@@ -572,7 +579,7 @@ WITH seen AS (
     INSERT INTO perdure_events (run, seq, event_id, ts, epoch, call, cause, data, hash)
     SELECT g.id, g.before + 1, g.event_id, :now, g.epoch, NULL, g.before, g.data, g.head FROM seen AS g JOIN taken AS t ON t.id = g.id
 ), turn AS (
-    SELECT coalesce(max(turn), 0) + (SELECT count(*) FROM taken) AS turn FROM perdure_turns
+    SELECT coalesce(max(turn), 0) + (SELECT count(*) FROM taken) AS turn FROM perdure_turns HAVING EXISTS (SELECT 1 FROM taken)
 ), last AS (
     SELECT queue, tenant FROM perdure_turns WHERE queue = :queue AND tenant = :tenant FOR NO KEY UPDATE SKIP LOCKED
 ), kept AS (

@@ -15,7 +15,7 @@ from perdure.store.journal import Journal
 from perdure.store.postgres import soundness
 from perdure.store.postgres.bell import NotifyBell
 from perdure.store.postgres.claims import PostgresClaims
-from perdure.store.postgres.connections import Connections
+from perdure.store.postgres.connections import LONGEST_PAUSE_S, Connections
 from perdure.store.postgres.creation import AnswerLost, create_at_once
 from perdure.store.postgres.database import PostgresDatabase
 from perdure.store.postgres.journal import PostgresJournal
@@ -32,6 +32,7 @@ class PostgresStore(SqlStore):
     """A journal in a PostgreSQL database, shared by any number of workers on any number of machines."""
 
     remote = True
+    pause_s = LONGEST_PAUSE_S
     _database: PostgresDatabase
     _journal: PostgresJournal
 

@@ -11,10 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import psycopg
-from msgspec import structs
 
-from perdure.core.events import Event
-from perdure.errors import StoreCorrupt
 from perdure.settings import Queue
 from perdure.store.api import Claimed, Served
 from perdure.store.claims import Take
@@ -24,14 +21,15 @@ from perdure.store.postgres.arrays import Byteas, Int8s, Texts
 from perdure.store.postgres.cursor import PostgresCursor
 from perdure.store.postgres.database import PostgresDatabase
 from perdure.store.postgres.faults import is_loss
-from perdure.store.rows import event_from, is_sound, key_of, lost_of
+from perdure.store.rows import is_sound, key_of, lost_of
 
+_LOOKS = 3
 _EVENT = slice(25, 32)  # behind the columns of a run
 
 
 class Unheard(Exception):
     """Nobody knows what was taken, and it may be so yet: whoever claims next, in a transaction, either takes it, and what comes later is
-    refused, or finds nothing, since it is taken by now."""
+    refused, or passes it by, since it is taken by now or just being taken. What `arrived` tells is ours."""
 
     def __init__(self, arrived: Callable[[], list[tuple[int, Claimed]]]) -> None:
         self.arrived = arrived
@@ -62,23 +60,29 @@ class Taking:
         self, worker: str, served: Sequence[Served], limit: int, now: int, queues: Sequence[str] | None, limits: Mapping[str, Queue]
     ) -> list[tuple[int, Claimed]] | None:
         """What was taken, with its numbers; None when it has to be found out in a transaction."""
-        rows = self._database.read("first_of_line", {"worker": worker, "now": now, "limit": limit, **which(served, queues)})
-        if not rows:
-            return None  # there is a row in any case, except for a name that cannot be stored
-        seen = _seen(rows)
-        if seen.is_to_be_weighed(limits):
-            return None
-        if not seen.runs:
-            return []
-        journals = {key_of(row): _journal(row) for row in seen.runs}
+        for _ in range(_LOOKS):
+            rows = self._database.read("first_of_line", {"worker": worker, "now": now, "limit": limit, **which(served, queues)})
+            if not rows:
+                return None  # there is a row in any case, except for a name that cannot be stored
+            seen = _seen(rows)
+            if seen.is_to_be_weighed(limits):
+                return None
+            if not seen.runs:
+                return []
+            if taken := self._take_seen(seen, worker, now):
+                return taken
+            # Others were faster, and another look shows what they have left.
+        return None
+
+    def _take_seen(self, seen: _Seen, worker: str, now: int) -> list[tuple[int, Claimed]]:
+        firsts = {key_of(row): row[_EVENT] for row in seen.runs if row[_EVENT][0] is not None}
         takes = {key_of(row): Take(row, lost_of(row), worker, seen.name or "", now) for row in seen.runs}
 
         def of(keys: set[int]) -> list[tuple[int, Claimed]]:
-            return [(key, _with_events(take, journals[key])) for key, take in takes.items() if key in keys]
+            return [(key, take.with_journal(firsts.get(key))) for key, take in takes.items() if key in keys]
 
         try:
-            # None of them: others were faster, and the transaction finds what is left.
-            return of(self._take(_values(list(takes.values()), seen, worker, now))) or None
+            return of(self._take(_values(list(takes.values()), seen, worker, now)))
         except _Lost:
             # The crash window: they may be taken, or be it yet, and nobody has heard so. What is there is ours.
             if there := self._arrived(takes, wait=False):
@@ -135,18 +139,3 @@ def _values(takes: Sequence[Take], seen: _Seen, worker: str, now: int) -> dict[s
         "queue": seen.queue,
         "tenant": seen.tenant,
     }
-
-
-def _journal(row: Row) -> Event | None:
-    """All that there was of a run's journal before the claim; None when that did not come along, or cannot be read."""
-    if row[_EVENT][0] is None:
-        return None
-    try:
-        return event_from(row[0], row[_EVENT])
-    except StoreCorrupt:
-        return None  # that run's trouble alone: whoever drives it meets it again
-
-
-def _with_events(take: Take, first: Event | None) -> Claimed:
-    claimed = take.claimed
-    return claimed if first is None else structs.replace(claimed, events=(first, take.sealed.event))

@@ -13,6 +13,7 @@ SYNCHRONOUS = {"full": 2, "normal": 1}
 _FLAGS = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 _CACHED_STATEMENTS = 100
 _PAGE_BYTES = 8192
+_LOG_PAGES = 320
 
 
 def check_synchronous(synchronous: str) -> None:
@@ -33,6 +34,9 @@ def connect_file(path: Path, synchronous: str, busy_s: float) -> apsw.Connection
         connection.pragma("page_size", _PAGE_BYTES)
         _enter_wal(connection, path, busy_s)
         connection.pragma("synchronous", SYNCHRONOUS[synchronous])
+        # A commit that makes the log longer costs the disk half as much again as one that writes over an old part of it: it is short,
+        # so that it is soon written over.
+        connection.wal_autocheckpoint(_LOG_PAGES)
         _harden(connection)
         if connection.pragma("synchronous") != SYNCHRONOUS[synchronous]:
             raise StoreError(f"{path}: SQLite did not accept synchronous={synchronous}; without it nothing can be promised")

@@ -105,6 +105,10 @@ FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id =
     AND id < (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + 4294967296
 ORDER BY id
 
+-- name: first_events
+SELECT id >> 32, seq, event_id, ts, epoch, call, cause, CAST(data AS BLOB)
+FROM perdure_events WHERE id IN (SELECT (value << 32) + 1 FROM json_each(?))
+
 -- name: stored_events
 -- For verify, which also finds what a damaged page still shows: data that is no text any more, and a key that no longer is the run's,
 -- which a scan of the keys between two others would not look at.

@@ -17,8 +17,8 @@ FROM perdure_runs AS r CROSS JOIN LATERAL (
         bool_or(e.type LIKE 'model\_call\_%' OR coalesce(e.body #> '{args,json}' ?& '{digest,then}', false)
             OR coalesce(e.body #>> '{args,preview}' LIKE '{"digest":"%","frame%', false)) AS is_model
     FROM (
-        SELECT run, seq, call, ts, type, perdure_json(data) AS body FROM perdure_events
-        WHERE run = r.id AND call IS NOT NULL AND (type LIKE 'tool\_call\_%' OR type LIKE 'model\_call\_%' OR type = 'retry_scheduled')
+        SELECT e.run, e.seq, e.call, e.ts, e.type, perdure_json(e.data) AS body FROM perdure_events AS e
+        WHERE e.run = r.id AND e.call IS NOT NULL AND (e.type LIKE 'tool\_call\_%' OR e.type LIKE 'model\_call\_%' OR e.type = 'retry_scheduled')
         OFFSET 0 -- or each use of body would take the JSON apart again
     ) AS e
     GROUP BY e.call

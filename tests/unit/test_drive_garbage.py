@@ -1,0 +1,110 @@
+"""What a run leaves behind for the garbage collector: nothing of ours. Ended runs by the thousand would be looked through time and again,
+which took a worker with a long queue a third of its time."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.garbage import own_garbage
+from tests.unit.drive_tools import perdure, run
+
+from perdure import Agent, Circles, Perdure, Run, agent, tool
+
+RUNS = 30
+
+
+@tool(effect="once")
+async def act(number: int) -> int:
+    return number
+
+
+@tool(effect="once", retry=None)
+async def fail() -> None:
+    raise ValueError("no")
+
+
+@agent(version="1")
+async def ends(run: Run) -> int:
+    return sum(await asyncio.gather(act(1), act(2)))
+
+
+@agent(version="1", circles=Circles(repeats=3))
+async def watched(run: Run) -> int:
+    return await act(1)
+
+
+@agent(version="1")
+async def fails(run: Run) -> None:
+    await fail()
+
+
+@agent(version="1")
+async def listens(run: Run) -> int:
+    return await act(await run.receive("go"))
+
+
+@agent(version="1")
+async def asks(run: Run) -> int:
+    return await ends()
+
+
+async def end(app: Perdure, which: Agent[[], Any]) -> None:
+    handles = await asyncio.gather(*(app.start(which) for _ in range(RUNS)))
+    await asyncio.gather(*(handle.result() for handle in handles), return_exceptions=True)
+
+
+async def park(app: Perdure, which: Agent[[], Any]) -> None:
+    for number in range(RUNS):
+        await app.start(which, id=f"r{number}")
+        assert (await app.drive(f"r{number}", wait=False)).status == "waiting"
+
+
+async def stop(app: Perdure, which: Agent[[], Any]) -> None:
+    await park(app, which)
+    for number in range(RUNS):
+        await app.cancel(f"r{number}", by="ann")
+        assert (await app.drive(f"r{number}", wait=False)).status == "cancelled"
+
+
+async def wake(app: Perdure, which: Agent[[], Any]) -> None:
+    await park(app, which)
+    for number in range(RUNS):
+        await app.signal(f"r{number}", "go", number)
+        assert (await app.drive(f"r{number}", wait=False)).status == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("which", "work", "objects"),
+    [
+        (ends, end, 1),
+        (watched, end, 1),
+        (fails, end, 30),  # an error has its traceback, and its future in it
+        (asks, end, 15),  # asyncio ties a task and what it waits for to each other, and it still waited when the run was parked
+        (listens, park, 15),
+        (listens, stop, 15),
+        (listens, wake, 15),
+    ],
+    ids=["ends", "watched", "fails", "asks a child", "is parked", "is cancelled", "is woken"],
+)
+def test_a_run_leaves_nothing_of_ours_to_the_garbage_collector(
+    which: Agent[[], Any], work: Callable[[Perdure, Agent[[], Any]], Any], objects: int
+) -> None:
+    async def main() -> int:
+        async with perdure(None, [which, ends]) as app:
+            await end(app, ends)  # what is made once for all of them is made
+            gc.collect()
+            gc.disable()
+            try:
+                await work(app, which)
+                await asyncio.sleep(0)
+                return gc.collect()
+            finally:
+                gc.enable()
+
+    with own_garbage():
+        left = run(main())
+    assert left < RUNS * objects, f"{left / RUNS:.1f} objects of each run"
