@@ -120,5 +120,6 @@ ROLES = {
 }
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who started this, and who ends it then
     role, url, argument = sys.argv[1:]
     asyncio.run(ROLES[role](url, argument))

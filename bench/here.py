@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 import agents
+import litter
 import raw
 from figures import Figure, Sample
 
@@ -34,7 +34,7 @@ def beside_raw(folder: Path, ours: Callable[[str], Coroutine[Any, Any, float]]) 
     own: list[float] = []
     begun = time.perf_counter()
     while len(own) < _LEAST or (len(own) < _MOST and time.perf_counter() - begun < _ENOUGH_S):
-        gc.collect()  # what a repeat leaves behind is not the next one's cost
+        litter.collect()  # what a repeat leaves behind is not the next one's cost
         theirs.append(raw.commits_per_s(folder))
         path = new_path(folder)
         with raw.warm(path):
@@ -62,7 +62,7 @@ def _on_new_files(folder: Path, calls: int) -> tuple[Sample, Sample]:
     theirs: list[float] = []
     own: list[float] = []
     for _ in range(_LEAST):
-        gc.collect()
+        litter.collect()
         theirs.append(raw.first_commits_per_s(folder, calls))
         own.append(asyncio.run(one_run(url_of(new_path(folder)), agents.steps, calls)))
     return Sample.of(theirs), Sample.of(own)

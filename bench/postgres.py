@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from typing import Any
 
 import agents
 import here
+import litter
 import project  # noqa: F401 – before what lies in tests
 import psycopg
 import raw_postgres
@@ -105,24 +105,25 @@ class Measured:
         """PostgreSQL: a queue of 200 runs of 10 calls, for two workers and for one; 60 where a call computes."""
         return [
             *self._two_against_one(
-                folder, "steps", "tools that do nothing: all there is to share is our own time and the server's", None, 200
+                folder, "steps", "tools that do nothing: all there is to share is our own time and the server's", None, calls=10
             ),
-            *self._two_against_one(folder, "labours", "each call costs its worker 1 ms of computing", 1.5, 60),
+            *self._two_against_one(folder, "labours", "each call costs its worker 1 ms of computing", 1.5, calls=6),
         ]
 
-    def _two_against_one(self, folder: Path, agent: str, which: str, target: float | None, runs: int) -> list[Figure]:
+    def _two_against_one(self, folder: Path, agent: str, which: str, target: float | None, calls: int) -> list[Figure]:
         one: list[float] = []
         two: list[float] = []
         for _ in range(_LEAST):
-            one.append(self._rate_of_workers(folder, agent, 1, runs))
-            two.append(self._rate_of_workers(folder, agent, 2, runs))
+            one.append(self._rate_of_workers(folder, agent, 1, calls))
+            two.append(self._rate_of_workers(folder, agent, 2, calls))
         alone, both = Sample.of(one), Sample.of(two)
         note = f"{both.median:,.0f} calls/s against {alone.median:,.0f}; {which}"
         name = f"PostgreSQL: two workers, in times of one ({agent})"
         return [Figure(name, both.over(alone), "×", target, note=note)]
 
-    def _rate_of_workers(self, folder: Path, agent: str, count: int, runs: int, calls: int = 10) -> float:
+    def _rate_of_workers(self, folder: Path, agent: str, count: int, calls: int) -> float:
         """Calls per second of that many worker processes, from the moment at which they may begin."""
+        runs = 200  # twice what a worker takes at a time: of fewer, the first one would have them all
         url = self._server.new_database()
         command = [sys.executable, str(_CHILD), "stand_by", url, "-"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -256,7 +257,7 @@ class Measured:
 def _repeats(done: list[float]) -> Iterator[None]:
     begun = time.perf_counter()
     while len(done) < _LEAST or (len(done) < _MOST and time.perf_counter() - begun < _ENOUGH_S):
-        gc.collect()  # what a repeat leaves behind is not the next one's cost
+        litter.collect()  # what a repeat leaves behind is not the next one's cost
         yield
 
 

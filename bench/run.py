@@ -22,10 +22,12 @@ import postgres
 import report
 import thinking
 import waiting
+from bar import TwoLines
 from figures import Figure
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+_INTERRUPTED = 130
 RESULTS = Path(__file__).resolve().with_name("results")
 Workload = Callable[[Path], list[Figure]]
 WORKLOADS: tuple[Workload, ...] = (
@@ -47,26 +49,41 @@ WORKLOADS: tuple[Workload, ...] = (
 )
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description="Measure perdure on this machine.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     parser.add_argument("--only", choices=("sqlite", "postgres"), help="measure on one of the two alone")
     wanted = parser.parse_args()
     RESULTS.mkdir(exist_ok=True)
-    # Beside the results and not in /tmp, which is often memory: an fsync that costs nothing would make every ratio meaningless.
-    with tempfile.TemporaryDirectory(prefix="scratch-", dir=RESULTS) as scratch:
-        folder = Path(scratch)
-        facts = _told(machine.facts(folder))
-        figures = _measured("SQLite", WORKLOADS, folder) if wanted.only in (None, "sqlite") else []
-        if wanted.only in (None, "postgres"):
-            with postgres.started(folder) as on_postgres:
-                facts |= _told(on_postgres.facts(folder))
-                figures += _measured("PostgreSQL", on_postgres.workloads, folder)
+    facts: dict[str, str] = {}
+    figures: list[Figure] = []
+    try:
+        _measure(wanted.only, facts, figures)
+    except KeyboardInterrupt:
+        if figures:
+            print(f"\n{report.table(figures)}\n")
+        print("interrupted: the rest is not measured, and nothing is written", file=sys.stderr)
+        return _INTERRUPTED
     print(f"\n{report.table(figures)}\n")
     missed = sum(figure.verdict == "miss" for figure in figures)
     print(f"{missed} missed; medians, with lowest and highest as spread" if missed else "every target is met")
     for path in _write(facts, figures, wanted.json):
         print(f"written: {path}", file=sys.stderr)
+    return 0
+
+
+def _measure(only: str | None, facts: dict[str, str], figures: list[Figure]) -> None:
+    """Everything, or what is on one of the two databases; what is known so far stands in `facts` and `figures`, whatever happens then."""
+    # Beside the results and not in /tmp, which is often memory: an fsync that costs nothing would make every ratio meaningless.
+    with tempfile.TemporaryDirectory(prefix="scratch-", dir=RESULTS) as scratch:
+        folder = Path(scratch)
+        facts |= _told(machine.facts(folder))
+        if only in (None, "sqlite"):
+            _measure_on("SQLite", WORKLOADS, folder, figures)
+        if only in (None, "postgres"):
+            with postgres.started(folder) as on_postgres:
+                facts |= _told(on_postgres.facts(folder))
+                _measure_on("PostgreSQL", on_postgres.workloads, folder, figures)
 
 
 def _told(facts: dict[str, str]) -> dict[str, str]:
@@ -75,13 +92,11 @@ def _told(facts: dict[str, str]) -> dict[str, str]:
     return facts
 
 
-def _measured(store: str, workloads: Sequence[Workload], folder: Path) -> list[Figure]:
-    figures: list[Figure] = []
+def _measure_on(store: str, workloads: Sequence[Workload], folder: Path, figures: list[Figure]) -> None:
     with _bar(store, len(workloads)) as begin:
         for workload in workloads:
             with begin(workload.__doc__ or workload.__name__):
                 figures += workload(folder)
-    return figures
 
 
 @contextmanager
@@ -89,7 +104,7 @@ def _bar(store: str, count: int) -> Iterator[Callable[[str], AbstractContextMana
     """On a terminal a bar with what is going on; elsewhere the lines alone that it leaves behind."""
     console = Console(stderr=True)
     columns = (BarColumn(24), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.description}"), console=console, disable=not console.is_terminal, transient=True) as bar:
+    with TwoLines(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task(store, total=count)
 
         @contextmanager
@@ -115,4 +130,4 @@ def _write(facts: dict[str, str], figures: list[Figure], also: Path | None) -> l
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,79 +6,138 @@ Progress goes to stderr, the page to stdout, and the page, the plot and every re
 from __future__ import annotations
 
 import argparse
+import os
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from bench.race import database, document, machine, page, plot, progress
+from bench.race import alone, database, document, machine, page, plot, progress
 from bench.race.exchange import Absent, Exchange, Failed
 from bench.race.figures import WORKLOADS
 from bench.race.install import NotInstalled, install
-from bench.race.lanes import NAMES, OURS, ROOT, Contestant, Lane, lanes_of
+from bench.race.interruption import Interruption
+from bench.race.lanes import ENVIRONMENTS, OURS, PEERS, ROOT, Contestant, Lane, lanes_of
 from bench.race.measurements import MEASUREMENTS, Measurement
 from bench.race.race import Race
-from bench.race.results import Cell, Results
+from bench.race.results import Results
 from bench.race.sizes import QUICK, WHOLE
 from bench.race.table import Ground
 from tests.servers.binaries import NoPostgres
 from tests.servers.postgres import Server
+from tests.servers.undertaker import hire
 
 _RESULTS = ROOT / "bench" / "results"
 _KEPT = "race.json"
 _ABOUT_S = 60.0
 _REPEATS = 3
 _INTERRUPTED = 130
+_ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class NobodyToRace(Exception):
+    """Peers were asked for, and none of them can take part; why has been told by then."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    wanted = _parsed(arguments)
+    wanted = parsed(arguments)
     if wanted.render is not None:
-        return _render(wanted.render)
-    signal.signal(signal.SIGTERM, _interrupt)
+        return _rendered(wanted.render)
     wanted.results = wanted.results.resolve()  # contestants may run elsewhere
-    wanted.results.mkdir(parents=True, exist_ok=True)
-    return _race(wanted)
+    try:
+        _make_room(wanted.results)
+    except OSError as error:
+        print(
+            f"--results {wanted.results}: nothing can be written there: {error.strerror}; name a folder that can be made", file=sys.stderr
+        )
+        return 1
+    _heed_signals()
+    try:
+        with alone.on_this_machine(ENVIRONMENTS / "race.lock", is_measuring=not wanted.quick):
+            return _race(wanted)
+    except (alone.NotAlone, NobodyToRace) as reason:
+        print(reason, file=sys.stderr)
+        return 1
 
 
-def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _make_room(folder: Path) -> None:
+    """The folder is there and takes files, or an OSError says why not, before an hour of measuring and not after it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.race", description="perdure beside its peers, on this machine.")
     parser.add_argument("--only", type=_listed(WORKLOADS), default=WORKLOADS, metavar="W1,W4", help=f"of {', '.join(WORKLOADS)}")
     parser.add_argument(
-        "--with", type=_listed(NAMES), default=NAMES, dest="names", metavar="dbos,temporal", help="peers; perdure is always there"
+        "--with",
+        type=_listed(PEERS),
+        default=PEERS,
+        dest="peers",
+        metavar="dbos,temporal",
+        help=f"of {', '.join(PEERS)}, or '' for nobody; perdure is always there",
     )
-    # A run that has killed five workers in a row is not given to another one.
-    parser.add_argument("--repeats", type=int, choices=range(1, 5), default=_REPEATS)
-    parser.add_argument("--quick", action="store_true", help="one repeat at small sizes: shows that it works, and measures nothing")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        # A run that has killed five workers in a row is not given to another one.
+        choices=range(1, 5),
+        metavar="N",
+        help=f"of everything, 1 to 4: {_REPEATS} unless told otherwise, 1 with --quick",
+    )
+    parser.add_argument("--quick", action="store_true", help="small sizes: shows that it works, and measures nothing")
     parser.add_argument(
         "--results", type=Path, default=_RESULTS, metavar="FOLDER", help="where everything is written, on the disk to measure on"
     )
     parser.add_argument("--render", type=Path, metavar="FILE.json", help="only write the page and the plot of these results again")
     wanted = parser.parse_args(arguments)
-    if wanted.quick:
-        wanted.repeats = 1
+    if not wanted.only:
+        parser.error(f"--only names no workload: there is {', '.join(WORKLOADS)}")
+    if wanted.repeats is None:
+        wanted.repeats = 1 if wanted.quick else _REPEATS
     return wanted
 
 
 def _listed(known: Sequence[str]) -> Any:
     def parse(text: str) -> tuple[str, ...]:
-        chosen = text.split(",")
-        if unknown := [one for one in chosen if one not in known]:
+        chosen = [one.strip().lower() for one in text.split(",") if one.strip()]
+        if unknown := [one for one in chosen if one not in map(str.lower, known)]:
             raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: there is {', '.join(known)}")
-        return tuple(one for one in known if one in chosen)
+        return tuple(one for one in known if one.lower() in chosen)
 
     return parse
 
 
+def _heed_signals() -> None:
+    """Whatever asks it to end has everything ended and written, the end of its terminal among it."""
+    for number in _ENDINGS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has asked not to be disturbed
+            signal.signal(number, _interrupt)
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    for one in _ENDINGS:  # a second one would stop the ending, and leave processes behind
+        signal.signal(one, signal.SIG_IGN)
+    if number == signal.SIGHUP:
+        _forget_the_terminal()
     raise KeyboardInterrupt
+
+
+def _forget_the_terminal() -> None:
+    """To write to one that has gone is an error, on the way to writing the results."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        if stat.S_ISCHR(os.fstat(stream).st_mode):  # isatty() knows only of terminals that are still there
+            os.dup2(nowhere, stream)
 
 
 def _race(wanted: argparse.Namespace) -> int:
@@ -95,47 +154,75 @@ def _race(wanted: argparse.Namespace) -> int:
         lanes=[],
         cells=[],
     )
+    planned: list[progress.Key] = []
     is_over = False
     try:
-        _measure(found, chosen, wanted)
+        _measure(found, chosen, wanted, planned)
         is_over = True
     except KeyboardInterrupt:
-        print("interrupted: what has been measured is kept", file=sys.stderr)
+        kept = "what has been measured is kept" if found.cells else "nothing has been measured"
+        print(f"interrupted: {kept}", file=sys.stderr)
     finally:  # whatever happens: an hour of measuring is not lost
         found.seconds = time.monotonic() - begun
-        found.is_whole = is_over and _is_everything(wanted)
-        _written(found, wanted.results / f"race-{stamp:%Y-%m-%dT%H%M%SZ}.json")
+        found.machine["load after (1, 5, 15 min)"] = machine.load()
+        found.is_whole = is_over and is_whole(wanted, found)
+        if not is_over:
+            found.interrupted = Interruption.of(chosen, [name for name, _ in planned], [cell.measurement for cell in found.cells])
+        if found.lanes:
+            _written(found, wanted.results / f"race-{stamp:%Y-%m-%dT%H%M%SZ}.json")
     if found.is_whole:
         _written(found, wanted.results / _KEPT)
-    print(page.page(found))
+    if found.lanes:
+        print(page.page(found))
     return 0 if is_over else _INTERRUPTED
 
 
-def _is_everything(wanted: argparse.Namespace) -> bool:
-    return not wanted.quick and wanted.repeats >= _REPEATS and wanted.only == WORKLOADS and wanted.names == NAMES
+def is_whole(wanted: argparse.Namespace, found: Results) -> bool:
+    """Whether everything was asked for, and everybody was there: only then may it take the place of the race that is kept."""
+    is_everything = not wanted.quick and wanted.repeats >= _REPEATS and wanted.only == WORKLOADS and wanted.peers == PEERS
+    return is_everything and not found.left_out and not found.silent()
 
 
-def _measure(found: Results, chosen: Sequence[Measurement], wanted: argparse.Namespace) -> None:
+def _measure(found: Results, chosen: Sequence[Measurement], wanted: argparse.Namespace, planned: list[progress.Key]) -> None:
     # Beside the results and not in /tmp, which is often memory: an fsync that costs nothing would make every ratio meaningless.
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scratch-", dir=wanted.results, ignore_cleanup_errors=True)))
+        stack.enter_context(_looked_after(folder))
+        # Before anything is installed, which is a load as well.
+        found.load_before = os.getloadavg()[0]
+        if warning := machine.busy(found.load_before):
+            print(warning, file=sys.stderr, flush=True)
         found.machine |= machine.facts(folder)
-        lanes = _lanes(found, folder, (OURS, *(name for name in wanted.names if name != OURS)))
+        lanes = _lanes(found, folder, (OURS, *wanted.peers))
+        if wanted.peers and not found.contestants.keys() & set(wanted.peers):
+            raise NobodyToRace("no peer can take part, and perdure alone is no race: see above what to try, or race it alone: --with ''")
         server = _postgresql(found, folder, stack)
         lanes = [lane for lane in lanes if lane.store != "postgres" or server is not None]
+        planned += _planned(chosen, lanes, wanted.repeats)
         found.lanes += [lane.name for lane in lanes]
         ground = Ground(folder, server, found.sizes)
-        earlier = {} if wanted.quick else _earlier(wanted.results / _KEPT)
-        told = stack.enter_context(progress.shown(_planned(chosen, lanes, wanted.repeats), earlier))
+        earlier = {} if wanted.quick else earlier_durations(wanted.results / _KEPT)
+        told = stack.enter_context(progress.shown(planned, earlier))
         race = Race(ground, lanes, wanted.repeats, told, found.cells)
         for measurement in chosen:
             race.run(measurement)
 
 
+@contextmanager
+def _looked_after(folder: Path) -> Iterator[None]:
+    """If this process is killed, whoever works below this folder is ended: who is asked may wait for a worker that has left."""
+    undertaker = hire(folder)
+    try:
+        yield
+    finally:
+        undertaker.kill()
+        undertaker.wait()
+
+
 def _postgresql(found: Results, folder: Path, stack: ExitStack) -> Server | None:
     try:
         server = stack.enter_context(database.started(folder))
-    except (NoPostgres, RuntimeError, OSError, subprocess.SubprocessError) as reason:
+    except (NoPostgres, database.OnAnotherDisk, RuntimeError, OSError, subprocess.SubprocessError) as reason:
         found.left_out["PostgreSQL"] = str(reason)
         print(f"PostgreSQL is left out: {reason}", file=sys.stderr, flush=True)
         return None
@@ -151,14 +238,22 @@ def _lanes(found: Results, folder: Path, names: Sequence[str]) -> list[Lane]:
         contestant = Contestant.called(name)
         try:
             install(name)
-            about = exchange.ask(contestant, "about", {"folder": str(folder), "url": None, "server": None}, _ABOUT_S)
-        except (NotInstalled, Failed, Absent) as reason:
+            about = described(exchange.ask(contestant, "about", {"folder": str(folder), "url": None, "server": None}, _ABOUT_S))
+            about["python"] = machine.python(contestant.python)
+        except (NotInstalled, Failed, Absent, OSError, subprocess.SubprocessError) as reason:
             found.left_out[name] = str(reason)
             print(f"{name} is left out: {reason}", file=sys.stderr, flush=True)
             continue
         found.contestants[name] = about
         lanes += lanes_of(contestant, about)
     return lanes
+
+
+def described(about: dict[str, Any]) -> dict[str, Any]:
+    """What the page cannot do without is there, or Failed is raised."""
+    if missing := [name for name in ("name", "version", "stores", "durable", "how") if not about.get(name)]:
+        raise Failed(f"about: it says nothing of {', '.join(missing)}")
+    return about
 
 
 def _planned(chosen: Sequence[Measurement], lanes: Sequence[Lane], repeats: int) -> list[progress.Key]:
@@ -171,23 +266,33 @@ def _planned(chosen: Sequence[Measurement], lanes: Sequence[Lane], repeats: int)
     ]
 
 
-def _earlier(kept: Path) -> dict[progress.Key, float]:
-    """How long everything took in the race that is kept, if one is."""
-    cells: list[Cell] = document.read(kept).cells if kept.exists() else []
-    return progress.earlier_durations(cells)
+def earlier_durations(kept: Path) -> dict[progress.Key, float]:
+    """How long everything took in the race that is kept, if there is one that can be read: it serves for a guess, no more."""
+    try:
+        return progress.earlier_durations(document.read(kept).cells)
+    except document.Unreadable:
+        return {}
 
 
 def _written(found: Results, path: Path) -> None:
     document.write(found, path)
-    _render(path)
+    print(f"written: {path}", file=sys.stderr)
+    _render(found, path)
 
 
-def _render(path: Path) -> int:
-    found = document.read(path)
-    for suffix, text in ((".md", page.page(found)), (".svg", plot.plot(found))):
-        path.with_suffix(suffix).write_text(text)
-        print(f"written: {path.with_suffix(suffix)}", file=sys.stderr)
+def _rendered(path: Path) -> int:
+    try:
+        _render(document.read(path), path)
+    except document.Unreadable as reason:
+        print(reason, file=sys.stderr)
+        return 1
     return 0
+
+
+def _render(found: Results, path: Path) -> None:
+    for suffix, text in ((".md", page.page(found)), (".svg", plot.plot(found))):
+        document.replace(path.with_suffix(suffix), text.encode())
+        print(f"written: {path.with_suffix(suffix)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,31 @@ from bench.race.results import Results
 from bench.race.targets import TARGETS
 
 
+class Unreadable(Exception):
+    """The file is not there, is damaged, or was written by another version of the race."""
+
+
 def read(path: Path) -> Results:
     """What was measured; what followed from it is reckoned anew."""
-    return msgspec.json.decode(path.read_bytes(), type=Results)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Results)
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise Unreadable(f"{path} cannot be read: {error}; it takes a race-….json of this version: run the race again") from None
 
 
 def write(results: Results, path: Path) -> None:
     whole = msgspec.to_builtins(results) | {"summary": _summary(results), "targets": _targets(results)}
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
+    replace(path, msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Put this in place of what is there, as a whole: whoever stops it in the middle keeps the one before."""
+    new = path.with_name(f".{path.name}.new")
+    try:
+        new.write_bytes(content)
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def _summary(results: Results) -> dict[str, dict[str, Any]]:

@@ -1,8 +1,10 @@
-"""The peers' environments: one for each below .bench, installed once and again when its requirements change."""
+"""The peers' environments: one for each below .bench, made once, and anew when its requirements or the Python change."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -29,40 +31,65 @@ def install(
     if not wanted:
         raise NotInstalled(f"there is no {requirements.name}/{name}.txt that says what it needs")
     environment = environments / name
-    stamp, fingerprint = environment / ".installed", _fingerprint(wanted)
-    if stamp.exists() and stamp.read_text() == fingerprint:
-        return
-    print(f"{name} -> {environment.relative_to(environments.parent)}", file=sys.stderr, flush=True)
-    _make(environment, wanted, uv)
-    stamp.write_text(fingerprint)
+    stamp = environment / ".installed"
+    try:
+        fingerprint = _fingerprint(wanted)
+        if stamp.exists() and stamp.read_text() == fingerprint:
+            return
+        print(f"{name} -> {environment.relative_to(environments.parent)}", file=sys.stderr, flush=True)
+        _make(environment, wanted, uv)
+        stamp.write_text(fingerprint)
+    except OSError as error:  # a full disk, a folder that may only be read
+        raise NotInstalled(str(error)) from None
 
 
 def _make(environment: Path, wanted: Sequence[Path], uv: Path) -> None:
+    # Never on top of one that is there: what another Python or other requirements have left in it would be measured, too.
+    _run(
+        _lines(wanted[0])[0],
+        [sys.executable, str(uv), "venv", "--quiet", "--clear", "--no-project", "--python", sys.executable, str(environment)],
+    )
     python = environment / "bin" / "python"
-    if not python.exists():
-        _run([sys.executable, str(uv), "venv", "--quiet", "--clear", "--no-project", "--python", sys.executable, str(environment)])
     for file in wanted:
         if file.name.endswith(".npm.txt"):
             _npm(environment, _lines(file))
         else:
-            _run([sys.executable, str(uv), "pip", "install", "--quiet", "--python", str(python), "-r", str(file)])
+            _run(_lines(file)[0], [sys.executable, str(uv), "pip", "install", "--quiet", "--python", str(python), "-r", str(file)])
 
 
 def _npm(environment: Path, packages: Sequence[str]) -> None:
     npm = shutil.which("npm")
     if npm is None:
-        raise NotInstalled("it needs npm, which is not on this machine: install Node.js")
-    _run([npm, "install", "--no-audit", "--no-fund", "--loglevel", "error", "--prefix", str(environment), *packages])
+        raise NotInstalled(f"{packages[0]} needs npm, which is not on this machine: install Node.js")
+    command = [npm, "install", "--no-audit", "--no-fund", "--loglevel", "error", "--prefix", str(environment), *packages]
+    _run(packages[0], command)
 
 
-def _run(command: Sequence[str]) -> None:
+def _run(package: str, command: Sequence[str]) -> None:
+    """Do this, or say which package it was about, what the error begins with, and which command shows the rest."""
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise NotInstalled(f"{Path(command[0]).name} was not done after {_LIMIT_S:.0f} s") from None
+        raise NotInstalled(f"{package} was not installed after {_LIMIT_S:.0f} s; {_to_try(command)}") from None
     if done.returncode != 0:
-        said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise NotInstalled(" ".join(said[-3:])[-_REASON_CHARS:] or f"{Path(command[0]).name} ended with {done.returncode}")
+        said = _first_words(done.stderr or done.stdout) or f"{Path(command[0]).name} ended with {done.returncode}"
+        raise NotInstalled(f"{package} cannot be installed: {said}; {_to_try(command)}")
+
+
+def _first_words(text: str) -> str:
+    """The first line that says something, and the one below it, where installers put the cause."""
+    lines = [stripped for line in text.splitlines() if (stripped := line.strip(" \t×╰─▶│"))]
+    if not lines:
+        return ""
+    if lines[0].startswith("Traceback"):
+        return lines[-1][:_REASON_CHARS]
+    return " ".join(lines[:2])[:_REASON_CHARS]
+
+
+def _to_try(command: Sequence[str]) -> str:
+    """As it is typed at the root of the checkout; it may say more than to us, who take its first words for the error."""
+    spoken = [one for one in command if one != "--quiet"]
+    return "to try: " + shlex.join(os.path.relpath(one, ROOT) if Path(one).is_relative_to(ROOT) else one for one in spoken)
 
 
 def _lines(file: Path) -> list[str]:

@@ -14,7 +14,9 @@ RACE = Path(__file__).resolve().parent
 ROOT = RACE.parents[1]
 ENVIRONMENTS = ROOT / ".bench"
 OURS = "perdure"
-NAMES = (OURS, "dbos", "langgraph", "temporal", "restate")
+PEERS = ("dbos", "langgraph", "temporal", "restate")
+NAMES = (OURS, *PEERS)
+_AS_SHIPPED = ", as shipped"
 
 
 class Contestant(Struct, frozen=True):
@@ -41,19 +43,29 @@ class Lane(Struct, frozen=True):
     @property
     def name(self) -> str:
         name = self.contestant.name if self.store == "own" else f"{self.contestant.name}/{self.store}"
-        return f"{name}, as shipped" if self.as_shipped else name
+        return f"{name}{_AS_SHIPPED}" if self.as_shipped else name
 
 
 def beside(lane: str) -> str:
     """The lane of perdure that this one is held against: on the same kind of store, and a server of one's own beside the file."""
-    return f"{OURS}/postgres" if lane.endswith("/postgres") else f"{OURS}/sqlite"
+    return f"{OURS}/postgres" if lane.removesuffix(_AS_SHIPPED).endswith("/postgres") else f"{OURS}/sqlite"
+
+
+def contestant_of(lane: str) -> str:
+    """Whose lane this is, by the lane's name."""
+    return lane.removesuffix(_AS_SHIPPED).partition("/")[0]
+
+
+def is_as_shipped(lane: str) -> bool:
+    return lane.endswith(_AS_SHIPPED)
 
 
 def is_ours(lane: str) -> bool:
-    return lane.partition("/")[0] == OURS
+    return contestant_of(lane) == OURS
 
 
 def lanes_of(contestant: Contestant, about: dict[str, Any]) -> list[Lane]:
+    """A lane for each store that it says it has, and one more for each that it also runs on as it is shipped."""
     return [
         Lane(contestant, store, as_shipped)
         for store in about["stores"]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 _SYNC_S = 0.5
+_PYTHON_S = 30.0
+_BUSY = 1.5
 
 
 def facts(folder: Path) -> dict[str, str]:
@@ -15,11 +19,28 @@ def facts(folder: Path) -> dict[str, str]:
         "processor": f"{os.cpu_count()} cores, {_first_value(Path('/proc/cpuinfo'), 'model name') or platform.machine()}",
         "memory": f"{_memory_gb():.0f} GB",
         "system": f"{platform.system()} {platform.release()}",
-        "file system": _file_system(folder),
+        "file system": file_system(folder),
         "disk, 4 KiB at the end of a file": f"{_syncs_per_s(folder):,.0f} fsyncs/s",
-        "Python": f"{platform.python_implementation()} {platform.python_version()}",
-        "load before (1, 5, 15 min)": ", ".join(f"{one:.2f}" for one in os.getloadavg()),
+        "Python": python(Path(sys.executable)),
+        "load before (1, 5, 15 min)": load(),
     }
+
+
+def load() -> str:
+    return ", ".join(f"{one:.2f}" for one in os.getloadavg())
+
+
+def busy(before: float) -> str | None:
+    """What is to be said of a load like this (of the last minute) before anything was measured."""
+    if before <= _BUSY:
+        return None
+    return f"The machine was busy in the minute before this began (load {before:.2f}): if that went on, it was measured, too."
+
+
+def python(executable: Path) -> str:
+    """Which one it is, by its own word."""
+    asked = "import platform; print(platform.python_implementation(), platform.python_version())"
+    return subprocess.run([executable, "-I", "-c", asked], capture_output=True, text=True, timeout=_PYTHON_S, check=True).stdout.strip()
 
 
 def _first_value(path: Path, name: str) -> str | None:
@@ -31,7 +52,8 @@ def _memory_gb() -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
 
-def _file_system(folder: Path) -> str:
+def file_system(folder: Path) -> str:
+    """The kind of the one that holds this folder: ext4, tmpfs, …"""
     mounts = Path("/proc/self/mounts")
     found = [line.split()[1:3] for line in mounts.read_text().splitlines()] if mounts.exists() else []
     holding = [(point, kind) for point, kind in found if folder.is_relative_to(point)]

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from bench.race import machine
 from bench.race.figures import BY_KEY, FIGURES, Figure, titles
-from bench.race.lanes import beside
+from bench.race.lanes import NAMES, beside
 from bench.race.results import Results, Summary
+from bench.race.sizes import Sizes
 from bench.race.targets import TARGETS, Bound, Target
-from bench.race.words import number, times, with_unit
+from bench.race.words import counted, number, times, versions, with_unit
 
 _SLOW = ("T1", "T2")
+_RULE = (
+    "The rule for everybody: a crash repeats at most the last step that ended, and only if the process dies before the next one begins. "
+    "A step that was interrupted is run again."
+)
 _HOW_TO_READ = (
     "Medians, with lowest and highest in brackets. In bold, how many times better perdure is on the same kind of store: the median of the "
-    "ratios of each repeat; below 1 perdure is worse. Servers of one's own stand beside perdure on its file."
+    "ratios of each repeat, with the lowest and the highest of these ratios behind it; below 1 perdure is worse. Servers of one's own stand "
+    "beside perdure on its file."
+)
+_TARGETS = (
+    "They were set before anything was measured, as multiples of each peer and, twice, as a bound in milliseconds. What is missed is shown "
+    "like what is met."
 )
 
 
@@ -39,34 +51,66 @@ def page(results: Results) -> str:
     notes = Footnotes()
     parts = [
         _head(results),
-        "## What is durable when\n\n" + _durability(results),
-        "## The race\n\n" + _HOW_TO_READ + "\n\n" + "\n\n".join(_groups(results, notes, slow=False)),
-        f"## Tools that take {results.sizes.tool_ms:.0f} ms\n\nWhere the work is real, everybody should be near 100 % of the ideal time.\n\n"
-        + "\n\n".join(_groups(results, notes, slow=True)),
-        "## Targets\n\n" + _targets(results),
+        _section("What is durable when", _RULE, [_durability(results)] if results.contestants else []),
+        _section("The race", _HOW_TO_READ, _groups(results, notes, slow=False)),
+        _section(f"Tools that take {results.sizes.tool_ms:.0f} ms", _slow_tools(results.sizes), _groups(results, notes, slow=True)),
+        f"## Targets\n\n{_TARGETS}\n\n{_targets(results)}",
         "## Notes\n\n" + ("\n".join(notes.lines()) or "None."),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _section(title: str, before: str, tables: Sequence[str]) -> str:
+    """Nothing where nothing was measured."""
+    return "\n\n".join([f"## {title}", before, *tables]) if tables else ""
+
+
+def _slow_tools(sizes: Sizes) -> str:
+    alone_s, together_s = (steps * sizes.tool_ms / 1000 for steps in (sizes.slow_steps, sizes.slow_steps_of_a_run))
+    return (
+        f"The share of the time that the tools themselves take: {number(alone_s)} s in T1, {number(together_s)} s in T2. That of T2 is short, and most of "
+        f"what comes on top is the start of {sizes.slow_runs} runs at once; for who is below {sizes.slow_runs * 1000 / sizes.tool_ms:,.0f} steps/s "
+        "in W2 it is the steps as well."
+    )
 
 
 def _head(results: Results) -> str:
     told = [f"- {name}: {value}" for name, value in results.machine.items()]
-    told.append(f"- measured in {results.seconds / 60:.0f} min, {results.repeats} repeats of everything, by turns")
+    if unasked := [name for name in NAMES if name not in results.contestants and name not in results.left_out]:
+        told.append(f"- not asked to take part: {', '.join(unasked)}")
+    minutes = f"{results.seconds / 60:.0f} min"
+    if results.interrupted is None:
+        told.append(f"- measured in {minutes}, {counted(results.repeats, 'repeat')} of everything, by turns")
     left_out = [f"- left out: {name}: {reason}" for name, reason in results.left_out.items()]
-    warning = "\n\n**Small sizes and one repeat: this shows that it works, and measures nothing.**" if results.quick else ""
-    return f"# perdure beside its peers, {results.date[:10]}{warning}\n\n" + "\n".join(told + left_out)
+    warnings = [
+        results.quick and "Small sizes: this shows that it works, and measures nothing.",
+        results.interrupted is not None and f"{_sentence(results.interrupted.told())} ({minutes}).",
+        machine.busy(results.load_before),
+    ]
+    title = f"# perdure beside its peers, {results.date[:10]}"
+    return "\n\n".join([title, *(f"**{warning}**" for warning in warnings if warning), "\n".join(told + left_out)])
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _durability(results: Results) -> str:
     rows = [
         (
-            f"{about['name']} {about['version']}",
+            _who(results, about),
             about["durable"],
             about["how"] + ("; resume: " + about["resume"] if "resume" in about else ""),
         )
         for about in results.contestants.values()
     ]
     return _table(("", "what is durable when", "how it was used"), rows)
+
+
+def _who(results: Results, about: Mapping[str, Any]) -> str:
+    """With its Python where that is not the one at the head of the page."""
+    python = about.get("python", results.machine.get("Python"))
+    return versions(about) + ("" if python == results.machine.get("Python") else f" on {python}")
 
 
 def _groups(results: Results, notes: Footnotes, *, slow: bool) -> list[str]:
@@ -91,7 +135,7 @@ def _race_table(results: Results, notes: Footnotes, figures: Sequence[Figure], l
 
 
 def _cell(results: Results, notes: Footnotes, figure: Figure, lane: str) -> str:
-    mark = notes.mark(_remarks(results, figure, lane))
+    mark = notes.mark(results.remarks(figure.key, lane))
     found = results.summary(figure.key, lane)
     if found is not None:
         return _shown(found) + mark
@@ -102,25 +146,22 @@ def _cell(results: Results, notes: Footnotes, figure: Figure, lane: str) -> str:
 
 def _shown(found: Summary) -> str:
     spread = f" ({number(found.low)}–{number(found.high)})" if found.repeats > 1 else ""
-    ratio = f" **{times(found.times)}**" if found.times is not None else ""
-    return number(found.median) + spread + ratio
+    return number(found.median) + spread + _ratio(found)
 
 
-def _remarks(results: Results, figure: Figure, lane: str) -> list[str]:
-    """What there is to say about one figure of one lane: why it is missing, and what the contestant itself remarks."""
-    cells = [cell for cell in results.cells if cell.lane == lane and figure.key in cell.gives]
-    failed = [f"{lane}, {cell.measurement}, repeat {cell.repeat}: {cell.failed}" for cell in cells if cell.failed]
-    tried = [text for text in failed if "not tried again" not in text]
-    name = lane.partition("/")[0]
-    absent = [f"{name}, {cell.measurement}: {cell.absent}" for cell in cells if cell.absent]
-    why = [f"{name}, {cell.measurement}: {text}" for cell in cells for text in cell.why]
-    return list(dict.fromkeys([*tried, *absent, *why]))
+def _ratio(found: Summary) -> str:
+    if found.times is None or found.times_low is None or found.times_high is None:
+        return ""
+    low, high = (times(value).removesuffix("×") for value in (found.times_low, found.times_high))
+    return f" **{times(found.times)}**" + (f" ({low}–{high})" if low != high else "")
 
 
 def _targets(results: Results) -> str:
     """All of them for a whole race; for a part of it those that it says anything about."""
     told = [target for target in TARGETS if results.is_whole or _was_tried(target, results)]
     rest = len(TARGETS) - len(told)
+    if not told:
+        return f"All {rest} are about what was not part of this run."
     rows = [_target_row(target, results) for target in told]
     after = f"\n\n{rest} more are about what was not part of this run." if rest else ""
     return _table(("", "target", "measured", ""), rows) + after
@@ -144,13 +185,14 @@ def _wanted(target: Target | Bound, figure: Figure) -> str:
         case Target():
             if target.at_least is not None:
                 as_fast = "that of" if figure.better == "more" else "as fast as"
-                return f"{figure.title}: at least {times(target.at_least)} {as_fast} {target.lane}"
+                return f"{figure.title}: at least {number(target.at_least)}× {as_fast} {target.lane}"
             assert target.at_most is not None
-            return f"{figure.title}: at most {times(target.at_most)} that of {target.lane}"
+            return f"{figure.title}: at most {number(target.at_most)}× that of {target.lane}"
 
 
 def _measure_of(target: Target | Bound, figure: Figure, measured: float) -> str:
-    return with_unit(measured, figure.unit) if isinstance(target, Bound) else times(measured)
+    """With all its digits: two would round some that miss to what they miss."""
+    return with_unit(measured, figure.unit if isinstance(target, Bound) else "×")
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

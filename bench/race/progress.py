@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
+from bench.bar import TwoLines
 from bench.race.results import Cell
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -89,14 +90,18 @@ class Bar:
         self._bar.update(self._task, advance=1, left=left(self._forecast))
 
 
+def bar_on(console: Console) -> Progress:
+    columns = (BarColumn(20), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn(), TextColumn("{task.fields[left]}"))
+    return TwoLines(*columns, console=console)
+
+
 @contextmanager
 def shown(planned: Sequence[Key], earlier: Mapping[Key, float]) -> Iterator[Lines | Bar]:
     forecast = Forecast(planned, earlier)
     if not sys.stderr.isatty():
         yield Lines(forecast, sys.stderr)
         return
-    columns = (BarColumn(20), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn(), TextColumn("{task.fields[left]}"))
-    with Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True)) as bar:
+    with bar_on(Console(stderr=True)) as bar:
         yield Bar(forecast, bar)
 
 

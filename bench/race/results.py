@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.race.figures import BY_KEY
-from bench.race.lanes import beside, is_ours
+from bench.race.interruption import Interruption
+from bench.race.lanes import beside, contestant_of, is_ours
 from bench.race.sizes import Sizes
 from msgspec import Struct
 
@@ -31,13 +32,16 @@ class Cell(Struct, frozen=True, omit_defaults=True):
 
 
 class Summary(Struct, frozen=True):
-    """Repeats of one figure in one lane. `times` is how many times better perdure is: the median of the ratios, repeat by repeat."""
+    """Repeats of one figure in one lane. `times` is how many times better perdure is: the median, the lowest and the highest of the
+    ratios, repeat by repeat."""
 
     median: float
     low: float
     high: float
     repeats: int
     times: float | None = None
+    times_low: float | None = None
+    times_high: float | None = None
 
 
 class Results(Struct):
@@ -54,6 +58,8 @@ class Results(Struct):
     cells: list[Cell]
     seconds: float = 0.0
     is_whole: bool = False
+    load_before: float = 0.0
+    interrupted: Interruption | None = None
 
     def values(self, key: str, lane: str) -> dict[int, float]:
         """One figure of one lane: repeat → value."""
@@ -64,22 +70,63 @@ class Results(Struct):
         if not values:
             return None
         numbers = list(values.values())
-        return Summary(statistics.median(numbers), min(numbers), max(numbers), len(numbers), self.times(key, lane))
+        ratios = self._ratios(key, lane)
+        spread = (min(ratios), max(ratios)) if ratios else (None, None)
+        return Summary(statistics.median(numbers), min(numbers), max(numbers), len(numbers), self.times(key, lane), *spread)
 
     def times(self, key: str, lane: str) -> float | None:
         """How many times better perdure is on the same kind of store. Below 1 it is worse. None where one of the two is missing."""
+        ratios = self._ratios(key, lane)
+        return statistics.median(ratios) if ratios else None
+
+    def _ratios(self, key: str, lane: str) -> list[float]:
         if is_ours(lane):
-            return None
+            return []
         theirs, ours = self.values(key, lane), self.values(key, beside(lane))
         pairs = [(ours[repeat], theirs[repeat]) for repeat in theirs if repeat in ours]
-        ratios = [one / other for one, other in _better_on_top(key, pairs) if other > 0]
-        return statistics.median(ratios) if ratios else None
+        # What an empty store has is taken off, which at small sizes can leave less than nothing.
+        return [one / other for one, other in _better_on_top(key, pairs) if one >= 0 and other > 0]
 
     def without(self, key: str, lane: str) -> list[Cell]:
         """The cells of this lane that were to give this figure, and failed or have nothing of the kind."""
         return [cell for cell in self.cells if cell.lane == lane and key in cell.gives and (cell.failed or cell.absent)]
 
+    def was_tried(self, key: str, lane: str) -> bool:
+        """Whether this lane was to give this figure, whatever came of it."""
+        return any(cell.lane == lane and key in cell.gives for cell in self.cells)
+
+    def silent(self) -> list[str]:
+        """The lanes of which there is no figure at all."""
+        heard = {cell.lane for cell in self.cells if cell.figures}
+        return [lane for lane in self.lanes if lane not in heard]
+
+    def remarks(self, key: str, lane: str) -> list[str]:
+        """What there is to say about one figure of one lane: why it is missing, and what the contestant itself remarks."""
+        cells = [cell for cell in self.cells if cell.lane == lane and key in cell.gives]
+        tried = [cell for cell in cells if cell.failed and "not tried again" not in cell.failed]
+        failed = [f"{lane}, {cell.measurement}, {_when(cell, tried)}: {cell.failed}" for cell in tried]
+        name = contestant_of(lane)
+        absent = [f"{name}, {cell.measurement}: {cell.absent}" for cell in cells if cell.absent]
+        why = [f"{name}, {cell.measurement}: {text}" for cell in cells for text in cell.why]
+        workload = BY_KEY[key].workload
+        said = self.contestants.get(name, {}).get("notes", {})
+        # Only where it was measured, or was to be: a lane as shipped has few of the workloads that its contestant remarks on.
+        own = [f"{name}, {workload}: {said[workload]}"] if cells and workload in said else []
+        return list(dict.fromkeys([*failed, *absent, *why, *own]))
+
+
+def _when(cell: Cell, tried: Sequence[Cell]) -> str:
+    """In which repeats the same happened."""
+    repeats = [str(other.repeat) for other in tried if (other.measurement, other.failed) == (cell.measurement, cell.failed)]
+    return f"repeat {', '.join(repeats)}" if cell.repeat else "when it was prepared"
+
 
 def _better_on_top(key: str, pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """(ours, theirs) where more is better; (theirs, ours) where less is."""
-    return [pair if BY_KEY[key].better == "more" else (pair[1], pair[0]) for pair in pairs]
+    """(ours, theirs) where more is better; (theirs, ours) where less is; nobody where neither is."""
+    match BY_KEY[key].better:
+        case "more":
+            return list(pairs)
+        case "less":
+            return [(theirs, ours) for ours, theirs in pairs]
+        case None:
+            return []

@@ -13,6 +13,7 @@ class Sizes(Struct, frozen=True):
     idle_starts: int = 40
     short_run: int = 1_000
     long_run: int = 10_000
+    noticed_s: float = 3.0  # from the end of a process that was killed to the start of the one that resumes its run
     turns: int = 200
     parked: int = 10_000
     parked_s: float = 5.0

@@ -80,6 +80,7 @@ class Table:
         self.woken = 0
         said = None if server is None else server.said
         self._always = {"folder": str(folder), "url": url, "server": said, "as_shipped": lane.as_shipped}
+        self._ended = time.monotonic()
         self._limit_s = 0.0
         self._deadline = 0.0
 
@@ -89,7 +90,10 @@ class Table:
         self._deadline = time.monotonic() + limit_s
 
     def ask(self, role: str, **parameters: Any) -> dict[str, Any]:
-        answer = self._exchange.ask(self.lane.contestant, role, self._always | parameters, self._left())
+        try:
+            answer = self._exchange.ask(self.lane.contestant, role, self._always | parameters, self._left())
+        finally:
+            self._ended = time.monotonic()
         self._note(answer)
         return answer
 
@@ -100,7 +104,12 @@ class Table:
             yield companion
 
     def seconds_to_last_words(self, role: str, **parameters: Any) -> float:
-        """From the start of a new process to the moment at which it says its last words."""
+        """From the start of a new process to the moment at which it says its last words.
+
+        Never before the death of the one before it has been noticed: a server needs a time-out for that, and how much of it is left
+        when the lane's turn comes would depend on who else takes part.
+        """
+        time.sleep(max(0.0, self._ended + self.sizes.noticed_s - time.monotonic()))
         begun = time.monotonic_ns()
         reached = self.ask(role, **parameters)["reached_ns"]
         return float(reached - begun) / 1e9

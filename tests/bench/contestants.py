@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ TINY = Sizes(
     idle_starts=3,
     short_run=20,
     long_run=40,
+    noticed_s=0.0,
     turns=4,
     parked=5,
     parked_s=0.2,
@@ -52,6 +54,12 @@ def ground(folder: Path, sizes: Sizes = TINY) -> Ground:
     scratch = folder / "scratch"
     scratch.mkdir()
     return Ground(scratch, None, sizes)
+
+
+def heeds_signals() -> None:
+    """For a process that is to be interrupted: what a shell starts in the background ignores Ctrl-C, and so do those that it starts."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 class Silent:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import msgspec
 import psutil  # type: ignore[import-untyped]
 import pytest
+from bench.race.__main__ import described
+from bench.race.exchange import Failed
+from bench.race.lanes import ROOT
 from bench.race.measurements import MEASUREMENTS, Measurement
 from bench.race.race import Race
 from bench.race.results import Cell
@@ -110,3 +117,41 @@ def test_a_measurement_leaves_nothing_behind_on_the_disk(tmp_path: Path) -> None
     place = ground(tmp_path)
     Race(place, [lane(tmp_path, "one")], 1, Silent(), cells).run(_named("one run"))
     assert [one.name for one in place.folder.iterdir()] == ["said"]
+
+
+_STAYS = """
+def worker(given):
+    wire.say({"ready": True})
+    sys.stdin.read()
+    open("left", "w").close()
+    return {}
+"""
+_ASKS = """
+import os, signal, time
+from pathlib import Path
+from tests.bench.contestants import contestant
+from bench.race.exchange import Exchange
+folder = Path.cwd()
+with Exchange(folder / "said").companion(contestant(folder, "one", BODY, "worker"), "worker", {"folder": str(folder)}, 30.0):
+    time.sleep(0.3)
+    assert not (folder / "left").exists(), "it left before anything happened"
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_companion_sees_the_end_of_its_stdin_when_the_one_who_asks_is_killed(tmp_path: Path) -> None:
+    program = _ASKS.replace("BODY", repr(_STAYS))
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "left").exists():
+        assert time.monotonic() < deadline, "it is still there"
+        time.sleep(0.02)
+
+
+def test_what_says_nothing_of_its_stores_is_no_contestant() -> None:
+    about = {"name": "Peer", "version": "1", "durable": "all", "how": "plainly"}
+    with pytest.raises(Failed, match="about: it says nothing of stores"):
+        described(about)
+    assert described(about | {"stores": ["sqlite"]})["stores"] == ["sqlite"]

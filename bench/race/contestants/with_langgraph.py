@@ -3,7 +3,7 @@
 
 The plain (not asyncio) half of LangGraph is used, with a thread for each of many runs: both for one run and for many it took less of
 the processor per step than `ainvoke` with the asynchronous savers. The functional API is not used: the result of a `@task` is saved
-in the background under every durability, so that a crash may repeat tasks that have ended.
+in the background under every durability, so that a crash may repeat all tasks that have ended since the last checkpoint.
 """
 
 import os
@@ -11,6 +11,7 @@ import os
 # Tracing is off unless asked for; somebody's environment may ask.
 os.environ["LANGSMITH_TRACING"] = "false"
 
+import asyncio
 import importlib.metadata
 import itertools
 import time
@@ -216,7 +217,7 @@ def about(given: Mapping[str, Any]) -> dict[str, Any]:
         "version": importlib.metadata.version("langgraph"),
         "stores": ["sqlite", "postgres"],
         "durable": "the state after a step, before the next one begins: a snapshot and what the step wrote, two commits; no intent, no arguments",
-        "how": "StateGraph looping over one plain node, invoke(durability='sync'), SqliteSaver or PostgresSaver (one run: a connection in "
+        "how": "StateGraph looping over one plain node (no @task, since a crash may repeat all that have ended since the last checkpoint), invoke(durability='sync'), SqliteSaver or PostgresSaver (one run: a connection in "
         f"pipeline mode; many: a thread and a saver per run on a pool of {_CONNECTIONS} connections); the agent is langchain's create_agent "
         "with its messages in a DeltaChannel (beta, as Deep Agents has it)",
         "resume": "invoke(None) on the thread, by whoever knows its name: nothing finds interrupted runs, and nothing has to time out",
@@ -307,16 +308,14 @@ def parked(given: Mapping[str, Any]) -> dict[str, Any]:
     wake_ms = []
     with savers(given, 1) as (saver,):
         graph = approving(began_ns)(saver)
-        idle_from_s = time.process_time()
-        time.sleep(given["seconds"])
-        busy_s = time.process_time() - idle_from_s
+        cpu = asyncio.run(wire.idle_cpu(given))
         for number in range(given.get("woken", 0), given.get("woken", 0) + given["wakes"]):
             sent_ns = time.monotonic_ns()
             run(graph, Command(resume=True), str(number))
             wake_ms.append((began_ns[-1] - sent_ns) / 1e6)
     return {
         "peak_mb": wire.peak_mb(),
-        "cpu_percent": 100 * busy_s / given["seconds"],
+        **cpu,
         "wake_ms": wake_ms,
         "why": "it has no worker: this is a process with the graph compiled and nothing to do, and whoever wakes a run also runs it",
     }

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import sys
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,7 +43,7 @@ async def serve(given: Given) -> dict[str, Any]:
         await until_healthy(f"http://127.0.0.1:{ingress}/restate/health")
         addresses = {"ingress": ingress, "admin": admin, "service": service}
         wire.say({"ready": True, "pid": server.pid} | {name: f"http://127.0.0.1:{port}" for name, port in addresses.items()})
-        await told_to_leave()
+        await wire.leaving().wait()
     finally:
         server.terminate()
         await server.wait()
@@ -66,17 +64,3 @@ async def until_healthy(url: str) -> None:
                     if response.status == 200:
                         return
             await asyncio.sleep(0.05)
-
-
-async def told_to_leave() -> None:
-    """Until SIGTERM or until nobody holds our stdin any more."""
-    told, loop = asyncio.Event(), asyncio.get_running_loop()
-
-    def watch() -> None:
-        while os.read(0, 4096):
-            pass
-        loop.call_soon_threadsafe(told.set)
-
-    loop.add_signal_handler(signal.SIGTERM, told.set)
-    threading.Thread(target=watch, daemon=True).start()
-    await told.wait()

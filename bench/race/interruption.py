@@ -1,0 +1,42 @@
+"""A race that was stopped: how far it came, and what nobody has seen of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from bench.race.figures import WORKLOADS
+from bench.race.measurements import Measurement
+from msgspec import Struct
+
+
+class Interruption(Struct, frozen=True):
+    """So many of the cells that were planned are there; of some workloads only a part is, of others nothing."""
+
+    cells: int
+    planned: int
+    unfinished: tuple[str, ...] = ()
+    not_reached: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, chosen: Sequence[Measurement], planned: Sequence[str], done: Sequence[str]) -> Interruption:
+        """By the measurements that the cells belong to."""
+        wanted, there = Counter(planned), Counter(done)
+        parts = {workload: [one.name for one in chosen if workload in one.workloads and wanted[one.name]] for workload in WORKLOADS}
+        reached = {workload for workload, names in parts.items() if any(there[name] for name in names)}
+        whole = {workload for workload, names in parts.items() if all(there[name] >= wanted[name] for name in names)}
+        return cls(
+            len(done),
+            len(planned),
+            tuple(workload for workload in WORKLOADS if workload in reached - whole),
+            tuple(workload for workload in WORKLOADS if workload not in reached | whole),
+        )
+
+    def told(self) -> str:
+        """One sentence without its full stop."""
+        parts = [f"interrupted after {self.cells} of {self.planned} cells"]
+        if self.unfinished:
+            parts.append(f"not finished: {', '.join(self.unfinished)}")
+        if self.not_reached:
+            parts.append(f"not reached: {', '.join(self.not_reached)}")
+        return "; ".join(parts)
