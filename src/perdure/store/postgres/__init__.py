@@ -4,7 +4,7 @@
   each with its budgets after it; claims and notices pass by what others have locked. The statements say so (`queries.sql`), the logic
   is the same. Deadlocks that this order leaves possible are rolled back by the server and done again (`database.py`).
 - **A commit crosses a network.** Appends of many runs are one statement (`journal.py`), which the event loop sends and does not wait
-  for (`flight.py`); everything else is asked on threads.
+  for (`flight.py`, `wire.py`); everything else is asked on threads.
 - **The answer to a commit can be lost.** A transaction is looked up by its number where the same server answers, else by its rows; an append that is one statement is fenced by a new
   nonce first, which waits for it if it is under way and refuses it if it comes late (`database.py`, `journal.py`).
 - **Several machines.** Leases are judged by the clock of the database; a lock file proves a death on the same machine only; elsewhere a

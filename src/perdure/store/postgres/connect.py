@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import socket
@@ -44,6 +45,11 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     number = ""  # of the transaction that it is in
     for_tools = False  # a tool may have it in its hands
     _descriptor = -1
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.statements: dict[object, bytes] = {}  # what `wire` has prepared, and under which name
+        self.numbers = itertools.count()
 
     def wait(self, gen: PQGen[Any], interval: float = 0.1, timeout: float | None = None) -> Any:
         try:

@@ -1,14 +1,14 @@
 """One statement on its way, watched by an event loop that does other things meanwhile.
 
-psycopg's own statements are generators that say which side of the socket they wait for. A thread that waits for one costs two
-hand-overs, which is a tenth of what a commit takes where the server is near.
+A statement (`wire.py`) is a generator that says which side of the socket it waits for. A thread that waits for one costs two hand-overs,
+which is a tenth of what a commit takes where the server is near.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Generic, TypeVar
 
 import psycopg
 from psycopg.abc import PQGen
@@ -16,17 +16,17 @@ from psycopg.waiting import Ready, Wait
 
 from perdure.store.postgres.connect import Connection
 
+T = TypeVar("T")
 
-def fly(
-    loop: asyncio.AbstractEventLoop, connection: Connection, statement: PQGen[Any], landed: Callable[[psycopg.Error | None], None]
-) -> None:
-    """Let it go; `landed(error or None)` is called on the loop. A connection that does not answer in time is closed. Never waits."""
+
+def fly(loop: asyncio.AbstractEventLoop, connection: Connection, statement: PQGen[T], landed: Callable[[T | psycopg.Error], None]) -> None:
+    """Let it go; `landed(answer or error)` is called on the loop. A connection that does not answer in time is closed. Never waits."""
     _Flight(loop, connection, statement, landed).go_on()
 
 
-class _Flight:
+class _Flight(Generic[T]):
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, connection: Connection, statement: PQGen[Any], landed: Callable[[psycopg.Error | None], None]
+        self, loop: asyncio.AbstractEventLoop, connection: Connection, statement: PQGen[T], landed: Callable[[T | psycopg.Error], None]
     ) -> None:
         self._loop = loop
         self._connection = connection
@@ -40,8 +40,8 @@ class _Flight:
     def go_on(self, ready: Ready | None = None) -> None:
         try:
             wanted: int = next(self._statement) if ready is None else self._statement.send(ready)
-        except StopIteration:
-            self._land(None)
+        except StopIteration as end:
+            self._land(end.value)
         except psycopg.Error as error:
             self._land(error)
         except Exception as error:
@@ -83,10 +83,10 @@ class _Flight:
         self._connection.close()
         self._land(psycopg.OperationalError(why))
 
-    def _land(self, error: psycopg.Error | None) -> None:
+    def _land(self, answer: T | psycopg.Error) -> None:
         self._alarm.cancel()
         self._look_away()
         if self._is_under_way:
-            self._landed(error)
+            self._landed(answer)
         else:  # not before whoever let it go knows that it did
-            self._loop.call_soon(self._landed, error)
+            self._loop.call_soon(self._landed, answer)

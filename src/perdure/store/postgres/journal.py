@@ -20,6 +20,7 @@ from typing import Any
 
 import psycopg
 from msgspec import structs
+from psycopg.pq.abc import PGresult
 
 from perdure.core.events import RunCancelled, RunSucceeded, Terminal
 from perdure.errors import StoreUnavailable
@@ -27,7 +28,7 @@ from perdure.store.api import FINISHED, Append, Appended, Committed, Lease, Refu
 from perdure.store.consequences import Consequences, consequential
 from perdure.store.cursor import Cursor, Locked
 from perdure.store.journal import Journal, latest, refusal
-from perdure.store.postgres import flight
+from perdure.store.postgres import flight, wire
 from perdure.store.postgres.arrays import Array, Bools, Byteas, Int8s, Texts
 from perdure.store.postgres.database import PostgresDatabase
 from perdure.store.postgres.faults import is_loss, is_rolled_back, translated, unstorable
@@ -91,17 +92,18 @@ class PostgresJournal(Journal):
         connection = self._database.connections.take_idle() if plain else None
         if connection is None:
             return list(batch)
-        cursor, sent_s = psycopg.RawCursor(connection), time.monotonic()
+        sent_s = time.monotonic()
         flying = list(plain)
 
-        def landed(error: psycopg.Error | None) -> None:
+        def landed(answer: PGresult | psycopg.Error) -> None:
+            error = answer if isinstance(answer, psycopg.Error) else None
             if error is not None and is_loss(error):
                 # The crash window: the statement was sent, and nobody has heard what became of it. Whoever appends them now is
                 # answered only when that is known.
                 log.warning("%s; looking what became of %d appends", translated(error, self._database.where), len(flying))
                 self._doubtful.update(name for append in flying if (name := _name(append)) is not None)
                 self._database.connections.lost()
-            committed = set() if error is not None else written(cursor)
+            committed = set() if isinstance(answer, psycopg.Error) else written(answer)
             self._database.connections.give_back(connection)
             self._database.committed_since(sent_s)
             heard: list[Appended | None] = [_COMMITTED if id(append) in committed else None for append in flying]
@@ -110,7 +112,7 @@ class PostgresJournal(Journal):
 
         try:
             sql, values, written = self._plain_statement(plain)
-            flight.fly(loop, connection, cursor._execute_gen(sql, values, binary=True), landed)
+            flight.fly(loop, connection, wire.sent(connection, sql, values), landed)
         except (UnicodeEncodeError, struct.error):  # nothing was sent: whoever appends it hears why
             connection.close()
             self._database.connections.give_back(connection)
@@ -143,17 +145,17 @@ class PostgresJournal(Journal):
     def _append_plain(self, plain: list[Append]) -> set[int]:
         """The ids (of the objects) of those whose guard held. The others have changed nothing, and the common path says why."""
         sql, values, written = self._plain_statement(plain)
-        return self._statement(lambda connection: written(psycopg.RawCursor(connection).execute(sql, values, binary=True)))
+        return self._statement(lambda connection: written(connection.wait(wire.sent(connection, sql, values))))
 
-    def _plain_statement(self, plain: list[Append]) -> tuple[bytes | str, Any, Callable[[Any], set[int]]]:
-        """The statement, its values, and how to read from its cursor whose guard held. What is given is sorted in place."""
+    def _plain_statement(self, plain: list[Append]) -> tuple[bytes, Sequence[Any], Callable[[PGresult], set[int]]]:
+        """The statement, its values, and how to read from its answer whose guard held. What is given is sorted in place."""
         if len(plain) == 1 and 0 < len(plain[0].events) <= _FEW_EVENTS and not _ends(plain[0]):
             append = plain[0]
-            return *self._one(append), lambda cursor: {id(append)} if cursor.rowcount == len(append.events) else set()
+            return *self._one(append), lambda answer: {id(append)} if wire.count(answer) == len(append.events) else set()
         plain.sort(key=lambda append: self._keys[append.lease.run_id])  # the order in which everybody locks
         keys = {self._keys[append.lease.run_id]: id(append) for append in plain}
         statement = QUERIES["append_many"]
-        return statement.sql, statement.values(self._many(plain)), lambda cursor: {keys[key] for (key,) in cursor.fetchall()}
+        return statement.sql.encode(), statement.values(self._many(plain)), lambda answer: {keys[key] for key in wire.numbers(answer)}
 
     def _statement(self, run: Callable[[Any], set[int]]) -> set[int]:
         begun_s = time.monotonic()
