@@ -85,6 +85,7 @@ class Perdure:
         self._worker: Worker | None = None
         self._asking = Asking()
         self._opening = asyncio.Lock()
+        self._works = 0  # calls of `work` under way
         self._drain = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -103,8 +104,10 @@ class Perdure:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
-            if self._worker is not None:
-                await self._worker.__aexit__(kind, error, trace)
+            self.abort()
+            async with self._opening:  # or a worker that takes the place of another one would be left behind
+                if self._worker is not None:
+                    await self._worker.__aexit__(kind, error, trace)
         finally:
             self._worker = None
             if self._audit is not None:
@@ -231,18 +234,32 @@ class Perdure:
 
     # -- working ------------------------------------------------------------------------------------------------------
     async def drive(self, run_id: str, *, wait: bool = True, stop: asyncio.Event | None = None, tenant: str | None = None) -> RunRow:
-        """Drive one run here until it ends, needs a person, or waits for something from outside. Returns its row then."""
+        """Drive one run here until it ends, needs a person, or waits for something from outside. Returns its row then.
+
+        When `stop` is set, it and its children are handed over; beside a `work` they go on there.
+        """
         handle = self.handle(run_id, tenant=tenant)
         if tenant is not None:
             await handle.status()
         return await (await self._working()).drive_one(run_id, wait=wait, stop=stop)
 
     async def work(self, *, stop: asyncio.Event | None = None) -> None:
-        """Serve the queue until `stop` is set or `drain` is called; then hand over what is under way."""
-        await (await self._working()).serve(stop or self._drain)
+        """Serve the queue until `stop` is set or `drain` is called; then hand over what is under way.
+
+        Of several at a time each ends by its own `stop`, and the last one hands over. Afterwards the app can begin anew.
+        """
+        worker = await self._working()
+        self._works += 1
+        try:
+            await worker.serve(*([self._drain] if stop is None else [self._drain, stop]))
+        finally:
+            self._works -= 1
+            if not self._works:
+                self._drain.clear()
 
     def drain(self) -> None:
-        """End `work`: no run is claimed any more, those under way are handed over at their next step boundary."""
+        """End every `work` under way, or else the next one: no run is claimed any more, those under way are handed over at their next
+        step boundary."""
         self._drain.set()
 
     def abort(self) -> None:
@@ -251,12 +268,26 @@ class Perdure:
             self._worker.abort()
 
     async def _working(self) -> Worker:
+        """The worker; after a drain a new one, which has nothing to do with what the old one could not hand over."""
         async with self._opening:
+            if self._draining and self._worker is not None:
+                await self._worker.until_drained()
+                drained, self._worker = self._worker, None
+                await drained.__aexit__()
             if self._worker is None:
                 if not self.agents:
                     raise UnknownAgent("no agents to drive: pass them, Perdure(url, agents=[…])")
                 self._worker = await self._new_worker().__aenter__()
-        return self._worker
+            return self._worker
+
+    @property
+    def _draining(self) -> bool:
+        return self._worker is not None and self._worker.draining
+
+    def _may_drive(self, before: Worker | None) -> bool:
+        """Whether somebody who waits may have the run driven here. Who was there when a drain began does not take up again what it
+        hands over; who came later, with that worker already `before` them, does when it is over."""
+        return not self._draining or (self._worker is before and before is not None and before.drained)
 
     def _new_worker(self) -> Worker:
         return Worker(self.store, self.versions.values(), self.settings, self.clock, self._observers, self.queues)
@@ -505,6 +536,7 @@ class Handle:
     async def _end(self) -> RunRow:
         """Until the run, or a child that it waits for, has ended or needs a person. Drives it if it is ready, or if its worker has died."""
         app, began = self._app, asyncio.get_running_loop().time()
+        drained = app._worker if app._draining else None
         row = await self.status()
         while True:
             if row.status in FINISHED or (row.status == "needs_attention" and row.ready_at is None):
@@ -512,7 +544,8 @@ class Handle:
             if row.status == "waiting" and (stuck := await self._stuck_child()) is not None:
                 return stuck
             ready = row.holder is not None or (row.ready_at is not None and row.ready_at <= app.clock.now()) or await self._has_work()
-            if Served(row.agent, row.version) in app.versions and ready and not (worker := await app._working()).draining:
+            if Served(row.agent, row.version) in app.versions and ready and app._may_drive(drained):
+                worker = await app._working()
                 try:
                     row = await worker.drive_one(self.id, wait=True, by_turn=True)
                     if row.status not in FINISHED:

@@ -290,12 +290,13 @@ def test_a_drained_worker_claims_nothing_more(tmp_path: Path) -> None:
     async def main() -> tuple[str, str]:
         async with perdure(tmp_path / "db", [case.agent]) as app:
             await app.start(case.agent, id="r")
-            asyncio.get_running_loop().call_later(0.03, case.finish.set)
+            ending = asyncio.create_task(end_when_draining(app, case.finish))
             working = asyncio.create_task(app.work())
             await until(lambda: case.began)
             app.drain()
             await app.start(case.agent, id="late")
             await working
+            await ending
             return (await app.handle("r").status()).status, (await app.handle("late").status()).status
 
     assert run(main()) == ("queued", "queued")
@@ -369,3 +370,165 @@ def test_an_abort_writes_nothing_more(tmp_path: Path) -> None:
     row, lines = run(finished(tmp_path / "db", case.agent))
     assert row.status == "succeeded"
     assert lines[1:3] == ["initiated step 1/1", "initiated step 1/2"]
+
+
+# -- several at a time, and afterwards ------------------------------------------------------------------------------------
+def test_the_stop_of_one_of_two_ends_that_one_and_the_last_one_hands_over(tmp_path: Path) -> None:
+    case = Steps("once")
+
+    async def main() -> tuple[str, str]:
+        stops = [asyncio.Event(), asyncio.Event()]
+        async with perdure(tmp_path / "db", [case.agent], settings=IMPATIENT) as app:
+            works = [asyncio.create_task(app.work(stop=stop)) for stop in stops]
+            await app.start(case.agent, id="r")
+            await until(lambda: case.began)
+            stops[0].set()
+            await works[0]
+            between = status_of(app, "r")
+            await app.start(case.agent, id="next")
+            await until(lambda: case.began == ["first 1", "first 1"])
+            case.finish.set()
+            await until(lambda: status_of(app, "r") == status_of(app, "next") == "succeeded")
+            case.finish.clear()
+            await app.start(case.agent, id="last")
+            await until(lambda: len(case.began) == 5)
+            stops[1].set()
+            await works[1]
+            return between, status_of(app, "last")
+
+    assert run(main()) == ("running", "queued")
+    assert case.began == ["first 1", "first 1", "second 1", "second 1", "first 1"]
+
+
+@pytest.mark.parametrize("by", ["one stop", "drain"])
+def test_what_ends_all_at_once_is_over_for_each_when_everything_is_handed_over(tmp_path: Path, by: str) -> None:
+    case = Steps("read")
+
+    async def main() -> list[str]:
+        stop = asyncio.Event()
+        async with perdure(tmp_path / "db", [case.agent], settings=IMPATIENT) as app:
+            works = [asyncio.create_task(app.work(stop=stop)) for _ in range(2)]
+            await app.start(case.agent, id="r")
+            await until(lambda: case.began)
+            stop.set() if by == "one stop" else app.drain()
+            seen = []
+            for work in works:
+                await work
+                seen.append(status_of(app, "r"))
+            return seen
+
+    assert run(main()) == ["queued", "queued"]
+
+
+def test_the_stop_of_a_drive_by_name_hands_over_its_run_and_no_other(tmp_path: Path) -> None:
+    case = Steps("read")
+
+    async def main() -> tuple[str, str, str]:
+        stop = asyncio.Event()
+        async with perdure(tmp_path / "db", [case.agent], settings=IMPATIENT) as app:
+            for run_id in ("r", "s"):
+                await app.start(case.agent, id=run_id)
+            stopped = asyncio.create_task(app.drive("r", stop=stop))
+            driving = asyncio.create_task(app.drive("s"))
+            await until(lambda: len(case.began) == 2)
+            stop.set()
+            first = (await stopped).status
+            between = status_of(app, "s")
+            case.finish.set()
+            return first, between, (await driving).status
+
+    assert run(main()) == ("queued", "running", "succeeded")
+
+
+def test_the_stop_of_a_drive_by_name_beside_a_worker_leaves_the_run_to_that(tmp_path: Path) -> None:
+    case = Steps("once")
+
+    async def main() -> tuple[str, Any]:
+        stop = asyncio.Event()
+        async with perdure(tmp_path / "db", [case.agent], settings=IMPATIENT) as app:
+            handle = await app.start(case.agent, id="r")
+            working = asyncio.create_task(app.work())
+            driving = asyncio.create_task(app.drive("r", stop=stop))
+            await until(lambda: case.began)
+            stop.set()
+            status = (await driving).status
+            case.finish.set()
+            result = await handle.result()
+            app.drain()
+            await working
+            return status, result
+
+    assert run(main()) == ("running", ["first", "second"])
+    assert case.began == ["first 1", "second 1"]
+
+
+@pytest.mark.parametrize("end", ["drain", "stop", "abort"])
+@pytest.mark.parametrize("again", ["work", "drive", "result"])
+def test_after_its_drain_an_app_begins_anew(tmp_path: Path, end: str, again: str) -> None:
+    case = Steps("idempotent")
+
+    async def main() -> tuple[str, str]:
+        stop = asyncio.Event()
+        async with perdure(tmp_path / "db", [case.agent], settings=IMPATIENT) as app:
+            await app.start(case.agent, id="r")
+            working = asyncio.create_task(app.work(stop=stop))
+            await until(lambda: case.began)
+            {"drain": app.drain, "stop": stop.set, "abort": app.abort}[end]()
+            await working
+            between = status_of(app, "r")
+            case.finish.set()
+            if again == "drive":
+                await app.drive("r")
+            elif again == "result":
+                await app.handle("r").result()
+            else:
+                working = asyncio.create_task(app.work())
+                await until(lambda: status_of(app, "r") == "succeeded")
+                app.drain()
+                await working
+            assert len(app.store.workers(app.clock.now(), 1_000_000)) == 1, "the one before has signed off"
+            return between, status_of(app, "r")
+
+    assert run(main()) == ("running" if end == "abort" else "queued", "succeeded")
+    assert case.began == ["first 1", "first 2", "second 1"]
+
+
+def test_who_waits_for_a_result_does_not_take_up_again_what_a_drain_hands_over_and_who_comes_later_does(tmp_path: Path) -> None:
+    case = Steps("read")
+
+    async def main() -> tuple[str, list[Any]]:
+        async with perdure(tmp_path / "db", [case.agent], settings=IMPATIENT) as app:
+            handle = await app.start(case.agent, id="r")
+            waiting = asyncio.create_task(handle.result())
+            working = asyncio.create_task(app.work())
+            await until(lambda: case.began)
+            app.drain()
+            await working
+            await asyncio.sleep(0.05)  # enough for many a look
+            between = status_of(app, "r")
+            case.finish.set()
+            return between, [await handle.result(), await waiting]
+
+    assert run(main()) == ("queued", [["first", "second"]] * 2)
+
+
+def test_what_begins_while_a_drain_is_under_way_waits_for_its_end(tmp_path: Path) -> None:
+    case = Steps("read")
+
+    async def main() -> list[str]:
+        async with perdure(tmp_path / "db", [case.agent]) as app:
+            await app.start(case.agent, id="r")
+            working = asyncio.create_task(app.work())
+            await until(lambda: case.began)
+            app.drain()
+            await until(lambda: app._draining)
+            driving = asyncio.create_task(app.drive("r"))
+            late = asyncio.create_task((await app.start(case.agent, id="late")).result())
+            await asyncio.sleep(0.02)
+            before = list(case.began)
+            case.finish.set()
+            await asyncio.gather(working, driving, late)
+            return before
+
+    assert run(main()) == ["first 1"]
+    assert sorted(case.began) == ["first 1", "first 1", "second 1", "second 1"], "neither lost nor repeated"

@@ -447,7 +447,7 @@ def test_a_tool_proposed_while_its_run_is_handed_over_asks_its_person_later(tmp_
                 driving = asyncio.create_task(app.drive("r", stop=stop))
                 await begun.wait()
                 stop.set()
-                await until(lambda: app._worker is not None and app._worker._draining)
+                await until(lambda: app._worker is not None and app._worker._drives["r"].giving_up)
                 release.set()
                 row = await driving
             else:

@@ -12,8 +12,9 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -64,6 +65,16 @@ _FLUSH_NOTICES_S = 5.0
 _CLOSE_S = 10.0  # for what calls have left open
 
 
+class Stops:
+    """Several events, any of which ends the same thing."""
+
+    def __init__(self, events: Sequence[asyncio.Event]) -> None:
+        self._events = events
+
+    def is_set(self) -> bool:
+        return any(event.is_set() for event in self._events)
+
+
 class Worker:
     """Drives the runs of some agents over one store. Use it as an async context manager on the loop that it is to work on."""
 
@@ -92,7 +103,9 @@ class Worker:
         self._changes = 0  # how often something has happened that those who wait here should look at
         self._napping: set[asyncio.Future[None]] = set()
         self.entered: str | None = None  # the run whose agent is running right now
+        self._serving: list[Stops] = []  # what ends each of those who serve the queue here
         self._draining = False
+        self._callers = 0  # those who serve or drive a run here, and have not left yet
         self._closed = False
         self._lost = False  # nobody knows this worker any more
         self._stop_listening: Callable[[], None] = lambda: None
@@ -157,6 +170,7 @@ class Worker:
         self._draining = True
         for drive in list(self._drives.values()):
             drive.abort()
+        self._notice()
 
     async def __aexit__(self, *_: object) -> None:
         self.abort()
@@ -227,12 +241,19 @@ class Worker:
         self.consult(self._sign_on, done)
 
     # -- serving ------------------------------------------------------------------------------------------------------
-    async def serve(self, stop: asyncio.Event) -> None:
-        """Drive whatever is ready until `stop` is set, then drain."""
-        stopping = asyncio.ensure_future(stop.wait())
-        stopping.add_done_callback(lambda _: self._notice())
+    async def serve(self, *stops: asyncio.Event) -> None:
+        """Drive whatever is ready until one of `stops` is set; then drain, unless somebody else goes on serving here."""
+        with self._entering():
+            await self._serve(stops)
+
+    async def _serve(self, stops: Sequence[asyncio.Event]) -> None:
+        stop = Stops(stops)
+        stopping = [asyncio.ensure_future(one.wait()) for one in stops]
+        for one in stopping:
+            one.add_done_callback(lambda _: self._notice())
+        self._serving.append(stop)
         try:
-            while not stop.is_set():
+            while not stop.is_set() and not self._draining:
                 try:
                     if self._lost:
                         await self._ask(self._sign_on)
@@ -245,34 +266,65 @@ class Worker:
                     self._lost = True
                 except StoreError as error:
                     self._complain("cannot look for runs", error)
-                    await asyncio.wait([stopping], timeout=1.0)
+                    await asyncio.wait(stopping, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
                 except Exception:  # an error of ours, or a row that makes no sense: the runs that are under way go on
                     log.exception("cannot look for runs; trying again in 1 s")
-                    await asyncio.wait([stopping], timeout=1.0)
+                    await asyncio.wait(stopping, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            stopping.cancel()
-        await self.drain()
+            self._serving.remove(stop)
+            for one in stopping:
+                one.cancel()
+        if not self._is_served_on():
+            await self._drain()
+
+    def _is_served_on(self) -> bool:
+        """Whether somebody serves the queue here who was not told to stop: what is under way goes on then."""
+        return not all(stop.is_set() for stop in self._serving)
 
     @property
     def draining(self) -> bool:
-        """Whether it takes nothing up any more, and drives nobody's run to its end."""
+        """Whether it takes nothing up any more, and drives nobody's run to its end. That is for good."""
         return self._draining
+
+    @property
+    def drained(self) -> bool:
+        """Whether that is over: everything is handed over, and everybody has left."""
+        return self._draining and not self._callers
+
+    async def until_drained(self) -> None:
+        while not self.drained:
+            await self._nap(_REAP_EVERY_S)
+
+    @contextmanager
+    def _entering(self) -> Iterator[None]:
+        self._callers += 1
+        try:
+            yield
+        finally:
+            self._callers -= 1
+            if self.drained:
+                self._wake()
 
     async def drive_one(self, run_id: str, *, wait: bool, stop: asyncio.Event | None = None, by_turn: bool = False) -> RunRow:
         """Drive one run, and its children, here until it ends, needs a person, or waits for something from outside.
 
+        Set, `stop` hands them over, unless somebody serves the queue here, too, and goes on with them.
         Without `wait` it is enough that it waits for anything but its children. With `by_turn` the limits of its queue count, as for
         any worker; otherwise somebody has asked for it by its name.
         """
-        stop = stop or asyncio.Event()
+        with self._entering():
+            return await self._drive_one(run_id, wait, stop or asyncio.Event(), self.settings.queues if by_turn else None)
+
+    async def _drive_one(self, run_id: str, wait: bool, stop: asyncio.Event, limits: Mapping[str, Queue] | None) -> RunRow:
         stopping = asyncio.ensure_future(stop.wait())
         stopping.add_done_callback(lambda _: self._notice())
         try:
-            row = await self._drive_family(run_id, wait, stop, self.settings.queues if by_turn else None)
+            row = await self._drive_family(run_id, wait, stop, limits)
         finally:
             stopping.cancel()
         if stop.is_set():
-            await self.drain()
+            if not self._is_served_on():
+                await self._hand_over([drive for drive in self._drives.values() if _is_of(run_id, drive.run_id)])
             return await self._row(run_id)
         if self._courier.at_work or ((due := await self._ask(self.store.next_notice)) is not None and due <= self.clock.now()):
             await self._courier.flush(_FLUSH_NOTICES_S)  # whoever is asked for something must hear of it before this process leaves
@@ -401,24 +453,32 @@ class Worker:
             raise NotFound(f"there is no run {run_id} in {shown_url(self.store.url)}; `perdure list` shows those that there are")
         return row
 
-    async def drain(self) -> None:
-        """Give every run up at a step boundary; what does not get there in time is ended and recorded as what it is."""
+    async def _drain(self) -> None:
+        """Take nothing up any more, and hand every run over."""
         self._draining = True
-        for drive in list(self._drives.values()):
+        self._notice()
+        while self._drives:  # a claim that was under way may bring another one
+            await self._hand_over(list(self._drives.values()))
+
+    async def _hand_over(self, drives: Sequence[Drive]) -> None:
+        """Give these up at a step boundary; what does not get there in time is ended and recorded as what it is."""
+        for drive in drives:
             drive.drain()
-        deadline = self.loop.time() + self.settings.drain_timeout_s
-        await self._until_empty(deadline)
-        for drive in list(self._drives.values()):
+        for drive in await self._left(drives, self.settings.drain_timeout_s):
             log.warning("run %s: still at work after %.0f s; ending its calls", drive.run_id, self.settings.drain_timeout_s)
             drive.stop_attempts()
-        await self._until_empty(self.loop.time() + self.settings.cancel_grace_s + 5.0)
-        for drive in list(self._drives.values()):
-            log.error("run %s: could not be handed over cleanly; its lease ends with this process", drive.run_id)
+        for drive in await self._left(drives, self.settings.cancel_grace_s + 5.0):
+            log.error("run %s: could not be handed over cleanly; its lease ends with this worker", drive.run_id)
             drive.abort()
 
-    async def _until_empty(self, deadline: float) -> None:
-        while self._drives and (left_s := deadline - self.loop.time()) > 0:
-            await self._nap(left_s)
+    async def _left(self, drives: Sequence[Drive], seconds: float) -> list[Drive]:
+        """Those that have not come to rest when the time is over; as soon as all have, none."""
+        deadline = self.loop.time() + seconds
+        # By the drive and not by the run, which somebody here may have taken up again by then.
+        for drive in drives:
+            while self._drives.get(drive.run_id) is drive and (left_s := deadline - self.loop.time()) > 0:
+                await self._nap(left_s)
+        return [drive for drive in drives if self._drives.get(drive.run_id) is drive]
 
     # -- claiming -----------------------------------------------------------------------------------------------------
     async def _ask(self, question: Callable[[], T], unwanted: Callable[[T], None] | None = None) -> T:
@@ -591,7 +651,7 @@ class Worker:
             self.consult(give_up, done)
 
     # -- waiting ------------------------------------------------------------------------------------------------------
-    async def _wait_for_change(self, stop: asyncio.Event, seen: int) -> None:
+    async def _wait_for_change(self, stop: Stops | asyncio.Event, seen: int) -> None:
         """Until a run of ours has come to rest, something was committed by another process, or the next run is ready; `seen` as in `_doze`."""
         full = len(self._drives) >= self.settings.concurrency
         served = list(self.agents)
@@ -603,7 +663,7 @@ class Worker:
             left_s = self.settings.poll_s
         await self._doze(min(left_s, _REAP_EVERY_S), stop, seen)
 
-    async def _doze(self, seconds: float, stop: asyncio.Event, seen: int) -> None:
+    async def _doze(self, seconds: float, stop: Stops | asyncio.Event, seen: int) -> None:
         """Until `seconds` have passed, a run of ours has come to rest, or the database has changed (asked every poll_s).
 
         `seen`: how many changes there had been before the caller looked. What comes while it looks must not be slept through, whoever
@@ -815,3 +875,8 @@ class Worker:
 def _end_nap(nap: asyncio.Future[None]) -> None:
     if not nap.done():
         nap.set_result(None)
+
+
+def _is_of(run_id: str, other: str) -> bool:
+    """Whether the other one is that run, or below it."""
+    return other == run_id or other.startswith(f"{run_id}/")
