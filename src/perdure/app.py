@@ -43,6 +43,7 @@ from perdure.transcript import transcript
 from perdure.undo import Undoer, UndoPlan, undoable
 from perdure.worker.asking import Asking
 from perdure.worker.clock import Clock
+from perdure.worker.outside import refuse_app
 from perdure.worker.worker import Observer, Worker
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class Perdure:
                     self._asking.close()
 
     async def _open(self) -> Store:
+        refuse_app()
         options: dict[str, Any] = {"synchronous": self.settings.synchronous, "busy_s": self.settings.answer_s}
         opening = partial(open_store, self.url, connections=self.settings.connections, **options)
         # On a thread where it crosses a network: a server that is just starting is waited for.
@@ -131,6 +133,7 @@ class Perdure:
 
     @property
     def store(self) -> Store:
+        refuse_app()
         if self._store is None:
             raise InvalidInput("the app is not open: use it in an `async with Perdure(…) as app:` block")
         return self._store
@@ -260,15 +263,18 @@ class Perdure:
     def drain(self) -> None:
         """End every `work` under way, or else the next one: no run is claimed any more, those under way are handed over at their next
         step boundary."""
+        refuse_app()
         self._drain.set()
 
     def abort(self) -> None:
         """Stop driving at once and write nothing more, as a crash would."""
+        refuse_app()
         if self._worker is not None:
             self._worker.abort()
 
     async def _working(self) -> Worker:
         """The worker; after a drain a new one, which has nothing to do with what the old one could not hand over."""
+        refuse_app()
         async with self._opening:
             if self._draining and self._worker is not None:
                 await self._worker.until_drained()
@@ -460,7 +466,7 @@ class Perdure:
             raise InvalidInput(f"costs(since={shown(since)}): a datetime with a time zone, such as datetime.now(UTC) - timedelta(days=7)")
         check_tenant(tenant)
         after = 0 if since is None else _moment(since, 0)
-        return await self._asking.ask(lambda: self.store.costs(by, since=after, tenant=tenant))
+        return await self._asking.ask(partial(self.store.costs, by, since=after, tenant=tenant))
 
     async def ask(self, question: Callable[[], T]) -> T:
         """The store's answer: here, which is quickest; on a thread where it crosses a network, since a server may not answer for long."""

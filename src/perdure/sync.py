@@ -16,11 +16,12 @@ from perdure.agent import Agent
 from perdure.app import CostsBy
 from perdure.core.events import Event
 from perdure.core.state import RunState
-from perdure.errors import InvalidInput
+from perdure.errors import InvalidInput, PerdureError
 from perdure.settings import Settings
 from perdure.store.api import ApprovalRow, CostRow, RunRow, Store
 from perdure.undo import UndoPlan
 from perdure.worker.clock import Clock
+from perdure.worker.outside import refuse_app
 
 T = TypeVar("T")
 _END_S = 10.0
@@ -51,6 +52,7 @@ class Perdure:
         return self._opened
 
     def __enter__(self) -> Self:
+        refuse_app()
         loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=loop.run_forever, name="perdure", daemon=True)
         self._thread.start()
@@ -80,9 +82,13 @@ class Perdure:
         self._loop = None
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._loop is None:
+        try:
+            refuse_app()  # here: on the app's own thread there is no agent to be seen
+            if self._loop is None:
+                raise InvalidInput("the app is not open: use it in a `with Perdure(…) as app:` block")
+        except PerdureError:
             work.close()
-            raise InvalidInput("the app is not open: use it in a `with Perdure(…) as app:` block")
+            raise
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     @property
@@ -114,6 +120,7 @@ class Perdure:
 
     def drain(self) -> None:
         """End `work`; from any thread."""
+        refuse_app()
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._app.drain)
 

@@ -139,6 +139,9 @@ PAIRS = [
     Pair("io", "process", "subprocess.run(['true'])", "await echo(subprocess.list2cmdline(['true']))"),
     Pair("io", "plain_function_of_a_tool", "await echo(look_outside.fn())", "await echo(await look_outside())",
          '@tool(effect="read")\ndef look_outside() -> str:\n    return open("world.txt").read()'),
+    Pair("io", "uses_the_app", "await SHOP.signal('r', 'topic')", "await echo(await asked())",
+         "from perdure import Perdure\n\nSHOP = Perdure('sqlite://')\n\n"
+         '@tool(effect="read")\nasync def asked() -> str:\n    async with Perdure("sqlite://") as app:\n        return str(len(await app.approvals()))'),
     Pair("global", "counter", "global COUNT\nCOUNT += 1\nawait echo(str(COUNT))", "count = 0\ncount += 1\nawait echo(str(count))", "COUNT = 0"),
     Pair("global", "list_of_the_module", "SEEN.append('x')\nawait echo(str(len(SEEN)))", "seen = []\nseen.append('x')\nawait echo(str(len(seen)))", "SEEN: list[str] = []"),
     Pair("global", "class_attribute", "Totals.runs += 1\nawait echo(str(Totals.runs))", "own = Own()\nown.runs += 1\nawait echo(str(own.runs))",

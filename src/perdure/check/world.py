@@ -44,6 +44,11 @@ THREADS = Fact(
 LOOPS = Fact(
     "thread", "needs a loop of its own, and an agent has the one that it runs on", "await it, or start it with asyncio.create_task"
 )
+APP = Fact(
+    "io",
+    "uses the app, which is refused in an agent: each replay would do it again",
+    "call an agent to start another run, await other(…); everything else belongs in a tool",
+)
 PRINT = Fact("print", "prints it again on every replay", "use run.note(…) or run.status(…); what a tool prints is printed once", "note")
 
 
@@ -132,6 +137,7 @@ MODULES = _table(
     (PROCESS, "subprocess pexpect multiprocessing.shared_memory"),
     (FILES, "shutil tempfile glob fileinput aiofiles"),
     (MACHINE, "platform psutil"),
+    (APP, "perdure.Perdure perdure.app.Perdure perdure.sync.Perdure"),
     (THREADS, "threading _thread concurrent.futures multiprocessing"),
 )
 

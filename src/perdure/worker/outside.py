@@ -40,6 +40,15 @@ def guard() -> None:
         sys.addaudithook(_audit)
 
 
+def refuse_app() -> None:
+    """NotAllowedInAgent in an agent's own code. Who opens, asks or tells an app calls this first: a store of ours announces nothing."""
+    if type(_get_running_loop()) is AgentLoop:
+        raise NotAllowedInAgent(
+            "an agent may not use the app: agents are replayed, and each replay would do it again, without a word in the journal. "
+            "To start another run, call its agent, `await other(…)`, which makes it a child; everything else belongs in a tool"
+        )
+
+
 def _audit(event: str, args: tuple[Any, ...]) -> None:
     # Called for every audit event of the process: nothing may stand before this test.
     if event not in _REFUSED or type(_get_running_loop()) is not AgentLoop:
