@@ -15,6 +15,7 @@ from perdure.core.circles import Circles
 from perdure.core.events import Limits
 from perdure.core.machine import Facts, Machine, current
 from perdure.errors import InvalidInput, NotAllowedInAgent
+from perdure.interrupts import is_interrupt
 from perdure.run import Run
 from perdure.tool.describe import argument_schema, documented
 from perdure.tool.signature import EMPTY, Signature, resolve
@@ -133,7 +134,7 @@ class Agent(Generic[P, R]):
         """A fresh machine for one run of this agent."""
         arguments = self._signature.arguments(encoded_input)
         fn: Callable[..., Coroutine[Any, Any, Any]] = self.fn
-        return Machine(facts, lambda machine: fn(Run(machine), **arguments), max_steps, self.encode_result)
+        return Machine(facts, lambda machine: fn(Run(machine), **arguments), max_steps, self.encode_result, is_interrupt)
 
     def __repr__(self) -> str:
         return f"<agent {self.name}@{self.version}>"

@@ -31,7 +31,7 @@ class DoesNotRest(PerdureError):
 
 
 class Interrupted(PerdureError):
-    """Somebody pressed Ctrl-C, or the agent did as if: its activation broke off in the middle."""
+    """The agent raised a KeyboardInterrupt by itself: its activation broke off in the middle."""
 
 
 class AgentTask(asyncio.Task[Any]):
@@ -68,8 +68,9 @@ class Timer(asyncio.TimerHandle):
 class AgentLoop(asyncio.AbstractEventLoop):
     """Runs ready callbacks until there are none. It never waits, and nothing here is left to chance."""
 
-    def __init__(self, owner: Any, max_steps: int) -> None:
+    def __init__(self, owner: Any, max_steps: int, is_interrupt: Callable[[BaseException], bool] = lambda _: False) -> None:
         self.owner = owner
+        self._is_interrupt = is_interrupt
         self.tasks: dict[int, AgentTask] = {}  # those not done, by number
         self._early: dict[Coroutine[Any, Any, Any], AgentTask] = {}  # started for asyncio.as_completed, which asks for them next
         # Async generators that the garbage collector found. When it finds them is left to chance, so that closing them then, as
@@ -112,10 +113,12 @@ class AgentLoop(asyncio.AbstractEventLoop):
                 if not handle._cancelled:
                     try:
                         handle._run()
-                    except SystemExit:
-                        pass  # sys.exit() in an agent ends that task; it stands in the task as its exception
-                    except KeyboardInterrupt:
-                        raise Interrupted("KeyboardInterrupt was raised inside the agent; nothing more of it was run") from None
+                    except (KeyboardInterrupt, SystemExit) as error:
+                        if self._is_interrupt(error):
+                            raise  # a person's, through a signal: it is for the process, and no doing of the agent
+                        if isinstance(error, KeyboardInterrupt):
+                            raise Interrupted("KeyboardInterrupt was raised inside the agent; nothing more of it was run") from None
+                        # sys.exit() in an agent ends that task; it stands in the task as its exception
         finally:
             self._running = False
             sys.set_asyncgen_hooks(*hooks)

@@ -188,6 +188,7 @@ class Machine:
         main: Callable[[Machine], Coroutine[Any, Any, Any]],
         max_steps: int = 1_000_000,
         encode: Callable[[Any], bytes] = codec.encode,
+        is_interrupt: Callable[[BaseException], bool] = lambda _: False,
     ) -> None:
         self.facts = facts
         self.cancel_asked = False
@@ -196,7 +197,7 @@ class Machine:
         self._main_factory = main
         self._encode = encode
         self._main: AgentTask | None = None
-        self._loop = AgentLoop(self, max_steps)  # type: ignore[abstract]  # what it refuses is defined by name in a loop
+        self._loop = AgentLoop(self, max_steps, is_interrupt)  # type: ignore[abstract]  # what it refuses is defined by name in a loop
         self._open: dict[int, _Open] = {}
         self._calls = 0
         self._commands: list[Command] = []

@@ -13,6 +13,7 @@ from perdure.core.approval import Approval
 from perdure.core.codec import shown
 from perdure.core.failures import clean, describe
 from perdure.errors import InvalidInput
+from perdure.interrupts import is_interrupt
 
 Predicate = Callable[..., bool | str]
 MAX_REASON_CHARS = 1_000
@@ -41,6 +42,8 @@ class Policy:
             typed = arguments()
             answer = when(**{name: typed[name] for name in self._looks_at})
         except BaseException as error:  # also a SystemExit: a policy that cannot answer must not end the worker, nor let the call through
+            if is_interrupt(error):
+                raise
             failure = describe(error)
             return clean(f"the approval policy of {self._tool} raised {failure.type}: {failure.message}", MAX_REASON_CHARS)
         if isinstance(answer, bool):

@@ -10,6 +10,7 @@ from msgspec import Struct
 from perdure.core.events import Failure
 from perdure.core.failures import describe
 from perdure.errors import NotEncodable
+from perdure.interrupts import is_interrupt
 from perdure.tool import Tool
 
 
@@ -47,5 +48,7 @@ def recordable(tool: Tool[..., Any], value: Any) -> Returned | Unrecordable:
     except BaseException as error:  # it has happened, so that nothing that goes wrong now may look like a failed call
         if inspect.iscoroutine(value):
             value.close()
+        if is_interrupt(error):
+            raise
         kind = "NotEncodable" if isinstance(error, NotEncodable) else type(error).__name__
         return Unrecordable(Failure(kind="not_encodable", type=kind, message=describe(error).message))

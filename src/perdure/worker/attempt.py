@@ -17,6 +17,7 @@ from msgspec import structs
 
 from perdure.core.events import Failure
 from perdure.core.failures import describe
+from perdure.interrupts import is_interrupt
 from perdure.tool import Call
 from perdure.worker.answers import Abandoned, Raised
 from perdure.worker.threads import Job, Threads
@@ -76,6 +77,8 @@ class Attempt(Generic[T]):
             return
         except BaseException as error:
             # The crash window: what a signal raises (Ctrl-C) comes between any two lines, also when the tool's thread has begun already.
+            if is_interrupt(error):
+                raise  # for the process, which ends as in a crash: the intent stands in the journal, without a result
             why = f"{self._what} was interrupted while it was being started, and may be running"
             loop.call_soon(self._finish, Abandoned(Failure(kind="process_died", type=type(error).__name__, message=why)))
             return
@@ -210,10 +213,13 @@ class OnLoop(Generic[T]):
 
     async def _run(self) -> T | Raised:
         try:
-            value = await self._coroutine
+            return self._finish(await self._coroutine)
         except BaseException as error:  # a KeyboardInterrupt or SystemExit that left this task would end the loop, unrecorded (T23)
+            if is_interrupt(error):
+                # A signal's is for the process, and ends the loop from a callback. What the tool has done until then nobody knows.
+                asyncio.get_running_loop().call_soon(_end_loop, error)
+                return Raised(Failure(kind="process_died", type=type(error).__name__, message="a signal (Ctrl-C) interrupted it"))
             return Raised(_describe(error))
-        return self._finish(value)
 
 
 class InThread(Generic[T]):
@@ -239,6 +245,10 @@ class InThread(Generic[T]):
 
     def abandon(self) -> None:
         self._threads.abandon(self._job)
+
+
+def _end_loop(error: BaseException) -> None:
+    raise error
 
 
 def _describe(error: BaseException) -> Failure:

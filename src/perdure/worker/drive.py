@@ -14,7 +14,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 from perdure.agent import Agent
 from perdure.core.budget import Amounts
@@ -70,6 +71,7 @@ from perdure.worker.threads import Threads
 
 log = logging.getLogger("perdure.worker")
 T = TypeVar("T")
+P = ParamSpec("P")
 _BUSY_S = 0.02
 # An approval that was given may be over by now: its call must not be started first, and refused.
 _ANSWERS = (ToolCallResolved, ApprovalVoted, ApprovalEscalated, ApprovalDecided, ApprovalExpired, ApprovalWithdrawn)
@@ -106,6 +108,24 @@ class Host(Writes, Helps, Protocol):
     def consult(self, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None: ...
 
 
+def _whole(turn: Callable[Concatenate[Drive, P], None]) -> Callable[Concatenate[Drive, P], None]:
+    """A turn that is done whole, or the drive's last."""
+
+    @wraps(turn)
+    def entered(self: Drive, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            turn(self, *args, **kwargs)
+        except Exception:
+            raise
+        except BaseException:
+            # The crash window: a signal (Ctrl-C) strikes between any two lines, and the loop may turn again before the process ends.
+            # What is half done here must not be gone on with, nor recorded as anybody's fault.
+            self.abort()
+            raise
+
+    return entered
+
+
 class Drive:
     """Drives one claimed run until it rests: finished, parked, handed over or taken away."""
 
@@ -140,6 +160,7 @@ class Drive:
         self._linger: asyncio.TimerHandle | None = None
 
     # -- from outside: plain calls on the worker's loop ---------------------------------------------------------------
+    @_whole
     def begin(self, events: Sequence[Event], debts: Debts) -> None:
         """Rebuild the machine from the journal and go on at the frontier."""
         watch = None if self._agent.circles is None else CircleWatch(self._agent.circles)
@@ -266,6 +287,7 @@ class Drive:
         return self._pen.blob(payload.blob) or self._host.store.blob(payload.blob)
 
     # -- the pump -----------------------------------------------------------------------------------------------------
+    @_whole
     def pump(self) -> None:
         """Take what has arrived, then commit, wait or rest."""
         if self.over or self._commits.under_way or self.state.created is None:
@@ -378,6 +400,7 @@ class Drive:
     def pack(self, encoded: bytes) -> Payload:
         return self._pen.pack(encoded)
 
+    @_whole
     def arrive(self, ended: Ended) -> None:
         """An attempt or a reconcile hook has come to an end."""
         self._arrived.append(ended)
@@ -545,6 +568,7 @@ class Drive:
             row = RowChange(self.state.status, progress=progress)
         self._commits.write(row)
 
+    @_whole
     def _saved(self, events: Sequence[Event], row: RowChange | None, result: Event | None) -> None:
         try:
             self._host.committed(self.run_id, events)
@@ -586,6 +610,7 @@ class Drive:
         sent_s = self._commits.sent_s
         return time.monotonic() - sent_s > self._host.settings.reconcile_margin_s and not self._host.has_held_since(sent_s)
 
+    @_whole
     def _lost(self, why: str) -> None:
         # Not only what was to begin: when the run is given up, the intent and its withdrawal were in one commit, and used the approval up.
         starting = [call.number for call in self.state.calls.values() if call.intent_seq > self._pen.durable_seq]
@@ -603,6 +628,7 @@ class Drive:
                 lambda: (store.get(self.run_id), store.unread(self.run_id)), lambda found: self._refused(why, starting, found)
             )
 
+    @_whole
     def _refused(self, why: str, starting: Sequence[int], found: tuple[RunRow | None, Sequence[InboxRow]] | Exception) -> None:
         if self.over:
             return
@@ -663,6 +689,7 @@ class Drive:
             lambda head: self._calls.transaction(call, asked, head, self._pen), lambda error: self._rolled_back(number, error)
         )
 
+    @_whole
     def _rolled_back(self, number: int, error: BaseException | None) -> None:
         """The effect has not happened. Its intent is still in the buffer and goes out with the failure, or with the next try."""
         if error is None:

@@ -1,0 +1,43 @@
+"""Ctrl-C in the middle of anybody's code is a person's doing: the run is left as a crash would leave it, and nobody's error is recorded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.crash import struck
+from tests.unit.drive_tools import SETTINGS, run
+
+from perdure import Perdure
+from perdure.core.events import AttentionNeeded, Event
+from perdure.store.api import RunRow
+
+
+@pytest.mark.parametrize("where", ["agent", "tool", "policy"])
+@pytest.mark.parametrize("how", ["twice", "bare", "again", "exit"])
+def test_a_signal_that_strikes_in_the_code_of_a_run_ends_the_process_and_is_nobodys_error(tmp_path: Path, how: str, where: str) -> None:
+    command = [sys.executable, "-m", "tests.crash.struck", str(tmp_path), how, where]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == (struck.EXIT if how == "exit" else -signal.SIGINT), ended.stderr
+
+    async def go_on() -> tuple[list[Event], RunRow]:
+        async with Perdure(f"sqlite:///{tmp_path}/db", agents=[struck.payer], settings=SETTINGS) as app:
+            left = await app.handle("r").events()
+            return left, await app.drive("r")
+
+    struck.folder = tmp_path
+    left, row = run(go_on())
+    told = [event.type for event in left]
+    assert not {"run_failed", "tool_call_failed", "approval_requested"}.intersection(told), told
+    # The loop may turn once more before the process ends: that the tool was cut off is known then.
+    assert {event.body.reason for event in left if isinstance(event.body, AttentionNeeded)} <= {"in_doubt"}
+    if where == "tool":
+        assert (row.status, row.attention) == ("needs_attention", "in_doubt"), row
+    else:
+        assert row.status == "succeeded", row
+    assert (tmp_path / "effects").read_text() == "5\n"
