@@ -108,3 +108,84 @@ def test_a_run_leaves_nothing_of_ours_to_the_garbage_collector(
     with own_garbage():
         left = run(main())
     assert left < RUNS * objects, f"{left / RUNS:.1f} objects of each run"
+
+
+# -- what a run leaves behind is let go inside of it ---------------------------------------------------------------------
+unrecorded: list[int] = []
+cleaning: list[asyncio.Future[None]] = []
+
+
+@tool(effect="once")
+async def clean_up() -> None:
+    unrecorded.append(1)
+
+
+class Heirloom:
+    """Something that calls a tool when nobody refers to it any more."""
+
+    def __init__(self, heirs: int = 0) -> None:
+        self.heirs = heirs
+
+    def __del__(self) -> None:
+        if self.heirs:
+            by_timer(Heirloom(self.heirs - 1))
+        cleaning[:] = [asyncio.ensure_future(clean_up())]
+
+    def __call__(self, *_: object) -> None: ...
+
+
+def by_timer(heirloom: Heirloom) -> None:
+    asyncio.get_running_loop().call_later(3600, heirloom)
+
+
+def by_handler(heirloom: Heirloom) -> None:
+    asyncio.get_running_loop().set_exception_handler(heirloom)
+
+
+def by_callback(heirloom: Heirloom) -> None:
+    asyncio.get_running_loop().call_soon(heirloom)
+
+
+HOLDERS = {"timer": by_timer, "handler": by_handler, "callback": by_callback}
+
+
+@agent(version="1")
+async def leaves(run: Run, holder: str, heirs: int, ending: str) -> None:
+    HOLDERS[holder](Heirloom(heirs))
+    if ending == "waiting":
+        await run.receive("go")
+    if ending == "needs_attention":
+        raise KeyboardInterrupt  # whatever is ready to run is left so
+
+
+@pytest.mark.parametrize(
+    ("holder", "ending"),
+    [
+        ("timer", "succeeded"),
+        ("timer", "waiting"),
+        ("timer", "needs_attention"),
+        ("handler", "succeeded"),
+        ("handler", "waiting"),
+        ("callback", "needs_attention"),
+    ],
+)
+@pytest.mark.parametrize("heirs", [0, 2])
+def test_what_only_a_runs_own_loop_still_refers_to_calls_no_tool_unrecorded_when_the_run_is_let_go(
+    holder: str, heirs: int, ending: str
+) -> None:
+    unrecorded.clear()
+    cleaning.clear()
+
+    async def main() -> tuple[str, list[str]]:
+        async with perdure(None, [leaves]) as app:
+            await app.start(leaves, holder, heirs, ending, id="r")
+            row = await app.drive("r", wait=False)
+            gc.collect()
+            for _ in range(10):
+                await asyncio.sleep(0)
+            return row.status, [event.type for event in await app.handle("r").events()]
+
+    status, told = run(main())
+    assert status == ending
+    assert unrecorded == []
+    assert "tool_call_initiated" not in told

@@ -124,6 +124,14 @@ class AgentLoop(asyncio.AbstractEventLoop):
             sys.set_asyncgen_hooks(*hooks)
             asyncio_events._set_running_loop(outer)
 
+    def empty(self) -> bool:
+        """Forget whatever was still to be run, and who holds on to it; False when there was nothing."""
+        left = bool(self.tasks or self.timers or self._ready or self._early or self.strays or self._exception_handler)
+        self._exception_handler = None
+        for held in (self.tasks, self.timers, self._ready, self._early, self.strays):
+            held.clear()
+        return left
+
     def fire(self, number: int) -> bool:
         """Let a timer go off; False if there is no such timer pending."""
         timer = self.timers.pop(number, None)

@@ -194,7 +194,7 @@ class Machine:
         self.cancel_asked = False
         self.finished = False
         self.cause = 0  # seq of the event that is being delivered; whoever delivers sets it
-        self._main_factory = main
+        self._main_factory: Callable[[Machine], Coroutine[Any, Any, Any]] | None = main
         self._encode = encode
         self._main: AgentTask | None = None
         self._loop = AgentLoop(self, max_steps, is_interrupt)  # type: ignore[abstract]  # what it refuses is defined by name in a loop
@@ -265,7 +265,8 @@ class Machine:
         """Let go of the agent where it stands; whoever made the machine calls this when it needs it no more.
 
         The end of a coroutine runs its `finally` blocks. Left to the garbage collector they would run outside of any run, where
-        a tool that they call just runs, unrecorded. Here they are still inside, and nothing that they ask for reaches anybody.
+        a tool that they call just runs, unrecorded. Here they are still inside, and nothing that they ask for reaches anybody. The
+        same holds for the `__del__` of whatever only a left-over timer or call of the agent still refers to.
         """
         self._loop.let_go = not self.finished
         outer = asyncio_events._get_running_loop()
@@ -273,9 +274,8 @@ class Machine:
         try:
             for _ in range(_CLOSE_TRIES):
                 suspended = [task for task in list(self._loop.tasks.values()) if _is_open(task)]
-                if not suspended:
-                    self._let_strays_go()
-                    self._come_apart()
+                if not suspended and not self._let_go_of_the_rest():
+                    self._loop.owner = None  # they know each other, and nothing of the agent is left that could ask whose loop it is
                     return
                 for task in suspended:
                     try:
@@ -283,11 +283,12 @@ class Machine:
                         task.get_coro().throw(LetGo())
                     except BaseException:  # whatever it says now, nobody listens; if it waits again, it hears this again
                         pass
-            _UNDYING.extend(self._loop.tasks.values())
+            _UNDYING.append(self._loop)
         finally:
             asyncio_events._set_running_loop(outer)
 
-    def _let_strays_go(self) -> None:
+    def _let_go_of_the_rest(self) -> bool:
+        """Whether there was anything left of the agent: what that has set free may have asked for more."""
         for opened in self._open.values():
             _close_unawaited(opened)
         for stray in self._loop.strays:
@@ -295,15 +296,14 @@ class Machine:
                 stray.aclose().send(None)
             except BaseException:  # as above: nobody listens
                 pass
-
-    def _come_apart(self) -> None:
-        """A machine and its loop know each other. Nothing of the agent can run any more, so that the loop need not know whose it was."""
-        self._main = None
-        self._loop.tasks.clear()
-        self._loop.owner = None
+        left = bool(self._open or self._commands or self._main or self._main_factory)
+        self._main = self._main_factory = None
+        for held in (self._open, self._commands, self._buffered, self._listening):
+            held.clear()
+        return self._loop.empty() or left
 
     def __del__(self) -> None:
-        if self._loop.tasks:
+        if self._loop.owner is not None:
             self.close()
 
     def next_timer(self) -> tuple[int, int] | None:
@@ -424,6 +424,7 @@ class Machine:
                 raise AssertionError(f"{completion} can only answer an agent that has begun")
 
     async def _begin(self) -> Any:
+        assert self._main_factory is not None, "a machine that was closed does not start"
         return await self._main_factory(self)
 
     def _begin_call(
@@ -536,7 +537,7 @@ def current() -> Machine | None:
 
 
 _CLOSE_TRIES = 1000
-_UNDYING: list[AgentTask] = []  # tasks that outlast every attempt to close them: collecting one would set it loose again
+_UNDYING: list[AgentLoop] = []  # with tasks that outlast every attempt to close them: collecting one would set it loose again
 
 
 def _is_open(task: AgentTask) -> bool:
