@@ -511,19 +511,22 @@ class Worker:
 
     async def _take(self, claim: Callable[[], Sequence[Claimed]]) -> Sequence[Claimed]:
         """Claim, and begin what was claimed. Whoever is cancelled meanwhile does not stop that: the runs would be held and not driven."""
+        if not self.store.remote:
+            claimed, post = self._claimed(claim())
+            self._begin(claimed, post)
+            return claimed
+        asked = self._asking.start(lambda: self._claimed(claim()))  # at once, and not when the loop comes to it
+        self._claiming += 1
 
-        async def both() -> Sequence[Claimed]:
-            self._claiming += 1
+        async def begin() -> Sequence[Claimed]:
             try:
-                claimed, post = await self._ask(lambda: self._claimed(claim()))
+                claimed, post = await asked
                 self._begin(claimed, post)
                 return claimed
             finally:
                 self._claiming -= 1
 
-        if not self.store.remote:
-            return await both()  # nothing in it can be interrupted
-        taking = asyncio.ensure_future(both())
+        taking = asyncio.ensure_future(begin())
         self._readers.add(taking)
         taking.add_done_callback(self._readers.discard)
         taking.add_done_callback(lambda done: done.cancelled() or done.exception())  # somebody has looked, should nobody wait any more
