@@ -13,13 +13,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import apsw
 import pytest
 from tests.unit.store_tools import python
 
-from perdure import Agent, Perdure, Run, Settings, agent, tool
+from perdure import Agent, Call, Perdure, Run, Settings, agent, tool
 from perdure.core.codec import Payload
 from perdure.core.events import Event, RunSucceeded
 from perdure.core.machine import Facts
@@ -27,6 +28,8 @@ from perdure.core.replay import replay
 from perdure.core.state import RunState, fold
 from perdure.store.api import Filter
 from perdure.store.open import open_store
+from perdure.worker import worker
+from perdure.worker.worker import Worker
 
 # No renewal and hardly a poll in between: what comes with time would be counted as if it came with a call.
 SETTINGS = Settings(lease_s=3600, poll_s=1.0)
@@ -372,3 +375,51 @@ def test_a_whole_run_of_plain_types_loads_no_heavy_module():
 
 def test_a_heavy_module_is_noticed():
     assert loaded_by("import email, unittest") == ["email", "unittest"]
+
+
+# -- waiting ----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("end", ["one after another", "all at once"])
+def test_who_waits_for_one_of_many_results_beside_a_worker_hears_of_its_own_run_alone(end):
+    runs, woken = 150, 0
+    codes = (Worker._goes_on_here.__code__, worker._end_nap.__code__)
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal woken
+        woken += event == "call" and frame.f_code in codes
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        asyncio.run(_await_all(runs, end))
+    finally:
+        sys.setprofile(before)
+    # Each a few times, and once a second for as long as it takes; woken by everybody, it would be 150 times at the least.
+    assert woken <= 40 * runs
+
+
+async def _await_all(runs: int, end: str) -> None:
+    guests: dict[str, asyncio.Future[None]] = {}
+    full = asyncio.Event()
+
+    @tool(effect="read")
+    async def stay(call: Call) -> None:
+        guests[call.run_id] = asyncio.get_running_loop().create_future()
+        if len(guests) == runs:
+            full.set()
+        await guests[call.run_id]
+
+    @agent(version="1")
+    async def guest(run: Run) -> None:
+        await stay()
+
+    async with Perdure("sqlite://", agents=[guest], settings=SETTINGS) as app, asyncio.TaskGroup() as group:
+        group.create_task(app.work())
+        handles = await asyncio.gather(*(app.start(guest) for _ in range(runs)))
+        waiting = [group.create_task(handle.result()) for handle in handles]
+        await full.wait()
+        for handle, result in zip(handles, waiting, strict=True):
+            guests[handle.id].set_result(None)
+            if end == "one after another":
+                await result
+        await asyncio.gather(*waiting)
+        app.drain()

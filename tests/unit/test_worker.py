@@ -63,6 +63,64 @@ def test_a_ring_that_one_waits_for_is_heard_by_everybody_who_was_just_looking() 
     run(main())
 
 
+@pytest.mark.parametrize("what", ["a child", "a child from before", "its end", "a stop"])
+def test_who_drives_a_run_hears_at_once_what_concerns_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """Without a look from time to time, which is only for when nobody has said anything."""
+    monkeypatch.setattr(module, "_REAP_EVERY_S", 3600.0)
+    begun, finish = asyncio.Event(), asyncio.Event()
+
+    @tool(effect="read")
+    async def stay() -> None:
+        begun.set()
+        await finish.wait()
+
+    @tool(effect="read")
+    async def settle_down() -> None:
+        await asyncio.sleep(0.01)  # and whoever waits for the run has done so
+
+    @tool(effect="read")
+    async def let_go() -> None:
+        finish.set()
+
+    @agent(version="1")
+    async def below(run: Run) -> None:
+        if what == "a child from before":
+            await run.receive("word")
+        await let_go()
+
+    @agent(version="1")
+    async def above(run: Run) -> None:
+        if what == "a child":
+            await settle_down()
+        await asyncio.gather(stay(), *([below()] if "child" in what else []))
+
+    async def before() -> None:
+        async with perdure(tmp_path / "db", [above, below]) as app, asyncio.TaskGroup() as group:
+            group.create_task(app.drive((await app.start(above, id="r")).id))
+            await until(lambda: app.store.get("r/2") is not None and status_of(app, "r/2") == "waiting")
+            app.abort()
+            await app.signal("r/2", "word")
+
+    async def main() -> RunRow:
+        stop = asyncio.Event()
+        if what == "a child from before":
+            await before()
+        async with perdure(tmp_path / "db", [above, below]) as app:
+            await app.start(above, id="r")
+            driving = asyncio.create_task(app.drive("r", stop=stop))
+            if what in ("its end", "a stop"):
+                await begun.wait()
+                await asyncio.sleep(0.01)  # whoever waits for it has settled down
+            if what == "a stop":
+                stop.set()
+                await until(lambda: worker_of(app)._drives["r"].giving_up)
+            if "child" not in what:
+                finish.set()
+            return await driving
+
+    assert run(main(), seconds=30).status == ("queued" if what == "a stop" else "succeeded")
+
+
 _DRAINED = """
 import asyncio, sys
 from perdure import Perdure, Run, agent, tool

@@ -23,7 +23,7 @@ from msgspec import structs
 from perdure.agent import Agent
 from perdure.core.approval import Ruling, Standing
 from perdure.core.budget import NOTHING, Amounts
-from perdure.core.events import CancelRequested, Event, RunUnpaused
+from perdure.core.events import CancelRequested, ChildStarted, Event, RunUnpaused
 from perdure.errors import (
     AlreadyRunning,
     Conflict,
@@ -102,6 +102,7 @@ class Worker:
         self._readers: set[asyncio.Future[Any]] = set()
         self._changes = 0  # how often something has happened that those who wait here should look at
         self._napping: set[asyncio.Future[None]] = set()
+        self._beside: dict[str, set[asyncio.Future[None]]] = {}  # those who wait for a run that goes on here, by run
         self.entered: str | None = None  # the run whose agent is running right now
         self._serving: list[Stops] = []  # what ends each of those who serve the queue here
         self._draining = False
@@ -316,8 +317,13 @@ class Worker:
             return await self._drive_one(run_id, wait, stop or asyncio.Event(), self.settings.queues if by_turn else None)
 
     async def _drive_one(self, run_id: str, wait: bool, stop: asyncio.Event, limits: Mapping[str, Queue] | None) -> RunRow:
+        def stopped(waited: asyncio.Future[Any]) -> None:
+            if not waited.cancelled():  # else it has ended by itself, which concerns nobody else
+                self._notice()
+                self._wake_beside(run_id)
+
         stopping = asyncio.ensure_future(stop.wait())
-        stopping.add_done_callback(lambda _: self._notice())
+        stopping.add_done_callback(stopped)
         try:
             row = await self._drive_family(run_id, wait, stop, limits)
         finally:
@@ -357,7 +363,7 @@ class Worker:
         """
         run_id = row.run_id
         if self._goes_on_here(run_id):
-            await self._nap(_REAP_EVERY_S)  # it ends when any run of this worker comes to rest
+            await self._wait_beside(run_id)
             return False
         await self._reap()
         family = await self._ask(lambda: self.store.family(run_id))
@@ -615,6 +621,7 @@ class Worker:
             return
         try:
             drive.begin(*(self._read(claimed) if reading is None else reading.result()))
+            self._wake_beside(drive.run_id)  # it may have children from before
         except Exception as error:
             self.broke(drive, error)
 
@@ -681,20 +688,35 @@ class Worker:
             if self.store.version() != version or left_s <= 0:
                 break
 
-    async def _nap(self, seconds: float) -> None:
+    async def _wait_beside(self, run_id: str) -> None:
+        """Until that run has come to rest or has a child, or for a while. Of thousands who wait each hears of its own run alone."""
+        beside = self._beside.setdefault(run_id, set())
+        try:
+            await self._nap(_REAP_EVERY_S, beside)
+        finally:
+            if not beside and self._beside.get(run_id) is beside:
+                del self._beside[run_id]
+
+    def _wake_beside(self, run_id: str) -> None:
+        for nap in self._beside.pop(run_id, ()):
+            _end_nap(nap)
+
+    async def _nap(self, seconds: float, among: set[asyncio.Future[None]] | None = None) -> None:
         # One future each: several runs are driven by name at the same time, and each of their waits ends by itself.
         nap = self.loop.create_future()
-        self._napping.add(nap)
+        napping = self._napping if among is None else among
+        napping.add(nap)
         alarm = self.loop.call_later(seconds, _end_nap, nap)
         try:
             await nap
         finally:
             alarm.cancel()
-            self._napping.discard(nap)
+            napping.discard(nap)
 
     def _wake(self) -> None:
-        for nap in self._napping:
-            _end_nap(nap)
+        # They leave the set when they get to it. Many runs may come to rest before that, and nobody is to be woken for each of them.
+        while self._napping:
+            _end_nap(self._napping.pop())
 
     def _notice(self) -> None:
         self._changes += 1
@@ -863,6 +885,8 @@ class Worker:
         for event in events:
             if type(event.body) in TOLD:
                 self._courier.poke()
+            elif type(event.body) is ChildStarted:
+                self._wake_beside(run_id)
         for observe in self._observers:
             try:
                 observe(run_id, events)
@@ -872,6 +896,7 @@ class Worker:
     def rested(self, drive: Drive) -> None:
         if self._drives.get(drive.run_id) is drive:
             del self._drives[drive.run_id]
+        self._wake_beside(drive.run_id)
         self._notice()
 
 
