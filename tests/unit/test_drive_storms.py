@@ -129,6 +129,21 @@ def test_a_worker_gives_up_what_it_holds_and_does_not_drive(tmp_path: Path) -> N
     assert journal.count("run_succeeded") == 1
 
 
+def test_who_drives_a_run_that_its_own_worker_is_just_claiming_waits_along(tmp_path: Path) -> None:
+    @agent(version="1")
+    async def quick(run: Run) -> str:
+        return "done"
+
+    async def main() -> str:
+        async with perdure(tmp_path / "db", [quick], clock=Clock()) as app:
+            await app.start(quick, id="r")
+            worker = await app._working()
+            assert app.store.claim(worker.id, list(worker.agents), 1, app.clock.now(), run_id="r")  # on its way to the loop
+            return (await app.drive("r")).status
+
+    assert run(main()) == "succeeded"
+
+
 def test_whoever_was_out_of_touch_judges_nobody_by_silence_for_a_whole_lease(tmp_path: Path) -> None:
     async def main() -> None:
         with closing(open_store(f"sqlite:///{tmp_path}/db")) as store:

@@ -426,6 +426,10 @@ class Worker:
                     return claimed[0].row
             except RunEnded:
                 pass  # somebody else has finished it since we looked
+            except AlreadyRunning:
+                if (row := await self._row(run_id)).holder != self.id:
+                    raise
+                return row  # this worker, whose claim of it is still on its way back from the store: wait along
         return await self._row(run_id)
 
     async def _take_up_if_free(self, run_id: str, limits: Mapping[str, Queue] | None) -> None:
