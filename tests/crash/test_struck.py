@@ -41,3 +41,25 @@ def test_a_signal_that_strikes_in_the_code_of_a_run_ends_the_process_and_is_nobo
     else:
         assert row.status == "succeeded", row
     assert (tmp_path / "effects").read_text() == "5\n"
+
+
+@pytest.mark.parametrize(
+    ("whose", "moment"),
+    [
+        ("perdure notices", "entered"),
+        ("perdure notices", "begins"),
+        ("perdure post", "entered"),
+        ("perdure post", "begins"),
+        ("OnLoop", "entered"),
+        ("Event.wait", "entered"),
+        ("Event.wait", "begins"),
+    ],
+)
+def test_ctrl_c_while_a_task_of_the_worker_is_being_woken_does_not_keep_the_process_from_ending(
+    tmp_path: Path, whose: str, moment: str
+) -> None:
+    command = [sys.executable, "-m", "tests.crash.swallowed", str(tmp_path), whose, moment]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == -signal.SIGINT, ended.stderr
+    assert "KeyboardInterrupt" in ended.stderr

@@ -20,6 +20,7 @@ from perdure.core.failures import describe
 from perdure.interrupts import is_interrupt
 from perdure.tool import Call
 from perdure.worker.answers import Abandoned, Raised
+from perdure.worker.ending import cancel
 from perdure.worker.threads import Job, Threads
 
 T = TypeVar("T")
@@ -203,7 +204,7 @@ class OnLoop(Generic[T]):
         callback()
 
     def stop(self) -> bool:
-        self.future.cancel()
+        cancel(self.future)
         return False  # its first step was due before anybody could ask
 
     def abandon(self) -> None:

@@ -42,6 +42,7 @@ from perdure.tool import Call, Outcome
 from perdure.tool.call import Closer
 from perdure.worker.clock import Clock
 from perdure.worker.commits import ToolRaised
+from perdure.worker.ending import cancel
 from perdure.worker.pen import Pen
 from perdure.worker.perform import Abandoned, Attempt, Performed, Raised, Returned, Unrecordable, attempt, perform_in_transaction, reconcile
 from perdure.worker.threads import Threads
@@ -155,7 +156,7 @@ class Calls:
     def _drop_asking(self) -> None:
         asking, self._asking = self._asking, {}
         for task in asking.values():
-            task.cancel()
+            cancel(task)
 
     # -- waits --------------------------------------------------------------------------------------------------------
     def due(self, now: int) -> list[int]:

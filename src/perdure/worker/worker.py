@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from msgspec import structs
 
@@ -47,6 +47,7 @@ from perdure.worker.calls import Performing, as_it_is
 from perdure.worker.clock import Clock
 from perdure.worker.courier import TOLD, Courier
 from perdure.worker.drive import Drive
+from perdure.worker.ending import disown, end
 from perdure.worker.gate import Debts, debts_of, may_owe
 from perdure.worker.kin import Kin
 from perdure.worker.lease import Renewer, Watchdog
@@ -142,6 +143,8 @@ class Worker:
             self.loop.create_task(self._watch(), name="perdure post"),
             self.loop.create_task(self._courier.run(), name="perdure notices"),
         ]
+        for task in self._tasks:
+            disown(task)  # they end when this worker is left, and not by themselves
         self._forget_clock = self.clock.on_jump(self._ring_of_clock)
         return self
 
@@ -174,13 +177,12 @@ class Worker:
         self._notice()
 
     async def __aexit__(self, *_: object) -> None:
-        self.abort()
-        self._stop_listening()
-        self._forget_clock()
-        for task in self._tasks:
-            task.cancel()
         try:
-            await asyncio.gather(*self._tasks, *(self._close(owner) for owner in list(self.closers)), return_exceptions=True)
+            self.abort()
+            self._stop_listening()
+            self._forget_clock()
+            await end(self._tasks, _CLOSE_S)
+            await asyncio.gather(*(self._close(owner) for owner in list(self.closers)), return_exceptions=True)
         finally:
             try:
                 await self._ask(self._leave)
@@ -249,9 +251,7 @@ class Worker:
 
     async def _serve(self, stops: Sequence[asyncio.Event]) -> None:
         stop = Stops(stops)
-        stopping = [asyncio.ensure_future(one.wait()) for one in stops]
-        for one in stopping:
-            one.add_done_callback(lambda _: self._notice())
+        stopping = [self._wait_for(one, self._notice) for one in stops]
         self._serving.append(stop)
         try:
             while not stop.is_set() and not self._draining:
@@ -281,6 +281,12 @@ class Worker:
     def _is_served_on(self) -> bool:
         """Whether somebody serves the queue here who was not told to stop: what is under way goes on then."""
         return not all(stop.is_set() for stop in self._serving)
+
+    def _wait_for(self, stop: asyncio.Event, stopped: Callable[[], None]) -> asyncio.Task[Literal[True]]:
+        stopping = self.loop.create_task(stop.wait())
+        disown(stopping)
+        stopping.add_done_callback(lambda waited: None if waited.cancelled() else stopped())
+        return stopping
 
     @property
     def draining(self) -> bool:
@@ -317,13 +323,11 @@ class Worker:
             return await self._drive_one(run_id, wait, stop or asyncio.Event(), self.settings.queues if by_turn else None)
 
     async def _drive_one(self, run_id: str, wait: bool, stop: asyncio.Event, limits: Mapping[str, Queue] | None) -> RunRow:
-        def stopped(waited: asyncio.Future[Any]) -> None:
-            if not waited.cancelled():  # else it has ended by itself, which concerns nobody else
-                self._notice()
-                self._wake_beside(run_id)
+        def stopped() -> None:
+            self._notice()
+            self._wake_beside(run_id)
 
-        stopping = asyncio.ensure_future(stop.wait())
-        stopping.add_done_callback(stopped)
+        stopping = self._wait_for(stop, stopped)
         try:
             row = await self._drive_family(run_id, wait, stop, limits)
         finally:
