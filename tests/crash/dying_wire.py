@@ -1,6 +1,6 @@
 """A connection to the real PostgreSQL on which a process dies in the middle of a commit.
 
-What commits is a COMMIT, or a single statement that writes outside of any transaction. psycopg is wrapped where it hands a statement
+What commits is a COMMIT, or a single statement that writes outside of any transaction. psycopg and our own `wire` are wrapped where they hand a statement
 to libpq, and where it begins to wait for the answer, on a thread or on an event loop: by then all bytes are with the kernel, which delivers them whoever dies.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import select
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from psycopg._cursor_base import BaseCursor
@@ -16,7 +17,7 @@ from psycopg._enums import Wait
 from psycopg.abc import PQGen
 from psycopg.pq import TransactionStatus
 
-from perdure.store.postgres import flight
+from perdure.store.postgres import flight, wire
 from perdure.store.postgres.connect import Connection
 
 if TYPE_CHECKING:
@@ -31,24 +32,36 @@ class DyingWire:
     def __init__(self, fate: Fate) -> None:
         self._fate = fate
         self._here = threading.local()  # of the statement that this thread is at: a transaction stays on its thread
-        self._wrap_sending("_execute_send")
-        self._wrap_sending("_send_query_prepared")
+        self._wrap_cursor("_execute_send")
+        self._wrap_cursor("_send_query_prepared")
+        self._wrap_wire()
         self._wrap_waiting()
 
-    def _wrap_sending(self, method: str) -> None:
+    def _wrap_cursor(self, method: str) -> None:
         real = getattr(BaseCursor, method)
 
         def sending(cursor: Any, *args: Any, **kwargs: Any) -> None:
-            query = next(each.query for each in args if hasattr(each, "query"))
-            self._fate.meet("wire", "op")
-            self._here.commits = self._commits(cursor._conn.pgconn.transaction_status, query)
-            if self._here.commits and self._fate.is_due("half"):
-                self._fate.strike()
-            if self._here.commits and self._fate.is_due("frozen"):
-                self._fate.freeze()
+            self._about_to_send(cursor._conn, next(each.query for each in args if hasattr(each, "query")))
             real(cursor, *args, **kwargs)
 
         setattr(BaseCursor, method, sending)
+
+    def _wrap_wire(self) -> None:
+        real = wire.send
+
+        def send(connection: Connection, statement: wire.Statement, name: bytes, data: Sequence[bytes | None]) -> None:
+            self._about_to_send(connection, statement.sql)
+            real(connection, statement, name, data)
+
+        wire.send = send
+
+    def _about_to_send(self, connection: Connection, query: bytes) -> None:
+        self._fate.meet("wire", "op")
+        self._here.commits = self._commits(connection.pgconn.transaction_status, query)
+        if self._here.commits and self._fate.is_due("half"):
+            self._fate.strike()
+        if self._here.commits and self._fate.is_due("frozen"):
+            self._fate.freeze()
 
     def _commits(self, status: int, query: bytes) -> bool:
         """Whether this statement makes something durable; a transaction that has written nothing does not."""

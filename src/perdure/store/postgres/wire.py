@@ -22,7 +22,7 @@ _MOST = 100  # statements that a connection keeps prepared
 _ANSWERS = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK)
 
 
-class _Statement(NamedTuple):
+class Statement(NamedTuple):
     sql: bytes
     types: tuple[int, ...]  # of its parameters
 
@@ -32,19 +32,26 @@ def sent(connection: Connection, sql: bytes, values: Sequence[Any]) -> PQGen[PGr
 
     What cannot be put into bytes is an error before anything is sent.
     """
-    statement = _Statement(sql, tuple([_oid(value) for value in values]))
+    statement = Statement(sql, tuple([_oid(value) for value in values]))
     data = [_bytes(value) for value in values]
-    formats = [Format.BINARY] * len(data)
-    pgconn = connection.pgconn
     name = yield from _prepared(connection, statement)
     if name:
-        pgconn.send_query_prepared(name, data, formats, Format.BINARY)
+        send(connection, statement, name, data)
         try:
             return (yield from _answer(connection))
         except psycopg.errors.InvalidSqlStatementName:
             connection.statements.clear()  # psycopg lets the server forget all of them when it rolls back; nothing has been done
-    pgconn.send_query_params(sql, data, statement.types, formats, Format.BINARY)
+    send(connection, statement, b"", data)
     return (yield from _answer(connection))
+
+
+def send(connection: Connection, statement: Statement, name: bytes, data: Sequence[bytes | None]) -> None:
+    """Hand it to libpq, under its name or whole."""
+    formats = [Format.BINARY] * len(data)
+    if name:
+        connection.pgconn.send_query_prepared(name, data, formats, Format.BINARY)
+    else:
+        connection.pgconn.send_query_params(statement.sql, data, statement.types, formats, Format.BINARY)
 
 
 def count(answer: PGresult) -> int:
@@ -58,7 +65,7 @@ def numbers(answer: PGresult) -> list[int]:
     return [int.from_bytes(value, "big", signed=True) for value in found if value is not None]
 
 
-def _prepared(connection: Connection, statement: _Statement) -> PQGen[bytes]:
+def _prepared(connection: Connection, statement: Statement) -> PQGen[bytes]:
     """Its name on this connection; none where it has to be sent whole."""
     name = connection.statements.get(statement)
     if name is None:
