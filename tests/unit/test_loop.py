@@ -421,6 +421,19 @@ def test_tasks_hash_by_their_number_and_are_still_themselves() -> None:
     assert first.tasks == second.tasks == {}
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="CPython keeps no set of all tasks from 3.14 on")
+def test_tasks_of_many_runs_do_not_meet_in_the_set_that_asyncio_has_of_all_tasks() -> None:
+    """Every run has a task 1: looked for by that alone, each would be compared with those of all other runs."""
+    loops = [loop_of() for _ in range(50)]
+    tasks = [loop.create_task(_nothing()) for loop in loops]
+    every = getattr(asyncio.tasks, "_scheduled_tasks", None) or asyncio.tasks._all_tasks  # type: ignore[attr-defined]
+    kept = [hash(found) for found in every.data if found() in tasks]
+    assert len(set(kept)) == len(tasks)
+    assert {place % 2**16 for place in kept} == {1}, "those of one run are still in the order of their numbers"
+    for loop in loops:
+        loop.run_until_quiet()
+
+
 def test_futures_hash_by_their_number_so_that_a_set_of_them_has_the_same_order_in_every_process() -> None:
     first, second = ([loop.create_future() for _ in range(40)] for loop in (loop_of(), loop_of()))
     assert [hash(future) for future in first] == [hash(future) for future in second] == list(range(1, 41))

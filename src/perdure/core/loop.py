@@ -38,8 +38,11 @@ class AgentTask(asyncio.Task[Any]):
     """A task whose hash is its number, so that sets of tasks (asyncio.wait, TaskGroup) iterate in the same order on replay."""
 
     def __init__(self, number: int, coro: Coroutine[Any, Any, Any], loop: AgentLoop, name: str, context: Context | None) -> None:
-        self.number = number  # before super(), which puts the task into a set
+        # asyncio puts the tasks of all loops into one set, where every run's first would be looked for among those of all others. The
+        # bits that order a set are the number's there too.
+        self.number = number + (id(loop) << 12)
         super().__init__(coro, loop=loop, name=name, context=context)
+        self.number = number
         self._log_destroy_pending = False  # a parked run's machine is let go of with its tasks pending: that is no mistake
 
     def __hash__(self) -> int:
