@@ -6,6 +6,7 @@ import itertools
 from typing import Any, get_args
 
 import pytest
+from msgspec import structs
 
 from perdure.core.codec import Payload, pack
 from perdure.core.events import (
@@ -274,7 +275,7 @@ def test_folding_event_by_event_is_folding_the_whole() -> None:
 
 
 def vars_of(state: RunState) -> dict[str, Any]:
-    return {**vars(state), "calls": {number: repr(call) for number, call in state.calls.items()}, "open": sorted(state.open)}
+    return {**structs.asdict(state), "calls": {number: repr(call) for number, call in state.calls.items()}, "open": sorted(state.open)}
 
 
 def test_folding_is_linear() -> None:

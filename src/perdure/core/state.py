@@ -211,48 +211,50 @@ class ChildState(Struct, gc=False):
     ended_at: int = 0
 
 
-class RunState:
+_NOBODYS = CallKeys("", "")
+
+
+class RunState(Struct, gc=False, eq=False):
     """A run as of its last folded event."""
 
-    def __init__(self) -> None:
-        self.created: RunCreated | None = None
-        self.keys = CallKeys("", "")  # of its calls, once it is created
-        self.status: Status = "queued"
-        self.seq = 0
-        self.epoch = 0
-        self.created_at = 0
-        self.updated_at = 0
-        self.started_seq: int | None = None
-        self.worker: str | None = None
-        self.worker_name: str | None = None  # "host:pid" of who claimed it last; it stays when the run is given up
-        self.version = ""  # the one that goes on with it
-        self.numbers = 0  # calls, approvals and children share one line of numbers
-        self.calls: dict[int, CallState] = {}
-        self.open: dict[int, CallState] = {}
-        self.asks: dict[int, AskState] = {}  # of a tool's call: under that call's number
-        self.pending: dict[int, AskState] = {}
-        self.children: dict[int, ChildState] = {}
-        self.alive: dict[int, ChildState] = {}  # children that have not ended
-        self.signals = 0
-        self.pins: dict[str, str] = {}  # tool → what it was when the run first called it
-        self.pin_changes: list[PinChanged] = []
-        self.patches: set[str] = set()
-        self.budget: Limits | None = None  # raises included
-        self.over: BudgetExceeded | None = None
-        self.attempts = 0  # that began, or may have
-        self.busy_us = 0
-        self.reserved = NOTHING
-        self.used = Usage()
-        self.timers: dict[int, int] = {}  # those that the run was parked on: number → due
-        self.waiting_for: str | None = None
-        self.wake_at: int | None = None
-        self.cancel: CancelRequested | None = None
-        self.paused: RunPaused | None = None
-        self.attention: AttentionNeeded | None = None
-        self.crashes = 0
-        self.said: str | None = None
-        self.output: Payload | None = None
-        self.failure: Failure | None = None
+    created: RunCreated | None = None
+    keys: CallKeys = _NOBODYS  # of its calls, once it is created
+    status: Status = "queued"
+    seq: int = 0
+    epoch: int = 0
+    created_at: int = 0
+    updated_at: int = 0
+    started_seq: int | None = None
+    worker: str | None = None
+    worker_name: str | None = None  # "host:pid" of who claimed it last; it stays when the run is given up
+    version: str = ""  # the one that goes on with it
+    numbers: int = 0  # calls, approvals and children share one line of numbers
+    calls: dict[int, CallState] = {}
+    open: dict[int, CallState] = {}
+    asks: dict[int, AskState] = {}  # of a tool's call: under that call's number
+    pending: dict[int, AskState] = {}
+    children: dict[int, ChildState] = {}
+    alive: dict[int, ChildState] = {}  # children that have not ended
+    signals: int = 0
+    pins: dict[str, str] = {}  # tool → what it was when the run first called it
+    pin_changes: list[PinChanged] = []
+    patches: set[str] = set()
+    budget: Limits | None = None  # raises included
+    over: BudgetExceeded | None = None
+    attempts: int = 0  # that began, or may have
+    busy_us: int = 0
+    reserved: Amounts = NOTHING
+    used: Usage = Usage()
+    timers: dict[int, int] = {}  # those that the run was parked on: number → due
+    waiting_for: str | None = None
+    wake_at: int | None = None
+    cancel: CancelRequested | None = None
+    paused: RunPaused | None = None
+    attention: AttentionNeeded | None = None
+    crashes: int = 0
+    said: str | None = None
+    output: Payload | None = None
+    failure: Failure | None = None
 
     @property
     def finished(self) -> bool:
@@ -278,6 +280,12 @@ class RunState:
                 self.version, self.budget = body.version, body.budget
             case RunClaimed():
                 self._claimed(event, body)
+            case RunSucceeded():
+                self.status, self.output = "succeeded", body.output
+            case RunFailed():
+                self.status, self.failure = "failed", body.failure
+            case RunCancelled():
+                self.status = "cancelled"
             case RunReleased():
                 self.status, self.waiting_for, self.wake_at = body.status, body.waiting_for, body.wake_at
                 self.worker, self.crashes = None, 0
@@ -316,12 +324,6 @@ class RunState:
                 self.over = body
             case BudgetRaised():
                 self.budget = None if self.budget is None else raised(self.budget, body.added)
-            case RunSucceeded():
-                self.status, self.output = "succeeded", body.output
-            case RunFailed():
-                self.status, self.failure = "failed", body.failure
-            case RunCancelled():
-                self.status = "cancelled"
             case ThoughtRecorded() | DecisionMade() | PlanGenerated():
                 pass
             case _:
