@@ -164,14 +164,16 @@ def is_stated(event: Event) -> bool:
 def replay(machine: Machine, events: Sequence[Event], load: Callable[[Payload], bytes]) -> Frontier:
     """Bring a fresh machine to where the journal ends, or raise Diverged at the first difference."""
     stated: dict[int, list[Event]] = {}
+    last = 0
     for event in events:
-        if is_stated(event):
+        if type(event.body) in _PASSES:
+            last = event.seq
+        elif is_stated(event):
             assert event.cause is not None
             stated.setdefault(event.cause, []).append(event)
     frontier = Frontier({}, set(), [])
-    machine.patches = frozenset(event.body.name for event in events if isinstance(event.body, PatchMarked))
-    # From the last activation on, if it has stated nothing yet, the agent lives: whatever it says is new.
-    last = max(_last_activation(events), _last_rest(events))
+    marks = [event.body.name for some in stated.values() for event in some if isinstance(event.body, PatchMarked)]
+    machine.patches = frozenset(marks)
     started = False
     for event in events:
         if not started and isinstance(event.body, RunClaimed):
@@ -212,19 +214,9 @@ _WAKES = frozenset(
         *(ApprovalDecided, ApprovalExpired, ApprovalWithdrawn),
     )
 )
-
-
-def _last_rest(events: Sequence[Event]) -> int:
-    """The seq at which the run was last given up: whatever woke the agent before that, it had come past since."""
-    return next((event.seq for event in reversed(events) if isinstance(event.body, RunReleased)), 0)
-
-
-def _last_activation(events: Sequence[Event]) -> int:
-    """The seq of the last event that may wake the machine; a failure that is not final counts, since it comes before its retry anyway."""
-    for event in reversed(events):
-        if type(event.body) in _WAKES:
-            return event.seq
-    return 0
+# After the last of these the agent lives, if it has stated nothing yet: whatever it says is new. A failure that is not final counts, since it
+# comes before its retry anyway; and whatever woke the agent before the run was given up, it had come past since.
+_PASSES = _WAKES | {RunReleased}
 
 
 def _compare(frontier: Frontier, commands: list[Command], recorded: list[Event], cause: Event, load: Callable[[Payload], bytes]) -> None:
