@@ -208,12 +208,19 @@ class AgentLoop(asyncio.AbstractEventLoop):
                 "asyncio.as_completed starts what is in a set or an iterator in an order left to chance; give it a list"
             )
 
+    def start(self, main: Coroutine[Any, Any, Any]) -> AgentTask:
+        """The agent's own task. Whoever starts it looks whether it is done, and then takes it out of the `tasks`."""
+        return self._add_task(main, "agent", None)
+
     def _new_task(self, coro: Coroutine[Any, Any, Any], name: object, context: Context | None) -> AgentTask:
+        task = self._add_task(coro, name, context)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _add_task(self, coro: Coroutine[Any, Any, Any], name: object, context: Context | None) -> AgentTask:
         self._task_count += 1
         number = self._task_count
-        task = AgentTask(number, coro, self, str(name) if name is not None else f"Task-{number}", context)
-        self.tasks[number] = task
-        task.add_done_callback(self._forget)
+        task = self.tasks[number] = AgentTask(number, coro, self, str(name) if name is not None else f"Task-{number}", context)
         return task
 
     def _forget(self, task: asyncio.Task[Any]) -> None:

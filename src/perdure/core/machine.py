@@ -217,7 +217,7 @@ class Machine:
         """Run the agent until it waits."""
         assert self._main is None, "a machine starts once"
         self._loop.advance(now / 1e6)
-        self._main = self._loop.create_task(self._begin(), name="agent")
+        self._main = self._loop.start(self._begin())
         if self.cancel_asked:
             self._main.cancel()  # before its first step: the agent never begins
         return self._settle()
@@ -493,9 +493,11 @@ class Machine:
         assert self._main is not None
         if self._main.done() and not self._winding_up:
             self._winding_up = True
-            for task in list(self._loop.tasks.values()):
-                task.cancel()
-            self._loop.run_until_quiet()
+            del self._loop.tasks[self._main.number]
+            if self._loop.tasks:
+                for task in list(self._loop.tasks.values()):
+                    task.cancel()
+                self._loop.run_until_quiet()
             for number, opened in self._open.items():
                 if self._is_left(opened):
                     self._commands.append(Abandon(number))
