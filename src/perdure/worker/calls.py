@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable, Hashable
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct, structs
 
 from perdure.core import codec
 from perdure.core.chain import Sealed
-from perdure.core.codec import Payload
 from perdure.core.decide import GiveUp, Park, Perform, Reconcile, Verdict, Wait, about_unknown, decide
 from perdure.core.events import (
     OF_MODEL,
@@ -69,18 +68,24 @@ class Ended(Struct, frozen=True, gc=False):
     usage: Usage | None = None
 
 
+class Driving(Protocol):
+    """What is needed of the drive."""
+
+    def arrive(self, ended: Ended) -> None: ...
+
+
 class Calls:
     """What is under way for the calls of one run."""
 
     def __init__(
         self,
+        drive: Driving,
         state: RunState,
+        pen: Pen,
         settings: Settings,
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
         threads: Threads,
-        arrive: Callable[[Ended], None],
-        pack: Callable[[bytes], Payload],
         closers: dict[Hashable, Closer],
         performing: Performing = as_it_is,
     ) -> None:
@@ -89,8 +94,8 @@ class Calls:
         self._clock = clock
         self._loop = loop
         self._threads = threads
-        self._arrive = arrive
-        self._pack = pack
+        self._drive = drive
+        self._pen = pen
         self._closers = closers
         self._performing = performing
         self._attempts: dict[int, Attempt[Any]] = {}
@@ -109,7 +114,7 @@ class Calls:
 
     def _ended(self, told: Call, performed: Performed) -> None:
         if self._attempts.pop(told.number, None) is not None:
-            self._arrive(Ended(told.number, told.attempt, performed, told.usage))
+            self._drive.arrive(Ended(told.number, told.attempt, performed, told.usage))
 
     def _told(self, call: CallState, timeout_s: float | None, connection: Any = None) -> Call:
         created = self._state.created
@@ -222,7 +227,7 @@ class Calls:
             del self._asking[number]
             if not task.cancelled():
                 error = task.exception()
-                self._arrive(Ended(number, which, task.result() if error is None else Outcome.unknown(f"asking failed: {error}")))
+                self._drive.arrive(Ended(number, which, task.result() if error is None else Outcome.unknown(f"asking failed: {error}")))
 
         task = self._loop.create_task(ask(), name=f"reconcile {call.tool}")
         self._asking[number] = task
@@ -248,7 +253,7 @@ class Calls:
         """The events that an end makes, in order. When the run is being given up nothing is planned any more."""
         match ended.result:
             case Returned(result):
-                return [asked.tool.events.completed(result=self._pack(result), attempt=ended.attempt, usage=ended.usage)]
+                return [asked.tool.events.completed(result=self._pen.pack(result), attempt=ended.attempt, usage=ended.usage)]
             case Unrecordable(failure):
                 return [asked.tool.events.completed(failure=failure, attempt=ended.attempt, usage=ended.usage)]
             case Raised(failure):
@@ -306,7 +311,7 @@ class Calls:
         match kind:
             case "happened":
                 try:
-                    result = self._pack(tool.encode_result(outcome.result))
+                    result = self._pen.pack(tool.encode_result(outcome.result))
                 except NotEncodable as refused:
                     failure = Failure(kind="not_encodable", type="NotEncodable", message=str(refused))
                     return [ToolCallResolved("failed", by="reconcile", attempt=call.attempt, failure=failure)]

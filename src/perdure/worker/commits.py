@@ -41,29 +41,28 @@ class Writes(Protocol):
     def transact(self, head: Append, work: Transaction, done: Callable[[tuple[Appended, Any] | Exception], None]) -> None: ...
 
 
+class Driving(Protocol):
+    """What is needed of the drive: to be told what became of a commit."""
+
+    run_id: str
+
+    def saved(self, events: Sequence[Event], row: RowChange | None, result: Event | None) -> None:
+        """These events are durable, and so is the change of the row; `result` is the one of a transaction that was among them."""
+
+    def lost(self, why: str) -> None: ...
+
+    def broke(self, error: Exception) -> None: ...
+
+
 class Commits:
-    """The commits of one run. Calls back with what became of each; after `stop` it calls back no more.
+    """The commits of one run. Tells the drive what became of each; after `stop` it tells nothing more."""
 
-    `saved` gets the events that are durable now, the change of the row, and the result event if a transaction was among them.
-    """
-
-    def __init__(
-        self,
-        run_id: str,
-        pen: Pen,
-        host: Writes,
-        saved: Callable[[Sequence[Event], RowChange | None, Event | None], None],
-        lost: Callable[[str], None],
-        broke: Callable[[Exception], None],
-    ) -> None:
+    def __init__(self, drive: Driving, pen: Pen, host: Writes) -> None:
         self.under_way = False
         self.sent_s = 0.0  # when the last commit went out, by the monotonic clock
-        self._run_id = run_id
+        self._drive = drive
         self._pen = pen
         self._host = host
-        self._saved = saved
-        self._lost = lost
-        self._broke = broke
         self._stopped = False
         self._failures = 0
         self._again: asyncio.TimerHandle | None = None
@@ -109,9 +108,9 @@ class Commits:
                 # The time at which it goes out counts, and not when it was recorded: an approval may have expired meanwhile (G9).
                 self._failed(answer, lambda: self._send(self._pen.anew(append)))
             case Exception():
-                self._broke(answer)
+                self._drive.broke(answer)
             case _:
-                self._lost(answer.why)
+                self._drive.lost(answer.why)
 
     def _transacted(
         self, head: Append, answer: tuple[Appended, Any] | Exception, rolled_back: Callable[[BaseException | None], None]
@@ -130,7 +129,7 @@ class Commits:
             case Exception():
                 self._roll_back(answer, rolled_back)
             case (refused, _):
-                self._lost(refused.why)
+                self._drive.lost(refused.why)
 
     def _roll_back(self, error: BaseException | None, rolled_back: Callable[[BaseException | None], None]) -> None:
         self.under_way = False
@@ -138,7 +137,7 @@ class Commits:
 
     def _done(self, events: Sequence[Event], row: RowChange | None, result: Event | None) -> None:
         self.under_way, self._failures = False, 0
-        self._saved(events, row, result)
+        self._drive.saved(events, row, result)
 
     def _failed(self, error: Exception, again: Callable[[], None]) -> None:
         """Nothing was written. What happened is still in memory, so keep it and try the very same again."""
@@ -146,5 +145,5 @@ class Commits:
         delay_s = min(0.1 * 2**self._failures, 5.0)
         # The first time, and about twice a minute after that: an outage is one thing to know, not one for each try.
         level = logging.ERROR if self._failures % 6 == 1 else logging.DEBUG
-        log.log(level, "run %s: cannot write the journal: %s; nothing is lost, trying again in %.1f s", self._run_id, error, delay_s)
+        log.log(level, "run %s: cannot write the journal: %s; nothing is lost, trying again in %.1f s", self._drive.run_id, error, delay_s)
         self._again = self._host.loop.call_later(delay_s, again)

@@ -139,9 +139,7 @@ class Drive:
         self._host = host
         self._machine: Machine | None = None
         self._pen = Pen(claimed.lease, self.state, claimed.row.head, host.clock, host.settings.inline_bytes)
-        self._calls = Calls(
-            self.state, host.settings, host.clock, host.loop, host.threads, self.arrive, self.pack, host.closers, host.performing
-        )
+        self._calls = Calls(self, self.state, self._pen, host.settings, host.clock, host.loop, host.threads, host.closers, host.performing)
         self._arrived: deque[Ended | InboxRow] = deque()
         self._read: set[int] = set()  # inbox rows that have been taken and may not be gone from the database yet
         self._gate = Gate(self.run_id, host.store, self._pen, host.clock, host)
@@ -149,7 +147,7 @@ class Drive:
         self.last_news_s = 0.0  # when a child last ended, by the loop's clock
         self._orders = Orders(self, host, claimed, self.state, self._pen, self._calls, self._gate, self._asks)
         self._inbox = Inbox(self, host.loop, self.state, self._pen, self._calls, self._asks, self._orders)
-        self._commits = Commits(self.run_id, self._pen, host, self._saved, self._lost, lambda error: host.broke(self, error))
+        self._commits = Commits(self, self._pen, host)
         self._shown: Status = "running"  # the status in the run's row
         self._suspect = claimed.row.crashes > 0  # the row still counts crashes that this drive has to answer
         self._precious = False  # what came of an effect is recorded and not durable yet; results of reads may wait, these may not
@@ -397,9 +395,6 @@ class Drive:
         else:
             self._gate.hold_back(rate, until)
 
-    def pack(self, encoded: bytes) -> Payload:
-        return self._pen.pack(encoded)
-
     @_whole
     def arrive(self, ended: Ended) -> None:
         """An attempt or a reconcile hook has come to an end."""
@@ -569,7 +564,7 @@ class Drive:
         self._commits.write(row)
 
     @_whole
-    def _saved(self, events: Sequence[Event], row: RowChange | None, result: Event | None) -> None:
+    def saved(self, events: Sequence[Event], row: RowChange | None, result: Event | None) -> None:
         try:
             self._host.committed(self.run_id, events)
             self._go_on(row, result)
@@ -610,8 +605,11 @@ class Drive:
         sent_s = self._commits.sent_s
         return time.monotonic() - sent_s > self._host.settings.reconcile_margin_s and not self._host.has_held_since(sent_s)
 
+    def broke(self, error: Exception) -> None:
+        self._host.broke(self, error)
+
     @_whole
-    def _lost(self, why: str) -> None:
+    def lost(self, why: str) -> None:
         # Not only what was to begin: when the run is given up, the intent and its withdrawal were in one commit, and used the approval up.
         starting = [call.number for call in self.state.calls.values() if call.intent_seq > self._pen.durable_seq]
         lapsed = [number for number in starting if self._has_lapsed(number)]
