@@ -281,7 +281,7 @@ def _same(command: Command, event: Event, load: Callable[[Payload], bytes]) -> b
     body = event.body
     match command:
         case CallTool(number, tool, args):
-            if not isinstance(body, ToolCallInitiated | ToolCallProposed) or event.call != number or body.tool != tool.name:
+            if not isinstance(body, (ToolCallInitiated, ToolCallProposed)) or event.call != number or body.tool != tool.name:
                 return False
             assert body.args is not None
             return _same_input(tool, args, body.args, load)

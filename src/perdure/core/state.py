@@ -436,7 +436,7 @@ class RunState(Struct, gc=False, eq=False):
 
     def _first(self, event: Event, number: int) -> CallState:
         body = event.body
-        if not isinstance(body, ToolCallInitiated | ToolCallProposed):
+        if not isinstance(body, (ToolCallInitiated, ToolCallProposed)):
             return self._known(event, number)
         self._new_number(event, number)
         call = CallState(number, body.tool, body.effect, body.key, body.args, event.seq, event.ts, self.keys)

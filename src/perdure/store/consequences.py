@@ -35,7 +35,7 @@ def consequential(append: Append) -> list[Event]:
 
 def may_be_refused(events: list[Event]) -> bool:
     """Whether what follows can come to nothing, so that the append has to be undone."""
-    return any(isinstance(event.body, ToolCallInitiated | ApprovalRequested | ChildStarted) for event in events)
+    return any(isinstance(event.body, (ToolCallInitiated, ApprovalRequested, ChildStarted)) for event in events)
 
 
 class Consequences:

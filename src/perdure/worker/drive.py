@@ -374,7 +374,7 @@ class Drive:
         for body in self._calls.outcome(call, ended, asked, wanted=wanted, closing=self.closing is not None):
             event = self._pen.record(body, call=call.number, cause=call.intent_seq if call.phase == "started" else call.last_seq)
             self._precious = self._precious or call.effect != "read"
-            if isinstance(body, ToolCallFailed | ToolCallInDoubt) and asked.tool.rate is not None:
+            if asked.tool.rate is not None and isinstance(body, ToolCallFailed | ToolCallInDoubt):
                 self._hear_of_limit(asked.tool.rate, body.failure)
             self.deliver(event)
         if isinstance(ended.result, Raised) and is_not_ready(ended.result.failure) and wanted and not call.ended:

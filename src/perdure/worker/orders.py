@@ -167,6 +167,12 @@ class Orders:
         match command:
             case CallTool():
                 self._call(command, cause)
+            case Finish(Succeeded(output)):
+                self._pen.record(RunSucceeded(self._pen.pack(output)), cause=cause)
+            case Finish(Failed(failure)):
+                self._pen.record(RunFailed(failure), cause=cause)
+            case Finish(Cancelled()):
+                self._pen.record(RunCancelled(self.state.cancel.reason if self.state.cancel else None), cause=cause)
             case AskApproval():
                 self._ask(command, cause)
             case StartChild():
@@ -180,12 +186,6 @@ class Orders:
             case Abandon(number, stop):
                 self.unwanted.add(number)
                 self._abandon(number, stop)
-            case Finish(Succeeded(output)):
-                self._pen.record(RunSucceeded(self._pen.pack(output)), cause=cause)
-            case Finish(Failed(failure)):
-                self._pen.record(RunFailed(failure), cause=cause)
-            case Finish(Cancelled()):
-                self._pen.record(RunCancelled(self.state.cancel.reason if self.state.cancel else None), cause=cause)
 
     def _abandon(self, number: int, stop: bool) -> None:
         if number in self.state.alive or number in self.state.pending:
