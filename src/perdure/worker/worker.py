@@ -596,28 +596,41 @@ class Worker:
         taken_over = [one.lease.run_id for one in claimed if one.row.crashes]
         if taken_over:
             log.info("took over from a worker that is gone: %s", ", ".join(f"run {run_id}" for run_id in taken_over[:10]))
+        here = []
         for one in claimed:
-            self._begin_one(one)
+            drive = self._begin_one(one)
+            if self._is_read_here(one):
+                here.append((drive, one))
+            else:
+                self._read_elsewhere(drive, one)
             if self._draining:  # it began while the claim was under way
-                self._drives[one.lease.run_id].drain()
+                drive.drain()
+        if claimed:
+            self._wake()
+            # A plain callback, never inside a task: from CPython 3.14 on an agent's tasks cannot be entered there.
+            self.loop.call_soon(self._begin_drives, here)
         self._hand_out(post)
 
-    def _begin_one(self, claimed: Claimed) -> None:
+    def _begin_one(self, claimed: Claimed) -> Drive:
         run_id = claimed.lease.run_id
         before = self._drives.get(run_id)
         if before is not None:
             before.abort()  # it lost the run while we slept, and has not noticed yet
-        drive = Drive(claimed, self.agents[Served(claimed.row.agent, claimed.row.version)], self)
-        self._drives[run_id] = drive
-        self._wake()
+        drive = self._drives[run_id] = Drive(claimed, self.agents[Served(claimed.row.agent, claimed.row.version)], self)
+        return drive
+
+    def _is_read_here(self, claimed: Claimed) -> bool:
         came_along = claimed.events is not None and not may_owe(claimed.events[0].body)
-        if came_along or (claimed.row.seq <= _READ_HERE and not self.store.remote):
-            # A plain callback, never inside a task: from CPython 3.14 on an agent's tasks cannot be entered there.
-            self.loop.call_soon(self._begin_drive, drive, claimed, None)
-            return
+        return came_along or (claimed.row.seq <= _READ_HERE and not self.store.remote)
+
+    def _read_elsewhere(self, drive: Drive, claimed: Claimed) -> None:
         reading = self._asking.start(lambda: self._read(claimed))
         self._readers.add(reading)
         reading.add_done_callback(lambda done: self._begin_drive(drive, claimed, done))
+
+    def _begin_drives(self, claimed: Sequence[tuple[Drive, Claimed]]) -> None:
+        for drive, one in claimed:
+            self._begin_drive(drive, one, None)
 
     def _read(self, claimed: Claimed) -> tuple[Sequence[Event], Debts]:
         events = self.store.read(claimed.lease.run_id) if claimed.events is None else claimed.events
