@@ -42,6 +42,7 @@ from perdure.store.url import shown_url
 from perdure.transcript import transcript
 from perdure.undo import Undoer, UndoPlan, undoable
 from perdure.worker.asking import Asking
+from perdure.worker.attempt import is_inside_call
 from perdure.worker.clock import Clock
 from perdure.worker.outside import refuse_app
 from perdure.worker.worker import Observer, Worker
@@ -86,8 +87,8 @@ class Perdure:
         self._worker: Worker | None = None
         self._asking = Asking()
         self._opening = asyncio.Lock()
-        self._works = 0  # calls of `work` under way
-        self._drain = asyncio.Event()
+        self._works: list[asyncio.Event] = []  # what ends each `work` under way
+        self._drained = False  # before there was one to end
 
     async def __aenter__(self) -> Self:
         self._asking = Asking()
@@ -244,31 +245,38 @@ class Perdure:
         handle = self.handle(run_id, tenant=tenant)
         if tenant is not None:
             await handle.status()
-        return await (await self._working()).drive_one(run_id, wait=wait, stop=stop)
+        if is_inside_call() and self._worker is not None and self._worker.draining:
+            worker = self._worker  # for a new one the drain has to end, and a tool would wait for its own end
+        else:
+            worker = await self._working()
+        return await worker.drive_one(run_id, wait=wait, stop=stop)
 
     async def work(self, *, stop: asyncio.Event | None = None) -> None:
         """Serve the queue until `stop` is set or `drain` is called; then hand over what is under way.
 
         Of several at a time each ends by its own `stop`, and the last one hands over. Afterwards the app can begin anew.
         """
-        worker = await self._working()
-        self._works += 1
+        ended = asyncio.Event()
+        if self._drained:
+            ended.set()
+        self._drained = False
+        self._works.append(ended)
         try:
-            await worker.serve(*([self._drain] if stop is None else [self._drain, stop]))
+            worker = await self._working()
+            await worker.serve(*([ended] if stop is None else [ended, stop]))
         finally:
-            self._works -= 1
-            if not self._works:
-                self._drain.clear()
+            self._works.remove(ended)
 
     def drain(self) -> None:
         """End every `work` under way, or else the next one: no run is claimed any more, those under way are handed over at their next
         step boundary."""
-        refuse_app()
-        self._drain.set()
+        # Not refused in an agent, here and in `abort`: a signal's handler calls it, and a signal may strike in an agent's code.
+        self._drained = not self._works
+        for ended in self._works:
+            ended.set()
 
     def abort(self) -> None:
         """Stop driving at once and write nothing more, as a crash would."""
-        refuse_app()
         if self._worker is not None:
             self._worker.abort()
 
@@ -551,8 +559,8 @@ class Handle:
                 return stuck
             ready = row.holder is not None or (row.ready_at is not None and row.ready_at <= app.clock.now()) or await self._has_work()
             if Served(row.agent, row.version) in app.versions and ready and app._may_drive(drained):
-                worker = await app._working()
                 try:
+                    worker = await app._working()
                     row = await worker.drive_one(self.id, wait=True, by_turn=True)
                     if row.status not in FINISHED:
                         row = await self._patiently(self._row)
@@ -560,6 +568,10 @@ class Handle:
                         continue
                 except (AlreadyRunning, Conflict):
                     pass  # a live worker has it, or was faster: wait for them
+                except StoreUnavailable as error:
+                    if not app.store.remote:
+                        raise
+                    log.warning("run %s: cannot be driven here: %s; trying again", self.id, error)
             # Until its time has come, should that be sooner; but a run that is ready and cannot be taken is no reason to ask without end.
             left_s = 0.0 if row.ready_at is None else (row.ready_at - app.clock.now()) / 1e6
             await self._change(min(max(left_s, 0.005), 1.0) if left_s > 0 else 1.0, since=began, due=row.ready_at if left_s > 0 else None)

@@ -6,11 +6,9 @@ the process; what the code raises by itself is its own doing. They look alike bu
 
 from __future__ import annotations
 
-import functools
+import inspect
 import opcode
-import signal
-from types import CodeType
-from typing import Any
+from types import FrameType
 
 _RAISE = opcode.opmap["RAISE_VARARGS"]
 
@@ -20,20 +18,19 @@ def is_interrupt(error: BaseException) -> bool:
     trace = error.__traceback__
     if trace is None or not isinstance(error, KeyboardInterrupt | SystemExit):
         return False
-    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
-    while trace.tb_next is not None and trace.tb_frame.f_code not in handlers:
+    while not _is_handler(trace.tb_frame):
+        if trace.tb_next is None:
+            # Python's own handler is not written in Python and leaves no frame: then the last line is one that raises nothing itself.
+            return isinstance(error, KeyboardInterrupt) and trace.tb_frame.f_code.co_code[trace.tb_lasti] != _RAISE
         trace = trace.tb_next
-    code = trace.tb_frame.f_code
-    # Python's own handler is not written in Python and leaves no frame: then the last line is one that raises nothing itself.
-    return code in handlers or (isinstance(error, KeyboardInterrupt) and code.co_code[trace.tb_lasti] != _RAISE)
+    return True
 
 
-def _code(handler: Any) -> CodeType | None:
-    if not callable(handler):
-        return None  # ignored, or left to the system
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    handler = getattr(handler, "__func__", handler)
-    if not hasattr(handler, "__code__"):
-        handler = type(handler).__call__
-    return getattr(handler, "__code__", None)
+def _is_handler(frame: FrameType) -> bool:
+    """Whether it was called as handlers are, with the frame that it has interrupted. Who is a handler now does not tell: many reset it."""
+    code, struck = frame.f_code, frame.f_back
+    if struck is None:
+        return False
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)]
+    given = [frame.f_locals.get(name) for name in names]
+    return any(one is struck or (type(one) is tuple and any(each is struck for each in one)) for one in given)

@@ -120,7 +120,6 @@ class Perdure:
 
     def drain(self) -> None:
         """End `work`; from any thread."""
-        refuse_app()
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._app.drain)
 

@@ -53,19 +53,67 @@ async def pay(amount: int) -> int:
     return amount
 
 
+@tool(effect="once")
+async def refund(amount: int) -> None:
+    with (folder / "effects").open("a") as effects:
+        effects.write(f"-{amount}\n")
+
+
 @agent(version="1")
 async def payer(run: Run) -> int:
     lingering = asyncio.create_task(linger())
     amount = await look()
-    strike("agent")
+    try:
+        strike("agent")
+    except BaseException:
+        await refund(amount)  # no replay comes past here
+        raise
     await pay(amount)
     await lingering
     return amount
 
 
+@agent(version="1")
+async def patient(run: Run) -> None:
+    try:
+        await run.receive("go")
+    finally:
+        strike("letting go")
+
+
+@agent(version="1")
+async def one_of_many(run: Run) -> None:
+    if run.id == "r0":
+        strike("first")
+
+
 async def main() -> None:
-    async with Perdure(f"sqlite:///{folder}/db", agents=[payer]) as app:
-        await app.run(payer, id="r")
+    async with Perdure(f"sqlite:///{folder}/db", agents=[payer, patient]) as app:
+        if place == "letting go":
+            await app.start(patient, id="r")
+            await app.drive("r", wait=False)
+        else:
+            await app.run(payer, id="r")
+
+
+async def all_but_the_first(app: Perdure) -> list[str]:
+    return [(await app.handle(f"r{number}").result(timeout=50), "succeeded")[1] for number in range(1, 5)]
+
+
+def go_on() -> None:
+    loop = asyncio.new_event_loop()
+    app = Perdure(f"sqlite:///{folder}/db", agents=[one_of_many])
+    loop.run_until_complete(app.__aenter__())
+    for number in range(5):
+        loop.run_until_complete(app.start(one_of_many, id=f"r{number}"))
+    working = loop.create_task(app.work())
+    try:
+        loop.run_until_complete(asyncio.sleep(60))
+    except KeyboardInterrupt:
+        print(*loop.run_until_complete(all_but_the_first(app)))
+    app.drain()
+    loop.run_until_complete(working)
+    loop.run_until_complete(app.__aexit__(None, None, None))
 
 
 if __name__ == "__main__":
@@ -84,6 +132,8 @@ if __name__ == "__main__":
                 released.set()
                 for _ in range(100):
                     loop.run_until_complete(asyncio.sleep(0))
+        case "goes on":
+            go_on()
         case "exit":
             signal.signal(signal.SIGTERM, leave)
             asyncio.run(main())

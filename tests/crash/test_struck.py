@@ -63,3 +63,19 @@ def test_ctrl_c_while_a_task_of_the_worker_is_being_woken_does_not_keep_the_proc
     ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == -signal.SIGINT, ended.stderr
     assert "KeyboardInterrupt" in ended.stderr
+
+
+@pytest.mark.parametrize("how", ["bare", "exit"])
+def test_a_signal_that_strikes_while_a_run_is_let_go_of_is_not_swallowed(tmp_path: Path, how: str) -> None:
+    command = [sys.executable, "-m", "tests.crash.struck", str(tmp_path), how, "letting go"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == (struck.EXIT if how == "exit" else -signal.SIGINT), ended.stderr
+
+
+def test_ctrl_c_in_one_run_keeps_no_other_from_beginning_if_the_loop_goes_on(tmp_path: Path) -> None:
+    """As in `python -m asyncio`: the interrupt ends a line, and not the loop."""
+    command = [sys.executable, "-m", "tests.crash.struck", str(tmp_path), "goes on", "first"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout.split()) == (0, ["succeeded"] * 4), ended.stderr

@@ -30,14 +30,6 @@ async def _follows(app: Perdure) -> None:
         pass
 
 
-async def _drains(app: Perdure) -> None:
-    app.drain()
-
-
-async def _aborts(app: Perdure) -> None:
-    app.abort()
-
-
 USES: dict[str, Use] = {
     "start": lambda app: app.start(other),
     "run": lambda app: app.run(other),
@@ -60,8 +52,6 @@ USES: dict[str, Use] = {
     "result": lambda app: app.handle("there").result(),
     "events": lambda app: app.handle("there").events(),
     "follow": _follows,
-    "drain": _drains,
-    "abort": _aborts,
     "open": _opens,
 }
 
@@ -92,13 +82,12 @@ def test_an_agent_may_not_use_the_app_and_hears_what_to_do_instead(tmp_path: Pat
     assert left_alone == ["run_created"]
 
 
-@pytest.mark.parametrize("use", ["start", "signal", "drain", "open"])
+@pytest.mark.parametrize("use", ["start", "signal", "open"])
 def test_neither_may_it_use_the_app_that_blocks(tmp_path: Path, use: str) -> None:
     opened: list[sync.Perdure] = []
     uses: dict[str, Callable[[], Any]] = {
         "start": lambda: opened[0].start(other),
         "signal": lambda: opened[0].signal("there", "topic"),
-        "drain": lambda: opened[0].drain(),
         "open": lambda: sync.Perdure(f"sqlite:///{tmp_path}/more.db").__enter__(),
     }
 

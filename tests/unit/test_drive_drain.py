@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -532,3 +534,125 @@ def test_what_begins_while_a_drain_is_under_way_waits_for_its_end(tmp_path: Path
 
     assert run(main()) == ["first 1"]
     assert sorted(case.began) == ["first 1", "first 1", "second 1", "second 1"], "neither lost nor repeated"
+
+
+# -- when a drain comes at an odd moment ---------------------------------------------------------------------------------------------------------
+def test_a_signal_handler_may_drain_wherever_the_signal_strikes(tmp_path: Path) -> None:
+    """In an agent's code, too: it is not the agent who uses the app there."""
+    struck: list[int] = []
+
+    @tool(effect="read")
+    async def look() -> int:
+        return 1
+
+    @agent(version="1")
+    async def works(run: Run) -> int:
+        found = await look()
+        if not struck:
+            struck.append(1)
+            signal.raise_signal(signal.SIGUSR1)
+        return found
+
+    async def main() -> str:
+        async with perdure(tmp_path / "db", [works]) as app:
+            signal.signal(signal.SIGUSR1, lambda *_: app.drain())
+            await app.start(works, id="r")
+            await app.work()
+            return (await app.drive("r")).status
+
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        assert run(main()) == "succeeded"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert struck
+
+
+def test_a_drain_ends_each_work_that_was_called_before_it_and_no_other(tmp_path: Path) -> None:
+    case = Steps("read")
+
+    async def main() -> tuple[bool, bool]:
+        async with perdure(tmp_path / "db", [case.agent]) as app:
+            await app.start(case.agent, id="r")
+            first = asyncio.create_task(app.work())
+            await until(lambda: case.began)
+            app.drain()
+            await until(lambda: app._worker is not None and app._worker.draining)
+            second = asyncio.create_task(app.work())  # waits for the end of the drain
+            await asyncio.sleep(0)
+            app.drain()
+            third = asyncio.create_task(app.work())
+            case.finish.set()
+            await asyncio.gather(first, second)
+            await until(lambda: status_of(app, "r") == "succeeded")
+            served_on = not third.done()
+            app.drain()
+            await third
+            return served_on, second.done()
+
+    assert run(main()) == (True, True)
+
+
+@pytest.mark.parametrize("by", ["work", "drive"])
+def test_what_cannot_be_handed_over_in_time_is_anybodys_while_the_app_stays_open(tmp_path: Path, by: str) -> None:
+    """G6: the worker lives on and renews its lease, so that nobody else would ever find the run free."""
+    began, finish = threading.Event(), threading.Event()
+
+    @tool(effect="transaction")
+    def book() -> int:
+        began.set()
+        finish.wait(60)
+        return 1
+
+    @agent(version="1")
+    async def works(run: Run) -> int:
+        return await book()
+
+    async def main() -> str:
+        stop = asyncio.Event()
+        async with perdure(tmp_path / "db", [works], settings=IMPATIENT) as app:
+            await app.start(works, id="r")
+            at_work = asyncio.create_task(app.work() if by == "work" else app.drive("r", stop=stop))
+            await until(began.is_set)
+            app.drain() if by == "work" else stop.set()
+            await at_work
+            assert (await app.handle("r").status()).holder is not None, "it could not be handed over"
+            finish.set()
+            async with perdure(tmp_path / "db", [works]) as other:
+                return (await other.drive("r")).status
+
+    assert run(main()) == "succeeded"
+
+
+def test_a_tool_that_drives_another_run_does_not_hold_up_the_drain_that_waits_for_it(tmp_path: Path) -> None:
+    began, go = asyncio.Event(), asyncio.Event()
+    apps: list[Perdure] = []
+
+    @agent(version="1")
+    async def quick(run: Run) -> int:
+        return 1
+
+    @tool(effect="once")
+    async def drives(run_id: str) -> str:
+        began.set()
+        await go.wait()
+        return (await apps[0].drive(run_id)).status
+
+    @agent(version="1")
+    async def outer(run: Run) -> str:
+        return str(await drives("other"))
+
+    async def main() -> list[str]:
+        async with perdure(tmp_path / "db", [outer, quick]) as app:
+            apps.append(app)
+            await app.start(outer, id="r")
+            working = asyncio.create_task(app.work())
+            await began.wait()
+            app.drain()
+            await until(lambda: app._worker is not None and app._worker.draining)
+            await app.start(quick, id="other")
+            go.set()
+            await working
+            return outline(await app.handle("r").events())
+
+    assert "completed 1/1" in run(main())

@@ -144,6 +144,31 @@ def test_who_drives_a_run_that_its_own_worker_is_just_claiming_waits_along(tmp_p
     assert run(main()) == "succeeded"
 
 
+def test_nor_is_it_told_that_its_own_worker_has_it_when_that_has_let_go_since(tmp_path: Path) -> None:
+    @agent(version="1")
+    async def quick(run: Run) -> str:
+        return "done"
+
+    async def main() -> str:
+        async with perdure(tmp_path / "db", [quick], clock=Clock()) as app:
+            await app.start(quick, id="r")
+            worker, claim = await app._working(), app.store.claim
+
+            def refused(*args: Any, **kwargs: Any) -> Any:
+                """Our own claim is first, and over by the time at which somebody looks whose it was."""
+                app.store.claim = claim  # type: ignore[method-assign]
+                (held,) = claim(*args, **kwargs)
+                try:
+                    return claim(*args, **kwargs)
+                finally:
+                    app.store.let_go(worker.id, [("r", held.lease.epoch)], app.clock.now())
+
+            app.store.claim = refused  # type: ignore[method-assign]
+            return (await app.drive("r")).status
+
+    assert run(main()) == "succeeded"
+
+
 def test_whoever_was_out_of_touch_judges_nobody_by_silence_for_a_whole_lease(tmp_path: Path) -> None:
     async def main() -> None:
         with closing(open_store(f"sqlite:///{tmp_path}/db")) as store:

@@ -28,6 +28,11 @@ def through_another(*_: object) -> None:
     function()
 
 
+def resets_itself(*_: object) -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    sys.exit(3)
+
+
 @pytest.fixture
 def handled() -> Iterator[Callable[[Any], object]]:
     before = signal.getsignal(signal.SIGUSR1)
@@ -37,8 +42,11 @@ def handled() -> Iterator[Callable[[Any], object]]:
 
 @pytest.mark.parametrize(
     "handler",
-    [signal.default_int_handler, function, through_another, Handler(), Handler().method, functools.partial(Handler().method, 1)],
-    ids=["Python's own", "function", "through another", "object", "method", "partial"],
+    [
+        *(signal.default_int_handler, function, through_another, resets_itself, lambda number, frame: sys.exit(3)),
+        *(Handler(), Handler().method, functools.partial(Handler().method, 1)),
+    ],
+    ids=["Python's own", "function", "through another", "resets itself", "named", "object", "method", "partial"],
 )
 def test_what_a_handler_raises_is_an_interrupt_wherever_it_strikes(handled: Callable[[Any], object], handler: Any) -> None:
     handled(handler)

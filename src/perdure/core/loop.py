@@ -73,7 +73,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
 
     def __init__(self, owner: Any, max_steps: int, is_interrupt: Callable[[BaseException], bool] = lambda _: False) -> None:
         self.owner = owner
-        self._is_interrupt = is_interrupt
+        self.is_interrupt = is_interrupt
         self.tasks: dict[int, AgentTask] = {}  # those not done, by number
         self._early: dict[Coroutine[Any, Any, Any], AgentTask] = {}  # started for asyncio.as_completed, which asks for them next
         # Async generators that the garbage collector found. When it finds them is left to chance, so that closing them then, as
@@ -117,7 +117,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
                     try:
                         handle._run()
                     except (KeyboardInterrupt, SystemExit) as error:
-                        if self._is_interrupt(error):
+                        if self.is_interrupt(error):
                             raise  # a person's, through a signal: it is for the process, and no doing of the agent
                         if isinstance(error, KeyboardInterrupt):
                             raise Interrupted("KeyboardInterrupt was raised inside the agent; nothing more of it was run") from None
@@ -126,6 +126,15 @@ class AgentLoop(asyncio.AbstractEventLoop):
             self._running = False
             sys.set_asyncgen_hooks(*hooks)
             asyncio_events._set_running_loop(outer)
+
+    def go_on(self) -> None:
+        """Asked before the agent does anything that others hear of. In an `except` or `finally` that a signal has led to, it does nothing
+        more: what no replay would do must not be done."""
+        error = sys.exc_info()[1]
+        while error is not None:
+            if self.is_interrupt(error):
+                raise error
+            error = error.__context__
 
     def empty(self) -> bool:
         """Forget whatever was still to be run, and who holds on to it; False when there was nothing."""
@@ -171,6 +180,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         if math.isnan(when) or when > LATEST_S:
             raise InvalidInput(f"a timer at {when!r} s lies beyond the year 9999; to wait for good, await an asyncio.Event or a call")
+        self.go_on()
         when = max(when, 0.0)  # -inf is as good as any other time in the past
         self.timers_set += 1
         timer = Timer(when, callback, args, self, context)

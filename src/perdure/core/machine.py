@@ -14,6 +14,7 @@ import inspect
 from asyncio import events as asyncio_events
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 from msgspec import Struct
@@ -271,31 +272,40 @@ class Machine:
         self._loop.let_go = not self.finished
         outer = asyncio_events._get_running_loop()
         asyncio_events._set_running_loop(self._loop)
+        struck: list[BaseException] = []
         try:
-            for _ in range(_CLOSE_TRIES):
-                suspended = [task for task in list(self._loop.tasks.values()) if _is_open(task)]
-                if not suspended and not self._let_go_of_the_rest():
-                    self._loop.owner = None  # they know each other, and nothing of the agent is left that could ask whose loop it is
-                    return
-                for task in suspended:
-                    try:
-                        # Not close(): when the agent waits in a `finally`, that gives it up to the garbage collector.
-                        task.get_coro().throw(LetGo())
-                    except BaseException:  # whatever it says now, nobody listens; if it waits again, it hears this again
-                        pass
-            _UNDYING.append(self._loop)
+            self._let_go(struck)
         finally:
             asyncio_events._set_running_loop(outer)
+        if struck:
+            raise struck[0]
 
-    def _let_go_of_the_rest(self) -> bool:
+    def _let_go(self, struck: list[BaseException]) -> None:
+        """What a signal raises meanwhile is for the process, and comes into `struck`."""
+        for _ in range(_CLOSE_TRIES):
+            suspended = [task for task in list(self._loop.tasks.values()) if _is_open(task)]
+            if not suspended and not self._let_go_of_the_rest(struck):
+                self._loop.owner = None  # they know each other, and nothing of the agent is left that could ask whose loop it is
+                return
+            for task in suspended:
+                # Not close(): when the agent waits in a `finally`, that gives it up to the garbage collector. If it waits again, it hears
+                # this again. The class: an exception that its own traceback leads to would be left to the garbage collector.
+                self._unheard(partial(task.get_coro().throw, LetGo), struck)
+        _UNDYING.append(self._loop)
+
+    def _unheard(self, end: Callable[[], object], struck: list[BaseException]) -> None:
+        try:
+            end()
+        except BaseException as error:  # whatever the agent says now, nobody listens
+            if self._loop.is_interrupt(error):
+                struck.append(error)
+
+    def _let_go_of_the_rest(self, struck: list[BaseException]) -> bool:
         """Whether there was anything left of the agent: what that has set free may have asked for more."""
         for opened in self._open.values():
             _close_unawaited(opened)
         for stray in self._loop.strays:
-            try:
-                stray.aclose().send(None)
-            except BaseException:  # as above: nobody listens
-                pass
+            self._unheard(partial(stray.aclose().send, None), struck)
         left = bool(self._open or self._commands or self._main or self._main_factory)
         self._main = self._main_factory = None
         for held in (self._open, self._commands, self._buffered, self._listening):
@@ -409,6 +419,7 @@ class Machine:
 
     def record(self, body: AnyBody) -> None:
         """State a fact in the journal."""
+        self._loop.go_on()
         self._commands.append(Record(body))
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -430,6 +441,7 @@ class Machine:
     def _begin_call(
         self, kind: Literal["tool", "approval", "child"], callee: Any, name: str, encoded: bytes = b""
     ) -> tuple[int, Coroutine[Any, Any, Any]]:
+        self._loop.go_on()
         self._calls += 1
         number = self._calls
         future: asyncio.Future[Any] = asyncio.Future(loop=self._loop)

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -24,6 +25,7 @@ from perdure.worker.ending import cancel
 from perdure.worker.threads import Job, Threads
 
 T = TypeVar("T")
+_inside: ContextVar[bool] = ContextVar("perdure_inside_call", default=False)
 
 log = logging.getLogger("perdure.worker")
 
@@ -213,6 +215,7 @@ class OnLoop(Generic[T]):
             self._coroutine.close()
 
     async def _run(self) -> T | Raised:
+        _inside.set(True)
         try:
             return self._finish(await self._coroutine)
         except BaseException as error:  # a KeyboardInterrupt or SystemExit that left this task would end the loop, unrecorded (T23)
@@ -246,6 +249,11 @@ class InThread(Generic[T]):
 
     def abandon(self) -> None:
         self._threads.abandon(self._job)
+
+
+def is_inside_call() -> bool:
+    """Whether an async tool, or what it has started, asks this."""
+    return _inside.get()
 
 
 def _end_loop(error: BaseException) -> None:

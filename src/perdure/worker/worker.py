@@ -119,7 +119,7 @@ class Worker:
         self._transactions = 0  # under way
         self._last_reap_s = float("-inf")
         self._complained_s: dict[str, float] = {}
-        self._claiming = 0  # claims under way
+        self._wanted = 0  # runs that claims under way have asked for
         self._undriven: set[tuple[str, int]] = set()  # held at the last look under this epoch, and not driven
         self._kin = Kin(store, self.agents, settings.max_steps)
         self._last_kin_s = float("-inf")
@@ -388,10 +388,10 @@ class Worker:
         return False
 
     async def _claim_below(self, run_id: str) -> None:
-        free = min(self.settings.concurrency - len(self._drives), 100)
+        free = min(self.settings.concurrency - len(self._drives) - self._wanted, 100)
         if free > 0 and not self.transacting:
             served = list(self.agents)
-            await self._take(lambda: self.store.claim(self.id, served, free, self.clock.now(), below=run_id))
+            await self._take(lambda: self.store.claim(self.id, served, free, self.clock.now(), below=run_id), free)
 
     async def _goes_on_at(self, row: RunRow) -> int | None:
         """When it goes on by itself. That an approval expires is not that: it waits for a person, who may take that long."""
@@ -431,9 +431,9 @@ class Worker:
             except RunEnded:
                 pass  # somebody else has finished it since we looked
             except AlreadyRunning:
-                if (row := await self._row(run_id)).holder != self.id:
+                if (row := await self._row(run_id)).holder not in (None, self.id):
                     raise
-                return row  # this worker, whose claim of it is still on its way back from the store: wait along
+                return row  # this worker's claim of it was still on its way back from the store: wait along
         return await self._row(run_id)
 
     async def _take_up_if_free(self, run_id: str, limits: Mapping[str, Queue] | None) -> None:
@@ -482,8 +482,20 @@ class Worker:
             log.warning("run %s: still at work after %.0f s; ending its calls", drive.run_id, self.settings.drain_timeout_s)
             drive.stop_attempts()
         for drive in await self._left(drives, self.settings.cancel_grace_s + 5.0):
-            log.error("run %s: could not be handed over cleanly; its lease ends with this worker", drive.run_id)
+            log.error("run %s: could not be handed over cleanly; others take it over as that of a silent worker", drive.run_id)
             drive.abort()
+            self._let_go(drive.run_id, drive.lease.epoch)
+
+    def _let_go(self, run_id: str, epoch: int) -> None:
+        """Again and again until it is no longer held: this worker lives on, and nobody else may claim what it holds (G6)."""
+
+        def done(answer: int | Exception) -> None:
+            if isinstance(answer, Exception):
+                self._complain("cannot give runs up", answer if isinstance(answer, StoreError) else StoreError(repr(answer)))
+                self.loop.call_later(AGAIN_AFTER_S, self._let_go, run_id, epoch)
+
+        if not self._closed:
+            self.consult(lambda: self.store.let_go(self.id, [(run_id, epoch)], self.clock.now()), done)
 
     async def _left(self, drives: Sequence[Drive], seconds: float) -> list[Drive]:
         """Those that have not come to rest when the time is over; as soon as all have, none."""
@@ -510,9 +522,9 @@ class Worker:
         if not self.has_held_since(time.monotonic()):
             return  # to everybody else this worker is dead: what it claimed now would be taken from it at once, and so on for ever
         served = list(self.agents)
-        while (free := self.settings.concurrency - len(self._drives)) > 0 and not self._draining and not self.transacting:
+        while (free := self.settings.concurrency - len(self._drives) - self._wanted) > 0 and not self._draining and not self.transacting:
             wanted = min(free, 100)
-            if len(await self._take(partial(self._claim_some, served, wanted))) < wanted:
+            if len(await self._take(partial(self._claim_some, served, wanted), wanted)) < wanted:
                 return
 
     def _claim_some(self, served: Sequence[Served], wanted: int) -> Sequence[Claimed]:
@@ -523,14 +535,14 @@ class Worker:
         limits = self.settings.queues
         return self.store.claim(self.id, served, wanted, self.clock.now(), queues=self.queues, limits=limits)
 
-    async def _take(self, claim: Callable[[], Sequence[Claimed]]) -> Sequence[Claimed]:
+    async def _take(self, claim: Callable[[], Sequence[Claimed]], wanted: int = 1) -> Sequence[Claimed]:
         """Claim, and begin what was claimed. Whoever is cancelled meanwhile does not stop that: the runs would be held and not driven."""
         if not self.store.remote:
             claimed, post = self._claimed(claim())
             self._begin(claimed, post)
             return claimed
         asked = self._asking.start(lambda: self._claimed(claim()))  # at once, and not when the loop comes to it
-        self._claiming += 1
+        self._wanted += wanted
 
         async def begin() -> Sequence[Claimed]:
             try:
@@ -538,7 +550,7 @@ class Worker:
                 self._begin(claimed, post)
                 return claimed
             finally:
-                self._claiming -= 1
+                self._wanted -= wanted
 
         taking = asyncio.ensure_future(begin())
         self._readers.add(taking)
@@ -582,7 +594,7 @@ class Worker:
     async def _let_go_of_undriven(self) -> bool:
         """Give up what this worker holds and does not drive (G6): a claim has arrived, and its answer has not. Nobody else ever would."""
         held = await self._ask(lambda: self.store.held(self.id))
-        if self._claiming:
+        if self._wanted:
             return False
         undriven = {(run_id, epoch) for run_id, epoch in held if run_id not in self._drives}
         # Seen before under the same epoch: the answer is older than the drives, and what comes and goes is held anew each time.
@@ -596,41 +608,28 @@ class Worker:
         taken_over = [one.lease.run_id for one in claimed if one.row.crashes]
         if taken_over:
             log.info("took over from a worker that is gone: %s", ", ".join(f"run {run_id}" for run_id in taken_over[:10]))
-        here = []
         for one in claimed:
-            drive = self._begin_one(one)
-            if self._is_read_here(one):
-                here.append((drive, one))
-            else:
-                self._read_elsewhere(drive, one)
+            self._begin_one(one)
             if self._draining:  # it began while the claim was under way
-                drive.drain()
-        if claimed:
-            self._wake()
-            # A plain callback, never inside a task: from CPython 3.14 on an agent's tasks cannot be entered there.
-            self.loop.call_soon(self._begin_drives, here)
+                self._drives[one.lease.run_id].drain()
+        self._wake()
         self._hand_out(post)
 
-    def _begin_one(self, claimed: Claimed) -> Drive:
+    def _begin_one(self, claimed: Claimed) -> None:
         run_id = claimed.lease.run_id
         before = self._drives.get(run_id)
         if before is not None:
             before.abort()  # it lost the run while we slept, and has not noticed yet
         drive = self._drives[run_id] = Drive(claimed, self.agents[Served(claimed.row.agent, claimed.row.version)], self)
-        return drive
-
-    def _is_read_here(self, claimed: Claimed) -> bool:
         came_along = claimed.events is not None and not may_owe(claimed.events[0].body)
-        return came_along or (claimed.row.seq <= _READ_HERE and not self.store.remote)
-
-    def _read_elsewhere(self, drive: Drive, claimed: Claimed) -> None:
+        if came_along or (claimed.row.seq <= _READ_HERE and not self.store.remote):
+            # A plain callback, never inside a task: from CPython 3.14 on an agent's tasks cannot be entered there. And one for each run:
+            # a signal that strikes in one of them (Ctrl-C) must not keep the others from beginning, should the loop go on.
+            self.loop.call_soon(self._begin_drive, drive, claimed, None)
+            return
         reading = self._asking.start(lambda: self._read(claimed))
         self._readers.add(reading)
         reading.add_done_callback(lambda done: self._begin_drive(drive, claimed, done))
-
-    def _begin_drives(self, claimed: Sequence[tuple[Drive, Claimed]]) -> None:
-        for drive, one in claimed:
-            self._begin_drive(drive, one, None)
 
     def _read(self, claimed: Claimed) -> tuple[Sequence[Event], Debts]:
         events = self.store.read(claimed.lease.run_id) if claimed.events is None else claimed.events
