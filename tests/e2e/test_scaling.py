@@ -329,14 +329,14 @@ def test_a_long_run_does_not_slow_down(tmp_path):
     assert grows_in_step(cost, 150)
 
 
-def test_a_queued_run_of_one_call_takes_fewer_than_880_function_calls(tmp_path):
+def test_a_queued_run_of_one_call_takes_fewer_than_910_function_calls(tmp_path):
     """From its start to its end, and nearly all of its time: what is done for each run although once would do shows here."""
 
     def cost(runs: int) -> int:
         return function_calls(lambda: asyncio.run(serve(f"sqlite:///{tmp_path / f'{runs}.db'}", runs, 1)))
 
     cost(20)  # what is done once in a process
-    assert cost(150) - cost(50) < 100 * 880
+    assert cost(150) - cost(50) < 100 * 910
 
 
 def test_work_that_grows_faster_is_noticed():
