@@ -116,7 +116,7 @@ class Line:
         self._secrets = secrets
         self._live: Live | None = None
         self._opening: asyncio.Future[Live | Exception] | None = None
-        self._keepers: set[asyncio.Task[None]] = set()
+        self._keepers: dict[asyncio.Task[None], Live | None] = {}  # and what each has opened
         self._failures = 0
 
     async def live(self) -> Live:
@@ -128,8 +128,8 @@ class Line:
             self._opening = asyncio.get_running_loop().create_future()
             # Not in the caller's task, which may be cancelled, nor in a group of its own: the line has no parent but the loop.
             keeper = asyncio.get_running_loop().create_task(self._keep(self._opening), name=f"mcp {self._name}")
-            self._keepers.add(keeper)
-            keeper.add_done_callback(self._keepers.discard)
+            self._keepers[keeper] = None
+            keeper.add_done_callback(lambda _: self._keepers.pop(keeper))
         found = await asyncio.shield(self._opening)
         if isinstance(found, Exception):
             raise type(found)(*found.args)  # its own for each of those who wait: they add their tracebacks
@@ -137,8 +137,11 @@ class Line:
 
     async def close(self) -> None:
         """End the connection, with whatever is under way on it, and wait until the server's process is gone."""
-        for keeper in self._keepers:
-            keeper.cancel()
+        for keeper, live in self._keepers.items():
+            if live is None:
+                keeper.cancel()
+            else:
+                live.over.set()  # no cancel: it may be ending the server's process already, and would leave it where it is
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
     async def _keep(self, opening: asyncio.Future[Live | Exception]) -> None:
@@ -154,6 +157,8 @@ class Line:
                     live = await self._open(stack, transport, ending)
                 self._live = live
                 self._opening = None
+                if (keeper := asyncio.current_task()) in self._keepers:
+                    self._keepers[keeper] = live
                 opening.set_result(live)
                 await live.over.wait()
         except BaseException as error:  # whatever ended it, who waits for it must hear of it, and the next one opens another
