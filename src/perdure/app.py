@@ -88,7 +88,7 @@ class Perdure:
         self._asking = Asking()
         self._opening = asyncio.Lock()
         self._works: list[asyncio.Event] = []  # what ends each `work` under way
-        self._drained = False  # before there was one to end
+        self._ends_next = False  # the next `work` ends at once: it was drained before there was one
 
     async def __aenter__(self) -> Self:
         self._asking = Asking()
@@ -257,9 +257,9 @@ class Perdure:
         Of several at a time each ends by its own `stop`, and the last one hands over. Afterwards the app can begin anew.
         """
         ended = asyncio.Event()
-        if self._drained:
+        if self._ends_next:
             ended.set()
-        self._drained = False
+        self._ends_next = False
         self._works.append(ended)
         try:
             worker = await self._working()
@@ -271,7 +271,7 @@ class Perdure:
         """End every `work` under way, or else the next one: no run is claimed any more, those under way are handed over at their next
         step boundary."""
         # Not refused in an agent, here and in `abort`: a signal's handler calls it, and a signal may strike in an agent's code.
-        self._drained = not self._works
+        self._ends_next = not self._works
         for ended in self._works:
             ended.set()
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import sys
 import time
+from asyncio.base_subprocess import BaseSubprocessTransport
 from typing import Any
 
 import pytest
@@ -121,6 +124,18 @@ def test_an_error_that_the_server_answers_with_is_not_taken_for_its_end():
             assert time.monotonic() - begun < 0.9, "nobody waits for the end of what goes on"
 
     run(main())
+
+
+def test_a_server_whose_connection_is_just_ending_is_not_left_behind_when_it_is_closed():
+    async def main() -> list[BaseSubprocessTransport]:
+        async with mcp([sys.executable, RUDE], name="rude", timeout=60) as server:
+            await server.toolset()
+            live = await (await server._line()).live()
+            live.over.set()
+            await asyncio.sleep(0.005)  # its keeper has begun to end the process, which takes longer than this
+        return [one for one in gc.get_objects() if isinstance(one, BaseSubprocessTransport) and not one._closed]
+
+    assert run(main()) == []
 
 
 @pytest.mark.parametrize("option", ["effects", "approval", "only"])

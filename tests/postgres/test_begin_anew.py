@@ -9,23 +9,33 @@ import pytest
 from msgspec import structs
 from tests.postgres.tools import SETTINGS
 
-from perdure import Perdure, Run, agent, tool
+from perdure import Agent, Perdure, Run, agent, tool
 from perdure.errors import StoreUnavailable
 
 
+class Guests:
+    """An agent whose runs stay until they are let go."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.finish = asyncio.Event()
+
+        @tool(effect="idempotent")
+        async def stay(name: str) -> None:
+            self.begun.append(name)
+            await self.finish.wait()
+
+        @agent(version="1")
+        async def guest(run: Run) -> str:
+            await stay(run.id)
+            return run.id
+
+        self.agent: Agent[Any, Any] = guest
+
+
 def test_an_app_is_drained_and_begins_anew_again_and_again(postgres_url: str) -> None:
-    begun: list[str] = []
-    finish = asyncio.Event()
-
-    @tool(effect="idempotent")
-    async def stay(name: str) -> None:
-        begun.append(name)
-        await finish.wait()
-
-    @agent(version="1")
-    async def guest(run: Run) -> str:
-        await stay(run.id)
-        return run.id
+    guests = Guests()
+    guest, begun, finish = guests.agent, guests.begun, guests.finish
 
     async def main() -> list[str]:
         async with Perdure(postgres_url, agents=[guest], settings=SETTINGS) as app:
@@ -64,17 +74,8 @@ def test_a_drain_while_the_worker_signs_on_ends_every_work(postgres_url: str) ->
 
 
 def test_several_who_work_in_one_app_keep_to_its_concurrency_together(postgres_url: str) -> None:
-    begun: list[str] = []
-    finish = asyncio.Event()
-
-    @tool(effect="read")
-    async def stay(name: str) -> None:
-        begun.append(name)
-        await finish.wait()
-
-    @agent(version="1")
-    async def guest(run: Run) -> None:
-        await stay(run.id)
+    guests = Guests()
+    guest, begun, finish = guests.agent, guests.begun, guests.finish
 
     async def main() -> int:
         async with Perdure(postgres_url, agents=[guest], settings=structs.replace(SETTINGS, concurrency=4)) as app:

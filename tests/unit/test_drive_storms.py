@@ -56,6 +56,11 @@ def test_a_call_that_a_person_says_did_not_happen_begins_again_once(tmp_path: Pa
     assert journal[2:] == ["resolved 1/1 did_not_happen by ann", "initiated pay 1/2", "completed 1/2", "run_succeeded"]
 
 
+@agent(version="1")
+async def quick(run: Run) -> str:
+    return "done"
+
+
 def test_leases_that_ran_out_once_were_not_held_all_the_time_however_often_they_are_renewed_after(tmp_path: Path) -> None:
     async def main() -> None:
         with closing(open_store(f"sqlite:///{tmp_path}/db")) as store:
@@ -78,10 +83,6 @@ def test_leases_that_ran_out_once_were_not_held_all_the_time_however_often_they_
 
 
 def test_a_worker_that_cannot_renew_its_leases_claims_nothing_until_it_can(tmp_path: Path) -> None:
-    @agent(version="1")
-    async def quick(run: Run) -> str:
-        return "done"
-
     async def main() -> list[str]:
         seen: list[str] = []
         async with perdure(tmp_path / "db", [quick], clock=Clock(), settings=structs.replace(SETTINGS, lease_s=0.3)) as app:
@@ -110,10 +111,6 @@ def test_a_worker_that_cannot_renew_its_leases_claims_nothing_until_it_can(tmp_p
 def test_a_worker_gives_up_what_it_holds_and_does_not_drive(tmp_path: Path) -> None:
     """G6: its claim has arrived, and the answer was lost for longer than anybody waits for one."""
 
-    @agent(version="1")
-    async def quick(run: Run) -> str:
-        return "done"
-
     async def main() -> list[str]:
         async with perdure(tmp_path / "db", [quick], clock=Clock()) as app:
             await app.start(quick, id="r")
@@ -130,10 +127,6 @@ def test_a_worker_gives_up_what_it_holds_and_does_not_drive(tmp_path: Path) -> N
 
 
 def test_who_drives_a_run_that_its_own_worker_is_just_claiming_waits_along(tmp_path: Path) -> None:
-    @agent(version="1")
-    async def quick(run: Run) -> str:
-        return "done"
-
     async def main() -> str:
         async with perdure(tmp_path / "db", [quick], clock=Clock()) as app:
             await app.start(quick, id="r")
@@ -145,10 +138,6 @@ def test_who_drives_a_run_that_its_own_worker_is_just_claiming_waits_along(tmp_p
 
 
 def test_nor_is_it_told_that_its_own_worker_has_it_when_that_has_let_go_since(tmp_path: Path) -> None:
-    @agent(version="1")
-    async def quick(run: Run) -> str:
-        return "done"
-
     async def main() -> str:
         async with perdure(tmp_path / "db", [quick], clock=Clock()) as app:
             await app.start(quick, id="r")

@@ -409,7 +409,7 @@ class Machine:
             known = name in self.patches or not self.replaying
             self._patched[name] = known
             if known:
-                self._commands.append(Record(PatchMarked(name)))
+                self.record(PatchMarked(name))
         return known
 
     @property
