@@ -110,6 +110,9 @@ def _checked(given: _Given) -> Any:
             return {check_id(name, f"{given.source}: the queue"): _queue(name, table, given) for name, table in _table(given).items()}
         case "roles":
             return {name: _people(name, people, given) for name, people in _table(given).items()}
+        case "key_namespace":
+            text = _converted(given, _TYPES[given.name])
+            return text and check_id(text, f"{given.source}: the namespace")
         case "webhook_hosts":
             return _hosts(given)
         case _:

@@ -6,13 +6,15 @@ is durable then, and counts once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from perdure.core import codec, keys
 from perdure.core.approval import A_NAME, Ruling, Standing, Vote, judge_vote, same_name
 from perdure.core.budget import Amounts, exceeded, too_much
 from perdure.core.codec import Payload, shown
+from perdure.core.decide import Patience, quiet_at
 from perdure.core.events import (
     AnyBody,
     BudgetExceeded,
@@ -29,8 +31,9 @@ from perdure.core.events import (
     ToolCallResolved,
 )
 from perdure.core.failures import clean
-from perdure.core.state import RunState, fold
+from perdure.core.state import CallState, RunState, fold
 from perdure.errors import Conflict, InvalidInput, NotFound
+from perdure.settings import Settings
 from perdure.store.api import ApprovalRow, Ledger, RunRow, Status, Store
 
 MAX_SIGNAL_BYTES = 1024 * 1024
@@ -47,11 +50,12 @@ class Clock(Protocol):
 class Desk:
     """Where runs are spoken to. `tenant`, where given, must be the run's: another tenant's runs do not exist (G16)."""
 
-    def __init__(self, store: Store, clock: Clock, roles: Mapping[str, Iterable[str]], lease_us: int) -> None:
+    def __init__(self, store: Store, clock: Clock, settings: Settings) -> None:
         self._store = store
         self._clock = clock
-        self._roles = roles
-        self._lease_us = lease_us
+        self._roles = settings.roles
+        self._lease_us = round(settings.lease_s * 1e6)
+        self._patience = Patience.of(settings)
 
     # -- approvals ----------------------------------------------------------------------------------------------------
     def vote(self, approval: str, vote: Vote, *, tenant: str | None = None) -> ApprovalRow:
@@ -147,13 +151,14 @@ class Desk:
         happened: Any,
         did_not_happen: bool,
         fail: str | None,
+        final: bool,
         by: str,
         note: str | None,
         tenant: str | None = None,
     ) -> None:
         """Settle a call that is in doubt."""
         self._row(run_id, tenant)
-        _check_answer(call, did_not_happen, fail)
+        _check_answer(call, did_not_happen, fail, final)
         if (happened is not NOTHING) + did_not_happen + (fail is not None) != 1:
             raise InvalidInput("say exactly one of: happened=RESULT, did_not_happen=True, fail=TEXT")
         state = self._state(run_id)
@@ -166,6 +171,8 @@ class Desk:
             )
         if found.phase == "started" and self._row(run_id, None).holder in self._alive():
             raise Conflict(f"call {call} ({found.tool}) of run {run_id} is being performed by a live worker; wait for what it says")
+        if did_not_happen and not final:
+            self._check_quiet(run_id, found)
         who, note = _who(by), _words(note, "note")
         if happened is not NOTHING:
             payload = codec.pack(codec.encode(happened), codec.MAX_BYTES)[0]
@@ -183,6 +190,21 @@ class Desk:
         self._post(run_id, body, call=call, status="cancelling" if state.cancel else None, expect=expect, tenant=tenant)
 
     # -- inside -------------------------------------------------------------------------------------------------------
+    def _check_quiet(self, run_id: str, call: CallState) -> None:
+        """Conflict while the request of a lost attempt may still arrive: whoever looked before then has seen too little (T31)."""
+        until = quiet_at(call, self._patience)
+        if until is None:
+            why = "its attempt may still be running: end that process first, and look again at the service"
+        elif until > self._clock.now():
+            then = datetime.fromtimestamp(until // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            why = f"its request may still arrive until {then}: look again at the service after that"
+        else:
+            return
+        raise Conflict(
+            f"call {call.number} ({call.tool}) of run {run_id}: {why}. If the service has ruled it out for good, by cancelling its key for "
+            "example, say so: --final (final=True)"
+        )
+
     def _raise(self, row: RunRow, add: Limits, by: str, note: str | None) -> list[str]:
         ledgers = self._store.ledgers(row.run_id)
         if not ledgers:
@@ -309,11 +331,13 @@ def check_tenant(tenant: Any) -> None:
         plain_text(tenant, "a tenant")
 
 
-def _check_answer(call: Any, did_not_happen: Any, fail: Any) -> None:
+def _check_answer(call: Any, did_not_happen: Any, fail: Any, final: Any) -> None:
     if not isinstance(call, int) or isinstance(call, bool):
         raise InvalidInput(f"{shown(call)} is not the number of a call; `perdure why` shows those that are in doubt")
     if not isinstance(did_not_happen, bool):
         raise InvalidInput(f"did_not_happen={shown(did_not_happen)}: True or False")
+    if not isinstance(final, bool) or (final and not did_not_happen):
+        raise InvalidInput(f"final={shown(final)}: True or False, and True only with did_not_happen=True")
     if fail is not None:
         plain_text(fail, "fail=, what to fail the call with,")
 

@@ -185,7 +185,7 @@ def test_every_verb_works_on_postgresql(desk: Desk) -> None:
     assert desk.run("run", "shop.py:shop", "cents:=5", "--id", "s1").returncode == -9
     assert desk("resume", "s1", code=4) == ""
     assert "in doubt" in desk("why", "s1")
-    desk("resolve", "s1", "1", "--did-not-happen", "--by", "ann")
+    desk("resolve", "s1", "1", "--did-not-happen", "--final", "--by", "ann")
     assert desk("resume", "s1") == "charged 5\n"
 
     assert desk("run", "shop.py:asking", "--id", "a1", code=3) == ""

@@ -69,13 +69,24 @@ def services_are_slow(patch: pytest.MonkeyPatch) -> None:
 
 def hooks_are_believed_at_once(patch: pytest.MonkeyPatch) -> None:
     services_are_slow(patch)
-    patch.setattr(calls.Calls, "_quiet_at_s", lambda self, call, asked: float("-inf"))
+    patch.setattr(calls.Calls, "_quiet_at_s", lambda self, call: float("-inf"))
     patch.setattr(world, "SETTINGS", structs.replace(world.SETTINGS, reconcile_margin_s=0.0))
+
+
+def a_reset_is_believed_to_end_what_was_sent(patch: pytest.MonkeyPatch) -> None:
+    """An attempt that has ended is taken to have nothing on its way any more."""
+    real = calls.Calls._quiet_at_s
+
+    def quiet_at_s(self: Any, call: Any) -> float | None:
+        return self._ended_s[call.number] + self.settle_s(call) if call.number in self._ended_s else real(self, call)
+
+    services_are_slow(patch)
+    patch.setattr(calls.Calls, "_quiet_at_s", quiet_at_s)
 
 
 def keys_do_not_contain_the_call_number(patch: pytest.MonkeyPatch) -> None:
     real = keys.CallKeys.key
-    patch.setattr(keys.CallKeys, "key", lambda self, call: real(self, 1))
+    patch.setattr(keys.CallKeys, "key", lambda self, call, tool: real(self, 1, tool))
 
 
 def an_unknown_commit_is_taken_for_one(patch: pytest.MonkeyPatch) -> None:
@@ -148,6 +159,7 @@ MUTANTS: list[Mutant] = [
     once_is_repeated,
     hooks_are_not_asked,
     hooks_are_believed_at_once,
+    a_reset_is_believed_to_end_what_was_sent,
     keys_do_not_contain_the_call_number,
     an_unknown_commit_is_taken_for_one,
     a_park_ignores_the_inbox,

@@ -301,7 +301,7 @@ def test_a_pause_is_taken_back_before_the_run_has_come_to_it(recorded: bool) -> 
             if recorded:
                 await until(lambda: any(event.type == "run_paused" for event in app.store.read("r")))
                 assert status_of(app, "r") == "running"
-                page = why(app.store, "r", now=app.clock.now(), lease_us=30_000_000)
+                page = why(app.store, "r", now=app.clock.now())
                 assert page.sentence.startswith("pausing (ann asked: lunch), when what is under way has ended: worker ")
                 assert "perdure unpause r" in [one.command for one in page.next]
             assert await app.unpause("r", by="bob") == ["r"]

@@ -17,7 +17,9 @@ from perdure.core.events import Event, ToolCallInitiated
 from perdure.store.api import RunRow
 
 EFFECTS = ["read", "idempotent", "keyed", "once"]
-IMPATIENT = Settings(poll_s=0.002, park_after_s=0, reconcile_margin_s=0, cancel_grace_s=0.02, flush_s=0.005, drain_timeout_s=0.02)
+IMPATIENT = Settings(
+    poll_s=0.002, park_after_s=0, reconcile_margin_s=0, unknown_deadline_s=0, cancel_grace_s=0.02, flush_s=0.005, drain_timeout_s=0.02
+)
 
 
 async def drained(app: Perdure, when: Any) -> RunRow:

@@ -299,8 +299,9 @@ def test_that_the_worker_of_a_cut_off_attempt_is_gone_outlives_a_clean_release_a
     ]
     for at, (body, call) in enumerate(story, 1):
         state.apply(Event(at, "0" * 32, at, 1, call, None, body))
-    assert state.calls[1].worker_gone
+    assert not state.calls[1].worker_may_live
+    assert state.calls[1].quiet_since == 4, "its worker was found dead by that claim"
     assert state.calls[1].failed_at != state.calls[1].attempt, "its end is not on record"
     state.apply(Event(8, "0" * 32, 8, 1, 1, None, ToolCallResolved("did_not_happen", by="ann")))
     state.apply(Event(9, "0" * 32, 9, 1, 1, None, ToolCallInitiated("pay", "once", "key", attempt=2)))
-    assert not state.calls[1].worker_gone
+    assert state.calls[1].quiet_since == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-import math
 import re
 import sys
 from collections.abc import Callable, Collection, Coroutine, Mapping
@@ -37,7 +36,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # 64 characters are what models take; the tool that undoes another one is called by nobody but us.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}(\.undo)?\Z")
-_OPTIONS = ("effect", "name", "timeout", "retry", "key_window", "isolate", "approval", "rate", "cost")
+_OPTIONS = ("effect", "name", "timeout", "settle", "retry", "key_window", "isolate", "approval", "rate", "cost")
 _LONGEST_S = 366 * 86_400.0
 _KEY_WINDOW = timedelta(hours=24)
 
@@ -54,6 +53,7 @@ class Tool(Generic[P, R]):
         effect: Effect = "once",
         name: str | None = None,
         timeout: float | timedelta | None = None,
+        settle: float | timedelta | None = None,
         retry: Retry | None = None,
         key_window: float | timedelta = _KEY_WINDOW,
         isolate: bool = False,
@@ -66,6 +66,7 @@ class Tool(Generic[P, R]):
         self.name = _checked_name(fn, name)
         self.effect = effect
         self.timeout_s = None if timeout is None else _seconds(timeout, f"tool {self.name}: timeout")
+        self.settle_s = None if settle is None else _seconds(settle, f"tool {self.name}: settle", zero=True)
         self.retry = retry
         self.key_window_s = _seconds(key_window, f"tool {self.name}: key_window")
         self.isolate = isolate
@@ -224,6 +225,7 @@ class Tool(Generic[P, R]):
             effect=hook.effect,
             name=f"{self.name}.undo",
             timeout=self.timeout_s,
+            settle=self.settle_s,
             retry=self.retry,
             key_window=self.key_window_s,
             rate=self.rate,
@@ -314,6 +316,7 @@ def tool(
     effect: Effect = "once",
     name: str | None = None,
     timeout: float | timedelta | None = None,
+    settle: float | timedelta | None = None,
     retry: Retry | None = None,
     key_window: float | timedelta = _KEY_WINDOW,
     isolate: bool = False,
@@ -325,7 +328,7 @@ def tool(fn: Any = None, /, **options: Any) -> Any:
     """Declare a tool: `@tool`, or `@tool(effect=, …)`, on a sync or async function.
 
     `effect` says what is right when nobody knows whether an attempt happened. `timeout`, in seconds or as a timedelta, and `retry` are
-    for each attempt. `approval` has people asked before a call: True, a function of the tool's arguments that answers True, False
+    for each attempt. `settle` is how long after its `timeout` a lost attempt's request may still arrive. `approval` has people asked before a call: True, a function of the tool's arguments that answers True, False
     or with a reason, or an `Approval`. `rate` is how often it may start, over all workers. `cost` is what one attempt is expected
     to use, dollars or a `Usage`, and is kept free in the budget until the attempt has ended; `call.spend` says what it was.
     """
@@ -379,8 +382,9 @@ def _rate(rate: object, name: str) -> Rate | None:
     return structs.replace(rate, key=name) if rate.key is None else rate
 
 
-def _seconds(value: object, what: str) -> float:
+def _seconds(value: object, what: str, *, zero: bool = False) -> float:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not math.isfinite(seconds) or not 0 < seconds <= _LONGEST_S:
-        raise InvalidInput(f"{what}={value!r}: seconds or a timedelta, above 0 and at most {_LONGEST_S:,.0f} s")
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds <= _LONGEST_S or (seconds == 0 and not zero):
+        least = "0 or more" if zero else "above 0"
+        raise InvalidInput(f"{what}={value!r}: seconds or a timedelta, {least} and at most {_LONGEST_S:,.0f} s")
     return float(seconds)

@@ -603,7 +603,8 @@ class Drive:
         begins within the margin after its intent went out is covered, whoever has the run.
         """
         sent_s = self._commits.sent_s
-        return time.monotonic() - sent_s > self._host.settings.reconcile_margin_s and not self._host.has_held_since(sent_s)
+        settle_s = min(self._calls.settle_s(self.state.calls[number]) for number in self._orders.due)
+        return time.monotonic() - sent_s > settle_s and not self._host.has_held_since(sent_s)
 
     def broke(self, error: Exception) -> None:
         self._host.broke(self, error)
