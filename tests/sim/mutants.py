@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from tests.sim import world
+from tests.sim import outside, world
 from tests.sim.outside import LONGEST_FLIGHT_US, Outside
 
 from perdure.core import decide as deciding
@@ -81,6 +81,7 @@ def a_reset_is_believed_to_end_what_was_sent(patch: pytest.MonkeyPatch) -> None:
         return self._ended_s[call.number] + self.settle_s(call) if call.number in self._ended_s else real(self, call)
 
     services_are_slow(patch)
+    patch.setattr(outside, "_FATES", (("broken early", 0.3),))
     patch.setattr(calls.Calls, "_quiet_at_s", quiet_at_s)
 
 
