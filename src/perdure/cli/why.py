@@ -34,7 +34,7 @@ def command(run_id: str, url: str | None, as_json: bool) -> None:
     options = common.url_words(url)
     with common.existing_store(url) as store:
         now = common.now_at(store)
-        code = words_for(require(store, run_id), settings.url)
+        code = words_for(store, require(store, run_id), settings.url)
         lease_us = round(settings.lease_s * 1e6)
         page = why(
             store,
