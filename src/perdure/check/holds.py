@@ -100,7 +100,9 @@ class _Reader:
             case ast.Name(id=name):
                 return self.holds(file, name)
             case ast.Attribute():
-                return any(self._is_made(binding, where) for binding, where in self._imported(self._dotted(node, scope, file), file, "holds"))
+                return any(
+                    self._is_made(binding, where) for binding, where in self._imported(self._dotted(node, scope, file), file, "holds")
+                )
             case ast.IfExp(body=body, orelse=orelse):
                 return self._is_value(body, scope, file) or self._is_value(orelse, scope, file)
             case ast.BoolOp(values=values):

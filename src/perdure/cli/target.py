@@ -236,7 +236,9 @@ def _judge_plan(recorded: str, url: str) -> _Judged:
     from perdure.check.holds import holds_tools
 
     if not holds_tools(files[1], _import_path(files[1])):
-        return _Judged(None, problem=f"was started from {recorded}, and the second file {_NOT_SEEN.format('any tool')}; name its plan and its tools")
+        return _Judged(
+            None, problem=f"was started from {recorded}, and the second file {_NOT_SEEN.format('any tool')}; name its plan and its tools"
+        )
     judged = [_distrust(file, url) for file in files]
     distrust = next((why for why, _ in judged if why is not None), None)
     if distrust is None:

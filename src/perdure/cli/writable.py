@@ -53,7 +53,9 @@ def _is_private_group(gid: int) -> bool:
         members = grp.getgrgid(gid).gr_mem
     except KeyError:
         return False  # not listed here: then nobody can say who is in it
-    return all(name == own for name in members) and all(user.pw_uid in (os.geteuid(), _ROOT) for user in pwd.getpwall() if user.pw_gid == gid)
+    return all(name == own for name in members) and all(
+        user.pw_uid in (os.geteuid(), _ROOT) for user in pwd.getpwall() if user.pw_gid == gid
+    )
 
 
 def _has_access_list(path: Path) -> bool:
