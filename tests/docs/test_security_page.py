@@ -10,6 +10,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psycopg
@@ -122,10 +123,22 @@ def approval_of(desk: Desk, run_id: str) -> str:
 def test_a_reader_can_look_at_everything_and_change_nothing(desk: Desk) -> None:
     desk("run", "shop.py:child", "order=o-1", "--id", "c")
     desk("run", "shop.py:asking", "--id", "a", code=3)
-    asked, reads = approval_of(desk, "a"), {"PERDURE_URL": as_login(desk, "ann_reads")}
-    for words in ("list", "list --unserved", "show a", "why a", "events a", "trace a 1", "audit", "costs", "approvals", "verify", "verify a"):
-        assert desk(*words.split(), **reads) != "", words
-    assert desk("export", "a", **reads) != ""
+    asked, reads = approval_of(desk, "a"), as_login(desk, "ann_reads")
+    for words in (
+        "list",
+        "list --unserved",
+        "show a",
+        "why a",
+        "events a",
+        "trace a 1",
+        "audit",
+        "costs",
+        "approvals",
+        "verify",
+        "verify a",
+    ):
+        assert desk(*words.split(), PERDURE_URL=reads) != "", words
+    assert desk("export", "a", PERDURE_URL=reads) != ""
     assert "may only look" in rights(desk, "ann_reads")
     for words in (
         f"approve {asked} --by eve",
@@ -138,19 +151,19 @@ def test_a_reader_can_look_at_everything_and_change_nothing(desk: Desk) -> None:
         "run shop.py:asking --id b",
         "prune --older-than 0s",
     ):
-        assert "may not do that" in desk.run(*words.split(), **reads).stderr, words
+        assert "may not do that" in desk.run(*words.split(), PERDURE_URL=reads).stderr, words
     assert granted(desk, "perdure_reader") == {(table, "SELECT", "") for table in tables(desk)}
 
 
 def test_a_worker_drives_runs_to_their_end(desk: Desk) -> None:
-    works = {"PERDURE_URL": as_login(desk, "bob_works")}
+    works = as_login(desk, "bob_works")
     assert "all that a worker does" in rights(desk, "bob_works")
-    desk("run", "shop.py:shop", "order=o-1", "--id", "s", "--detach", **works)
-    desk("run", "shop.py:asking", "--id", "a", "--detach", **works)
-    worker = desk.worker(**works)
+    desk("run", "shop.py:shop", "order=o-1", "--id", "s", "--detach", PERDURE_URL=works)
+    desk("run", "shop.py:asking", "--id", "a", "--detach", PERDURE_URL=works)
+    worker = desk.worker(PERDURE_URL=works)
     eventually(lambda: {row["run_id"]: row["status"] for row in desk.lines("list")}.get("a") == "waiting_approval")
-    desk("signal", "s", "word", '"hello"', "--key", "k", **works)
-    desk("approve", approval_of(desk, "a"), "--by", "eve", **works)
+    desk("signal", "s", "word", '"hello"', "--key", "k", PERDURE_URL=works)
+    desk("approve", approval_of(desk, "a"), "--by", "eve", PERDURE_URL=works)
     eventually(lambda: all(row["status"] == "succeeded" for row in desk.lines("list")))
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(timeout=60) == 0
@@ -160,35 +173,35 @@ def test_a_worker_drives_runs_to_their_end(desk: Desk) -> None:
 
 
 def test_a_decider_decides_and_a_worker_goes_on(desk: Desk) -> None:
-    decides = {"PERDURE_URL": as_login(desk, "eve_decides")}
+    decides = as_login(desk, "eve_decides")
     assert "may look and decide approvals" in rights(desk, "eve_decides")
     for run_id in ("yes", "no", "long"):
         desk("run", "shop.py:asking", "--id", run_id, code=3)
-    assert len(desk.lines("approvals", **decides)) == 3
-    desk("approve", approval_of(desk, "yes"), "--by", "eve", **decides)
-    desk("reject", approval_of(desk, "no"), "--by", "eve", "--reason", "no", **decides)
-    desk("approve", approval_of(desk, "long"), "--by", "eve", "--edit", f'{{"note": "{"x" * 90_000}"}}', **decides)
-    works = {"PERDURE_URL": as_login(desk, "bob_works")}
-    assert desk("resume", "yes", **works) == "sent 6\n"
-    assert desk("resume", "long", **works) == "sent 90000\n"
-    desk("resume", "no", code=1, **works)
+    assert len(desk.lines("approvals", PERDURE_URL=decides)) == 3
+    desk("approve", approval_of(desk, "yes"), "--by", "eve", PERDURE_URL=decides)
+    desk("reject", approval_of(desk, "no"), "--by", "eve", "--reason", "no", PERDURE_URL=decides)
+    desk("approve", approval_of(desk, "long"), "--by", "eve", "--edit", f'{{"note": "{"x" * 90_000}"}}', PERDURE_URL=decides)
+    works = as_login(desk, "bob_works")
+    assert desk("resume", "yes", PERDURE_URL=works) == "sent 6\n"
+    assert desk("resume", "long", PERDURE_URL=works) == "sent 90000\n"
+    desk("resume", "no", code=1, PERDURE_URL=works)
     assert (desk.folder / "sent").read_text() == "6\n90000\n"
-    assert "3 runs" in desk("verify", **decides)
+    assert "3 runs" in desk("verify", PERDURE_URL=decides)
 
 
 def test_a_decider_reaches_a_run_that_a_worker_holds_and_one_whose_worker_died_with_letters_unread(desk: Desk) -> None:
-    decides = {"PERDURE_URL": as_login(desk, "eve_decides")}
+    decides = as_login(desk, "eve_decides")
     desk("run", "shop.py:busy", "--id", "held", "--detach")
     worker = desk.worker(PERDURE_URL=as_login(desk, "bob_works"))
     eventually(lambda: (desk.folder / "held").exists() and len(desk.lines("approvals")) == 1)
     asked = approval_of(desk, "held")
     worker.send_signal(signal.SIGSTOP)  # it holds the run, and reads nothing
-    desk("signal", "held", "word", **decides)
+    desk("signal", "held", "word", PERDURE_URL=decides)
     escalate(as_login(desk, "bob_works"), asked)
     assert inbox(desk) == 2
     worker.kill()
     worker.wait()
-    desk("approve", asked, "--by", "eve", **decides)
+    desk("approve", asked, "--by", "eve", PERDURE_URL=decides)
     assert inbox(desk) == 0
     (desk.folder / "go").touch()
     assert desk("resume", "held", PERDURE_URL=as_login(desk, "bob_works")) == "sent\n"
@@ -258,19 +271,22 @@ def test_a_decider_can_say_what_people_say_and_nothing_that_a_worker_says(desk: 
     said: dict[str, set[str]] = {EVENT: set(), LETTER: set()}
     with psycopg.connect(as_login(desk, "eve_decides"), autocommit=True) as theirs:
         for sql, accepted in said.items():
-            for number, type_ in enumerate(types):
-                with theirs.transaction(force_rollback=True):
-                    values: list[object] = [bytes([number]) * 16, f'{{"type":"{type_}","x":1}}']
+            for type_ in types:
+                values: list[object] = [b"\0" * 16, f'{{"type":"{type_}","x":1}}', b"\0" * 32]
+                with suppress(psycopg.errors.InsufficientPrivilege), theirs.transaction(force_rollback=True):
                     theirs.execute("UPDATE perdure_runs SET seq = seq + 1 WHERE run_id = 'a'")
-                    try:
-                        theirs.execute(sql.encode(), [*values, b"\0" * 32] if sql == EVENT else values)
-                        accepted.add(type_)
-                    except psycopg.errors.InsufficientPrivilege as refused:
-                        assert "row-level security policy" in str(refused)
-                        raise psycopg.Rollback from None
+                    theirs.execute(sql.encode(), values if sql == EVENT else values[:2])
+                    accepted.add(type_)
     people = {"approval_voted", "approval_decided", "approval_escalated", "approval_expired", "approval_withdrawn"}
     assert said == dict.fromkeys(said, people | {"signal_received", "run_paused", "run_unpaused"})
-    for words in ("run shop.py:asking --id b", "resume a", "cancel a", "cancel a --force", "signal a word --key k", "prune --older-than 0s"):
+    for words in (
+        "run shop.py:asking --id b",
+        "resume a",
+        "cancel a",
+        "cancel a --force",
+        "signal a word --key k",
+        "prune --older-than 0s",
+    ):
         assert "may not do that" in desk.run(*words.split(), PERDURE_URL=as_login(desk, "eve_decides")).stderr, words
 
 
@@ -280,7 +296,16 @@ def test_each_right_of_a_worker_is_one_that_some_statement_needs_and_none_is_mis
 
 
 def test_each_right_of_a_decider_is_one_that_some_statement_needs_and_none_is_missing(desk: Desk) -> None:
-    names = ["change_approval", "post_to_unheld", "insert_event", "insert_inbox", "consume_inbox", "insert_notice", "insert_blob", "use_blob"]
+    names = [
+        "change_approval",
+        "post_to_unheld",
+        "insert_event",
+        "insert_inbox",
+        "consume_inbox",
+        "insert_notice",
+        "insert_blob",
+        "use_blob",
+    ]
     assert granted(desk, "perdure_decider") == needed(names) | {("perdure_blobs", "UPDATE", "digest")}
 
 

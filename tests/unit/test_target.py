@@ -320,6 +320,13 @@ def test_judging_a_recorded_target_imports_nothing(tmp_path):
     assert marker.exists()
 
 
+def test_a_recorded_file_that_does_not_declare_the_agent_is_refused():
+    file = write("script.py", text="import shutil\ndef main():\n    shutil.rmtree('/nowhere')\n")
+    refused = recorded_refusal(f"{file}:main")
+    assert "does not declare an agent 'main' as far as can be seen without running it" in refused
+    assert refused.endswith("perdure resume r-1 FILE.py:NAME")
+
+
 # -- what other users could have changed ----------------------------------------------------------------------------------------
 
 
@@ -340,6 +347,13 @@ def test_what_can_be_imported_with_it_and_other_users_can_write_to_is_refused(sh
     Path(shared).chmod(0o777)
     assert "other users can write to" in recorded_refusal(f"{file}:support")
     assert f"/{shared}" in recorded_refusal(f"{file}:support")
+
+
+def test_a_folder_that_everybody_can_add_to_is_refused_sticky_or_not(folder):
+    file = write("support.py", "support")
+    for mode in (0o777, 0o1777):
+        folder.chmod(mode)
+        assert f"other users can write to {folder}; " in recorded_refusal(f"{file}:support")
 
 
 def test_what_no_import_reaches_may_be_writable(folder):
