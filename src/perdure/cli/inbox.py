@@ -107,7 +107,7 @@ def commands(store: Store, row: ApprovalRow, now: int, url: str | None) -> list[
     if _is_over(row, now):
         run = store.get(row.run_id)
         assert run is not None, row  # the approval's row came with an event of it
-        return [resume_command(top(store, run), settings.url, url)]
+        return [resume_command(store, top(store, run), settings.url, url)]
     deciders = row.standing.request.by
     by = "" if is_among(deciders, os_user(), (), settings) else " --by WHO"
     return [f"perdure approve {row.approval}{by}{words}", f"perdure reject {row.approval}{by} --reason TEXT{words}"]

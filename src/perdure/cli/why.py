@@ -34,7 +34,7 @@ def command(run_id: str, url: str | None, as_json: bool) -> None:
     options = common.url_words(url)
     with common.existing_store(url) as store:
         now = common.now_at(store)
-        code = words_for(require(store, run_id), settings.url)
+        code = words_for(store, require(store, run_id), settings.url)
         page = why(store, run_id, now=now, settings=settings, options=options, code=code)
     if as_json:
         common.out_json(msgspec.to_builtins(page))

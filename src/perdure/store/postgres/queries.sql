@@ -981,15 +981,33 @@ WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS
 ORDER BY xact_start LIMIT 1
 
 -- name: missing_privileges
--- What a worker needs and this user may not do. The journal itself is only ever added to.
-SELECT t.name, p.privilege
-FROM (VALUES ('perdure_schema', 'SELECT'), ('perdure_moved', 'SELECT'), ('perdure_pruned', 'SELECT'),
-        ('perdure_events', 'SELECT, INSERT'), ('perdure_blobs', 'SELECT, INSERT, UPDATE'), ('perdure_blob_uses', 'SELECT, INSERT'),
-        ('perdure_lines', 'SELECT, INSERT'), ('perdure_signals', 'SELECT, INSERT'), ('perdure_runs', 'SELECT, INSERT, UPDATE'),
-        ('perdure_approvals', 'SELECT, INSERT, UPDATE'), ('perdure_budgets', 'SELECT, INSERT, UPDATE'),
-        ('perdure_turns', 'SELECT, INSERT, UPDATE'), ('perdure_rates', 'SELECT, INSERT, UPDATE'), ('perdure_locks', 'SELECT, INSERT, UPDATE'),
-        ('perdure_inbox', 'SELECT, INSERT, DELETE'), ('perdure_notices', 'SELECT, INSERT, UPDATE, DELETE'),
-        ('perdure_workers', 'SELECT, INSERT, UPDATE, DELETE'), ('perdure_reserved', 'SELECT, INSERT, UPDATE, DELETE')
-    ) AS t (name, needed), LATERAL unnest(string_to_array(t.needed, ', ')) AS p (privilege)
-WHERE NOT has_table_privilege(format('%I.%I', current_schema(), t.name), p.privilege)
-ORDER BY 1, 2
+-- What a worker needs, or who decides, and this user may not do. The journal itself is only ever added to. UPDATE is a matter of columns;
+-- of a table whose rows are only locked it takes a single one.
+SELECT t.role, t.name, p.privilege
+FROM (VALUES ('worker', 'perdure_schema', 'SELECT', ''), ('worker', 'perdure_moved', 'SELECT', ''), ('worker', 'perdure_pruned', 'SELECT', ''),
+        ('worker', 'perdure_events', 'SELECT, INSERT', ''), ('worker', 'perdure_blobs', 'SELECT, INSERT, UPDATE', 'digest'),
+        ('worker', 'perdure_blob_uses', 'SELECT, INSERT', ''), ('worker', 'perdure_lines', 'SELECT, INSERT', ''),
+        ('worker', 'perdure_signals', 'SELECT, INSERT', ''),
+        ('worker', 'perdure_runs', 'SELECT, INSERT, UPDATE', 'version, status, waiting_for, ready_at, seq, head, epoch, nonce, holder, lost, '
+            'crashes, error, updated_at, attention, ledger, line'),
+        ('worker', 'perdure_approvals', 'SELECT, INSERT, UPDATE', 'status, deciders, expires_at, escalated, voters, digest, settled_by, note, '
+            'settled_at'),
+        ('worker', 'perdure_budgets', 'SELECT, INSERT, UPDATE', 'limit_usd_micros, limit_tokens, limit_calls, limit_busy_us, spent_usd_micros, '
+            'spent_tokens, spent_calls, spent_busy_us, reserved_usd_micros, reserved_tokens, reserved_calls, reserved_busy_us'),
+        ('worker', 'perdure_turns', 'SELECT, INSERT, UPDATE', 'turn'),
+        ('worker', 'perdure_rates', 'SELECT, INSERT, UPDATE', 'due, paused_until, seen_at'),
+        ('worker', 'perdure_locks', 'SELECT, INSERT, UPDATE', 'key'), ('worker', 'perdure_inbox', 'SELECT, INSERT, DELETE', ''),
+        ('worker', 'perdure_notices', 'SELECT, INSERT, UPDATE, DELETE', 'next_at, attempts, error'),
+        ('worker', 'perdure_workers', 'SELECT, INSERT, UPDATE, DELETE', 'name, pid, started_at, beat_at, serves, queues, session'),
+        ('worker', 'perdure_reserved', 'SELECT, INSERT, UPDATE, DELETE', 'usd_micros, tokens, calls, busy_us'),
+        ('decider', 'perdure_events', 'INSERT', ''), ('decider', 'perdure_inbox', 'INSERT, DELETE', ''),
+        ('decider', 'perdure_blobs', 'INSERT, UPDATE', 'digest'), ('decider', 'perdure_blob_uses', 'INSERT', ''),
+        ('decider', 'perdure_notices', 'INSERT', ''),
+        ('decider', 'perdure_runs', 'UPDATE', 'status, waiting_for, attention, ready_at, seq, head, updated_at, holder, nonce, lost'),
+        ('decider', 'perdure_approvals', 'UPDATE', 'status, deciders, expires_at, escalated, voters, digest, settled_by, note, settled_at')
+    ) AS t (role, name, needed, columns), LATERAL unnest(string_to_array(t.needed, ', ')) AS p (privilege)
+WHERE CASE WHEN p.privilege <> 'UPDATE' THEN NOT has_table_privilege(format('%I.%I', current_schema(), t.name), p.privilege)
+    ELSE EXISTS (
+        SELECT 1 FROM pg_attribute AS a WHERE a.attrelid = format('%I.%I', current_schema(), t.name)::regclass
+            AND a.attname = ANY (string_to_array(t.columns, ', ')) AND NOT has_column_privilege(a.attrelid, a.attnum, 'UPDATE')) END
+ORDER BY 1, 2, 3
