@@ -6,7 +6,8 @@
 The tool's process is a session of its own. Its supervisor kills it and all that it has started when the tool has ended, when
 stdin ends (we say stop, or this worker has died), and when the supervisor finds itself adopted by another process.
 
-What comes out of it is read as what anybody could have written: the tool's own code has the pipe too.
+It is started by exec and not as a copy of the worker, with the environment that `environment` makes: what is left out there is nowhere
+in its memory. What comes out of it is read as what anybody could have written: the tool's own code has the pipe too.
 """
 
 from __future__ import annotations
@@ -19,20 +20,38 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from perdure.core import codec
 from perdure.core.events import Failure, Usage
 from perdure.core.failures import MAX_MESSAGE_CHARS, clean, describe, received
 from perdure.errors import NotEncodable
+from perdure.store.url import without_password
 from perdure.tool import Call, Tool
 from perdure.tool.spend import checked
 from perdure.worker import isolated
 from perdure.worker.answers import Raised, Returned, Unrecordable
 
 MAX_LINE_BYTES = codec.MAX_BYTES + 64  # the longest value that can be recorded, its letter and its length
+# Secrets of perdure itself, of its database and of the models that it asks, by the names that libpq and the SDKs read.
+_SECRETS = re.compile(
+    r"PERDURE_WEBHOOK_\w+|PERDURE_\w*SECRET\w*|PGPASSWORD|PGPASSFILE"
+    r"|(ANTHROPIC|OPENAI|AZURE_OPENAI)_\w*(KEY|TOKEN|SECRET|HEADERS)\w*|AWS_BEARER_TOKEN_BEDROCK"
+)
+
+
+def environment(whole: Mapping[str, str], passed: Collection[str]) -> dict[str, str]:
+    """What a tool's process inherits: all but those secrets. It gets the ones that are named in `passed` too."""
+    kept = {name: value for name, value in whole.items() if name in passed or not _SECRETS.fullmatch(name)}
+    if "PERDURE_URL" in kept and "PERDURE_URL" not in passed:
+        # Not left out: without it the tool would find itself in another journal, the one of the default, and not be told.
+        url = without_password(kept.pop("PERDURE_URL"))
+        kept |= {} if url is None else {"PERDURE_URL": url}
+    return kept
 
 
 class Isolated:
@@ -41,6 +60,7 @@ class Isolated:
     def __init__(self, tool: Tool[..., Any], args: bytes, call: Call) -> None:
         self._what = f"the process of tool {tool.name}"
         self._call = call
+        self._environment = environment(os.environ, tool.pass_env)
         self._request = json.dumps(
             {
                 # What to load comes from the function itself; nothing that lies in a journal names code.
@@ -69,6 +89,7 @@ class Isolated:
                     [sys.executable, "-P", isolated.__file__],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
+                    env=self._environment,
                     # A session of its own: a signal for the worker's whole group must not reach the process that cleans up after it.
                     start_new_session=True,
                 )
@@ -143,7 +164,12 @@ class Isolated:
             return Unrecordable(Failure(kind="not_encodable", type=type(error).__name__, message=describe(error).message))
 
     def _failed(self, failure: Failure) -> Unrecordable | Raised:
-        """The failure in the tool's own words."""
+        """The failure in the tool's own words. Where it lacks a variable that was kept from it, with the way out."""
+        missed = [name for name in os.environ if name in failure.message and name not in self._environment]
+        if missed:
+            hint = f"; it was not given {', '.join(missed)}: name it in @tool(isolate=True, pass_env=[…]) if it needs it"
+            message = clean(failure.message, MAX_MESSAGE_CHARS // 2) + hint
+            failure = structs.replace(failure, message=clean(message, MAX_MESSAGE_CHARS))
         return Unrecordable(failure) if failure.kind == "not_encodable" else Raised(failure)
 
     def _raised(self, kind: Any, how: str) -> Raised:
