@@ -131,22 +131,31 @@ def pack(encoded: bytes, inline_bytes: int = INLINE_BYTES) -> tuple[Payload, byt
 
 
 def parse(text: str | bytes, what: str = "the input") -> Any:
-    """JSON typed by a person: duplicate keys, NaN and broken text are refused, never half understood."""
+    """JSON that was not written here: duplicate keys, NaN and broken text are refused, never half understood."""
+    value = _parsed(text, what)
+    encode(value)
+    return value
+
+
+def canonical(text: bytes, what: str) -> bytes:
+    """JSON that was not written here as encode() writes it; refused where parse() refuses it."""
+    return encode(_parsed(text, what))
+
+
+def _parsed(text: str | bytes, what: str) -> Any:
     if isinstance(text, bytes):
         try:
             text = text.decode("utf-8")
         except UnicodeDecodeError as error:
             raise NotEncodable(f"{what} is not UTF-8 text: byte {error.start}") from None
     try:
-        value = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_unique_keys, parse_constant=_no_constant, parse_int=_integer)
+        return json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_unique_keys, parse_constant=_no_constant, parse_int=_integer)
     except NotEncodable as error:
         raise NotEncodable(f"{what}: {error}") from None
     except RecursionError:
         raise NotEncodable(f"{what} is nested deeper than {MAX_DEPTH} levels") from None
     except ValueError as error:
         raise NotEncodable(f"{what} is not valid JSON: {error}") from None
-    encode(value)
-    return value
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
