@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from perdure.core.invisible import escaped
 from perdure.errors import NotReady
 from perdure.integrations import mcp_launcher
 from perdure.integrations.mcp_secrets import redacted
@@ -153,7 +154,6 @@ class _Words:
 
 
 def printable(text: str, limit: int, keep: str = "") -> str:
-    """Text that does nothing to a terminal, cut to the limit; control characters are shown as what they are."""
-    cut = text[:limit]
-    shown = cut if cut.isprintable() else "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in cut)
+    """Text that does nothing to a terminal, cut to the limit; control and invisible characters are shown as their escapes."""
+    shown = escaped(text[:limit], keep)
     return shown if len(text) <= limit else f"{shown}… ({len(text):,} characters)"
