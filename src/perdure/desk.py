@@ -322,7 +322,8 @@ def _check_answer(call: Any, did_not_happen: Any, fail: Any) -> None:
 
 def known_name(by: Any) -> str:
     """Who says it, as names are compared and recorded: two spellings of one name are one person. InvalidInput has the rule."""
-    name = same_name(by)
+    # A command line has bytes that are no UTF-8 as lone surrogates: as escapes they can be stored and seen.
+    name = same_name(by.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(by, str) else by)
     if name is None:
         raise InvalidInput(f"by={shown(by)}: say who, such as by='ann': {A_NAME}")
     return str.__str__(name)
