@@ -21,7 +21,7 @@ from perdure.core.events import Event, Limits, RunCreated, RunSucceeded
 from perdure.core.machine import Facts
 from perdure.core.replay import replay
 from perdure.core.state import RunState, fold
-from perdure.desk import NOTHING, Desk, check_tenant, plain_text, role_names
+from perdure.desk import NOTHING, Desk, check_tenant, known_name, plain_text, role_names
 from perdure.errors import (
     AlreadyRunning,
     Conflict,
@@ -460,6 +460,7 @@ class Perdure:
         that has failed again.
         """
         _check_flag(accept, "undo(accept=)")
+        by = known_name(by)
         found = await self.handle(run_id, tenant=tenant).status()
         row = await self.ask(lambda: undoable(self.store, found.run_id))
         return await self._undoer.undo(row, self._agent_of(row), by=by, accept=accept, wait=wait, stop=stop)

@@ -62,7 +62,7 @@ class Desk:
         """Approve or reject: counted once, against the approval as it stands in that very transaction."""
         approval = plain_text(approval, "an approval's id")
         check_tenant(tenant)
-        who = _decider(vote.by)
+        who = known_name(vote.by)
         roles = (*map(_role, vote.roles), *(_role(role) for role, members in self._roles.items() if who in map(same_name, members)))
         known = Vote(who, vote.granted, roles, _words(vote.note, "note"), _words(vote.source, "source"), vote.digest, vote.edit)
         if vote.digest is not None:
@@ -82,7 +82,7 @@ class Desk:
         encoded = codec.encode(payload)
         if len(encoded) > MAX_SIGNAL_BYTES:
             raise InvalidInput(f"a signal of {len(encoded):,} bytes; the limit is {MAX_SIGNAL_BYTES:,}: send a reference to it instead")
-        body = SignalReceived(topic, codec.pack(encoded, MAX_SIGNAL_BYTES)[0], _who(by), key)
+        body = SignalReceived(topic, codec.pack(encoded, MAX_SIGNAL_BYTES)[0], known_name(by), key)
         self._post(run_id, body, tenant=tenant)
 
     def cancel(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
@@ -91,14 +91,14 @@ class Desk:
                 raise _AskedBefore
 
         try:
-            self._post(run_id, CancelRequested(by=_who(by), reason=_words(reason, "reason")), expect=expect, tenant=tenant)
+            self._post(run_id, CancelRequested(by=known_name(by), reason=_words(reason, "reason")), expect=expect, tenant=tenant)
         except _AskedBefore:
             pass  # asking twice is asking once
 
     def end(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
         """End a run for good, without its agent: for one whose code is gone, or that no longer replays."""
         self._row(run_id, tenant)
-        body = RunCancelled(reason=_words(reason, "reason"), forced_by=_who(by))
+        body = RunCancelled(reason=_words(reason, "reason"), forced_by=known_name(by))
         self._store.end(run_id, body, event_id=self._clock.new_id(), now=self._clock.now())
 
     def pause(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
@@ -111,14 +111,14 @@ class Desk:
                 raise Conflict(f"run {run_id} is {row.status.replace('_', ' ')}, and stands still or ends without a pause")
 
         try:
-            self._post(run_id, RunPaused(by=_who(by), reason=_words(reason, "reason")), expect=expect, tenant=tenant)
+            self._post(run_id, RunPaused(by=known_name(by), reason=_words(reason, "reason")), expect=expect, tenant=tenant)
         except _AskedBefore:
             pass
 
     def unpause(self, run_id: str, *, by: str, note: str | None, add: Limits | None, tenant: str | None) -> list[str]:
         """Let a paused run, or one that needs attention, go on, after adding to its budget where said; which runs do."""
         row = self._row(run_id, tenant)
-        who, note = _who(by), _words(note, "note")
+        who, note = known_name(by), _words(note, "note")
         if add is not None:
             return self._raise(row, add, who, note)
         self._let_go_on(row, who, note)
@@ -131,7 +131,9 @@ class Desk:
             if row.status != "needs_attention":
                 raise Conflict(f"run {run_id} is {row.status}; only a run that needs attention can be sent back to work")
 
-        self._post(run_id, RunRequeued(by=_who(by), note=_words(note, "note")), status=self._after(run_id), expect=expect, tenant=tenant)
+        self._post(
+            run_id, RunRequeued(by=known_name(by), note=_words(note, "note")), status=self._after(run_id), expect=expect, tenant=tenant
+        )
 
     def adopt(self, run_id: str, version: str, *, by: str, note: str | None, tenant: str | None = None) -> None:
         """Let another version of the agent go on with the run."""
@@ -141,7 +143,7 @@ class Desk:
             if row.holder is not None and row.holder in self._alive():
                 raise Conflict(f"run {run_id} is being driven in version {row.version}; wait until it rests, or stop that worker")
 
-        self._post(run_id, RunAdopted(version=version, by=_who(by), note=_words(note, "note")), expect=expect, tenant=tenant)
+        self._post(run_id, RunAdopted(version=version, by=known_name(by), note=_words(note, "note")), expect=expect, tenant=tenant)
 
     def resolve(
         self,
@@ -173,7 +175,7 @@ class Desk:
             raise Conflict(f"call {call} ({found.tool}) of run {run_id} is being performed by a live worker; wait for what it says")
         if did_not_happen and not final:
             self._check_quiet(run_id, found)
-        who, note = _who(by), _words(note, "note")
+        who, note = known_name(by), _words(note, "note")
         if happened is not NOTHING:
             payload = codec.pack(codec.encode(happened), codec.MAX_BYTES)[0]
             body = ToolCallResolved("happened", by=who, attempt=found.attempt, result=payload, note=note)
@@ -342,18 +344,13 @@ def _check_answer(call: Any, did_not_happen: Any, fail: Any, final: Any) -> None
         plain_text(fail, "fail=, what to fail the call with,")
 
 
-def _who(by: str) -> str:
-    if not isinstance(by, str) or not by.strip():
-        raise InvalidInput(f"by={shown(by)}: say who, such as by='ann'")
-    return clean(by, 200)
-
-
-def _decider(by: str) -> str:
-    """Whose yes or no it is: checked as the names in a policy are, or one person could be counted as two."""
-    who = same_name(by)
-    if who is None:
-        raise InvalidInput(f"by={shown(by)}: say who decides, such as by='ann': {A_NAME}")
-    return str.__str__(who)
+def known_name(by: Any) -> str:
+    """Who says it, as names are compared and recorded: two spellings of one name are one person. InvalidInput has the rule."""
+    # A command line has bytes that are no UTF-8 as lone surrogates: as escapes they can be stored and seen.
+    name = same_name(by.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(by, str) else by)
+    if name is None:
+        raise InvalidInput(f"by={shown(by)}: say who, such as by='ann': {A_NAME}")
+    return str.__str__(name)
 
 
 def role_names(roles: Any) -> tuple[str, ...]:

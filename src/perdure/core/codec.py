@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from perdure.core.invisible import escaped
 from perdure.errors import NotEncodable
 
 MAX_DEPTH = 200
@@ -290,6 +291,6 @@ def _text(error: Exception) -> str:
 def shown(value: Any) -> str:
     """The value as part of a message, cut short; whatever it is, this does not raise."""
     try:
-        return repr(value)[:80]
+        return escaped(repr(value)[:80])
     except Exception:  # a hostile __repr__ must not hide the error that we are about to report
         return f"<{type(value).__name__}>"

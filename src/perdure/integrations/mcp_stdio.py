@@ -20,6 +20,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from perdure.core.invisible import escaped
 from perdure.errors import NotReady
 from perdure.integrations import mcp_launcher
 from perdure.integrations.mcp_errors import MAX_MESSAGE_BYTES
@@ -311,7 +312,6 @@ class _Errors:
 
 
 def printable(text: str, limit: int, keep: str = "") -> str:
-    """Text that does nothing to a terminal, cut to the limit; control characters are shown as what they are."""
-    cut = text[:limit]
-    shown = cut if cut.isprintable() else "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in cut)
+    """Text that does nothing to a terminal, cut to the limit; control and invisible characters are shown as their escapes."""
+    shown = escaped(text[:limit], keep)
     return shown if len(text) <= limit else f"{shown}… ({len(text):,} characters)"
