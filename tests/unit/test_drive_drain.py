@@ -620,6 +620,8 @@ def test_what_cannot_be_handed_over_in_time_is_anybodys_while_the_app_stays_open
             await at_work
             assert (await app.handle("r").status()).holder is not None, "it could not be handed over"
             finish.set()
+            while (await app.handle("r").status()).holder is not None:
+                await asyncio.sleep(0.001)
             async with perdure(tmp_path / "db", [works]) as other:
                 return (await other.drive("r")).status
 
