@@ -21,7 +21,7 @@ from perdure.store.cursor import Cursor, Database, Row
 from perdure.store.journal import Journal
 from perdure.store.lines import Choice, Room, Suspects, which
 from perdure.store.liveness import Liveness
-from perdure.store.losing import LEASE_RAN_OUT, PROVEN_DEAD, load_of, lose_run, lose_runs, lose_runs_of_silent_worker
+from perdure.store.losing import LEASE_RAN_OUT, PROVEN_DEAD, load_of, lose_runs, lose_runs_of_silent_worker, lose_some
 from perdure.store.rows import as_lost, event_from, event_row, key_of, run_row
 
 T = TypeVar("T")
@@ -209,11 +209,8 @@ class Claims:
         return [(run_id, epoch) for run_id, epoch in self._database.read("held_by_worker", (worker,))]
 
     def let_go(self, worker: str, runs: Sequence[tuple[str, int]], now: int) -> int:
-        def lose(cursor: Cursor) -> int:
-            return sum(lose_run(cursor, worker, now, run_id, epoch) for run_id, epoch in sorted(runs))
-
         # What cannot be looked up is done again at the next round.
-        return self._database.write(lose, lambda cursor, _: False)
+        return self._database.write(lambda cursor: lose_some(cursor, worker, now, runs), lambda cursor, _: False)
 
     def workers(self, now: int, lease_us: int) -> list[WorkerRow]:
         return [

@@ -7,7 +7,7 @@ blamed only after several such deaths in a row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from perdure.core.suspects import SUSPECT_CRASHES
@@ -42,9 +42,10 @@ def lose_runs_of_silent_worker(cursor: Cursor, worker: str, now: int, beat_at: i
     return cursor.change("lose_runs_of_silent_worker", {**_values(cursor, worker, now), "lost": LEASE_RAN_OUT, "beat_at": beat_at})
 
 
-def lose_run(cursor: Cursor, worker: str, now: int, run_id: str, epoch: int) -> int:
-    """The same for one of them, unless it was claimed anew since we looked."""
-    return cursor.change("lose_run", {**_values(cursor, worker, now), "lost": LEASE_RAN_OUT, "run_id": run_id, "epoch": epoch})
+def lose_some(cursor: Cursor, worker: str, now: int, runs: Iterable[tuple[str, int]]) -> int:
+    """The same for these of them, each with its epoch, unless it was claimed anew since we looked."""
+    values = {**_values(cursor, worker, now), "lost": LEASE_RAN_OUT}
+    return sum(cursor.change("lose_run", {**values, "run_id": run_id, "epoch": epoch}) for run_id, epoch in sorted(runs))
 
 
 def _values(cursor: Cursor, worker: str, now: int) -> Mapping[str, object]:
