@@ -121,9 +121,10 @@ def _ignored(rows: list[RunRow], now: int) -> Check:
 def _suspects(rows: list[RunRow]) -> Check:
     if not rows:
         return Check("suspects", "ok", "no run waits because workers died with it")
+    with_whom = "it: it may be what kills them, and suspects" if len(rows) == 1 else "them: one may be what kills them, and suspects"
     found = (
-        f"{plural(len(rows), 'ready run waits', 'ready runs wait')} because {SUSPECT_CRASHES} or more workers in a row died with it: "
-        f"one of them may be what kills them, so that they are driven in groups ({_some(row.run_id for row in rows)})"
+        f"{plural(len(rows), 'ready run waits', 'ready runs wait')} because {SUSPECT_CRASHES} or more workers in a row died with {with_whom} "
+        f"are driven in groups ({_some(row.run_id for row in rows)})"
     )
     return Check("suspects", "warn", found, f"perdure why {rows[0].run_id}; the logs of the workers that died say more (out of memory?)")
 
