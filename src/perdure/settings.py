@@ -49,7 +49,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     reconcile_margin_s: Span = 2.0  # waited before a reconcile hook is asked; and `settle` of a tool that does not say
     unknown_deadline_s: Span = 60.0  # taken as time-out of an attempt whose tool has none, before "not found" is believed about it
     reconcile_asks: Count = 20  # "in progress" answers before a person is asked
-    poison_limit: Count = 5  # workers that may die on a run in a row, without progress, before it is parked
+    poison_limit: Count = 5  # workers that may die on a run in a row, without progress, before it is parked: see core/suspects.py
     inline_bytes: Count = 65536  # payloads above this go to the blob store
     max_steps: Count = 1_000_000  # steps of an agent between two completions before it counts as stuck
     linger_s: Span = 0.1  # a run that waits for children is kept this long after the last of them, since more may end at once

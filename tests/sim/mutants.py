@@ -11,11 +11,11 @@ from tests.sim import outside, world
 from tests.sim.outside import LONGEST_FLIGHT_US, Outside
 
 from perdure.core import decide as deciding
-from perdure.core import keys
+from perdure.core import keys, suspects
 from perdure.core.decide import Perform, Reconcile
 from perdure.core.events import Event, ToolCallCompleted
 from perdure.errors import StoreUnavailable
-from perdure.store import claims, consequences
+from perdure.store import claims, consequences, losing
 from perdure.store.api import Appended, Committed
 from perdure.store.sqlite import queries
 from perdure.worker import calls, commits, drive, gate, orders
@@ -153,6 +153,18 @@ def approvals_do_not_expire(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(orders.Orders, "_start_approved", start)
 
 
+def groups_of_suspects_do_not_halve(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(suspects.Group, "admits", lambda *_: True)
+
+
+def nobody_remembers_who_was_lost_together(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(losing.Load, "beside", lambda *_: 0)
+
+
+def deaths_beside_others_count(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(drive, "is_poison", lambda crashes, alone, limit: crashes >= limit)
+
+
 MUTANTS: list[Mutant] = [
     anybody_may_write,
     the_epoch_and_the_holder_are_not_compared,
@@ -170,4 +182,7 @@ MUTANTS: list[Mutant] = [
     a_park_forgets_when_to_wake,
     replay_delivers_in_order_of_calls,
     approvals_do_not_expire,
+    groups_of_suspects_do_not_halve,
+    nobody_remembers_who_was_lost_together,
+    deaths_beside_others_count,
 ]

@@ -101,6 +101,7 @@ class RunClaimed(Body, frozen=True, tag="run_claimed"):
     name: str = ""  # "host:pid", for people
     takeover: bool = False  # the worker before did not give the run up: it died, or its lease ran out
     proven_dead: bool = False  # the kernel says that the worker before is gone
+    lost_with: int = 0  # other runs of that worker that may be to blame for its death: all that it held; of a suspect, the other suspects
 
 
 class RunReleased(Body, frozen=True, tag="run_released"):

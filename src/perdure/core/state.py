@@ -253,7 +253,8 @@ class RunState(Struct, gc=False, eq=False):
     cancel: CancelRequested | None = None
     paused: RunPaused | None = None
     attention: AttentionNeeded | None = None
-    crashes: int = 0
+    crashes: int = 0  # takeovers in a row, with no progress in between
+    crashes_alone: int = 0  # those of them for which no other run can be to blame
     said: str | None = None
     output: Payload | None = None
     failure: Failure | None = None
@@ -290,14 +291,14 @@ class RunState(Struct, gc=False, eq=False):
                 self.status = "cancelled"
             case RunReleased():
                 self.status, self.waiting_for, self.wake_at = body.status, body.waiting_for, body.wake_at
-                self.worker, self.crashes = None, 0
+                self.worker, self.crashes, self.crashes_alone = None, 0, 0
                 if body.abrupt:
                     self._let_loose()
             case TimerSet():
                 self.timers[body.timer] = body.due
             case TimerFired():
                 self.timers.pop(body.timer, None)
-                self.crashes = 0
+                self.crashes = self.crashes_alone = 0
             case StatusReported():
                 self.said = body.text
             case CancelRequested():
@@ -306,7 +307,8 @@ class RunState(Struct, gc=False, eq=False):
             case AttentionNeeded():
                 self.attention = body
             case RunRequeued() | RunUnpaused():
-                self.attention, self.waiting_for, self.wake_at, self.crashes = None, None, None, 0
+                self.attention, self.waiting_for, self.wake_at = None, None, None
+                self.crashes = self.crashes_alone = 0
                 self.paused = self.over = None
                 self.status = "cancelling" if self.cancel else "queued"
             case RunPaused():
@@ -344,6 +346,7 @@ class RunState(Struct, gc=False, eq=False):
                 call.worker_may_live = call.worker_may_live or not body.proven_dead
         if body.takeover:
             self.crashes += 1
+            self.crashes_alone += body.lost_with == 0
 
     def _let_loose(self) -> None:
         for call in self.open.values():
@@ -504,7 +507,7 @@ class RunState(Struct, gc=False, eq=False):
                 raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) is not about a call")
         if call.ended:
             self.open.pop(number, None)
-            self.crashes = 0
+            self.crashes = self.crashes_alone = 0
 
     def take_back(self, intent: ToolCallInitiated, before: CallState, instead: Event) -> None:
         """The call is as it was before its last intent, which is in no journal; another event has the intent's place there."""

@@ -1,6 +1,6 @@
 """What a run's row must say, by its journal. The row is a projection: where the two differ, the row is wrong.
 
-Lease plumbing that is no history (the nonce, who lost it, when the row was last touched) has no counterpart in the journal.
+Lease plumbing that is no history (the nonce, how it was lost and with how many others, when the row was last touched) has no counterpart in the journal.
 """
 
 from __future__ import annotations

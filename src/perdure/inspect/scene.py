@@ -13,6 +13,7 @@ from perdure.inspect.cost import CostAll, cost_with_children
 from perdure.inspect.crew import no_room
 from perdure.inspect.serving import is_served, missing, version_served
 from perdure.inspect.shortage import Shortage, own_shortage, shortages_below
+from perdure.inspect.suspects import suspect_words, waits_as_suspect
 from perdure.inspect.undone import Undoing, undoing_of
 from perdure.inspect.view import Reading, loader, read_run
 from perdure.inspect.words import iso, seconds
@@ -50,6 +51,7 @@ class Scene(Struct, frozen=True):
     unread: list[InboxRow]  # of a finished run: what arrived as it ended
     load: Callable[[Payload], bytes]
     no_room: str | None = None  # the limit of its queue that keeps a ready run from being taken
+    suspect: str | None = None  # why it waits, though it is ready: its workers died, and others hold runs of that kind
 
     @property
     def held(self) -> bool:
@@ -86,6 +88,7 @@ def look(store: Store, run_id: str, now: int, settings: Settings) -> Scene:
     is_ready = row.holder is None and row.ready_at is not None and row.ready_at <= now
     below = store.family(run_id) if state.alive else []
     ledgers = store.ledgers(run_id)
+    groups = store.suspects()
     asked = [store.approval(ask.request.approval) for ask in state.pending.values()]
     return Scene(
         reading=reading,
@@ -104,6 +107,7 @@ def look(store: Store, run_id: str, now: int, settings: Settings) -> Scene:
         unread=store.unread(run_id) if state.finished else [],
         load=loader(store),
         no_room=no_room(row, store.backlog(now), settings.queues) if settings.queues and is_ready else None,
+        suspect=suspect_words(row, workers, groups) if waits_as_suspect(row, workers, groups, now) else None,
     )
 
 

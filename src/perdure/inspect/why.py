@@ -70,6 +70,7 @@ class Why(Struct, frozen=True):
     workers_alive: int
     unserved: str | None  # what no worker has that the run needs
     no_room: str | None  # the limit of its queue that keeps it, though it is ready
+    suspect: str | None  # why it waits, though it is ready: its workers died, and it may be the cause
     done: list[Done]  # what happened
     done_count: int
     not_done: list[Done]  # what failed, was refused, or was given up
@@ -143,6 +144,7 @@ def why(
         workers_alive=scene.alive,
         unserved=None if state.finished or scene.held else scene.missing,
         no_room=scene.no_room,
+        suspect=scene.suspect,
         done=_ends(done),
         done_count=len(done),
         not_done=_ends(not_done),
