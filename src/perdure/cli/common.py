@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import re
-import shlex
 import sys
 import traceback
 import unicodedata
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar, cast
 
 import click
 
-from perdure import errors
+from perdure import errors, shell
 
 if TYPE_CHECKING:
     from perdure.settings import Settings
@@ -358,21 +357,14 @@ def url_option(function: F) -> F:
     )(cast(F, verb))
 
 
-# A command inside a sentence of ours: the verb, and what it is about. Target words are recognised by their form.
-_COMMAND = re.compile(
-    r"\bperdure (?:(?:why|show|events|resume|replay|cancel|pause|unpause|undo|approve|reject|worker) [^\s;,`]++(?: [^\s;,`]+\.py:\w+)?+"
-    r"|(?:list|approvals|verify|migrate)\b)(?! [^;,`]*--url )"
-)
-
-
 def with_url(text: str, url: str | None) -> str:
     """The text, with the database that the command line named in every command that it tells the reader to type."""
-    return _COMMAND.sub(lambda found: found[0] + url_words(url), text)
+    return shell.with_options(text, url_words(url))
 
 
 def url_words(url: str | None) -> str:
     """What a command to type needs so that it means the database that this one was given, without a password: that is for ~/.pgpass."""
-    return f" --url {shlex.quote(_pasted(url))}" if url else ""
+    return f" --url {shell.quote(_pasted(url))}" if url else ""
 
 
 def _pasted(url: str) -> str:

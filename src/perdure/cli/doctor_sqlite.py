@@ -9,6 +9,7 @@ from pathlib import Path
 
 import apsw
 
+from perdure import shell
 from perdure.cli import common
 from perdure.cli.migrate import sqlite_version
 from perdure.errors import PerdureError
@@ -64,7 +65,9 @@ def _file(path: Path) -> Iterator[Check]:
     else:
         yield Check("log", "ok", size(log_size))
     if found.st_mode & 0o077:
-        yield Check("permissions", "warn", f"others may read or write {path} ({found.st_mode & 0o777:o})", f"chmod 600 {path}")
+        yield Check(
+            "permissions", "warn", f"others may read or write {path} ({found.st_mode & 0o777:o})", f"chmod 600 {shell.quote(str(path))}"
+        )
     else:
         yield Check(
             "permissions", "ok", f"{found.st_mode & 0o777:o}" + ("" if found.st_uid == os.geteuid() else ", a file of another user")

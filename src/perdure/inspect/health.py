@@ -8,6 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from perdure import shell
 from perdure.inspect.view import all_rows
 from perdure.inspect.words import plural, span
 from perdure.store.api import FINISHED, ApprovalFilter, RunRow, Store, WorkerRow
@@ -91,14 +92,17 @@ def _approvals(store: Store, now: int) -> Check:
     if not overdue:
         return Check("approvals", "ok", found)
     late = f"{found}; {plural(len(overdue), 'has', 'have')} run out of time, and no worker has noticed: {_some(row.approval for row in overdue)}"
-    return Check("approvals", "warn", late, f"perdure why {overdue[0].run_id}")
+    return Check("approvals", "warn", late, shell.command("why", overdue[0].run_id))
 
 
 def _attention(run_ids: list[str]) -> Check:
     if not run_ids:
         return Check("attention", "ok", "no run needs a person")
     return Check(
-        "attention", "warn", f"{plural(len(run_ids), 'run needs', 'runs need')} a person: {_some(run_ids)}", f"perdure why {run_ids[0]}"
+        "attention",
+        "warn",
+        f"{plural(len(run_ids), 'run needs', 'runs need')} a person: {_some(run_ids)}",
+        shell.command("why", run_ids[0]),
     )
 
 
@@ -108,14 +112,14 @@ def _ignored(rows: list[RunRow], now: int) -> Check:
     oldest = min(rows, key=lambda row: row.ready_at or 0)
     agents = ", ".join(sorted({row.agent for row in rows}))
     found = f"{plural(len(rows), 'ready run')} that nobody takes, of {agents}; the oldest ({oldest.run_id}) for {span(now - (oldest.ready_at or now))}"
-    return Check("queue", "warn", found, f"perdure worker {oldest.target or f'FILE.py:{oldest.agent}'}")
+    return Check("queue", "warn", found, shell.command("worker", oldest.target or f"FILE.py:{oldest.agent}"))
 
 
 def _orphaned(run_ids: list[str]) -> Check:
     if not run_ids:
         return Check("leases", "ok", "every run that is held is held by a worker that lives")
     found = f"{plural(len(run_ids), 'run')} held by dead workers: {_some(run_ids)}"
-    return Check("leases", "warn", found, "the next worker takes them over; here: perdure resume " + run_ids[0])
+    return Check("leases", "warn", found, f"the next worker takes them over; here: {shell.command('resume', run_ids[0])}")
 
 
 def _clock(newest: int, now: int) -> Check:

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from perdure import shell
 from perdure.core.failures import IN_DOUBT_KINDS
 from perdure.errors import InvalidInput, ResultNotEncodable, ToolFailed
 from perdure.plan.step import Callee
@@ -37,7 +38,7 @@ class Undone(Struct, frozen=True):
         parts = [f"; undone: {', '.join(self.steps[:_NAMED])}{_more(self.steps)}" if self.steps else "; nothing was undone"]
         if self.left:
             named = ", ".join(f"{step} [{why}]" for step, why in self.left[:_NAMED])
-            parts.append(f"; could not be undone: {named}{_more(self.left)}; once that is mended: perdure undo {run_id}")
+            parts.append(f"; could not be undone: {named}{_more(self.left)}; once that is mended: {shell.command('undo', run_id)}")
         if doubtful:
             parts.append(f"; may have happened all the same: {', '.join(doubtful[:_NAMED])}{_more(doubtful)}")
         return "".join(parts)
