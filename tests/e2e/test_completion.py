@@ -120,6 +120,12 @@ class Foreign:
         self._connection.execute(f"DELETE FROM {table} WHERE id <> ?", (first,))
         self._connection.execute(f"UPDATE {table} SET {column} = ?", (value,))
 
+    def rename_runs(self, suffix: str) -> None:
+        """Each run and its family under another id: what stands before the first slash gets this behind it."""
+        named = "iif(instr({0}, '/'), substr({0}, 1, instr({0}, '/') - 1) || ?1 || substr({0}, instr({0}, '/')), {0} || ?1)"
+        self._connection.execute(f"UPDATE perdure_runs SET run_id = {named.format('run_id')}", (suffix,))
+        self._connection.execute(f"UPDATE perdure_runs SET parent = {named.format('parent')} WHERE parent IS NOT NULL", (suffix,))
+
     def forge_approval(self, real: str, forged: str) -> None:
         """The approval under another id, in the journal too."""
         self._connection.execute("UPDATE perdure_approvals SET approval = ? WHERE approval = ?", (forged, real))
