@@ -454,10 +454,11 @@ class Worker:
             code = f"FILE.py:{row.agent}"
             way_out = f"use the old code, or let this code go on with it: {shell.command('resume', row.run_id, code)} --adopt"
             if any(agent.keeps_its_plan for served, agent in self.agents.items() if served.agent == row.agent):
+                plan, tools, file = (row.target or code).partition(" --tools ")
                 way_out = (
                     f"a run keeps its plan: use the old plan and tools, or end it ({shell.command('cancel', row.run_id)}) and start anew; "
                     f"only if the plan is the same, and its tools are not, this can go on with it: "
-                    f"{shell.command('resume', row.run_id, row.target or code)} --adopt"
+                    f"{shell.command('resume', row.run_id, plan)}{tools}{shell.quote(file) if file else ''} --adopt"
                 )
             raise WrongVersion(
                 f"run {row.run_id} was begun with version {row.version} of agent {row.agent}, and here is {' and '.join(versions)}; {way_out}"
