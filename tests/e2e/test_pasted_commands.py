@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -98,11 +97,11 @@ def said_about(folder: Path, ids: list[str], *options: str) -> list[str]:
     """What every verb that tells people what to type says about these runs."""
     said = [perdure(folder, *verb, *options) for verb in (["doctor"], ["list"], ["approvals"], ["verify"], ["list", "--limit", "1"])]
     for run_id in ids:
-        verbs = ("why", "show", "resume", "replay", "pause", "unpause", "unpause --add-usd 0.000001", "undo --yes")
+        if re.search("/[2-9]", run_id):
+            continue  # of several children one is enough
+        verbs = ("why", "show", "resume", "replay", "unpause --add-usd 0.000001", "undo --yes")
         said += [perdure(folder, *verb.split(), *options, "--", run_id) for verb in verbs]
         said.append(perdure(folder, "export", "--test", "test $(touch PWNED).py", *options, "--", run_id))
-        page = perdure(folder, "why", "--json", *options, "--", run_id)
-        said += [step["command"] for step in json.loads(page.splitlines()[0])["next"]]
     return said
 
 
@@ -125,8 +124,10 @@ def targets(folder: Path) -> set[str]:
 
 
 def ids_of(folder: Path) -> list[str]:
-    with apsw.Connection(str(folder / "perdure.db")) as connection:
-        return [str(row[0]) for row in connection.execute("SELECT run_id FROM perdure_runs ORDER BY id")]
+    connection = apsw.Connection(str(folder / "perdure.db"))
+    ids = [str(run_id) for (run_id,) in connection.execute("SELECT run_id FROM perdure_runs ORDER BY id")]
+    connection.close()
+    return ids
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["from the settings", "by --url"])
@@ -137,7 +138,7 @@ def test_a_target_and_a_url_with_a_hostile_path_are_words(journal: Path, elsewhe
     assert check(said, known, tmp_path) > 30
 
 
-@pytest.mark.parametrize("suffix", [">PWNED", "'\\';>PWNED;'\"$(touch PWNED)", " perdure why x;>PWNED"])
+@pytest.mark.parametrize("suffix", [">PWNED", "'\\';>PWNED;'\"$(touch PWNED) perdure why x;>PWNED"])
 def test_an_id_of_a_foreign_journal_is_a_word(journal: Path, elsewhere: Path, suffix: str, tmp_path: Path) -> None:
     foreign = Foreign(elsewhere)
     foreign.rename_runs(suffix)

@@ -202,7 +202,7 @@ def unquoted(source: str) -> list[str]:
         text = ""
         if isinstance(node, ast.JoinedStr):
             text = "".join(str(part.value) if isinstance(part, ast.Constant) else _place_of(part) for part in node.values)
-        elif isinstance(node, ast.BinOp) and isinstance(node.left, ast.Constant):
+        elif isinstance(node, ast.BinOp) and isinstance(node.left, ast.Constant) and isinstance(node.left.value, str):
             text = f"{node.left.value}\0"
         if UNQUOTED.search(text):
             found.append(ast.unparse(node))
