@@ -13,6 +13,7 @@ import pytest
 
 import perdure
 from perdure.cli import VERBS
+from perdure.plan.undoing import Undone
 from perdure.shell import command, quote, with_options
 
 SOURCES = Path(perdure.__file__).parent
@@ -177,8 +178,15 @@ def test_options_go_into_each_command_of_a_sentence(sentence: str, told: str) ->
     assert with_options(sentence, " --url U") == told
 
 
+def test_a_recorded_message_of_a_plan_has_an_id_as_in_older_journals_and_quotes_what_is_none() -> None:
+    """It is compared on replay: a run of an older version must not differ because its id is quoted now."""
+    left = Undone([], [("book", "no way")])
+    assert left.words("a~b", []).endswith("once that is mended: perdure undo a~b")
+    assert left.words("r>PWNED", []).endswith("once that is mended: perdure undo 'r>PWNED'")
+
+
 # -- the sources ------------------------------------------------------------------------------------------------------------------
-QUOTED = ("quote", "url_words", "_add_n")  # functions whose result is quoted already
+QUOTED = ("quote", "url_words", "_add_n", "_as_recorded")  # functions whose result is quoted already
 UNQUOTED = re.compile(rf"\bperdure (?:{'|'.join(VERBS)})(?: [^\s;,`()\0]*[^\s;,`():\0])* \0")
 
 
