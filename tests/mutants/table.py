@@ -86,6 +86,7 @@ _WORDS = {
     "bad input": "what cannot be meant is refused",
     "calls": "a call moves as its table says",
     "duplicates": "what is sent twice counts once",
+    "security": "text, files and servers of others decide nothing here",
     "storage": "one commit, whole or not at all; an unknown outcome is looked up",
 }
 _STORES = {"none": "–", "sqlite": "SQLite", "postgres": "PostgreSQL", "both": "both"}
