@@ -276,6 +276,17 @@ STORE = (
         store="sqlite",
     ),
     Mutant(
+        name="any_event_at_that_place_is_ones_own",
+        guard="an append whose answer was lost is there only if its very events are: a letter has the same id whoever has journaled it",
+        promise="G1",
+        file="store/postgres/journal.py",
+        where="PostgresJournal._settle_all",
+        old="            if found is not None and found[0] == append.events[-1].hash:",
+        new="            if found is not None:",
+        red="tests/postgres/test_sent_commits.py::test_a_letter_that_another_worker_has_journaled_is_not_taken_for_ones_own",
+        store="postgres",
+    ),
+    Mutant(
         name="epochs_stay",
         guard="every claim takes a new epoch",
         promise="G3",

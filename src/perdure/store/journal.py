@@ -146,7 +146,7 @@ class Journal:
                 found = cursor.one("event_at", (key, append.expected_seq + 1))
             if found is None:
                 absent = True
-            elif found[0].hex() == append.events[0].event.event_id:
+            elif found[0] == append.events[0].hash:
                 return True
             else:
                 answers[place] = Refused(f"run {append.lease.run_id}: another worker has written event {append.expected_seq + 1}")
