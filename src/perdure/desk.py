@@ -27,10 +27,11 @@ from perdure.core.events import (
     RunUnpaused,
     SignalReceived,
     ToolCallResolved,
+    Unsettled,
 )
 from perdure.core.failures import clean
 from perdure.core.state import RunState, fold
-from perdure.errors import Conflict, InvalidInput, NotFound
+from perdure.errors import Conflict, InvalidInput, NotFound, StoreCorrupt
 from perdure.store.api import ApprovalRow, Ledger, RunRow, Status, Store
 
 MAX_SIGNAL_BYTES = 1024 * 1024
@@ -94,8 +95,17 @@ class Desk:
     def end(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
         """End a run for good, without its agent: for one whose code is gone, or that no longer replays."""
         self._row(run_id, tenant)
-        body = RunCancelled(reason=_words(reason, "reason"), forced_by=_who(by))
-        self._store.end(run_id, body, event_id=self._clock.new_id(), now=self._clock.now())
+        try:
+            state: RunState | None = self._state(run_id)
+        except StoreCorrupt:
+            state = None  # a damaged journal can be ended all the same
+        body = RunCancelled(reason=_words(reason, "reason"), forced_by=_who(by), unsettled=() if state is None else _unsettled(state))
+
+        def expect(row: RunRow) -> None:
+            if state is not None and row.seq != state.seq:
+                raise _moved_on(row, state)
+
+        self._store.end(run_id, body, event_id=self._clock.new_id(), now=self._clock.now(), expect=expect)
 
     def pause(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
         run_id = plain_text(run_id, "a run's id")
@@ -169,16 +179,16 @@ class Desk:
         who, note = _who(by), _words(note, "note")
         if happened is not NOTHING:
             payload = codec.pack(codec.encode(happened), codec.MAX_BYTES)[0]
-            body = ToolCallResolved("happened", by=who, attempt=found.attempt, result=payload, note=note)
+            body = ToolCallResolved("happened", by=who, attempt=found.attempt, result=payload, note=note, usage=found.cost_if("happened"))
         elif did_not_happen:
             body = ToolCallResolved("did_not_happen", by=who, attempt=found.attempt, note=note)
         else:
             failure = Failure(kind="fatal", type="Resolved", message=clean(fail or "", 2000))
-            body = ToolCallResolved("failed", by=who, attempt=found.attempt, failure=failure, note=note)
+            body = ToolCallResolved("failed", by=who, attempt=found.attempt, failure=failure, note=note, usage=found.cost_if("failed"))
 
         def expect(row: RunRow) -> None:
             if row.holder is None and row.seq != state.seq:
-                raise Conflict(f"run {run_id} has moved on meanwhile (event {row.seq}, not {state.seq}); look again: perdure why {run_id}")
+                raise _moved_on(row, state)
 
         self._post(run_id, body, call=call, status="cancelling" if state.cancel else None, expect=expect, tenant=tenant)
 
@@ -259,6 +269,19 @@ class Desk:
 
 class _AskedBefore(Exception):
     """The same has been asked for already."""
+
+
+def _unsettled(state: RunState) -> tuple[Unsettled, ...]:
+    """The calls that may have happened, with what they may have cost. After a forced end no answer about them can come any more."""
+    return tuple(
+        Unsettled(call.number, call.attempt, call.may_cost)
+        for call in state.open.values()
+        if call.may_cost is not None and call.effect != "transaction"  # a transaction without a result did not happen
+    )
+
+
+def _moved_on(row: RunRow, state: RunState) -> Conflict:
+    return Conflict(f"run {row.run_id} has moved on meanwhile (event {row.seq}, not {state.seq}); look again: perdure why {row.run_id}")
 
 
 def _no_such(run_id: str) -> NotFound:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from perdure.core.budget import NOTHING, Amounts, amounts_of, exceeded
+from perdure.core.budget import NOTHING, Amounts, amounts_of, exceeded, most_of
 from perdure.core.events import AnyBody, BudgetExceeded, Limits, RunCreated, Usage
 from perdure.core.rate import Rate
 from perdure.errors import StoreError
@@ -105,8 +105,15 @@ class Gate:
     def _check(self, number: int, rate: Rate | None, estimate: Usage | None) -> Later | Over | None:
         if self._pen.metered:
             call = self._pen.state.calls.get(number)
-            # What an attempt that was cut off had reserved is its successor's.
-            over = self._over(number, amounts_of(estimate, calls=1), NOTHING if call is None else call.reserved)
+            # An attempt that is simply made again costs each time: what is reserved for the lost one will be charged (`Orders._lose`).
+            # But a key makes one effect of several attempts: what is reserved for those in doubt is enough for the next one too.
+            lost = call is not None and call.cut_off_and_repeated
+            kept = None if call is None or lost else call.may_cost
+            charged = NOTHING if call is None or not lost else call.reserved
+            if number not in self._waiting and call is not None and call.waits_for_money:
+                # The run was parked meanwhile. Without this it would be parked and claimed for as long as another call is in doubt.
+                self._waiting[number] = call.last_ts
+            over = self._over(number, amounts_of(most_of(estimate, kept), calls=1), amounts_of(kept), charged)
             if over is not None:
                 return over
             self._waiting.pop(number, None)
@@ -144,7 +151,8 @@ class Gate:
     def forget(self, number: int) -> None:
         self._places.pop(number, None)
 
-    def _over(self, number: int, wanted: Amounts, held: Amounts) -> Later | Over | None:
+    def _over(self, number: int, wanted: Amounts, held: Amounts, charged: Amounts) -> Later | Over | None:
+        """What stands against using `wanted`. It takes the place of `held`; `charged` is reserved now, and will be charged with it."""
         # What this run has recorded and not committed yet is in no ledger: a whole fan-out may be waiting for one commit.
         uncharged = self._pen.uncharged
         more = uncharged.reserved + uncharged.spent + -held
@@ -156,7 +164,7 @@ class Gate:
                     # It is promised to other runs of this worker, whose commit is under way: a moment later the ledger knows.
                     return Later(self._clock.now(), has_place=False)
                 continue
-            if exceeded(ledger.run_id, ledger.limits, ledger.spent + uncharged.spent, wanted) is None:
+            if exceeded(ledger.run_id, ledger.limits, ledger.spent + uncharged.spent + charged, wanted) is None:
                 # Nothing is used up: others have reserved what they may not need. When they have ended, there is room or there is not;
                 # and whoever has died with a reservation does not keep the others waiting for ever.
                 now = self._clock.now()

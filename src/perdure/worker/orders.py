@@ -25,7 +25,6 @@ from perdure.core.events import (
     ChildStarted,
     Event,
     Failure,
-    ModelCallFailed,
     PinChanged,
     PlanGenerated,
     Reason,
@@ -50,12 +49,12 @@ from perdure.core.machine import (
     StartChild,
     Succeeded,
 )
-from perdure.core.state import LOST, NOT_STARTED, AskState, CallState, RunState, refusal
+from perdure.core.state import NOT_STARTED, AskState, CallState, RunState, refusal
 from perdure.errors import InvalidInput
 from perdure.store.api import Claimed
 from perdure.tool import Tool
 from perdure.worker.asks import Asks, Decides
-from perdure.worker.calls import Calls
+from perdure.worker.calls import Calls, lost_answer
 from perdure.worker.clock import Clock
 from perdure.worker.gate import Gate, Later, Over
 from perdure.worker.pen import Pen
@@ -514,12 +513,15 @@ class Orders:
                     self._doubt(call, "its worker died inside it; its reconcile hook is being asked")
 
     def _was_lost(self, call: CallState) -> bool:
-        """Whether its worker ended while a model was asked."""
-        return call.phase == "started" and self.tool_call(call).tool.events is OF_MODEL
+        """Whether its worker ended while a model was asked, or inside an attempt with a cost that is simply made again."""
+        is_model = self.tool_call(call).tool.events is OF_MODEL
+        return call.cut_off_and_repeated and (is_model or call.estimate is not None)
 
     def _lose(self, call: CallState) -> int:
-        lost = Failure("process_died", LOST, "its worker ended while the model was asked; an answer that was on its way is lost")
-        return self._pen.record(ModelCallFailed(lost, attempt=call.attempt), call=call.number, cause=call.intent_seq).seq
+        """Record the lost attempt. It may have been paid for: without this charge a budget would have no bound across deaths (T33)."""
+        lost = lost_answer("its worker ended", self.tool_call(call).tool)
+        failed = self.tool_call(call).tool.events.failed
+        return self._pen.record(failed(lost, attempt=call.attempt, usage=call.estimate), call=call.number, cause=call.intent_seq).seq
 
     def _why_again(self, call: CallState) -> int:
         """The event that made another attempt necessary: a failure, a resolved doubt, or the claim after a crash."""
