@@ -18,6 +18,7 @@ from perdure import Call, Fatal, NotSent, Outcome, RetryLater
 if TYPE_CHECKING:
     from tests.sim.checker import Checker
 
+PRICE = 100_000  # micro-dollars: what the services want for each effect, and what every tool declares
 LONGEST_FLIGHT_US = 1_200_000  # below what a tool's time-out and the margin after it leave
 
 
@@ -136,8 +137,17 @@ class Outside:
             return
         deed.done += 1
         self.counts[f"done {deed.effect}"] += 1
+        over = self.checker.over_budget(deed.run_id, self.bill)
+        if over is not None:
+            raise self._failed(over)
         if deed.effect == "once" and deed.done > 1 and not deed.late:
             raise self._failed(f"run {deed.run_id}: call {deed.number}, of class once, has happened {deed.done} times (G5)")
+
+    def bill(self, run_id: str, *, reads: bool = True) -> int:
+        """What the services want from the run and all below it. What was sent by a process that had stood still does not count."""
+        family = [deed for deed in self.deeds.values() if deed.run_id == run_id or deed.run_id.startswith(f"{run_id}/")]
+        family = [deed for deed in family if reads or deed.effect != "read"]
+        return PRICE * sum(max(deed.done - deed.late, 0) for deed in family)
 
     def _failed(self, why: str) -> Violation:
         failure = Violation(why)

@@ -108,6 +108,7 @@ class RunReleased(Body, frozen=True, tag="run_released"):
     waiting_for: str
     wake_at: int | None = None
     abrupt: bool = False  # the worker could not wait for its attempts: those under way may still be running
+    short_since: int | None = None  # since then calls have waited for money that other calls have reserved
 
 
 class ToolCallProposed(Body, frozen=True, tag="tool_call_proposed"):

@@ -137,7 +137,6 @@ class CallState(Struct, gc=False):
     has_reconcile: bool = False
     retry_at: int | None = None
     turn: int | None = None  # when its place in the line of its rate limit comes up
-    waits_for_money: bool = False  # since it was proposed
     asks: int = 0  # how often the reconcile hook has answered "in progress"
     result: Payload | None = None
     failure: Failure | None = None
@@ -161,11 +160,6 @@ class CallState(Struct, gc=False):
     def may_cost(self) -> Usage | None:
         """What its attempts may have cost on top of what they have said. A key makes one effect of several attempts: they cost once."""
         return most_of(self.estimate, self.unsettled)
-
-    @property
-    def cut_off_and_repeated(self) -> bool:
-        """Whether its worker ended inside an attempt that is simply made again: both attempts may cost. Only while nobody performs it."""
-        return self.phase == "started" and self.effect in ("read", "idempotent")
 
     def cost_if(self, outcome: Literal["happened", "did_not_happen", "failed"]) -> Usage | None:
         """What is charged when its doubt is settled so. A call that is settled as failed may have happened: it is charged."""
@@ -266,6 +260,7 @@ class RunState(Struct, gc=False, eq=False):
     timers: dict[int, int] = {}  # those that the run was parked on: number → due
     waiting_for: str | None = None
     wake_at: int | None = None
+    short_since: int | None = None  # when it was given up, calls had waited since then for what others have reserved
     cancel: CancelRequested | None = None
     paused: RunPaused | None = None
     attention: AttentionNeeded | None = None
@@ -308,7 +303,12 @@ class RunState(Struct, gc=False, eq=False):
                     call = self._known(event, one.call)
                     self._settle_cost(call, one.usage)
             case RunReleased():
-                self.status, self.waiting_for, self.wake_at = body.status, body.waiting_for, body.wake_at
+                self.status, self.waiting_for, self.wake_at, self.short_since = (
+                    body.status,
+                    body.waiting_for,
+                    body.wake_at,
+                    body.short_since,
+                )
                 self.worker, self.crashes = None, 0
                 if body.abrupt:
                     self._let_loose()
@@ -471,7 +471,6 @@ class RunState(Struct, gc=False, eq=False):
         match body:
             case ToolCallProposed():
                 call.retry_at = call.turn = body.at
-                call.waits_for_money = body.until == "budget"
             case ToolCallInitiated():
                 if call.phase == "started" and call.effect in ("once", "keyed"):
                     # Its worker died inside it, and the same key is sent again: the attempt before may have happened.
@@ -481,7 +480,6 @@ class RunState(Struct, gc=False, eq=False):
                     call.first_ts = event.ts  # a key ages from when it may first have been sent, not from when the call was proposed
                 call.attempt, call.intent_seq, call.timeout_s = body.attempt, event.seq, body.timeout_s
                 call.retry_at = call.turn = None
-                call.waits_for_money = False
                 call.has_reconcile, call.worker_gone, call.started_at = body.reconcile, False, event.ts
                 if body.pinned is not None:
                     self.pins.setdefault(f"tool {body.tool}", body.pinned)

@@ -49,7 +49,7 @@ from perdure.core.machine import (
     StartChild,
     Succeeded,
 )
-from perdure.core.state import NOT_STARTED, AskState, CallState, RunState, refusal
+from perdure.core.state import LOST, NOT_STARTED, AskState, CallState, RunState, refusal
 from perdure.errors import InvalidInput
 from perdure.store.api import Claimed
 from perdure.tool import Tool
@@ -234,7 +234,8 @@ class Orders:
 
     def _over_budget(self, call: CallState, over: Over) -> None:
         unstarted = call.phase in ("proposed", "approved", "retry_wait", "idle", "failing") and not call.doubtful
-        if over.limits.on_exceed == "fail" and unstarted:  # what may have happened is not told as a failure
+        lost = call.failure is not None and call.failure.type == LOST
+        if over.limits.on_exceed == "fail" and unstarted and not lost:  # what may have happened is not told as a failure
             self._refuse(call, Failure(kind="over_budget", type="BudgetExceeded", message=_over_words(over.what)))
             return
         self._pen.record(over.what, cause=call.last_seq)
@@ -426,6 +427,8 @@ class Orders:
             failed = tool.events.failed
             self._drive.deliver(self._pen.record(failed(failure, attempt=call.attempt, final=True), call=call.number, cause=cause))
             return
+        if self._was_lost(call):
+            cause = self._lose(call)
         barrier = self._barrier(call.number, tool)
         if isinstance(barrier, Later):
             self._wait_for_turn(call, barrier)
@@ -434,8 +437,6 @@ class Orders:
             self._over_budget(call, barrier)
             return
         self._gate.forget(call.number)
-        if self._was_lost(call):
-            cause = self._lose(call)
         again = tool.events.initiated(
             tool=call.tool,
             effect=call.effect,
@@ -514,8 +515,9 @@ class Orders:
 
     def _was_lost(self, call: CallState) -> bool:
         """Whether its worker ended while a model was asked, or inside an attempt with a cost that is simply made again."""
-        is_model = self.tool_call(call).tool.events is OF_MODEL
-        return call.cut_off_and_repeated and (is_model or call.estimate is not None)
+        if call.phase != "started" or call.effect not in ("read", "idempotent"):
+            return False
+        return self.tool_call(call).tool.events is OF_MODEL or call.estimate is not None
 
     def _lose(self, call: CallState) -> int:
         """Record the lost attempt. It may have been paid for: without this charge a budget would have no bound across deaths (T33)."""
