@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
+from msgspec import structs
+
 from perdure.core import codec, keys
 from perdure.core.approval import A_NAME, Ruling, Standing, Vote, judge_vote, same_name
 from perdure.core.budget import Amounts, exceeded, too_much
@@ -179,12 +181,13 @@ class Desk:
         who, note = _who(by), _words(note, "note")
         if happened is not NOTHING:
             payload = codec.pack(codec.encode(happened), codec.MAX_BYTES)[0]
-            body = ToolCallResolved("happened", by=who, attempt=found.attempt, result=payload, note=note, usage=found.cost_if("happened"))
+            body = ToolCallResolved("happened", by=who, attempt=found.attempt, result=payload, note=note)
         elif did_not_happen:
             body = ToolCallResolved("did_not_happen", by=who, attempt=found.attempt, note=note)
         else:
             failure = Failure(kind="fatal", type="Resolved", message=clean(fail or "", 2000))
-            body = ToolCallResolved("failed", by=who, attempt=found.attempt, failure=failure, note=note, usage=found.cost_if("failed"))
+            body = ToolCallResolved("failed", by=who, attempt=found.attempt, failure=failure, note=note)
+        body = structs.replace(body, usage=found.cost_if(body.outcome))
 
         def expect(row: RunRow) -> None:
             if row.holder is None and row.seq != state.seq:
