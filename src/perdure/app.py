@@ -21,7 +21,7 @@ from perdure.core.events import Event, Limits, RunCreated, RunSucceeded
 from perdure.core.machine import Facts
 from perdure.core.replay import replay
 from perdure.core.state import RunState, fold
-from perdure.desk import NOTHING, Desk, check_tenant, plain_text, role_names
+from perdure.desk import NOTHING, Desk, check_tenant, known_name, plain_text, role_names
 from perdure.errors import (
     AlreadyRunning,
     Conflict,
@@ -130,7 +130,7 @@ class Perdure:
 
     @property
     def _desk(self) -> Desk:
-        return Desk(self.store, self.clock, self.settings.roles, round(self.settings.lease_s * 1e6))
+        return Desk(self.store, self.clock, self.settings)
 
     @property
     def store(self) -> Store:
@@ -199,6 +199,8 @@ class Perdure:
             priority=_checked_priority(priority),
             not_before=None if not_before is None else _moment(not_before, now),
             budget=_checked_budget(budget) or agent.budget,
+            key_scheme=keys.KEY_SCHEME,
+            key_namespace=self.settings.key_namespace,
         )
         new = NewRun(run_id, created, self.clock.new_id(), now, codec.digest(encoded_input), () if blob is None else (blob,))
         row, is_new = await self._create(new)
@@ -423,12 +425,16 @@ class Perdure:
         happened: Any = NOTHING,
         did_not_happen: bool = False,
         fail: str | None = None,
+        final: bool = False,
         by: str = "app",
         note: str | None = None,
         tenant: str | None = None,
     ) -> None:
-        """Settle a call that is in doubt: it happened with this result, it did not happen, or fail it."""
-        answer: dict[str, Any] = {"happened": happened, "did_not_happen": did_not_happen, "fail": fail}
+        """Settle a call that is in doubt: it happened with this result, it did not happen, or fail it.
+
+        `did_not_happen` is a Conflict while the request may still arrive; `final=True` says that the service has ruled it out.
+        """
+        answer: dict[str, Any] = {"happened": happened, "did_not_happen": did_not_happen, "fail": fail, "final": final}
         await self._write(lambda: self._desk.resolve(run_id, call, **answer, by=by, note=note, tenant=tenant))
 
     # -- undoing ------------------------------------------------------------------------------------------------------
@@ -454,6 +460,7 @@ class Perdure:
         that has failed again.
         """
         _check_flag(accept, "undo(accept=)")
+        by = known_name(by)
         found = await self.handle(run_id, tenant=tenant).status()
         row = await self.ask(lambda: undoable(self.store, found.run_id))
         return await self._undoer.undo(row, self._agent_of(row), by=by, accept=accept, wait=wait, stop=stop)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import msgspec
 
 from perdure.core import codec
-from perdure.core.approval import MAX_WHO_CHARS
+from perdure.core.approval import A_NAME, same_name
 from perdure.core.keys import check_id
 from perdure.errors import InvalidInput
 from perdure.settings import HIDDEN, Queue, Settings
@@ -110,6 +110,9 @@ def _checked(given: _Given) -> Any:
             return {check_id(name, f"{given.source}: the queue"): _queue(name, table, given) for name, table in _table(given).items()}
         case "roles":
             return {name: _people(name, people, given) for name, people in _table(given).items()}
+        case "key_namespace":
+            text = _converted(given, _TYPES[given.name])
+            return text and check_id(text, f"{given.source}: the namespace")
         case "webhook_hosts":
             return _hosts(given)
         case _:
@@ -158,8 +161,8 @@ def _queue(name: str, table: Any, given: _Given) -> Queue:
 def _people(role: str, people: Any, given: _Given) -> tuple[str, ...]:
     source = f"{given.source}: {role}" if given.textual else f"{given.source}.{role}"
     names = [role, *people] if isinstance(people, list) else [None]
-    if not all(isinstance(name, str) and 0 < len(name) <= MAX_WHO_CHARS and name.isprintable() for name in names):
-        rule = f'a list of names, such as ["ann", "bob"], the role and each name of 1 to {MAX_WHO_CHARS} printable characters'
+    if any(same_name(name) is None for name in names):
+        rule = f'a list of names, such as ["ann", "bob"], the role and each name of {A_NAME}'
         raise _refusal(given._replace(value=people, source=source), rule)
     return tuple(dict.fromkeys(people))
 

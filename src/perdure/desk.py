@@ -6,7 +6,8 @@ is durable then, and counts once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from msgspec import structs
@@ -15,6 +16,7 @@ from perdure.core import codec, keys
 from perdure.core.approval import A_NAME, Ruling, Standing, Vote, judge_vote, same_name
 from perdure.core.budget import Amounts, exceeded, too_much
 from perdure.core.codec import Payload, shown
+from perdure.core.decide import Patience, quiet_at
 from perdure.core.events import (
     AnyBody,
     BudgetExceeded,
@@ -32,8 +34,9 @@ from perdure.core.events import (
     Unsettled,
 )
 from perdure.core.failures import clean
-from perdure.core.state import RunState, fold
+from perdure.core.state import CallState, RunState, fold
 from perdure.errors import Conflict, InvalidInput, NotFound, StoreCorrupt
+from perdure.settings import Settings
 from perdure.store.api import ApprovalRow, Ledger, RunRow, Status, Store
 
 MAX_SIGNAL_BYTES = 1024 * 1024
@@ -50,18 +53,19 @@ class Clock(Protocol):
 class Desk:
     """Where runs are spoken to. `tenant`, where given, must be the run's: another tenant's runs do not exist (G16)."""
 
-    def __init__(self, store: Store, clock: Clock, roles: Mapping[str, Iterable[str]], lease_us: int) -> None:
+    def __init__(self, store: Store, clock: Clock, settings: Settings) -> None:
         self._store = store
         self._clock = clock
-        self._roles = roles
-        self._lease_us = lease_us
+        self._roles = settings.roles
+        self._lease_us = round(settings.lease_s * 1e6)
+        self._patience = Patience.of(settings)
 
     # -- approvals ----------------------------------------------------------------------------------------------------
     def vote(self, approval: str, vote: Vote, *, tenant: str | None = None) -> ApprovalRow:
         """Approve or reject: counted once, against the approval as it stands in that very transaction."""
         approval = plain_text(approval, "an approval's id")
         check_tenant(tenant)
-        who = _decider(vote.by)
+        who = known_name(vote.by)
         roles = (*map(_role, vote.roles), *(_role(role) for role, members in self._roles.items() if who in map(same_name, members)))
         known = Vote(who, vote.granted, roles, _words(vote.note, "note"), _words(vote.source, "source"), vote.digest, vote.edit)
         if vote.digest is not None:
@@ -81,7 +85,7 @@ class Desk:
         encoded = codec.encode(payload)
         if len(encoded) > MAX_SIGNAL_BYTES:
             raise InvalidInput(f"a signal of {len(encoded):,} bytes; the limit is {MAX_SIGNAL_BYTES:,}: send a reference to it instead")
-        body = SignalReceived(topic, codec.pack(encoded, MAX_SIGNAL_BYTES)[0], _who(by), key)
+        body = SignalReceived(topic, codec.pack(encoded, MAX_SIGNAL_BYTES)[0], known_name(by), key)
         self._post(run_id, body, tenant=tenant)
 
     def cancel(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
@@ -90,7 +94,7 @@ class Desk:
                 raise _AskedBefore
 
         try:
-            self._post(run_id, CancelRequested(by=_who(by), reason=_words(reason, "reason")), expect=expect, tenant=tenant)
+            self._post(run_id, CancelRequested(by=known_name(by), reason=_words(reason, "reason")), expect=expect, tenant=tenant)
         except _AskedBefore:
             pass  # asking twice is asking once
 
@@ -101,7 +105,7 @@ class Desk:
             state: RunState | None = self._state(run_id)
         except StoreCorrupt:
             state = None  # a damaged journal can be ended all the same
-        body = RunCancelled(reason=_words(reason, "reason"), forced_by=_who(by), unsettled=() if state is None else _unsettled(state))
+        body = RunCancelled(reason=_words(reason, "reason"), forced_by=known_name(by), unsettled=() if state is None else _unsettled(state))
 
         def expect(row: RunRow) -> None:
             if state is not None and row.seq != state.seq:
@@ -119,14 +123,14 @@ class Desk:
                 raise Conflict(f"run {run_id} is {row.status.replace('_', ' ')}, and stands still or ends without a pause")
 
         try:
-            self._post(run_id, RunPaused(by=_who(by), reason=_words(reason, "reason")), expect=expect, tenant=tenant)
+            self._post(run_id, RunPaused(by=known_name(by), reason=_words(reason, "reason")), expect=expect, tenant=tenant)
         except _AskedBefore:
             pass
 
     def unpause(self, run_id: str, *, by: str, note: str | None, add: Limits | None, tenant: str | None) -> list[str]:
         """Let a paused run, or one that needs attention, go on, after adding to its budget where said; which runs do."""
         row = self._row(run_id, tenant)
-        who, note = _who(by), _words(note, "note")
+        who, note = known_name(by), _words(note, "note")
         if add is not None:
             return self._raise(row, add, who, note)
         self._let_go_on(row, who, note)
@@ -139,7 +143,9 @@ class Desk:
             if row.status != "needs_attention":
                 raise Conflict(f"run {run_id} is {row.status}; only a run that needs attention can be sent back to work")
 
-        self._post(run_id, RunRequeued(by=_who(by), note=_words(note, "note")), status=self._after(run_id), expect=expect, tenant=tenant)
+        self._post(
+            run_id, RunRequeued(by=known_name(by), note=_words(note, "note")), status=self._after(run_id), expect=expect, tenant=tenant
+        )
 
     def adopt(self, run_id: str, version: str, *, by: str, note: str | None, tenant: str | None = None) -> None:
         """Let another version of the agent go on with the run."""
@@ -149,7 +155,7 @@ class Desk:
             if row.holder is not None and row.holder in self._alive():
                 raise Conflict(f"run {run_id} is being driven in version {row.version}; wait until it rests, or stop that worker")
 
-        self._post(run_id, RunAdopted(version=version, by=_who(by), note=_words(note, "note")), expect=expect, tenant=tenant)
+        self._post(run_id, RunAdopted(version=version, by=known_name(by), note=_words(note, "note")), expect=expect, tenant=tenant)
 
     def resolve(
         self,
@@ -159,13 +165,14 @@ class Desk:
         happened: Any,
         did_not_happen: bool,
         fail: str | None,
+        final: bool,
         by: str,
         note: str | None,
         tenant: str | None = None,
     ) -> None:
         """Settle a call that is in doubt."""
         self._row(run_id, tenant)
-        _check_answer(call, did_not_happen, fail)
+        _check_answer(call, did_not_happen, fail, final)
         if (happened is not NOTHING) + did_not_happen + (fail is not None) != 1:
             raise InvalidInput("say exactly one of: happened=RESULT, did_not_happen=True, fail=TEXT")
         state = self._state(run_id)
@@ -178,7 +185,9 @@ class Desk:
             )
         if found.phase == "started" and self._row(run_id, None).holder in self._alive():
             raise Conflict(f"call {call} ({found.tool}) of run {run_id} is being performed by a live worker; wait for what it says")
-        who, note = _who(by), _words(note, "note")
+        if did_not_happen and not final:
+            self._check_quiet(run_id, found)
+        who, note = known_name(by), _words(note, "note")
         if happened is not NOTHING:
             payload = codec.pack(codec.encode(happened), codec.MAX_BYTES)[0]
             body = ToolCallResolved("happened", by=who, attempt=found.attempt, result=payload, note=note)
@@ -196,6 +205,21 @@ class Desk:
         self._post(run_id, body, call=call, status="cancelling" if state.cancel else None, expect=expect, tenant=tenant)
 
     # -- inside -------------------------------------------------------------------------------------------------------
+    def _check_quiet(self, run_id: str, call: CallState) -> None:
+        """Conflict while the request of a lost attempt may still arrive: whoever looked before then has seen too little (T31)."""
+        until = quiet_at(call, self._patience)
+        if until is None:
+            why = "its attempt may still be running: end that process first, and look again at the service"
+        elif until > self._clock.now():
+            then = datetime.fromtimestamp(until // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            why = f"its request may still arrive until {then}: look again at the service after that"
+        else:
+            return
+        raise Conflict(
+            f"call {call.number} ({call.tool}) of run {run_id}: {why}. If the service has ruled it out for good, by cancelling its key for "
+            "example, say so: --final (final=True)"
+        )
+
     def _raise(self, row: RunRow, add: Limits, by: str, note: str | None) -> list[str]:
         ledgers = self._store.ledgers(row.run_id)
         if not ledgers:
@@ -335,27 +359,24 @@ def check_tenant(tenant: Any) -> None:
         plain_text(tenant, "a tenant")
 
 
-def _check_answer(call: Any, did_not_happen: Any, fail: Any) -> None:
+def _check_answer(call: Any, did_not_happen: Any, fail: Any, final: Any) -> None:
     if not isinstance(call, int) or isinstance(call, bool):
         raise InvalidInput(f"{shown(call)} is not the number of a call; `perdure why` shows those that are in doubt")
     if not isinstance(did_not_happen, bool):
         raise InvalidInput(f"did_not_happen={shown(did_not_happen)}: True or False")
+    if not isinstance(final, bool) or (final and not did_not_happen):
+        raise InvalidInput(f"final={shown(final)}: True or False, and True only with did_not_happen=True")
     if fail is not None:
         plain_text(fail, "fail=, what to fail the call with,")
 
 
-def _who(by: str) -> str:
-    if not isinstance(by, str) or not by.strip():
-        raise InvalidInput(f"by={shown(by)}: say who, such as by='ann'")
-    return clean(by, 200)
-
-
-def _decider(by: str) -> str:
-    """Whose yes or no it is: checked as the names in a policy are, or one person could be counted as two."""
-    who = same_name(by)
-    if who is None:
-        raise InvalidInput(f"by={shown(by)}: say who decides, such as by='ann': {A_NAME}")
-    return str.__str__(who)
+def known_name(by: Any) -> str:
+    """Who says it, as names are compared and recorded: two spellings of one name are one person. InvalidInput has the rule."""
+    # A command line has bytes that are no UTF-8 as lone surrogates: as escapes they can be stored and seen.
+    name = same_name(by.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(by, str) else by)
+    if name is None:
+        raise InvalidInput(f"by={shown(by)}: say who, such as by='ann': {A_NAME}")
+    return str.__str__(name)
 
 
 def role_names(roles: Any) -> tuple[str, ...]:

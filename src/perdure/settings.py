@@ -46,14 +46,16 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     poll_s: Period = 0.25  # how often the database is asked whether anything has changed, should nobody have rung
     park_after_s: Span = 1.0  # a run that only waits for longer than this is given up by its worker until then
     cancel_grace_s: Span = 5.0  # how long a timed-out or cancelled tool gets to end by itself
-    reconcile_margin_s: Span = 2.0  # added to an attempt's deadline before its reconcile hook is asked
-    unknown_deadline_s: Span = 60.0  # taken as deadline of an attempt without a timeout whose process may still live
+    reconcile_margin_s: Span = 2.0  # waited before a reconcile hook is asked; and `settle` of a tool that does not say
+    unknown_deadline_s: Span = 60.0  # taken as time-out of an attempt whose tool has none, before "not found" is believed about it
     reconcile_asks: Count = 20  # "in progress" answers before a person is asked
-    poison_limit: Count = 5  # workers that may die on a run in a row, without progress, before it is parked
+    poison_limit: Count = 5  # workers that may die on a run in a row, without progress, before it is parked: see core/suspects.py
     inline_bytes: Count = 65536  # payloads above this go to the blob store
     max_steps: Count = 1_000_000  # steps of an agent between two completions before it counts as stuck
     linger_s: Span = 0.1  # a run that waits for children is kept this long after the last of them, since more may end at once
     queues: Queues = {}
+    # Part of the idempotency key of every call. For two journals that share an account at a provider and may use the same run ids.
+    key_namespace: Text = ""
     roles: Roles = {}  # who may decide what is asked of "role:finance"
     webhook_url: Text = ""  # where notices go, signed; "" means: only to the log
     webhook_secret: Text = ""

@@ -19,7 +19,7 @@ from perdure.core.approval import Vote
 from perdure.core.codec import Payload
 from perdure.core.events import ChildFinished, Effect, Event, RunCancelled, RunCreated
 from perdure.core.failures import IN_DOUBT_KINDS
-from perdure.core.keys import undo_id, undone_by
+from perdure.core.keys import KEY_SCHEME, undo_id, undone_by
 from perdure.core.machine import Asked, CallTool, Facts, StartChild
 from perdure.core.prompts import is_request
 from perdure.core.replay import replay
@@ -313,7 +313,7 @@ def progress(store: Store, run_id: str) -> Progress:
     return Progress(steps, len(settled), [steps[at] for at, number in enumerate(settled) if number in given_up], planned["left"])
 
 
-def begin(store: Store, clock: Clock, surveyed: Survey, *, by: str, inline_bytes: int) -> RunRow:
+def begin(store: Store, clock: Clock, surveyed: Survey, settings: Settings, *, by: str) -> RunRow:
     """Create the run that undoes; the one that there is, if somebody was faster."""
     plan, row = surveyed.plan, surveyed.row
     planned = {
@@ -324,7 +324,7 @@ def begin(store: Store, clock: Clock, surveyed: Survey, *, by: str, inline_bytes
     }
     agent = undo_agent(surveyed)
     encoded = agent.bind((), planned)
-    payload, blob = codec.pack(encoded, inline_bytes)
+    payload, blob = codec.pack(encoded, settings.inline_bytes)
     run_id = undo_id(plan.run_id)
     created = RunCreated(
         *(run_id, agent.name, agent.version, row.tenant, payload),
@@ -332,6 +332,8 @@ def begin(store: Store, clock: Clock, surveyed: Survey, *, by: str, inline_bytes
         target=row.target,
         queue=row.queue,
         priority=row.priority,
+        key_scheme=KEY_SCHEME,
+        key_namespace=settings.key_namespace,
     )
     new = NewRun(run_id, created, clock.new_id(), clock.now(), codec.digest(encoded), () if blob is None else (blob,))
     return store.create_run(new)[0]
@@ -360,7 +362,7 @@ class Undoer:
         surveyed = await self.survey(row, agent)
         if begun is None:
             _check_accepted(surveyed.plan, accept)
-            begun = begin(self._store, self._clock, surveyed, by=by, inline_bytes=self._settings.inline_bytes)
+            begun = begin(self._store, self._clock, surveyed, self._settings, by=by)
         self._check_hooks(surveyed)
         async with Worker(self._store, [undo_agent(surveyed)], self._settings, self._clock, self._observers) as worker:
             self._send_back(begun, by)

@@ -149,7 +149,8 @@ def test_the_methods_of_a_class_and_the_hooks_of_tools_are_not_searched_for_each
     def steps(number: int) -> int:
         methods = "\n".join(f"    def m{n}(self):\n        return self.m{n + 1}()" for n in range(number))
         tools = "\n".join(
-            f"@tool(effect='once')\nasync def t{n}() -> None: ...\n@t{n}.reconcile\nasync def _() -> None: ..." for n in range(number)
+            f"@tool(effect='once', timeout=1)\nasync def t{n}() -> None: ...\n@t{n}.reconcile\nasync def _() -> None: ..."
+            for n in range(number)
         )
         return _lines_run(alone("Thing().m0()", f"class Thing:\n{methods}\n{tools}"))
 

@@ -61,8 +61,9 @@ def found_in(source: str) -> list[tuple[str, str]]:
         ("@tool(effect='keyed')\ndef pay(call: Call):\n    body = {}\n    body['key'] = call.key\n    return send(body)", []),
         ("@tool(effect='keyed')\ndef pay(call: Call):\n    key = call.key\n    same = key\n    return client.info(same)", []),
         ("@tool(effect='keyed')\ndef pay(call: Call): print(send(f'order-{str(call.key)}'))", []),
-        ("@tool(effect='once')\ndef pay(): ...\n@pay.reconcile\ndef _(): ...", []),
-        ("@tool(effect='once')\ndef pay(): ...\ndef ask(): ...\npay.reconcile(ask)", []),
+        ("@tool(effect='once')\ndef pay(): ...\n@pay.reconcile\ndef _(): ...", [("timeout", "note")]),
+        ("@tool(effect='once', timeout=20)\ndef pay(): ...\n@pay.reconcile\ndef _(): ...", []),
+        ("@tool(effect='once', timeout=20)\ndef pay(): ...\ndef ask(): ...\npay.reconcile(ask)", []),
         ("@tool(effect='read')\ndef book(): ...\n@book.compensate(effect='keyed')\ndef _(call: Call): return call.key", []),
         ("@tool(**SHARED)\ndef pay(): ...", []),  # nobody can tell
         ("@tool(effect=chosen())\ndef pay(): ...", []),

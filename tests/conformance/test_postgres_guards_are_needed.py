@@ -279,7 +279,7 @@ def a_run_is_given_up_while_post_arrives_and_somebody_wakes(store: PostgresStore
     assert found(store, "r").ready_at is not None, "something lies in its inbox, and nobody will ever look"
 
 
-SILENT = {"worker": "w", "beat_at": 6_000_000, "now": T0}
+SILENT = {"worker": "w", "beat_at": 6_000_000, "now": T0, "lost": 1, "beside": 0, "beside_suspects": 0}
 # (the statement, the guard in it, what stands there instead, the check that must notice)
 GUARDS: dict[str, tuple[str, str, str, Check]] = {
     **{

@@ -64,7 +64,7 @@ def check_a_cancelled_conversation_can_be_continued(
     assert mind.world.run(victims.cancel, run_id=RUN) == 0
     told = mind.rest()
     if told["status"] == "needs_attention":  # a call may or may not have happened, and after a cancel nobody tries again
-        assert mind.world.run(victims.resolve, run_id=RUN, call=2, did_not_happen=True) == 0
+        assert mind.world.run(victims.resolve, run_id=RUN, call=2, did_not_happen=True, final=True) == 0
         told = mind.rest()
     assert told["status"] == "cancelled", f"{told}\n{mind.world.log()}"
     mind.script(*[say(DONE)] * 3)

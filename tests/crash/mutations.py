@@ -44,7 +44,7 @@ def effects_start_before_their_intent_is_durable() -> None:
 
 def keys_do_not_contain_the_call_number() -> None:
     real = keys.CallKeys.key
-    keys.CallKeys.key = lambda self, call: real(self, 1)  # type: ignore[method-assign]
+    keys.CallKeys.key = lambda self, call, tool: real(self, 1, tool)  # type: ignore[method-assign]
 
 
 def falsy_results_are_no_results() -> None:

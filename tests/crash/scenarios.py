@@ -170,17 +170,18 @@ def check_a_blocked_loop_keeps_its_lease(world: World) -> None:
 def check_poison_is_parked(world: World) -> None:
     """T26: the run that kills its workers stops doing so; innocent runs of the same workers finish."""
     limit, deaths = 4, 0
+    most = limit + 2  # two more than alone: six runs are a group of six, of three, and then it is alone
     innocent = {f"i{n}": [["work", f"w{n}-{m}", 0.02] for m in range(4)] for n in range(5)}
     world.begin(bad=[["poison", "p", 0]], **innocent)
     while (code := world.run(victims.serve, until=["bad", *innocent], settings={"poison_limit": limit})) != 0:
         assert code == KILLED, world.log()
         deaths += 1
-        assert deaths <= limit, "nobody stops it"
+        assert deaths <= most, "nobody stops it"
     row, events = world.look("bad")
     assert row is not None
     assert row.status == "needs_attention"
     assert [event.body.reason for event in events if isinstance(event.body, AttentionNeeded)] == ["poison"]
-    assert len(world.ledger.lines("begun", "bad")) == deaths == limit
+    assert limit <= len(world.ledger.lines("begun", "bad")) == deaths
     for run_id, todo in innocent.items():
         row, _ = world.look(run_id)
         assert row is not None

@@ -104,7 +104,7 @@ def test_the_parent_is_cancelled_while_the_childs_worker_is_being_killed(world: 
     assert child_row.status in ("succeeded", "cancelled", "needs_attention"), child_row
     if child_row.status == "needs_attention":
         assert row.status in ("waiting", "cancelling"), row
-        assert world.run(victims.resolve, run_id=f"{RUN}/1", call=1, did_not_happen=True) == 0, world.log()
+        assert world.run(victims.resolve, run_id=f"{RUN}/1", call=1, did_not_happen=True, final=True) == 0, world.log()
     assert world.run(victims.serve, until=[RUN]) == 0, world.log()
     row, _ = world.peek()
     assert row is not None

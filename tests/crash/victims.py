@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tests.crash import chores, clans, errands, fate, ledger, petitions
+from tests.crash import chores, clans, errands, fate, late, ledger, petitions
 from tests.crash import thicket as thickets
 from tests.crash.careless import CARELESS
 from tests.crash.failing import FailingDisk
@@ -36,10 +36,11 @@ AGENTS: dict[str, Agent[Any, Any]] = {
     for found in (
         *(chores.chores, chores.sleeper, chores.hasty, chores.racing, chores.fickle, errands.errand),
         *(petitions.petition, petitions.vigil, petitions.forum, petitions.council),
+        late.orderer,
         *(clans.clan, clans.kin, clans.spender, clans.purse, clans.heir, clans.household, clans.listener),
     )
 }
-QUICK: dict[str, Any] = {"reconcile_margin_s": 0.0, "park_after_s": 0.0, "cancel_grace_s": 0.5}
+QUICK: dict[str, Any] = {"reconcile_margin_s": 0.0, "unknown_deadline_s": 0.0, "park_after_s": 0.0, "cancel_grace_s": 0.5}
 
 
 def prepare(folder: str, settings: dict[str, Any] | None = None) -> tuple[str, Settings]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 from tests.servers import forked
-from tests.servers.postgres import Server
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "postgres.md").read_text()
@@ -37,18 +35,6 @@ def shop(tmp_path: Path, postgres_url: str) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def keeper(postgres: Server, postgres_url: str) -> Iterator[str]:
-    """The URL of the database for somebody who may do what a worker may."""
-    postgres.execute("CREATE ROLE agents")
-    postgres.execute("CREATE ROLE keeper LOGIN IN ROLE agents")
-    try:
-        yield postgres_url.replace("app@", "keeper@")
-    finally:
-        with psycopg.connect(postgres_url.replace("app@", "admin@"), autocommit=True) as connection:
-            connection.execute("DROP OWNED BY agents, keeper; DROP ROLE agents, keeper")
-
-
 def test_the_view_says_what_the_page_shows(shop: Path, postgres_url: str) -> None:
     query, names, table = re.findall(r'^\$ psql -d perdure -c "(.*)"\n(.*)\n-[-+]+\n(.*?)\n\(\d rows\)', PAGE, re.M | re.S)[0]
     with psycopg.connect(postgres_url) as connection:
@@ -61,25 +47,3 @@ def test_the_view_says_what_the_page_shows(shop: Path, postgres_url: str) -> Non
 
 def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.split("|")]
-
-
-def test_who_prunes_and_moves_needs_the_rights_that_the_page_grants_and_each_of_them(shop: Path, postgres_url: str, keeper: str) -> None:
-    _, workers, keepers, _ = re.findall(r"```sql\n(.*?)```", PAGE, re.S)
-    grants = re.findall(r"^GRANT [^;]+", keepers, re.M)
-    prune = ("prune", "--older-than", "0s", "--url", keeper)
-    copy = ("copy", "--from", keeper, "--to", "sqlite:///there.db")
-    with psycopg.connect(postgres_url, autocommit=True) as owner:
-        for grant in (*re.findall(r"^GRANT [^;]+", workers, re.M), *grants):
-            owner.execute(grant.encode())
-        for grant in grants:
-            owner.execute(revoked(grant))
-            verb = copy if "perdure_moved" in grant else prune
-            assert "permission denied" in perdure(shop, *verb, code=2)
-            owner.execute(grant.encode())
-    assert "pruned 1 family, 1 run, 10 events" in perdure(shop, *prune)
-    assert "copied 1 run, 10 events, 0 blobs, 1 tombstone" in perdure(shop, *copy)
-    assert "and was pruned at" in perdure(shop, "show", "refund-o-81", "--url", "sqlite:///there.db", code=6)
-
-
-def revoked(grant: str) -> bytes:
-    return grant.replace("GRANT", "REVOKE", 1).replace(" TO ", " FROM ").encode()

@@ -334,7 +334,7 @@ def test_run_leaves_a_run_that_needs_attention_as_it_is_and_resume_sends_it_back
     [
         (("--happened", '"by hand"'), "goes on with that result", 0, "by hand\n", ["charge 5", "after"]),
         (("--happened", "null"), "goes on with that result", 0, "null\n", ["charge 5", "after"]),
-        (("--did-not-happen",), "performed again", 0, "charged 5\n", ["charge 5", "charge 5", "after"]),
+        (("--did-not-happen", "--final"), "performed again", 0, "charged 5\n", ["charge 5", "charge 5", "after"]),
         (("--fail", "gave up"), "ToolFailed", 1, "", ["charge 5"]),
     ],
 )
@@ -568,7 +568,7 @@ def test_what_did_not_happen_is_not_performed_again_in_a_cancelled_run(shop):
     shop.in_doubt("r-1")
     shop("cancel", "r-1", "--by", "ann")
     assert "being cancelled (ann asked at " in shop("why", "r-1").stdout
-    told = shop("resolve", "r-1", "1", "--did-not-happen").stdout
+    told = shop("resolve", "r-1", "1", "--did-not-happen", "--final").stdout
     assert "it is not performed again, and the run, which is being cancelled, goes on to its end" in told
     assert "was cancelled" in shop.refusal("resume", "r-1", code=5)
     assert shop.ledger == ["charge 5"]

@@ -132,6 +132,27 @@ def test_what_is_no_regular_file_is_called_that(desk: Desk, kind: str) -> None:
 
 
 # -- another user ------------------------------------------------------------------------------------------------------------
+def test_a_workers_folder_that_others_can_write_to_is_refused_by_every_verb_and_found_by_doctor(desk: Desk) -> None:
+    desk("run", "shop.py:many", "calls=0", "--id", "r")
+    folder = desk.folder / "perdure.db-workers"
+    folder.chmod(0o777)
+    said = f"{folder} can be written to by other users (mode 777)"
+    for verb in (("list",), ("run", "shop.py:many", "calls=0"), ("worker", "shop.py"), ("resume", "r"), ("cancel", "r"), ("verify",)):
+        refusal = desk.refusal(*verb, code=2)
+        assert said in refusal
+        assert f"chmod 700 {folder}" in refusal
+    (failed,) = [check for check in desk.lines("doctor", code=1) if check["verdict"] == "FAIL"]
+    assert (failed["name"], said in failed["found"]) == ("locks", True)
+    folder.chmod(0o700)
+    checks = {check["name"]: check for check in desk.lines("doctor")}
+    assert (checks["locks"]["verdict"], checks["locks"]["found"]) == ("ok", f"{folder}: nobody else can write to it")
+    (folder / "x y.lock").symlink_to("/dev/null")
+    checks = {check["name"]: check for check in desk.lines("doctor")}
+    assert checks["locks"]["verdict"] == "warn"
+    assert "x y.lock" in checks["locks"]["found"]
+    assert checks["locks"]["way_out"].endswith(f"cd {folder} && rm 'x y.lock'")
+
+
 _AS_NOBODY = """
 import os, sys
 import click, apsw, msgspec, pydantic, rich  # imported as who we are: nobody may not be able to read the sources

@@ -15,9 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.e2e.test_cli_acting import Shop, until
 from tests.servers import forked
+
+from perdure.core.approval import Ruling, Standing
+from perdure.core.events import ApprovalVoted
+from perdure.store.api import ApprovalRow
+from perdure.store.open import open_store
 
 AGENTS = """
 import asyncio
@@ -196,6 +202,53 @@ def test_what_an_agent_writes_neither_acts_on_the_terminal_nor_passes_for_anothe
     assert page.startswith(approval)
     assert re.findall(r"^    decides +(.*)", page, re.M) == ["ann"]
     assert desk.lines("approvals")[0]["input"]["text"] == text
+
+
+INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0"
+    "\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+
+
+def test_approvers_see_every_invisible_character_in_every_verb_that_shows_what_is_asked(desk):
+    text = "pay bob\ufe0f\u180b\U000e0100\U000e01ef\u3164\u200b"
+    approval = desk.asks("asker", "i", "--input", json.dumps({"text": text, "by": "ann"}))
+    asked = len(desk.lines("events", "i"))
+    pages = [desk(*words).stdout for words in (("approvals",), ("events", "i"), ("show", "i"), ("why", "i"), ("trace", "i", str(asked)))]
+    pages += [desk(*words, "--json").stdout for words in (("approvals",), ("events", "i"), ("show", "i"), ("why", "i"), ("audit",))]
+    for page in pages:
+        assert INVISIBLE.findall(page) == [], page
+    assert "because of pay bob\\ufe0f\\u180b\\U000e0100\\U000e01ef\\u3164\\u200b" in pages[0]
+    assert desk.lines("approvals")[0]["input"]["text"] == text
+    said = desk("reject", approval, "--by", "ann", "--reason", f"no: {text}").stdout
+    for page in (said, desk("approvals", "--all").stdout, desk("events", "i").stdout, desk("resume", "i").stdout):
+        assert INVISIBLE.findall(page) == [], page
+        assert "no: pay bob\\ufe0f" in page
+    refusal = desk.refusal("approve", approval, "--by", "ann\ufe0f")
+    assert "by='ann\\ufe0f': say who" in refusal
+    assert "none of them invisible" in refusal
+
+
+def test_a_journal_in_which_an_older_version_counted_one_person_twice_is_shown_and_goes_on_with_the_true_number(desk):
+    approval = desk.asks("asker", "old", "--input", json.dumps({"quorum": 3}))
+    store = open_store(f"sqlite:///{desk.folder}/perdure.db", create=False)
+    for number, voter in enumerate(("ann", "ann\ufe0f")):  # as 0.1 took the votes
+
+        def took(standing: Standing, row: ApprovalRow, voter: str = voter) -> Ruling:
+            voted = ApprovalVoted(approval, voter, standing.request.digest, source="cli")
+            return Ruling(msgspec.structs.replace(standing, voters=(*standing.voters, voter)), voted)
+
+        store.decide(approval, took, event_id=f"{number:032x}", now=time.time_ns() // 1000)
+    store.close()
+    assert "1 of 3 have agreed (ann, ann\\ufe0f)" in desk("approvals").stdout
+    for words in (("events", "old"), ("why", "old"), ("show", "old"), ("verify", "old")):
+        assert INVISIBLE.findall(desk(*words).stdout) == []
+    assert "1 has so far (ann, ann\\ufe0f)" in desk("why", "old").stdout
+    assert "ann has already approved" in desk.refusal("approve", approval, "--by", "ann")
+    assert "1 more must agree" in desk("approve", approval, "--by", "bob").stdout
+    desk("approve", approval, "--by", "eve")
+    assert json.loads(desk("resume", "old").stdout)[:2] == [True, "approved"]
+    desk("verify", "old")
 
 
 def test_an_input_that_is_too_long_to_show_says_so_and_json_has_all_of_it(desk):

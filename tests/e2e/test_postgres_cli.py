@@ -185,7 +185,7 @@ def test_every_verb_works_on_postgresql(desk: Desk) -> None:
     assert desk.run("run", "shop.py:shop", "cents:=5", "--id", "s1").returncode == -9
     assert desk("resume", "s1", code=4) == ""
     assert "in doubt" in desk("why", "s1")
-    desk("resolve", "s1", "1", "--did-not-happen", "--by", "ann")
+    desk("resolve", "s1", "1", "--did-not-happen", "--final", "--by", "ann")
     assert desk("resume", "s1") == "charged 5\n"
 
     assert desk("run", "shop.py:asking", "--id", "a1", code=3) == ""
@@ -391,10 +391,15 @@ def test_who_works_who_is_silent_and_what_waits(desk: Desk) -> None:
 
 
 SQL = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "postgres.md").read_text(), re.S)
+_, READING, WORKING, *_ = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "security.md").read_text(), re.S)
+
+
+def reader_grants(role: str) -> list[str]:
+    return re.findall(r"^GRANT [^;]+", READING.replace("TO perdure_reader", f"TO {role}"), re.M)
 
 
 def worker_grants(role: str) -> list[str]:
-    return [line for line in SQL[1].replace("TO agents", f"TO {role}").split(";") if "GRANT" in line]
+    return [*reader_grants(role), *re.findall(r"^GRANT [^;]+", WORKING.replace("TO perdure_worker", f"TO {role}"), re.M)]
 
 
 def found(desk: Desk, *args: str, code: int = 0) -> dict[str, dict[str, Any]]:
@@ -454,7 +459,8 @@ def test_a_worker_needs_the_rights_that_the_page_grants_and_no_others(desk: Desk
         connection.execute("REVOKE UPDATE ON perdure_runs, perdure_turns FROM guarded")
         lacking = found(desk, "--url", guarded, code=1)["rights"]
         assert (lacking["verdict"], lacking["found"]) == ("FAIL", "this user lacks UPDATE on perdure_runs, UPDATE on perdure_turns")
-        connection.execute("GRANT UPDATE ON perdure_runs, perdure_turns TO guarded")
+        for grant in worker_grants("guarded"):
+            connection.execute(grant.encode())
         assert found(desk, "--url", guarded)["rights"]["verdict"] == "ok"
         assert desk("run", "shop.py:shop", "cents:=5", "--id", "s1", PERDURE_URL=guarded) == "charged 5\n"
         desk("run", "shop.py:asking", "--id", "a1", "--no-wait", PERDURE_URL=guarded, code=3)
@@ -468,7 +474,7 @@ def test_who_only_looks_needs_the_rights_that_the_page_grants(desk: Desk, guarde
     desk("run", "shop.py:asking", "--id", "a1", "--no-wait", code=3)
     desk("run", "shop.py:shop", "cents:=5", "--id", "s1")
     with psycopg.connect(desk.url, autocommit=True) as connection:
-        for grant in re.findall(r"^GRANT [^;]+", SQL[3].replace("TO operator", "TO guarded"), re.M):
+        for grant in reader_grants("guarded"):
             connection.execute(grant.encode())
     for words in ("list", "list --unserved", "show s1", "events s1", "costs", "audit", "why a1", "trace s1 1"):
         assert desk(*words.split(), PERDURE_URL=guarded) != "", words

@@ -199,7 +199,7 @@ def go_on(office: Office) -> None:
         stopped = office("undo", "t", "trip.py:trip", code=4)
         assert "perdure why t/undo" in stopped.stderr
         assert "then: perdure undo t" in stopped.stderr
-        answer = ("--happened", "null") if happened else ("--did-not-happen",)
+        answer = ("--happened", "null") if happened else ("--did-not-happen", "--final")
         assert "perdure undo t" in office("resolve", "t/undo", "2", *answer).stdout
     assert office("undo", "t", "trip.py:trip").stdout == "run t is undone: 3 calls\n"
     undone = [line.split()[0] for line in office.undone]

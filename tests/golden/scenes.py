@@ -36,7 +36,7 @@ async def doubt_happened(stage: Stage) -> None:
 
 async def doubt_did_not_happen(stage: Stage) -> None:
     assert (await stage.drive("doubted")).status == "needs_attention"
-    await stage.app.resolve("doubted", 2, did_not_happen=True, by="ann")
+    await stage.app.resolve("doubted", 2, did_not_happen=True, final=True, by="ann")
     assert (await stage.drive("doubted")).status == "needs_attention"
     await stage.app.resolve("doubted", 3, fail="nobody will ever know", by="bob")
     assert (await stage.drive("doubted")).status == "succeeded"

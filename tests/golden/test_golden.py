@@ -227,7 +227,7 @@ async def go_on(stage: Stage, run_id: str) -> str:
         match row.status:
             case "needs_attention" if row.attention == "in_doubt":
                 for call in fold(app.store.read(run_id)).open:
-                    await app.resolve(run_id, call, did_not_happen=True, by="ann")
+                    await app.resolve(run_id, call, did_not_happen=True, final=True, by="ann")
             case "needs_attention":
                 await app.requeue(run_id, by="ann")
             case "waiting" if row.ready_at is None:

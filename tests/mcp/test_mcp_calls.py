@@ -22,7 +22,7 @@ from perdure.integrations.mcp_listing import Offered
 from perdure.integrations.mcp_tool import McpCallee
 from perdure.worker.clock import Clock
 
-SETTINGS = Settings(poll_s=0.002, reconcile_margin_s=0, cancel_grace_s=0.5, flush_s=0.005)
+SETTINGS = Settings(poll_s=0.002, reconcile_margin_s=0, unknown_deadline_s=0, cancel_grace_s=0.5, flush_s=0.005)
 
 
 def app_on(folder: Any, *agents: Agent[Any, Any]) -> Perdure:

@@ -102,6 +102,20 @@ def test_an_environment_that_comes_back_on_stderr_is_not_told(tmp_path, caplog):
     assert "server ended: no [hidden] here" in told
 
 
+def test_a_server_inherits_six_variables_and_none_of_our_secrets(monkeypatch):
+    for name in ("PERDURE_URL", "PERDURE_WEBHOOK_SECRET", "PGPASSWORD", "ANTHROPIC_API_KEY", "ANYTHING_ELSE"):
+        monkeypatch.setenv(name, SECRET)
+
+    async def main() -> str:
+        async with mcp([sys.executable, RUDE], name="rude", env={"GIVEN": "it"}, timeout=60) as server:
+            return str(await server.call("environment"))
+
+    found = json.loads(run(main()))
+    assert found["GIVEN"] == "it"
+    ours_or_pythons = {"GIVEN", "LC_CTYPE"}  # Python sets the latter for itself
+    assert found.keys() - ours_or_pythons <= {"HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"}
+
+
 def test_an_environment_that_comes_back_in_an_rpc_error_is_not_told(tmp_path, caplog):
     server = mcp([sys.executable, RUDE], name="rude", env={"RUDE_SECRET": SECRET}, timeout=60)
     told = told_about(server, tmp_path, caplog, ("rpc", {"code": -32602}))

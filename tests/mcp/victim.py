@@ -10,7 +10,7 @@ from tests.mcp.warehouse import POLITE
 
 from perdure import Perdure, Run, Settings, agent, mcp
 
-SETTINGS = Settings(poll_s=0.01, reconcile_margin_s=0, cancel_grace_s=0.5, lease_s=2)
+SETTINGS = Settings(poll_s=0.01, reconcile_margin_s=0, unknown_deadline_s=0, cancel_grace_s=0.5, lease_s=2)
 _, JOURNAL, LEDGER, EFFECT = sys.argv
 effects: dict[str, Any] = {"slow": EFFECT}
 server = mcp([sys.executable, POLITE, LEDGER, "--stubborn"], name="warehouse", effects=effects)

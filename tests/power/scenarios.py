@@ -150,7 +150,7 @@ class Player:
                 if call.key in world.happened:
                     await app.resolve(row.run_id, number, happened=(row.agent == "doubt" and "settled") or "news wired done", by="ann")
                 else:
-                    await app.resolve(row.run_id, number, did_not_happen=True, by="ann")
+                    await app.resolve(row.run_id, number, did_not_happen=True, final=True, by="ann")
 
     async def outputs(self, app: Perdure) -> dict[str, Any]:
         return {run_id: await app.handle(run_id).result(timeout=60) for run_id in self.runs}

@@ -150,6 +150,7 @@ def test_text_that_is_none_any_more_is_damage_to_whoever_reads_and_to_whoever_wr
     make_zoo(folder / "journal.db")
     with closing(SqliteStore("sqlite:", folder / "journal.db")) as store:
         with apsw.Connection(str(folder / "journal.db")) as other:
+            other.execute("DROP TRIGGER perdure_runs_identity")
             other.execute("UPDATE perdure_runs SET actor = CAST(x'ff' AS TEXT) WHERE run_id = 'queued'")
         with pytest.raises(StoreCorrupt, match=r"is damaged .*not UTF-8"):
             store.get("queued")

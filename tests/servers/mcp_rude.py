@@ -1,6 +1,6 @@
 """An MCP server without manners, by hand: it speaks the protocol of 2025, and lies, cuts off and overdoes as it is told.
 
-    python tests/servers/mcp_rude.py [--port PORT] [--endless] [--untyped] [--many N] [--locked]
+    python tests/servers/mcp_rude.py [--port PORT] [--endless] [--untyped] [--many N] [--locked] [--flood]
 
 Over HTTP it also answers with the statuses that gateways have: the tool `status` is asked for one. It repeats what it was trusted with:
 the Authorization header in its pages, and RUDE_SECRET in its errors.
@@ -13,6 +13,7 @@ import http.server
 import json
 import os
 import sys
+import time
 from typing import Any, ClassVar
 
 OBJECT: dict[str, Any] = {"type": "object"}
@@ -56,7 +57,18 @@ TOOLS = [
     tool("loud", words="\x1b[31mred\x07 \u202eevil\nsecond line"),
     tool("wordy", words="w" * 50_000),
     tool("forget", takes(name={"type": "string"}), readOnlyHint=True),
+    tool("pid", readOnlyHint=True),
+    tool("environment", readOnlyHint=True),
+    tool("unanswered", readOnlyHint=True),
+    tool("how_many_unanswered", readOnlyHint=True),
+    tool("flood"),
+    tool("flood_read", readOnlyHint=True),
+    tool("drip", takes(**{name: {"type": "integer"} for name in ("lines", "mib", "drips")}), readOnlyHint=True),
+    tool("shout", takes(mib={"type": "integer"}), readOnlyHint=True),
 ]
+
+
+UNANSWERED: list[Any] = []
 
 
 class Cut(Exception):
@@ -78,9 +90,42 @@ def listed(params: dict[str, Any], told: argparse.Namespace) -> dict[str, Any]:
     return {"tools": TOOLS[5:]}
 
 
+def pour(stream: Any, mib: int) -> None:
+    """So much, and no line break in it."""
+    for _ in range(mib):
+        stream.buffer.write(b"x" * 2**20)
+    stream.buffer.flush()
+
+
+def drip(lines: int, mib: int, drips: int) -> None:
+    """Long lines, and the end of the last one in single characters, each of which can be read before the next is written."""
+    for line in range(lines):
+        os.write(1, b"\n" * bool(line))
+        pour(sys.stdout, mib)
+    for _ in range(drips):
+        time.sleep(0.001)
+        os.write(1, b"x")
+    os.write(1, b"\n")
+
+
 def called(params: dict[str, Any]) -> dict[str, Any]:
     name, arguments = params["name"], params.get("arguments", {})
     match name:
+        case "pid":
+            return {"content": [{"type": "text", "text": str(os.getpid())}]}
+        case "how_many_unanswered":
+            return {"content": [{"type": "text", "text": str(len(UNANSWERED))}]}
+        case "environment":
+            return {"content": [{"type": "text", "text": json.dumps(dict(os.environ))}]}
+        case "flood" | "flood_read":
+            drip(lines=1, mib=64, drips=0)
+            return {"content": []}
+        case "drip":
+            drip(**arguments)
+            return {"content": []}
+        case "shout":
+            pour(sys.stderr, arguments["mib"])
+            return {"content": []}
         case "status":
             raise Cut(arguments["status"])
         case "forget":  # and nobody is told
@@ -108,6 +153,9 @@ def answer(message: dict[str, Any], told: argparse.Namespace) -> dict[str, Any] 
             return said | {
                 "error": {"code": params["arguments"]["code"], "message": f"as you wish\x1b[31m{os.environ.get('RUDE_SECRET', '')}"}
             }
+        case "tools/call" if params["name"] == "unanswered":
+            UNANSWERED.append(message)
+            return None
         case "tools/call":
             return said | {"result": called(params)}
         case _ if "id" in message:
@@ -117,6 +165,8 @@ def answer(message: dict[str, Any], told: argparse.Namespace) -> dict[str, Any] 
 
 
 def over_stdio(told: argparse.Namespace) -> None:
+    if told.flood:
+        drip(lines=1, mib=64, drips=0)
     print("this is no JSON at all", flush=True)
     sys.stdout.buffer.write(b"\xff\xfe not UTF-8 either\n")
     for line in sys.stdin:
@@ -203,6 +253,7 @@ def main() -> None:
     parser.add_argument("--untyped", action="store_true")
     parser.add_argument("--many", type=int, default=0)
     parser.add_argument("--locked", action="store_true", help="let nobody in")
+    parser.add_argument("--flood", action="store_true", help="begin with a line of 64 MiB")
     told = parser.parse_args()
     if told.port is None:
         over_stdio(told)

@@ -30,10 +30,11 @@ from perdure.core.state import FINISHED, RunState
 from perdure.errors import StoreCorrupt
 from perdure.store.api import Append
 
-_ROW = """SELECT run_id, status, waiting_for, ready_at, seq, head, epoch, holder, attention
+_ROW = """SELECT run_id, status, waiting_for, ready_at, seq, head, epoch, holder, attention, crashes
 FROM perdure_runs WHERE id = ?"""
 _EVENTS = "SELECT seq, event_id, ts, epoch, call, cause, data, hash FROM perdure_events WHERE id > ? AND id <= ? ORDER BY id"
 _FINE = frozenset(("in_doubt", "poison", "budget"))  # reasons to need attention that our agents can have
+_SUSPECT, _POISON, _ALONE = 2, 5, 3  # crashes from which on a run is a suspect; and to be called poison, so many of them alone
 _SLACK_US = 500_000  # between the moment at which an append is sent and the one at which it is there
 
 
@@ -53,10 +54,17 @@ class Shadow:
         self.attention: str | None = None
         self.intents: dict[tuple[int, int], int] = {}  # (call, attempt) → when it became durable
         self.consumed: set[str] = set()  # approvals
+        self.crashes = 0
+        self.beside = 0  # when its worker was last lost: other runs that it held; of a suspect, other suspects
+        self.alone = 0  # takeovers in a row, without progress, after which nobody else is to blame
 
     @property
     def finished(self) -> bool:
         return self.status in FINISHED
+
+    @property
+    def largest_group(self) -> int:
+        return 1 << 62 if self.crashes <= _SUSPECT else max((self.beside + 1) // 2, 1)
 
 
 class Checker:
@@ -87,13 +95,19 @@ class Checker:
             return []
         touched, self._touched = self._touched, {}
         leases = {append.lease.run_id: append.lease for append in appends}
-        return [shadow for key in touched if (shadow := self._look_at(key, name, process, leases)) is not None]
+        held = [(run.holder, run.crashes >= _SUSPECT) for run in self.runs.values() if run.holder is not None]  # before it
+        found = [shadow for key in touched if (shadow := self._look_at(key, name, process, leases, held)) is not None]
+        if name == "claim":
+            self._check_groups({shadow.holder for shadow in found if shadow.holder is not None})
+        return found
 
-    def _look_at(self, key: int, name: str, process: Process, leases: dict[str, Any]) -> Shadow | None:
+    def _look_at(
+        self, key: int, name: str, process: Process, leases: dict[str, Any], held: Sequence[tuple[str | None, bool]]
+    ) -> Shadow | None:
         row = self._connection.execute(_ROW, (key,)).fetchone()
         if row is None:
             return None  # rolled back
-        run_id, status, waiting_for, ready_at, seq, head, epoch, holder, attention = row
+        run_id, status, waiting_for, ready_at, seq, head, epoch, holder, attention, crashes = row
         shadow = self._by_key.get(key)
         if shadow is None:
             shadow = self._by_key[key] = self.runs[run_id] = Shadow(run_id)
@@ -102,6 +116,9 @@ class Checker:
             raise Violation(f"run {run_id}: its epoch fell from {shadow.epoch} to {epoch} (G3)")
         if seq < before:
             raise Violation(f"run {run_id}: it is at event {seq}, and was at {before} (G1)")
+        if shadow.holder not in (None, holder) and run_id not in leases:
+            suspect = shadow.crashes >= _SUSPECT
+            shadow.beside = sum(worker == shadow.holder and (other or not suspect) for worker, other in held) - 1
         if seq > before:
             self._check_writer(shadow, name, process, leases.get(run_id))
             for found in self._connection.execute(_EVENTS, (key << 32 | before, key << 32 | seq)).fetchall():
@@ -109,10 +126,21 @@ class Checker:
         if len(shadow.ids) != seq or shadow.hashes[-1] != head:
             raise Violation(f"run {run_id}: its row speaks of event {seq}, its journal ends with {len(shadow.ids)} (G3, G11)")
         shadow.epoch, shadow.status, shadow.ready_at = epoch, status, ready_at
-        shadow.waiting_for, shadow.attention = waiting_for, attention
+        shadow.waiting_for, shadow.attention, shadow.crashes = waiting_for, attention, crashes
         self._check_row(shadow, holder, given_up=name == "append" and shadow.holder is not None)
         shadow.holder = holder
         return shadow
+
+    def _check_groups(self, workers: set[str]) -> None:
+        """T34: no worker holds more suspects than half of those that any of them was lost with."""
+        for worker in workers:
+            group = [run for run in self.runs.values() if run.holder == worker and run.crashes >= _SUSPECT]
+            self.counts["suspects beside others"] += len(group) if len(group) > 1 else 0
+            for run in group:
+                if len(group) > run.largest_group:
+                    raise Violation(
+                        f"run {run.run_id} is one of {len(group)} suspects of {worker}, and was lost with {run.beside} others (T34)"
+                    )
 
     def _check_writer(self, shadow: Shadow, name: str, process: Process, lease: Any) -> None:
         """G4: only the holder writes to a run that is held, and G10: nobody to one that has ended."""
@@ -145,6 +173,8 @@ class Checker:
             shadow.state.apply(event)
         except StoreCorrupt as error:
             raise Violation(f"{error} (G3, G10)") from None
+        if shadow.state.crashes == 0:
+            shadow.alone = 0
         shadow.ids.append(event.event_id)
         shadow.hashes.append(digest)
         self._after(shadow, event)
@@ -154,6 +184,18 @@ class Checker:
         body = event.body
         if isinstance(body, ToolCallInitiated) and body.approval is not None:
             self._check_approval(shadow, event, body, process)
+        if isinstance(body, RunClaimed) and body.takeover:
+            if body.lost_with != shadow.beside:
+                raise Violation(
+                    f"run {shadow.run_id}: event {event.seq} says {body.lost_with} were lost with it, it was {shadow.beside} (T34)"
+                )
+            shadow.alone += shadow.beside == 0
+        if isinstance(body, AttentionNeeded) and body.reason == "poison":
+            self.counts["poison"] += 1
+            if shadow.state.crashes < _POISON or shadow.alone < _ALONE:
+                raise Violation(
+                    f"run {shadow.run_id} is called poison after {shadow.state.crashes} deaths, {shadow.alone} of them alone (T34)"
+                )
         if isinstance(body, AttentionNeeded) and body.reason not in _FINE:
             raise Violation(f"run {shadow.run_id} needs attention: {body.reason}: {body.detail} (G7)")
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from tests.sim import world
+from tests.sim import outside, world
 from tests.sim.outside import LONGEST_FLIGHT_US, Outside
 
 from perdure.core import decide as deciding
-from perdure.core import keys
+from perdure.core import keys, suspects
 from perdure.core.decide import Perform, Reconcile
 from perdure.core.events import Event, ToolCallCompleted
 from perdure.core.state import CallState
 from perdure.errors import StoreUnavailable
-from perdure.store import claims, consequences
+from perdure.store import claims, consequences, losing
 from perdure.store.api import Appended, Committed
 from perdure.store.sqlite import queries
 from perdure.worker import calls, commits, drive, gate, orders
@@ -70,13 +70,25 @@ def services_are_slow(patch: pytest.MonkeyPatch) -> None:
 
 def hooks_are_believed_at_once(patch: pytest.MonkeyPatch) -> None:
     services_are_slow(patch)
-    patch.setattr(calls.Calls, "_quiet_at_s", lambda self, call, asked: float("-inf"))
+    patch.setattr(calls.Calls, "_quiet_at_s", lambda self, call: float("-inf"))
     patch.setattr(world, "SETTINGS", structs.replace(world.SETTINGS, reconcile_margin_s=0.0))
+
+
+def a_reset_is_believed_to_end_what_was_sent(patch: pytest.MonkeyPatch) -> None:
+    """An attempt that has ended is taken to have nothing on its way any more."""
+    real = calls.Calls._quiet_at_s
+
+    def quiet_at_s(self: Any, call: Any) -> float | None:
+        return self._ended_s[call.number] + self.settle_s(call) if call.number in self._ended_s else real(self, call)
+
+    services_are_slow(patch)
+    patch.setattr(outside, "_FATES", (("broken early", 0.3),))
+    patch.setattr(calls.Calls, "_quiet_at_s", quiet_at_s)
 
 
 def keys_do_not_contain_the_call_number(patch: pytest.MonkeyPatch) -> None:
     real = keys.CallKeys.key
-    patch.setattr(keys.CallKeys, "key", lambda self, call: real(self, 1))
+    patch.setattr(keys.CallKeys, "key", lambda self, call, tool: real(self, 1, tool))
 
 
 def an_unknown_commit_is_taken_for_one(patch: pytest.MonkeyPatch) -> None:
@@ -150,6 +162,18 @@ def approvals_do_not_expire(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(orders.Orders, "_start_approved", start)
 
 
+def groups_of_suspects_do_not_halve(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(suspects.Group, "admits", lambda *_: True)
+
+
+def nobody_remembers_who_was_lost_together(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(losing.Load, "beside", lambda *_: 0)
+
+
+def deaths_beside_others_count(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(drive, "is_poison", lambda crashes, alone, limit: crashes >= limit)
+
+
 MUTANTS: list[Mutant] = [
     anybody_may_write,
     the_epoch_and_the_holder_are_not_compared,
@@ -157,6 +181,7 @@ MUTANTS: list[Mutant] = [
     once_is_repeated,
     hooks_are_not_asked,
     hooks_are_believed_at_once,
+    a_reset_is_believed_to_end_what_was_sent,
     keys_do_not_contain_the_call_number,
     an_unknown_commit_is_taken_for_one,
     a_park_ignores_the_inbox,
@@ -168,4 +193,7 @@ MUTANTS: list[Mutant] = [
     a_park_forgets_when_to_wake,
     replay_delivers_in_order_of_calls,
     approvals_do_not_expire,
+    groups_of_suspects_do_not_halve,
+    nobody_remembers_who_was_lost_together,
+    deaths_beside_others_count,
 ]

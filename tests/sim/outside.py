@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from tests.sim.checker import Checker
 
 PRICE = 100_000  # micro-dollars: what the services want for each effect, and what every tool declares
-LONGEST_FLIGHT_US = 1_200_000  # below what a tool's time-out and the margin after it leave
+# A request arrives within the tool's time-out and the margin after it, counted from the moment at which its sender could last have sent.
+LONGEST_FLIGHT_US = 2_300_000
 
 
 @dataclass
@@ -75,11 +76,14 @@ class Outside:
             if fate == "request lost":
                 return
             self._do(deed)
-            if fate != "reply lost":
+            if fate not in ("reply lost", "broken early"):
                 reset = ConnectionResetError("reset by peer") if fate == "reset" else None
                 self.kernel.at(self.kernel.now_us + away_us, lambda: answer(reset))
 
         self.kernel.at(self.kernel.now_us + away_us, arrive)
+        if fate == "broken early":
+            # The sender's line breaks, and the request stays where it is: in some queue on its way.
+            self.kernel.at(self.kernel.now_us + 1000, lambda: answer(ConnectionResetError("reset before it arrived")))
         await reply
         return deed.receipt
 
@@ -188,6 +192,7 @@ _FATES = (
     ("request lost", 0.03),
     ("reply lost", 0.03),
     ("reset", 0.03),
+    ("broken early", 0.03),
 )
 
 

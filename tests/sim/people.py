@@ -110,7 +110,7 @@ class People:
         deed = self._world.outside.deeds.get(call.key)
         if deed is not None and deed.flying:
             return
-        answer: dict[str, Any] = {"happened": deed.receipt} if deed is not None and deed.done else {"did_not_happen": True}
+        answer: dict[str, Any] = {"happened": deed.receipt} if deed is not None and deed.done else {"did_not_happen": True, "final": True}
         if deed is None and self._chance.random() < 0.2:
             answer = {"fail": "nobody will ever know"}
         await app.resolve(run.run_id, call.number, by="ann", **answer)

@@ -159,7 +159,7 @@ def test_what_nobody_could_ever_grant_is_told_before_it_is_asked(policy, request
     assert (said is None) if why is None else (said is not None and why in said)
 
 
-@pytest.mark.parametrize("wrong", ["", " ", "ann ", " ann", "a\nnn", "a\u200bnn", "x" * 201, "\udcff", 7, None, b"ann"])
+@pytest.mark.parametrize("wrong", ["", " ", "ann ", " ann", "a\nnn", "a\u200bnn", "x" * 201, "\ufdfa" * 150, "\udcff", 7, None, b"ann"])
 def test_one_check_of_names_for_policies_and_for_who_decides(wrong):
     assert same_name(wrong) is None
     with pytest.raises(InvalidInput, match="no blank at either end"):
@@ -171,6 +171,75 @@ def test_the_same_letters_in_another_encoding_are_the_same_name():
     assert composed != split
     assert Approval(by=[split, composed]).by == (composed,)
     assert same_name(split) == same_name(composed) == composed
+
+
+# What Unicode's DerivedCoreProperties.txt lists as Default_Ignorable_Code_Point: the first and the last of every range, and the blank
+# of Braille, which is as empty.
+INVISIBLE = [
+    *"\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b\u180d\u180e\u180f\u200b\u200d\u200f\u202a\u202e\u2060\u2065\u206f\u2800\u3164",
+    *"\ufe00\ufe0e\ufe0f\ufeff\uffa0\ufff0\ufff8\U0001bca0\U0001bca3\U0001d173\U0001d17a\U000e0000\U000e0041\U000e0100\U000e01ef\U000e0fff",
+]
+
+
+@pytest.mark.parametrize("char", INVISIBLE, ids=ascii)
+def test_a_name_with_an_invisible_character_is_refused(char: str):
+    for name in (f"{char}ann", f"an{char}n", f"ann{char}"):
+        assert same_name(name) is None
+        for wrong in ({"by": name}, {"by": "eve", "on_expiry": "escalate", "expires": 1, "escalate_to": name}):
+            with pytest.raises(InvalidInput, match="printable characters, none of them invisible"):
+                Approval(**wrong)
+
+
+FULLWIDTH = "\uff41\uff4e\uff4e"  # ann
+OLD_ANNS = [
+    "ann\ufe0f",
+    "a\u034fnn",
+    "ann \ufe0f",
+    "\u3164ann",
+    "ann\U000e0100",
+    FULLWIDTH,
+    f"{FULLWIDTH}\ufe00",
+]  # as older versions took them
+
+
+def test_names_that_look_alike_by_their_form_alone_are_one_name():
+    assert same_name(FULLWIDTH) == "ann"
+    assert same_name("ann  lee") == "ann lee"
+    assert same_name("Ann") == "Ann"
+    assert Approval(by=["ann", FULLWIDTH]).by == ("ann",)
+    with pytest.raises(InvalidInput, match="only 1 may decide"):
+        Approval(by=["ann", FULLWIDTH], quorum=2)
+    assert may_decide(Approval(by="role\uff1afinance").by, "bob", ["finance"])
+
+
+@pytest.mark.parametrize("actor", OLD_ANNS, ids=ascii)
+def test_four_eyes_know_a_run_s_actor_however_an_older_version_recorded_the_name(actor: str):
+    with pytest.raises(NotPermitted, match="ann is who the run acts for"):
+        vote(asked(four_eyes=True), "ann", requester=actor)
+    assert vote(asked(four_eyes=True), "bob", requester=actor).standing.status == "approved"
+    assert Approval(four_eyes=True, by=["ann", "bob"], quorum=2).check_for(actor) is not None
+    assert vote(asked(by="eve"), "ann", False, requester=actor).standing.status == "rejected"
+
+
+@pytest.mark.parametrize("voter", OLD_ANNS, ids=ascii)
+def test_a_quorum_counts_a_person_once_however_an_older_version_recorded_the_vote(voter: str):
+    one = msgspec.structs.replace(asked(quorum=2), voters=(voter,))
+    with pytest.raises(Conflict, match="ann has already approved ap-1; 1 more must agree"):
+        vote(one, "ann")
+    assert vote(one, "bob").standing.status == "approved"
+    both = msgspec.structs.replace(asked(quorum=3), voters=("ann", voter))
+    after = vote(both, "bob").standing
+    assert (after.status, after.voters, after.agreed) == ("pending", ("ann", voter, "bob"), 2)
+    assert vote(after, "eve").standing.status == "approved"
+
+
+@pytest.mark.parametrize("decider", OLD_ANNS, ids=ascii)
+def test_who_may_decide_is_found_however_an_older_version_recorded_the_name(decider: str):
+    assert may_decide((decider,), "ann", ())
+    assert not may_decide((decider,), "bob", ())
+    assert may_decide((f"role:{decider}",), "bob", ["ann"])
+    # A name, not a role: what only comes to look like one is no role.
+    assert not may_decide((f"role\uff1a{decider}",), "bob", ["ann"])
 
 
 def test_without_four_eyes_one_may_approve_for_oneself():

@@ -30,6 +30,7 @@ from perdure.cli.common import clean, code_of_error, iso, report, table, to_json
         ("pay\u202eevil\u2066", "pay\\u202eevil\\u2066"),
         ("zero\u200bwidth\ufeff\u00ad", "zero\\u200bwidth\\ufeff\\xad"),
         ("tag\U000e0041", "tag\\U000e0041"),
+        ("ann\ufe0f, bob\U000e0100", "ann\\ufe0f, bob\\U000e0100"),
         ("blank\u3164\u2800", "blank\\u3164\\u2800"),
         ("line\u2028para\u2029", "line\\u2028para\\u2029"),
         ("lone\ud800", "lone\\ud800"),
@@ -48,6 +49,24 @@ def test_nothing_that_clean_lets_through_controls_or_formats(text):
     assert not {unicodedata.category(char) for char in clean(text)} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
+# Default_Ignorable_Code_Point, of Unicode's DerivedCoreProperties.txt; and the blank of Braille.
+DEFAULT_IGNORABLE = [
+    (0xAD, 0xAD), (0x34F, 0x34F), (0x61C, 0x61C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F), (0x200B, 0x200F), (0x202A, 0x202E),
+    (0x2060, 0x206F), (0x2800, 0x2800), (0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF), (0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8),
+    (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE0FFF),
+]  # fmt: skip
+
+
+def test_every_character_that_unicode_lets_a_terminal_ignore_is_shown_as_its_escape():
+    for first, last in DEFAULT_IGNORABLE:
+        for point in range(first, last + 1):
+            escape = f"\\x{point:02x}" if point < 0x100 else f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
+            assert clean(f"a{chr(point)}b") == f"a{escape}b"
+            line = to_json({"k": f"a{chr(point)}"})
+            assert line.isascii()
+            assert json.loads(line) == {"k": f"a{chr(point)}"}
+
+
 @given(
     st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 )
@@ -57,7 +76,7 @@ def test_json_on_one_line_means_the_same_and_is_as_harmless_as_clean_text(value)
     assert clean(line) == line
 
 
-@pytest.mark.parametrize("text", ["\x7f\x9b", "\u202e", "\U000e0041", "\ud800", "\u3164"])
+@pytest.mark.parametrize("text", ["\x7f\x9b", "\u202e", "\U000e0041", "\ud800", "\u3164", "\ufe0f", "\U000e0100"])
 def test_json_escapes_every_kind_of_unsafe_character(text):
     assert to_json(text).isascii()
     assert json.loads(to_json(text)) == text

@@ -120,11 +120,12 @@ def test_the_line_says_what_is_asked_of_whom_until_when_and_what_to_type(store, 
 
 def test_a_line_is_one_line_whatever_a_model_has_written(store):
     row, _ = store.create_run(new_run("r"))
-    evil = '\x1b[2J\x00 "; asked of nobody: perdure approve ap-9\r\nINFO all is well \u202e\u2800 ' + "x" * 5000
+    evil = '\x1b[2J\x00 "; asked of nobody: perdure approve ap-9\r\nINFO all is well \u202e\u2800\ufe0f\u180b\U000e0100 ' + "x" * 5000
     words = wording.line(notice(msgspec.structs.replace(ASKED, reason=evil, action=evil, by=(evil,)), row))
     assert words.isprintable()
     assert "\\x1b[2J" in words or "\\u001b[2J" in words
-    assert not {"\u202e", "\u2800"} & set(words)
+    assert not {*"\u202e\u2800\ufe0f\u180b\U000e0100"} & set(words)
+    assert "\\ufe0f\\u180b\\U000e0100" in words
     assert len(words) < 1500
     assert words.endswith(": perdure approve ap-1 --by WHO")
 

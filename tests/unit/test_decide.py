@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from perdure.core.decide import GiveUp, Park, Perform, Reconcile, Verdict, Wait, about_unknown, decide
+from perdure.core.decide import GiveUp, Park, Patience, Perform, Reconcile, Verdict, Wait, about_unknown, decide, quiet_after_s, quiet_at
 from perdure.core.events import Effect
 from perdure.core.keys import CallKeys
 from perdure.core.state import ENDED, CallState, Phase
@@ -112,3 +112,40 @@ def test_when_nobody_knows_only_a_young_key_makes_repeating_safe() -> None:
     assert about_unknown(call("in_doubt", "keyed"), 60, 30_000_000) == Perform(2)
     assert isinstance(about_unknown(call("in_doubt", "keyed"), 60, 61_000_000), Park)
     assert about_unknown(call("in_doubt", "once"), 60, 30_000_000, "nobody knows") == Park("nobody knows")
+
+
+# -- when "not found" is believed ------------------------------------------------------------------------------------------
+PATIENCE = Patience(timeout_s=60.0, settle_s=2.0, grace_s=5.0)
+
+
+def lost(*, timeout_s: float | None = None, settle_s: float | None = None, may_live: bool = False, loose: bool = False) -> CallState:
+    state = call("in_doubt", "once")
+    state.timeout_s, state.settle_s, state.worker_may_live, state.loose = timeout_s, settle_s, may_live, loose
+    state.started_at, state.quiet_since = HOUR_US, 2 * HOUR_US
+    return state
+
+
+@pytest.mark.parametrize(
+    ("about", "after_s"),
+    [
+        (lost(timeout_s=20.0), 22.0),  # as long as its sender would have waited for the answer, and the margin
+        (lost(), 62.0),
+        (lost(timeout_s=20.0, settle_s=7.0), 27.0),
+        (lost(timeout_s=20.0, settle_s=0.0), 20.0),
+        (lost(timeout_s=20.0, may_live=True), 47.0),  # it may send until its time-out and the grace after it are over
+        (lost(may_live=True), None),  # nothing ends an attempt without a time-out
+        (lost(timeout_s=20.0, loose=True), None),
+    ],
+)
+def test_not_found_is_believed_when_nothing_can_be_on_its_way_any_more(about: CallState, after_s: float | None) -> None:
+    assert quiet_after_s(about, PATIENCE) == after_s
+    assert quiet_at(about, PATIENCE) == (None if after_s is None else 2 * HOUR_US + after_s * 1e6)
+
+
+def test_an_attempt_that_no_worker_has_taken_over_may_still_run() -> None:
+    about = lost(timeout_s=20.0)
+    about.quiet_since = 0
+    assert quiet_at(about, PATIENCE) == HOUR_US + 47_000_000
+    about.timeout_s = None
+    assert quiet_at(about, PATIENCE) is None
+    assert not about.worker_may_live, "the state itself was changed"

@@ -65,7 +65,7 @@ def pending(app: Perdure) -> list[ApprovalRow]:
 
 
 # -- who decides ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("again", ["ann ", " ann", "ann\u200b", "ann\n", "", " ", 5, None])
+@pytest.mark.parametrize("again", ["ann ", " ann", "ann\u200b", "ann\ufe0f", "a\U000e0100nn", "ann\n", "", " ", 5, None])
 def test_one_person_is_not_counted_twice_by_a_blank_or_what_nobody_sees(again: Any) -> None:
     payments = Payments(Approval(quorum=2))
 
@@ -91,6 +91,42 @@ def test_one_person_is_not_counted_twice_by_another_encoding_of_their_name() -> 
             await app.approve(approval, by=COMPOSED)
             with pytest.raises(Conflict, match="has already approved"):
                 await app.approve(approval, by=SPLIT)
+
+    run(main())
+
+
+def test_one_person_is_not_counted_twice_by_another_form_of_their_letters() -> None:
+    payments = Payments(Approval(quorum=2, four_eyes=True))
+
+    async def main() -> None:
+        async with perdure(None, [payments.agent]) as app:
+            approval = await payments.ask(app, actor="ann")
+            with pytest.raises(NotPermitted, match="ann is who the run acts for"):
+                await app.approve(approval, by="\uff41nn")
+            await app.approve(approval, by="bob")
+            with pytest.raises(Conflict, match="bob has already approved"):
+                await app.approve(approval, by="\uff42ob")
+            assert pending(app)[0].standing.voters == ("bob",)
+
+    run(main())
+
+
+@pytest.mark.parametrize("by", ["ann\ufe0f", "ann\U000e0100", "a\x1b[2Jnn", "ann\u202e", "x" * 201])
+def test_whoever_steers_a_run_has_a_name_that_can_be_seen(by: str) -> None:
+    async def main() -> None:
+        async with perdure(None, [walker]) as app:
+            await app.start(walker, 1, id="r")
+            for steer in (
+                app.signal("r", "topic", by=by),
+                app.pause("r", by=by),
+                app.unpause("r", by=by),
+                app.cancel("r", by=by),
+                app.cancel("r", by=by, force=True),
+                app.undo("r", by=by),
+            ):
+                with pytest.raises(InvalidInput, match="none of them invisible"):
+                    await steer
+            assert outline(await app.handle("r").events()) == ["run_created"]
 
     run(main())
 
@@ -301,7 +337,7 @@ def test_a_pause_is_taken_back_before_the_run_has_come_to_it(recorded: bool) -> 
             if recorded:
                 await until(lambda: any(event.type == "run_paused" for event in app.store.read("r")))
                 assert status_of(app, "r") == "running"
-                page = why(app.store, "r", now=app.clock.now(), lease_us=30_000_000)
+                page = why(app.store, "r", now=app.clock.now())
                 assert page.sentence.startswith("pausing (ann asked: lunch), when what is under way has ended: worker ")
                 assert "perdure unpause r" in [one.command for one in page.next]
             assert await app.unpause("r", by="bob") == ["r"]

@@ -584,7 +584,7 @@ def test_an_abandoned_effect_that_fails_in_doubt_keeps_the_run_open_until_it_is_
         async with Perdure("sqlite://", [hasty], settings=SETTINGS.__class__(poll_s=0.002)) as app:
             handle = await app.start(hasty)
             row = await app.drive(handle.id)
-            await app.resolve(handle.id, 1, did_not_happen=True)
+            await app.resolve(handle.id, 1, did_not_happen=True, final=True)
             return row.status, await handle.result()
 
     assert run(main()) == ("needs_attention", "done")

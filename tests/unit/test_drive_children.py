@@ -570,7 +570,7 @@ def test_a_child_in_doubt_keeps_its_parent_waiting_and_why_says_so() -> None:
             assert (row.status, status_of(app, "p/1")) == ("waiting", "needs_attention")
             with pytest.raises(NeedsAttention):
                 await app.handle("p/1").result()
-            page = why(app.store, "p", now=app.clock.now(), lease_us=30_000_000)
+            page = why(app.store, "p", now=app.clock.now())
             assert page.children is not None
             assert [(child.run_id, child.status) for child in page.children.news] == [("p/1", "needs_attention")]
             assert "p/1" in page.sentence

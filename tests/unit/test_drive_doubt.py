@@ -307,6 +307,82 @@ class Zombie:
         self.agent: Agent[Any, Any] = payer
 
 
+@pytest.mark.parametrize("final", [False, True])
+def test_not_found_is_believed_at_once_only_if_the_service_has_ruled_it_out(final: bool) -> None:
+    """The clock of the loop stands for the time that a request may take: it does not pass in this test."""
+    desk = Desk("once", lambda call: Outcome.not_happened(final=final))
+
+    async def main() -> None:
+        patient = structs.replace(SETTINGS, unknown_deadline_s=3600.0)
+        async with Perdure("sqlite://", agents=[desk.agent], settings=patient) as app, asyncio.TaskGroup() as group:
+            stop = asyncio.Event()
+            handle = await app.start(desk.agent, id="r")
+            group.create_task(app.work(stop=stop))
+            if final:
+                assert await handle.result() == "paid at attempt 2"
+            else:
+                await until(lambda: len(desk.asked) == 1)
+                assert [event.type for event in await handle.events()][-1] == "tool_call_in_doubt"
+                assert desk.attempts == [1]
+            stop.set()
+
+    run(main())
+
+
+def test_the_hook_is_asked_again_when_the_request_can_no_longer_be_on_its_way() -> None:
+    """What it says then counts: the request had arrived late."""
+    answers = iter([Outcome.not_happened(), Outcome.happened("late")])
+    desk = Desk("once", lambda call: next(answers))
+
+    async def main() -> None:
+        patient = structs.replace(SETTINGS, unknown_deadline_s=0.3)
+        async with Perdure("sqlite://", agents=[desk.agent], settings=patient) as app:
+            assert await app.run(desk.agent, id="r") == "late"
+
+    run(main())
+    assert desk.attempts == [1]
+    assert len(desk.asked) == 2
+
+
+def test_a_person_who_looks_too_early_is_told_when_to_look_again() -> None:
+    clock = ManualClock()
+    desk = Desk("once")
+
+    async def main() -> None:
+        patient = structs.replace(SETTINGS, unknown_deadline_s=60.0, reconcile_margin_s=2.0)
+        async with Perdure("sqlite://", agents=[desk.agent], settings=patient, clock=clock) as app:
+            handle = await app.start(desk.agent, id="r")
+            assert (await app.drive("r", wait=False)).status == "needs_attention"
+            before = len(await handle.events())
+            clock.advance(61)
+            with pytest.raises(
+                Conflict, match=r"call 1 \(pay\) of run r: its request may still arrive until .* UTC: look again .* --final"
+            ):
+                await app.resolve("r", 1, did_not_happen=True)
+            assert len(await handle.events()) == before
+            clock.advance(1)
+            await app.resolve("r", 1, did_not_happen=True)
+            assert await handle.result() == "paid at attempt 2"
+
+    run(main())
+
+
+def test_a_person_may_say_that_the_service_has_ruled_it_out() -> None:
+    desk = Desk("once")
+
+    async def main() -> None:
+        patient = structs.replace(SETTINGS, unknown_deadline_s=60.0)
+        async with Perdure("sqlite://", agents=[desk.agent], settings=patient) as app:
+            handle = await app.start(desk.agent, id="r")
+            await app.drive("r", wait=False)
+            with pytest.raises(InvalidInput, match="final=True: True or False, and True only with did_not_happen=True"):
+                await app.resolve("r", 1, happened=1, final=True)
+            await app.resolve("r", 1, did_not_happen=True, final=True)
+            assert await handle.result() == "paid at attempt 2"
+
+    run(main())
+
+
 def test_not_found_says_nothing_about_an_attempt_that_did_not_stop() -> None:
     """It timed out and runs on in its thread. That its hook finds nothing now does not mean that nothing will happen (T22)."""
     zombie = Zombie(timeout=0.02)

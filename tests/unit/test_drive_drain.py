@@ -17,7 +17,9 @@ from perdure.core.events import Event, ToolCallInitiated
 from perdure.store.api import RunRow
 
 EFFECTS = ["read", "idempotent", "keyed", "once"]
-IMPATIENT = Settings(poll_s=0.002, park_after_s=0, reconcile_margin_s=0, cancel_grace_s=0.02, flush_s=0.005, drain_timeout_s=0.02)
+IMPATIENT = Settings(
+    poll_s=0.002, park_after_s=0, reconcile_margin_s=0, unknown_deadline_s=0, cancel_grace_s=0.02, flush_s=0.005, drain_timeout_s=0.02
+)
 
 
 async def drained(app: Perdure, when: Any) -> RunRow:
@@ -618,6 +620,8 @@ def test_what_cannot_be_handed_over_in_time_is_anybodys_while_the_app_stays_open
             await at_work
             assert (await app.handle("r").status()).holder is not None, "it could not be handed over"
             finish.set()
+            while (await app.handle("r").status()).holder is not None:
+                await asyncio.sleep(0.001)
             async with perdure(tmp_path / "db", [works]) as other:
                 return (await other.drive("r")).status
 

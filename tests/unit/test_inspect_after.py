@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.unit.inspect_tools import LEASE_US, at_work, url_of
+from tests.unit.inspect_tools import at_work, url_of
 
 from perdure import Agent, Budget, Call, Fatal, Perdure, Run, agent, tool
 from perdure.cli import cli
@@ -22,7 +22,7 @@ from perdure.worker.orders import _over_words
 def made(path: Path, run_id: str) -> Why:
     store = open_store(url_of(path))
     try:
-        return why(store, run_id, now=Clock().now(), lease_us=LEASE_US)
+        return why(store, run_id, now=Clock().now())
     finally:
         store.close()
 

@@ -70,6 +70,7 @@ def health(*, dead: int = 0, open_us: int = 0) -> Health:
         direct=True,
         hears=True,
         missing=[],
+        missing_to_decide=[],
         dead=[DeadRows("perdure_workers", 1, 5, None), DeadRows("perdure_runs", 100, dead, None)],
         oldest=OpenTransaction(77, "psql", "idle in transaction", open_us) if open_us else None,
     )

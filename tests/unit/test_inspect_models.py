@@ -275,7 +275,7 @@ def test_a_plan_is_told_by_its_steps() -> None:
 def page_of(store: Store, now: int | None = None) -> Why:
     row = store.get("r")
     assert row is not None
-    return why(store, "r", now=row.updated_at if now is None else now, lease_us=30_000_000)
+    return why(store, "r", now=row.updated_at if now is None else now)
 
 
 def waiting(path: Path, model: Scripted, **options: Any) -> Why:

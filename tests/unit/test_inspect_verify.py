@@ -14,14 +14,15 @@ from tests.unit.inspect_tools import at_work, forge, hold, make_zoo, url_of
 
 from perdure import Perdure
 from perdure.core.codec import pack
-from perdure.core.events import RunSucceeded, ThoughtRecorded, ToolCallCompleted
-from perdure.inspect.verify import Verdict, verify_run
+from perdure.core.events import RunCreated, RunSucceeded, ThoughtRecorded, ToolCallCompleted
+from perdure.errors import StoreCorrupt
+from perdure.inspect.verify import Verdict, creation_of, verify_run
 from perdure.inspect.view import all_rows
 from perdure.store.api import Store
 from perdure.store.open import open_store
 
 RUNS = ("done", "failed", "waiting", "doubt", "cancelled", "resolved", "queued")
-NO_HISTORY = {"nonce", "lost"}  # of the lease alone: nothing in the journal could say what they should be
+NO_HISTORY = {"nonce", "lost", "lost_with"}  # of the lease alone: nothing in the journal could say what they should be
 UNSEEN = {"parent_seq", "depth", "line", "ledger"}  # how the database finds its way; no row that it gives out has them
 
 
@@ -287,6 +288,47 @@ def test_a_forged_chain_does_not_hide_what_makes_no_sense(path: Path, seq: int, 
         store.close()
     assert what in str(verdict.problem)
     assert (verdict.seq or 0) >= seq
+
+
+# -- the first event, as far as its chain vouches for it ----------------------------------------------------------------------
+def creation(store: Store, run_id: str) -> RunCreated:
+    row = store.get(run_id)
+    assert row is not None
+    return creation_of(store, row)
+
+
+@pytest.mark.parametrize("run_id", RUNS)
+def test_what_created_a_run_is_told_if_chain_and_row_agree(store: Store, run_id: str) -> None:
+    first = store.read(run_id)[0].body
+    assert creation(store, run_id) == first
+
+
+@pytest.mark.parametrize("column", ["target", "agent", "tenant", "actor", "queue", "parent"])
+def test_a_row_that_says_something_else_than_its_first_event_is_named(store: Store, other: apsw.Connection, column: str) -> None:
+    other.execute(f"UPDATE perdure_runs SET {column} = '/tmp/other.py:x' WHERE run_id = 'done'")
+    with pytest.raises(StoreCorrupt, match=rf"{column} is '/tmp/other.py:x', and by the journal it is "):
+        creation(store, "done")
+
+
+def test_a_first_event_is_not_believed_once_anything_in_its_journal_was_changed(store: Store, other: apsw.Connection) -> None:
+    for seq in (1, 2, len(store.stored("done"))):
+        change = "UPDATE perdure_events SET ts = ts + ? WHERE run = ? AND seq = ?"
+        other.execute(change, (1, key_of(other, "done"), seq))
+        with pytest.raises(StoreCorrupt, match=f"event {seq} does not have the hash that the journal's chain gives it"):
+            creation(store, "done")
+        other.execute(change, (-1, key_of(other, "done"), seq))
+    other.execute("UPDATE perdure_runs SET head = zeroblob(32) WHERE run_id = 'done'")
+    with pytest.raises(StoreCorrupt, match="does not lead to the head that the run's row has"):
+        creation(store, "done")
+
+
+def test_a_run_without_a_journal_or_with_another_ones_has_no_creation(store: Store, other: apsw.Connection) -> None:
+    other.execute("UPDATE perdure_runs SET run_id = 'mine' WHERE run_id = 'failed'")
+    with pytest.raises(StoreCorrupt, match="event 1 does not have the hash"):
+        creation(store, "mine")
+    other.execute("DELETE FROM perdure_events WHERE run = ?", (key_of(other, "done"),))
+    with pytest.raises(StoreCorrupt, match="does not lead to the head"):
+        creation(store, "done")
 
 
 def test_a_journal_of_another_run_is_recognised(store: Store, other: apsw.Connection) -> None:

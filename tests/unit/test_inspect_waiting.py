@@ -50,7 +50,7 @@ def store(path: Path) -> Iterator[Store]:
 
 
 def page_of(store: Store, run_id: str, later_us: int = 0) -> Why:
-    return why(store, run_id, now=Clock().now() + later_us, lease_us=LEASE_US)
+    return why(store, run_id, now=Clock().now() + later_us)
 
 
 def commands(page: Why) -> list[str]:

@@ -49,7 +49,7 @@ def store(path: Path) -> Iterator[Store]:
 
 
 def page_of(store: Store, run_id: str, later_us: int = 0, code: str | None = None) -> Why:
-    return why(store, run_id, now=Clock().now() + later_us, lease_us=LEASE_US, code=code)
+    return why(store, run_id, now=Clock().now() + later_us, code=code)
 
 
 def commands(page: Why) -> list[str]:
@@ -247,7 +247,7 @@ def doubtful(path: Path, effect: Any, hook: Callable[[Call], Outcome] | None, ca
         return paid
 
     async def main() -> None:
-        settings = Settings(reconcile_margin_s=0, park_after_s=0)
+        settings = Settings(reconcile_margin_s=0, unknown_deadline_s=0, park_after_s=0)
         async with Perdure(url_of(path), [payer], settings=settings) as app:
             await app.start(payer, id="r")
             await app.drive("r", wait=False)
@@ -355,7 +355,7 @@ def test_times_are_iso_for_machines_and_have_the_date_for_people_unless_it_is_to
     assert 480 <= doubt.age_s < 600
     day = doubt.since[:10]
     assert f"is in doubt since {day} " in page_of(store, "doubt", later_us=2 * 86_400_000_000).sentence
-    assert day not in why(store, "doubt", now=round(since.timestamp() * 1e6), lease_us=LEASE_US).sentence
+    assert day not in why(store, "doubt", now=round(since.timestamp() * 1e6)).sentence
 
 
 def test_a_run_that_went_another_way_is_told_to_put_the_old_code_back(path: Path) -> None:

@@ -6,32 +6,48 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.core.keys import MAX_ID_CHARS, call_key, check_id, jitter, seed
+from perdure.core.keys import MAX_ID_CHARS, CallKeys, check_id, jitter, seed
 from perdure.errors import InvalidInput
 
 part = st.text(max_size=8)
-place = st.tuples(part, part, st.integers(min_value=1, max_value=10**6))
+place = st.tuples(part, part, part, part, st.integers(min_value=1, max_value=10**6), part)
+
+
+def call_key(namespace: str, tenant: str, run_id: str, agent: str, call: int, tool: str) -> str:
+    return CallKeys(tenant, run_id, agent, namespace, scheme=2).key(call, tool)
 
 
 def test_a_key_is_the_same_for_ever() -> None:
     """Written down: a release that changes it would send a second key for a call that is in doubt."""
-    assert call_key("acme", "refund-o-81", 4) == "ef307829966cb37c886c83e80bdd5e22517e6c36ae04c8951bc2b6ea9e5af488"
+    assert call_key("", "acme", "refund-o-81", "support", 4, "refund") == "5e6051498f51804380f873ce4875bbf1ea4fe77edb78474b026cb5bb100f8b46"
+    assert (
+        call_key("eu", "acme", "refund-o-81", "support", 4, "refund") == "ca7eeb8a4a480997f0d058e98b5fba19c9d622feeebcc501608946c58b08758d"
+    )
+
+
+def test_a_key_of_a_run_begun_under_the_first_scheme_is_the_same_for_ever() -> None:
+    old = CallKeys("acme", "refund-o-81", "support", "", scheme=1)
+    assert old.key(4, "refund") == "ef307829966cb37c886c83e80bdd5e22517e6c36ae04c8951bc2b6ea9e5af488"
 
 
 @given(place, place)
-def test_two_calls_share_a_key_only_if_they_are_the_same_call(one: tuple[str, str, int], other: tuple[str, str, int]) -> None:
+def test_two_calls_share_a_key_only_if_they_are_the_same_call(
+    one: tuple[str, str, str, str, int, str], other: tuple[str, str, str, str, int, str]
+) -> None:
     assert (call_key(*one) == call_key(*other)) == (one == other)
 
 
 def test_separators_inside_a_part_do_not_move_it_into_the_next() -> None:
-    assert call_key("a:b", "c", 1) != call_key("a", "b:c", 1)
-    assert call_key("a", "b1", 1) != call_key("a", "b", 11)
-    assert call_key("", "ab", 1) != call_key("ab", "", 1)
+    assert call_key("", "a:b", "c", "", 1, "") != call_key("", "a", "b:c", "", 1, "")
+    assert call_key("", "a", "b1", "", 1, "") != call_key("", "a", "b", "", 11, "")
+    assert call_key("", "", "ab", "", 1, "") != call_key("", "ab", "", "", 1, "")
+    assert call_key("", "a", "b", "", 1, "1x") != call_key("", "a", "b", "", 11, "x")
 
 
 def test_a_key_is_the_full_hash() -> None:
-    assert len(call_key("t", "r", 1)) == 64
-    assert int(call_key("t", "r", 1), 16) > 0
+    key = call_key("", "t", "r", "a", 1, "pay")
+    assert len(key) == 64
+    assert int(key, 16) > 0
 
 
 def test_seeds_differ_by_run_and_by_purpose() -> None:

@@ -144,17 +144,21 @@ renamed = tool(isolate=True, name="renamed")(plain)
 '''
 
 
-@pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    """The tools above, loaded from a file that is on nobody's path."""
-    file = tmp_path_factory.mktemp("tools") / "some_tools.py"
-    file.write_text(TOOLS)
-    spec = importlib.util.spec_from_file_location("some_tools", file)
+def loaded(file: Path, source: str) -> ModuleType:
+    """The module that this source makes, from a file that is on nobody's path."""
+    file.write_text(source)
+    spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """The tools above."""
+    return loaded(tmp_path_factory.mktemp("tools") / "some_tools.py", TOOLS)
 
 
 def a_call() -> Call:
@@ -323,12 +327,7 @@ def test_a_process_that_dies_is_a_call_in_doubt_and_not_a_dead_worker(tools, how
 
 def test_a_tool_that_cannot_be_loaded_has_sent_nothing(tools, tmp_path):
     file = tmp_path / "broken_later.py"
-    file.write_text("from perdure.tool import tool\n@tool(isolate=True)\ndef f() -> None: ...\n")
-    spec = importlib.util.spec_from_file_location("broken_later", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = loaded(file, "from perdure.tool import tool\n@tool(isolate=True)\ndef f() -> None: ...\n")
     file.write_text("import a_module_that_is_not_there\n")
     kind, message = failure_of(performed(module.f))
     assert kind == "not_sent"

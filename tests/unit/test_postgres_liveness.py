@@ -123,8 +123,11 @@ def spoil(folder: Path, trouble: str, monkeypatch: pytest.MonkeyPatch) -> None:
     match trouble:
         case "another user's":
             folder.mkdir(0o700)
-            uid = os.getuid()
-            monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+            if os.geteuid() == 0:
+                os.chown(folder, 65534, 65534)
+            else:
+                uid = os.geteuid()
+                monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
         case "writable for all":
             folder.mkdir()
             folder.chmod(0o777)

@@ -194,6 +194,8 @@ def test_in_the_environment_tables_are_json_and_lists_have_commas(tmp_path):
         ('[roles]\nfinance = "ann"', "perdure.toml: roles.finance is 'ann'; it must be a list of names"),
         ('[roles]\nfinance = ["ann", 5]', "perdure.toml: roles.finance is ['ann', 5]; it must be a list of names"),
         ('[roles]\nfinance = [""]', "perdure.toml: roles.finance is ['']; it must be a list of names"),
+        ('[roles]\nfinance = ["ann", "ann\\uFE0F"]', "perdure.toml: roles.finance is ['ann', 'ann\ufe0f']; it must be a list of names"),
+        ('[roles]\n"fin\\u200Bance" = ["ann"]', "perdure.toml: roles.fin\u200bance is ['ann']; it must be a list of names"),
         ('[roles]\n"" = ["ann"]', "perdure.toml: roles. is ['ann']; it must be a list of names"),
         ('webhook_hosts = "a.example.com"', "perdure.toml: webhook_hosts is 'a.example.com'; it must be a list of host names"),
         ("webhook_hosts = [5]", "perdure.toml: webhook_hosts is [5]; it must be a list of host names"),

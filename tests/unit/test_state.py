@@ -222,6 +222,17 @@ def test_crashes_are_counted_until_there_is_progress() -> None:
     assert fold(journal(CRASHED, AttentionNeeded("poison", "x"), RunRequeued("ann"))).crashes == 0
 
 
+def test_deaths_that_no_other_run_can_be_blamed_for_are_counted_apart() -> None:
+    beside = RunClaimed("w2", takeover=True, proven_dead=True, lost_with=3)
+    state = fold(journal(beside, CRASHED, beside, CRASHED))
+    assert (state.crashes, state.crashes_alone) == (4, 2)
+    for progress in ((1, ToolCallCompleted(result=SOME)), (1, ToolCallFailed(BROKEN, final=True))):
+        assert fold(journal(CRASHED, (1, start()), progress)).crashes_alone == 0
+    assert fold(journal(CRASHED, TimerFired(1))).crashes_alone == 0
+    assert fold(journal(CRASHED, RunReleased("waiting", "timer", 5))).crashes_alone == 0
+    assert fold(journal(CRASHED, AttentionNeeded("poison", "x"), RunRequeued("ann"))).crashes_alone == 0
+
+
 def test_whoever_takes_a_run_looks_anew_whether_it_needs_a_person() -> None:
     attended = (AttentionNeeded("in_doubt", "call 1"), RunReleased("needs_attention", "a person", wake_at=9))
     assert fold(journal(*attended)).attention == attended[0]
@@ -299,8 +310,9 @@ def test_that_the_worker_of_a_cut_off_attempt_is_gone_outlives_a_clean_release_a
     ]
     for at, (body, call) in enumerate(story, 1):
         state.apply(Event(at, "0" * 32, at, 1, call, None, body))
-    assert state.calls[1].worker_gone
+    assert not state.calls[1].worker_may_live
+    assert state.calls[1].quiet_since == 4, "its worker was found dead by that claim"
     assert state.calls[1].failed_at != state.calls[1].attempt, "its end is not on record"
     state.apply(Event(8, "0" * 32, 8, 1, 1, None, ToolCallResolved("did_not_happen", by="ann")))
     state.apply(Event(9, "0" * 32, 9, 1, 1, None, ToolCallInitiated("pay", "once", "key", attempt=2)))
-    assert not state.calls[1].worker_gone
+    assert state.calls[1].quiet_since == 0

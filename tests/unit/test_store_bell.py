@@ -15,6 +15,7 @@ from tests.unit.store_tools import end, first_line, output, python
 
 from perdure.store.api import Store
 from perdure.store.open import open_store
+from perdure.store.private_folder import PrivateFolder
 from perdure.store.sqlite.pipes import PipeBell
 from perdure.testing.conformance_queues import queue_run
 
@@ -68,7 +69,7 @@ def test_a_run_that_another_process_creates_rings_within_a_second(store: Store, 
 def test_the_bell_rings_at_once_and_not_when_somebody_looks(path: Path) -> None:
     """Between two bells on one folder, so that nothing but the bell is measured; the rings of a process reach its own stores directly."""
     rung = threading.Event()
-    here, there = PipeBell(path.parent / "bells"), PipeBell(path.parent / "bells")
+    here, there = PipeBell(PrivateFolder(path.parent / "bells")), PipeBell(PrivateFolder(path.parent / "bells"))
     stop = here.listen(rung.set)
     took = []
     for _ in range(50):
@@ -110,7 +111,7 @@ def test_a_closed_store_leaves_no_pipe_no_thread_and_no_descriptor(path: Path) -
 
 
 def test_a_listener_may_end_itself_when_it_is_rung(path: Path) -> None:
-    here, there = PipeBell(path.parent / "bells"), PipeBell(path.parent / "bells")
+    here, there = PipeBell(PrivateFolder(path.parent / "bells")), PipeBell(PrivateFolder(path.parent / "bells"))
     ended = threading.Event()
 
     def once() -> None:
@@ -142,7 +143,7 @@ def test_a_killed_listener_makes_no_trouble_and_its_pipe_goes(store: Store, path
 def test_a_stopped_listener_holds_nobody_up_however_often_it_is_rung(path: Path) -> None:
     """A pipe that is full rings already."""
     folder = path.parent / "bells"
-    here, there = PipeBell(folder), PipeBell(folder)
+    here, there = PipeBell(PrivateFolder(folder)), PipeBell(PrivateFolder(folder))
     stuck, go_on = threading.Event(), threading.Event()
     rings = 0
 
@@ -172,7 +173,7 @@ def test_a_stopped_listener_holds_nobody_up_however_often_it_is_rung(path: Path)
 
 
 def test_two_hundred_rings_are_few_wake_ups(path: Path) -> None:
-    here, there = PipeBell(path.parent / "bells"), PipeBell(path.parent / "bells")
+    here, there = PipeBell(PrivateFolder(path.parent / "bells")), PipeBell(PrivateFolder(path.parent / "bells"))
     rings, first, go_on, last = 0, threading.Event(), threading.Event(), threading.Event()
 
     def count() -> None:
@@ -196,8 +197,8 @@ def test_two_hundred_rings_are_few_wake_ups(path: Path) -> None:
 
 def test_a_new_listener_is_found_however_soon_after_the_folder_was_looked_at(path: Path) -> None:
     folder = path.parent / "bells"
-    folder.mkdir()
-    here, there, rung = PipeBell(folder), PipeBell(folder), threading.Event()
+    folder.mkdir(0o700)
+    here, there, rung = PipeBell(PrivateFolder(folder)), PipeBell(PrivateFolder(folder)), threading.Event()
     there.ring()
     looked_at = folder.stat().st_mtime_ns
     stop = here.listen(rung.set)
@@ -209,7 +210,7 @@ def test_a_new_listener_is_found_however_soon_after_the_folder_was_looked_at(pat
 
 def test_a_folder_that_does_not_change_is_not_listed_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = path.parent / "bells"
-    here, there = PipeBell(folder), PipeBell(folder)
+    here, there = PipeBell(PrivateFolder(folder)), PipeBell(PrivateFolder(folder))
     rung = threading.Event()
     stop = here.listen(rung.set)
     os.utime(folder, ns=(0, time.time_ns() - 10_000_000_000))  # as if nothing had happened there for ten seconds
@@ -268,7 +269,7 @@ def test_a_child_that_a_killed_listener_had_forked_does_not_keep_its_pipe_alive(
 
 def test_what_only_looks_like_a_bell_is_left_as_it_is(store: Store, path: Path) -> None:
     folder = Path(f"{path}-workers")
-    folder.mkdir()
+    folder.mkdir(0o700)
     (folder / "notes.bell").write_text("important")
     (folder / "outside").write_text("also important")
     (folder / "link.bell").symlink_to(folder / "outside")
@@ -282,7 +283,7 @@ def test_without_pipes_there_is_no_bell_and_that_is_said_once(
 ) -> None:
     """A disk that has no named pipes: the one thing here that cannot be had for real."""
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "mkfifo", refuse)
@@ -312,7 +313,7 @@ def test_waiting_for_the_bell_costs_next_to_nothing(store: Store, record_propert
 
 def test_a_bell_that_is_taken_down_while_others_ring_it_writes_nothing_after_its_pipe_is_closed(tmp_path: Path) -> None:
     """Its number may be the database's by then."""
-    ringing, over = PipeBell(tmp_path), threading.Event()
+    ringing, over = PipeBell(PrivateFolder(tmp_path)), threading.Event()
 
     def ring() -> None:
         while not over.is_set():
@@ -323,7 +324,7 @@ def test_a_bell_that_is_taken_down_while_others_ring_it_writes_nothing_after_its
         thread.start()
     try:
         for _ in range(300):
-            PipeBell(tmp_path).listen(lambda: None)()  # EBADF when nobody has that number yet
+            PipeBell(PrivateFolder(tmp_path)).listen(lambda: None)()  # EBADF when nobody has that number yet
     finally:
         over.set()
         for thread in rings:

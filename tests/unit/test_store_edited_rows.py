@@ -106,7 +106,7 @@ def test_a_worker_that_says_nonsense_about_what_it_serves_hides_no_other(tmp_pat
             assert len(found) == 5  # the app's own too
             assert [found[f"w{number}"].serves for number in range(4)] == [(), (), (), (Served("a", "1"),)]
             assert [found[f"w{number}"].queues for number in range(4)] == [None, (), (), ("q",)]
-            assert why(app.store, "first", now=now, lease_us=30_000_000).sentence
+            assert why(app.store, "first", now=now).sentence
 
     run(main())
 

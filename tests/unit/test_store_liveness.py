@@ -71,6 +71,19 @@ def test_a_killed_worker_is_proven_dead_at_once_and_its_lock_file_goes(store: St
     assert (claimed.row.crashes, claimed.lease.epoch) == (1, 2)
 
 
+def test_what_is_taken_from_a_dead_worker_before_anybody_has_noticed_its_death_knows_what_else_it_held(store: Store, path: Path) -> None:
+    for run_id in ("r2", "r3"):
+        store.create_run(new_run(run_id))
+    process = python(_HOLD + _WAIT, path, T0)
+    first_line(process)
+    end(process)
+    assert post(store, "r") is True, "its holder is dead, so that it is in the journal at once"
+    (claimed,) = store.claim("w", serving("a"), 1, T0 + 1, run_id="r2")
+    assert (claimed.row.crashes, claimed.row.lost_with, claim_event(store, "r2").lost_with) == (1, 1, 1)
+    store.claim("w", serving("a"), 1, T0 + 1, run_id="r")
+    assert claim_event(store, "r").lost_with == 2
+
+
 def test_a_lock_file_that_is_gone_proves_nothing_and_the_lease_decides(store: Store, path: Path) -> None:
     process = python(_HOLD + _WAIT, path, T0)
     first_line(process)
@@ -181,7 +194,7 @@ print(type(store.append([held.append(ThoughtRecorded("late"))])[0]).__name__, fl
     store.renew("w", now)
     assert [store.reap("w", lease_us, now) for lease_us in (LEASE_US, AT_ONCE_US)] == [0, 2]
     store.claim("w", serving("a", "b"), 2, now)
-    assert claim_event(store, "r2") == RunClaimed("w", name="host:1", takeover=True, proven_dead=False)
+    assert claim_event(store, "r2") == RunClaimed("w", name="host:1", takeover=True, proven_dead=False, lost_with=1)
     os.kill(process.pid, signal.SIGCONT)
     assert process.stdin is not None
     process.stdin.write("\n")

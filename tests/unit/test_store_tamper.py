@@ -39,6 +39,9 @@ def store(path: Path) -> Iterator[Store]:
             "seq of its run",
         ),
         ("DELETE FROM perdure_runs", "stay together"),
+        ("UPDATE perdure_runs SET target = '/tmp/other.py:x'", "what its first event says of a run stays"),
+        ("UPDATE perdure_runs SET run_id = 'mine'", "what its first event says of a run stays"),
+        ("UPDATE perdure_runs SET tenant = 'mine'", "what its first event says of a run stays"),
     ],
 )
 def test_the_file_itself_refuses_to(store: Store, path: Path, sql: str, rule: str) -> None:

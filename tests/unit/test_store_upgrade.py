@@ -185,7 +185,9 @@ def test_the_upgraded_file_itself_refuses_to(store: Store, path: Path, sql: str,
     store.close()
 
 
-@pytest.mark.parametrize("name", ["perdure_approvals_settled", "perdure_approvals_no_delete", "perdure_runs_in_line"])
+@pytest.mark.parametrize(
+    "name", ["perdure_approvals_settled", "perdure_approvals_no_delete", "perdure_runs_in_line", "perdure_runs_identity"]
+)
 def test_a_guard_that_is_gone_is_told(store: Store, path: Path, name: str) -> None:
     with raw(path) as other:
         other.execute(f"DROP TRIGGER {name}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import re
 import subprocess
 import sys
@@ -10,9 +12,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from perdure.cli.target import load_target, load_targets, recorded_target, with_children
 from perdure.errors import InvalidInput, NotFound
+from perdure.store.open import open_store
+from perdure.testing.conformance import new_run
 
 AGENT = """
 from perdure import Run, agent
@@ -211,27 +216,38 @@ def test_a_file_without_agents_and_one_with_several_say_so():
 # --- code is never loaded because a shared database names it -----------------------------------------------------------------
 
 
+def allowed(recorded: str | None, url: str = DATABASE, *words: str) -> str:
+    """What may be loaded for a run that was started with this target."""
+    store = open_store("sqlite://")
+    new = new_run("r-1", agent="support")
+    row, _ = store.create_run(replace(new, created=replace(new.created, target=recorded)))
+    try:
+        return recorded_target(store, row, url, *words)
+    finally:
+        store.close()
+
+
 def recorded_refusal(recorded: str | None, url: str = DATABASE) -> str:
     with pytest.raises(InvalidInput) as refused:
-        recorded_target("r-1", recorded, url)
+        allowed(recorded, url)
     assert re.search(r": perdure resume r-1 \S+\.py:\w+$", str(refused.value))
     return str(refused.value)
 
 
 def test_a_recorded_file_below_the_current_folder_is_used():
     file = write("agents/support.py", "support")
-    assert recorded_target("r-1", f"{file}:support", DATABASE) == f"{file}:support"
+    assert allowed(f"{file}:support") == f"{file}:support"
 
 
 def test_a_recorded_file_beside_the_database_is_used(tmp_path):
     file = write(tmp_path / "elsewhere/support.py", "support")
-    assert recorded_target("r-1", f"{file}:support", f"sqlite:///{tmp_path}/elsewhere/perdure.db") == f"{file}:support"
+    assert allowed(f"{file}:support", f"sqlite:///{tmp_path}/elsewhere/perdure.db") == f"{file}:support"
 
 
 def test_a_file_of_ones_own_is_named_in_the_way_out_with_verb_and_database(tmp_path):
     file = write(tmp_path / "else where/support.py", "support")
     with pytest.raises(InvalidInput) as refused:
-        recorded_target("r-1", f"{file}:support", DATABASE, "replay", " --url sqlite:///x.db")
+        allowed(f"{file}:support", DATABASE, "replay", " --url sqlite:///x.db")
     assert str(refused.value).endswith(f"look at it, then: perdure replay r-1 '{file}:support' --url sqlite:///x.db")
 
 
@@ -295,13 +311,89 @@ def test_a_package_of_another_user_is_refused():
 def test_judging_a_recorded_target_imports_nothing(tmp_path):
     marker = tmp_path / "imported"
     write("shop/__init__.py", text=f"open({str(marker)!r}, 'w')")
-    file = write("shop/support.py", text=f"open({str(marker)!r}, 'w')")
-    assert recorded_target("r-1", f"{file}:support", DATABASE)
+    file = write("shop/support.py", "support", text=f"open({str(marker)!r}, 'w')")
+    assert allowed(f"{file}:support")
     assert not marker.exists()
     # The marker works: loading it does leave one.
     program = f"from perdure.cli.target import load_target\nload_target({str(file)!r})"
     subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
     assert marker.exists()
+
+
+def test_a_recorded_file_that_does_not_declare_the_agent_is_refused():
+    file = write("script.py", text="import shutil\ndef main():\n    shutil.rmtree('/nowhere')\n")
+    refused = recorded_refusal(f"{file}:main")
+    assert "does not declare an agent 'main' as far as can be seen without running it" in refused
+    assert refused.endswith("perdure resume r-1 FILE.py:NAME")
+
+
+# -- what other users could have changed ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o606])
+def test_a_file_that_other_users_can_write_to_is_refused(mode):
+    file = write("support.py", "support")
+    file.chmod(mode)
+    assert f"other users can write to {file}; " in recorded_refusal(f"{file}:support")
+
+
+@pytest.mark.parametrize("shared", ["shop", "shop/tools.py", "shop/__pycache__", "shop/inner", "beside.py", "pack", "pack/module.py"])
+def test_what_can_be_imported_with_it_and_other_users_can_write_to_is_refused(shared):
+    file = write("shop/support.py", "support")
+    for other in ("shop/__init__.py", "shop/tools.py", "shop/inner/__init__.py", "beside.py", "pack/__init__.py", "pack/module.py"):
+        write(other)
+    Path("shop/__pycache__").mkdir()
+    assert allowed(f"{file}:support")
+    Path(shared).chmod(0o777)
+    assert "other users can write to" in recorded_refusal(f"{file}:support")
+    assert f"/{shared}" in recorded_refusal(f"{file}:support")
+
+
+def test_a_folder_that_everybody_can_add_to_is_refused_sticky_or_not(folder):
+    file = write("support.py", "support")
+    for mode in (0o777, 0o1777):
+        folder.chmod(mode)
+        assert f"other users can write to {folder}; " in recorded_refusal(f"{file}:support")
+
+
+def test_what_no_import_reaches_may_be_writable(folder):
+    file = write("support.py", "support")
+    (folder / "uploads").mkdir(mode=0o700)
+    (folder / "uploads").chmod(0o777)
+    (folder / "notes.txt").touch()
+    (folder / "notes.txt").chmod(0o666)
+    assert allowed(f"{file}:support")
+
+
+def test_a_folder_above_it_that_other_users_can_write_to_is_refused_unless_it_is_sticky(tmp_path):
+    file = write("support.py", "support")
+    tmp_path.chmod(0o777)
+    assert f"other users can write to {tmp_path}; " in recorded_refusal(f"{file}:support")
+    tmp_path.chmod(0o1777)
+    assert allowed(f"{file}:support")
+    tmp_path.chmod(0o700)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_folder_of_another_user_is_refused(tmp_path):
+    file = write("support.py", "support")
+    os.chown(tmp_path, 12345, -1)
+    assert f"{tmp_path} belongs to another user" in recorded_refusal(f"{file}:support")
+    os.chown(tmp_path, 0, -1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to a group")
+def test_a_group_of_this_user_alone_may_write_and_any_other_group_may_not(folder):
+    """With a umask of 002 everything is writable by the group, and on such systems every user has one of their own."""
+    file = write("support.py", "support")
+    file.chmod(0o664)
+    folder.chmod(0o775)
+    assert allowed(f"{file}:support")
+    os.chown(file, -1, 54321)  # nobody can say who is in it
+    assert f"other users can write to {file}; " in recorded_refusal(f"{file}:support")
+    shared = next(group for group in grp.getgrall() if any(user.pw_gid == group.gr_gid and user.pw_uid != 0 for user in pwd.getpwall()))
+    os.chown(file, -1, shared.gr_gid)
+    assert f"other users can write to {file}; " in recorded_refusal(f"{file}:support")
 
 
 FAMILY = """

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.drive_tools import SETTINGS, ManualClock, outline, run, until
+from tests.unit.drive_tools import SETTINGS, ManualClock, outline, run, status_of, until
 from tests.unit.postgres_tools import cleared
 
 from perdure import (
@@ -42,7 +42,7 @@ from perdure import (
 )
 from perdure.core import codec
 from perdure.core.events import Event, RunClaimed, ToolCallFailed, ToolCallInitiated
-from perdure.core.keys import call_key
+from perdure.core.keys import CallKeys
 from perdure.errors import StoreUnavailable
 from perdure.store.api import Store
 from perdure.store.open import open_store
@@ -186,7 +186,7 @@ def test_T4_two_intended_identical_calls_are_two_calls(where: str) -> None:
 
 
 def test_T5_the_parts_of_a_key_cannot_be_shifted(where: str) -> None:
-    assert call_key("a:b", "c", 1) != call_key("a", "b:c", 1)
+    assert CallKeys("a:b", "c").key(1, "pay") != CallKeys("a", "b:c").key(1, "pay")
     keys: list[str] = []
 
     @tool(effect="keyed")
@@ -421,6 +421,45 @@ def test_T12_a_worker_that_lost_its_lease_is_refused_at_its_first_append(where: 
     assert caplog.text.count("run r") == 1, "the one that was refused says so, once"
 
 
+@pytest.mark.parametrize("timeout", [None, 0.5])
+def test_T31_not_found_says_nothing_while_the_worker_that_was_lost_may_still_send(where: str, timeout: float | None) -> None:
+    """The first worker is alive and has merely been silent. Its attempt sends at last, or its time-out ends it: then "not found" counts."""
+    hold, sent = asyncio.Event(), list[int]()
+
+    @tool(effect="once", timeout=timeout)
+    async def pay(call: Call) -> str:
+        if call.attempt == 1:
+            await hold.wait()
+        sent.append(call.attempt)
+        return f"attempt {call.attempt}"
+
+    @pay.reconcile
+    async def _(call: Call) -> Outcome:
+        return Outcome.happened("found") if sent else Outcome.not_happened()
+
+    @agent(version="1")
+    async def payer(run: Run) -> str:
+        return str(await pay())
+
+    async def main() -> str:
+        async with perdure(where, [payer]) as first, perdure(where, [payer], settings=IMPATIENT) as second:
+            await first.start(payer, id="r")
+            driving = asyncio.create_task(first.drive("r"))
+            await until(lambda: status_of(first, "r") == "running")
+            working = asyncio.create_task(second.work())
+            await until(lambda: status_of(second, "r") in ("needs_attention", "succeeded"))
+            status = status_of(second, "r")
+            second.drain()
+            await working
+            hold.set()
+            await driving
+            return status
+
+    status = run(main())
+    assert status == ("needs_attention" if timeout is None else "succeeded")
+    assert len(sent) == 1
+
+
 class FailsToRenew:
     """The real store, whose first signs of life do not get through."""
 
@@ -533,7 +572,7 @@ def test_T21_three_calls_in_doubt_are_three_doubts(where: str) -> None:
             row = await app.drive("r")
             lines = outline(await app.handle("r").events())
             await app.resolve("r", 1, happened=10)
-            await app.resolve("r", 2, did_not_happen=True)
+            await app.resolve("r", 2, did_not_happen=True, final=True)
             with pytest.raises(Conflict):
                 await app.resolve("r", 1, happened=11)
             await app.resolve("r", 3, happened=30)

@@ -11,7 +11,7 @@ import pytest
 from perdure import Agent, Call, Perdure, Run, agent, tool
 from perdure.core.codec import digest
 from perdure.core.events import Effect, Event, ToolCallInitiated
-from perdure.core.keys import call_key
+from perdure.core.keys import CallKeys
 from perdure.core.state import fold
 from perdure.inspect.audit import Trail
 from perdure.inspect.timeline import Timeline
@@ -66,7 +66,7 @@ def _events(path: Path, made: Agent[..., Any], **options: Any) -> list[Event]:
 def test_a_key_is_recorded_where_somebody_else_may_know_the_call_by_it(tmp_path: Path, effect: Effect, told: bool, recorded: bool) -> None:
     seen.clear()
     events = _journal(tmp_path / "j.db", _tool(effect, told=told))
-    keys = [call_key("acme", "r", number) for number in (1, 2)]
+    keys = [CallKeys("acme", "r", "steps", scheme=2).key(number, "step") for number in (1, 2)]
     intents = [event.body for event in events if isinstance(event.body, ToolCallInitiated)]
     assert [intent.key for intent in intents] == (keys if recorded else ["", ""])
     assert [call.key for call in fold(events).calls.values()] == keys
@@ -104,4 +104,4 @@ def test_an_attempt_again_has_the_key_of_the_first(tmp_path: Path) -> None:
     events = _events(tmp_path / "j.db", tries)
     intents = [event.body for event in events if isinstance(event.body, ToolCallInitiated)]
     assert [(intent.attempt, intent.key) for intent in intents] == [(1, ""), (2, "")]
-    assert fold(events).calls[1].key == call_key("default", "r", 1)
+    assert fold(events).calls[1].key == CallKeys("default", "r", "tries", scheme=2).key(1, "shaky")

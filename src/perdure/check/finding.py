@@ -35,6 +35,7 @@ RULES: dict[str, str] = {
     "effect": "A tool that does not say what is right when its answer is lost, or says something unknown.",
     "key": "A keyed tool that does not hand call.key on: the service cannot drop the duplicate.",
     "reconcile": "A once tool without a reconcile hook: after a crash inside it a person must settle it.",
+    "timeout": "A once tool with a reconcile hook and without a timeout: nothing bounds how long a lost request may be on its way.",
     "undecorated": "A plain function where a tool is wanted: it is refused.",
     "syntax": "A file that Python cannot parse.",
     "ignore": "A `# perdure: ignore[…]` that is without a reason, names no rule, or has nothing to ignore.",

@@ -20,7 +20,7 @@ class Names:
         bound = Binder(tree)
         self.scopes, self.parents = bound.scopes, bound.parents
         self.functions, self.calls = bound.functions, bound.calls
-        self._starred = bound.starred
+        self.starred = bound.starred
         self._methods: dict[ast.ClassDef, dict[str, Function]] = {}
 
     # -- what a name stands for ----------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ class Names:
         if not found:
             if scope.home(node.id) is None and node.id in _BUILTINS:
                 return f"builtins.{node.id}"
-            return f"{self._starred[-1]}.{node.id}" if self._starred else ""
+            return f"{self.starred[-1]}.{node.id}" if self.starred else ""
         imported = next((binding.means for binding in found if binding.kind == "import"), "")
         if imported or len(found) > 1 or deep == 0:
             return imported

@@ -49,6 +49,12 @@ def _tool(file: File, tool: Declared) -> None:
             f"write @{tool.function.name}.reconcile if anything can be asked whether it happened",
             "note",
         )
+    elif effect == "once" and "timeout" not in tool.options and tool.complete:
+        message = (
+            "is `once` and has a hook but no timeout: 60 s are waited before the hook's “not found” is believed, "
+            "and where the lost worker may still live it is never believed"
+        )
+        file.say(tool.at, "timeout", where, message, "say timeout=, the longest that its client waits for an answer", "note")
 
 
 def _effect(file: File, tool: Declared) -> str | None:

@@ -10,7 +10,6 @@ import re
 import shlex
 import sys
 import traceback
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar, cast
 import click
 
 from perdure import errors
+from perdure.core.invisible import all_printable, escaped, is_visible
 
 if TYPE_CHECKING:
     from perdure.settings import Settings
@@ -188,36 +188,17 @@ def _line(message: str, code: int) -> int:
 
 
 # -- text that is safe to look at ---------------------------------------------------------------------------------------------
-# Blank to the eye, though Unicode counts them as letters, symbols or marks.
-_INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
-
-
 def clean(text: str, keep: str = "") -> str:
     """The text with every control, bidi, zero-width and otherwise invisible character shown as its escape, except those in `keep`.
 
     Whatever tools and models have written is shown through this: it can neither move the cursor nor reorder a line.
     """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(char if char in keep or _harmless(char) else _escape(char) for char in text)
-
-
-def _harmless(char: str) -> bool:
-    if char in _INVISIBLE:
-        return False
-    return char.isprintable() or unicodedata.category(char) == "Zs"  # other blanks, such as the one of Japanese text
-
-
-def _escape(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii") if not char.isprintable() else f"\\u{ord(char):04x}"
+    return escaped(text, keep)
 
 
 def to_json(value: Any) -> str:
     """One line of JSON; characters that a terminal would act on, or not show, are written as \\u escapes."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(char if _harmless(char) else _json_escape(char) for char in text)
+    return _json_escaped(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
 def json_lines(value: Any, width: int = 100) -> list[str]:
@@ -227,7 +208,11 @@ def json_lines(value: Any, width: int = 100) -> list[str]:
         return [short]
     # The only line ends are the indentation's own: those inside a text are written as \\n.
     lines = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2).split("\n")
-    return ["".join(char if _harmless(char) else _json_escape(char) for char in line) for line in lines]
+    return [_json_escaped(line) for line in lines]
+
+
+def _json_escaped(text: str) -> str:
+    return text if all_printable(text) else "".join(char if is_visible(char) else _json_escape(char) for char in text)
 
 
 def _json_escape(char: str) -> str:

@@ -104,11 +104,11 @@ def _said(store: Store, after: ApprovalRow) -> str:
     standing, request = after.standing, after.standing.request
     about = f"{after.approval} ({called(request.action, request.input, 60)} of run {after.run_id})"
     if standing.status == "pending":
-        return f"{about}: {len(standing.voters)} of {request.quorum} have approved ({', '.join(standing.voters)})"
+        return f"{about}: {standing.agreed} of {request.quorum} have approved ({', '.join(standing.voters)})"
     return f"{about} is {standing.status} by {standing.settled_by}{edited(store, after)}{noted(after)}"
 
 
 def _then(after: ApprovalRow, goes_on: str) -> str:
     if after.standing.status == "pending":
-        return f"{after.standing.request.quorum - len(after.standing.voters)} more must agree"
+        return f"{after.standing.request.quorum - after.standing.agreed} more must agree"
     return goes_on

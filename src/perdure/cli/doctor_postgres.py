@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 CLOCK_OFF_US = 2_000_000
 FULL, NEARLY_FULL = 0.95, 0.8  # of max_connections
 LONG_US = 600_000_000  # a transaction that is open for longer than this holds back vacuum
-# Who lacks all of these can start no run, add no event and sign on as no worker.
-_ANY_WORK = frozenset(("INSERT on perdure_runs", "UPDATE on perdure_runs", "INSERT on perdure_events", "INSERT on perdure_workers"))
+# Who lacks all of these can start no run and sign on as no worker; and without the last two tell no run anything either.
+_WORK = frozenset(("INSERT on perdure_runs", "INSERT on perdure_workers"))
+_ANY_WORK = _WORK | {"UPDATE on perdure_runs", "INSERT on perdure_events"}
 DEAD_ROWS, DEAD_SHARE = 50_000, 2  # dead rows are too many when they are many, and so much more than live ones
 
 
@@ -49,7 +50,7 @@ def _server(settings: Settings) -> Generator[Check, None, bool]:
     yield _clock(health.ahead_us)
     yield _connections(health.connections_used, health.max_connections)
     yield _doorbell(health.hears, health.direct)
-    yield _rights(health.missing)
+    yield _rights(health.missing, health.missing_to_decide)
     yield from _vacuum(health)
     return bool(health.version) and not any(lack.startswith("SELECT") for lack in health.missing)
 
@@ -117,14 +118,17 @@ def _doorbell(hears: bool, direct: bool) -> Check:
     return Check("doorbell", "warn", found, f"{lost}; connect to the server itself, or pool by session")
 
 
-def _rights(missing: list[str]) -> Check:
+def _rights(missing: list[str], missing_to_decide: list[str]) -> Check:
     if not missing:
         return Check("rights", "ok", "this user may do all that a worker does")
-    if set(missing) >= _ANY_WORK and not any(lack.startswith("SELECT") for lack in missing):
+    reads = not any(lack.startswith("SELECT") for lack in missing)
+    if reads and not missing_to_decide and set(missing) >= _WORK:
+        return Check("rights", "ok", "this user may look and decide approvals: no worker, and nobody who starts runs")
+    if reads and set(missing) >= _ANY_WORK:
         return Check("rights", "ok", "this user may only look: no worker, and nobody who starts or steers runs")
     more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
     found = f"this user lacks {', '.join(missing[:5])}{more}"
-    return Check("rights", "FAIL", found, "GRANT them as the owner of the tables; docs/postgres.md has the statements (Roles)")
+    return Check("rights", "FAIL", found, "GRANT them as the owner of the tables; docs/security.md has the statements")
 
 
 def _vacuum(health: Health) -> Iterator[Check]:

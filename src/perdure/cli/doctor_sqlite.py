@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import apsw
 
 from perdure.cli import common
 from perdure.cli.migrate import sqlite_version
-from perdure.errors import PerdureError
+from perdure.errors import PerdureError, StoreUnavailable
 from perdure.inspect.health import Check
 from perdure.inspect.words import size
 from perdure.settings import Settings
@@ -21,6 +22,7 @@ from perdure.store.sqlite.connect import connect_file
 from perdure.store.sqlite.faults import translated
 from perdure.store.sqlite.migrate import MIGRATIONS
 from perdure.store.sqlite.owner import require_journal
+from perdure.store.sqlite.place import workers_folder
 
 LARGE_LOG = 256 << 20
 LITTLE_SPACE, NO_SPACE = 1 << 30, 50 << 20
@@ -38,6 +40,10 @@ def file_checks(settings: Settings, inside: Callable[[Store], Iterator[Check]]) 
         yield Check("database", "warn", f"there is no file {path} yet", "perdure run makes it; --url or PERDURE_URL names another")
         return
     yield from _file(path)
+    folder = _workers_folder(path)
+    yield folder
+    if folder.verdict == "FAIL":
+        return  # every verb refuses the journal then
     try:
         yield from _database(settings, path, inside)
     except PerdureError as error:
@@ -70,6 +76,25 @@ def _file(path: Path) -> Iterator[Check]:
             "permissions", "ok", f"{found.st_mode & 0o777:o}" + ("" if found.st_uid == os.geteuid() else ", a file of another user")
         )
     yield _space(path.parent)
+
+
+def _workers_folder(path: Path) -> Check:
+    """Whether other users can get at the lock files, by which a worker is known to be alive or dead."""
+    folder = workers_folder(path)
+    try:
+        folder.check()
+        strangers = folder.strangers()
+    except StoreUnavailable as error:
+        return Check("locks", "FAIL", str(error), "nothing else can be looked at before this is set right")
+    except FileNotFoundError:
+        return Check("locks", "ok", f"{folder.path} is not there yet; the first worker makes it")
+    except OSError as error:
+        return Check("locks", "ok", f"{folder.path} is closed to this user ({error.strerror})")
+    if strangers:
+        some = ", ".join(strangers[:5])
+        way_out = f"no worker believes them; find out who put them there, then: cd {shlex.quote(str(folder.path))} && rm {shlex.join(strangers[:5])}"
+        return Check("locks", "warn", f"{folder.path} holds what no worker of yours has made: {some}", way_out)
+    return Check("locks", "ok", f"{folder.path}: nobody else can write to it")
 
 
 def _space(folder: Path) -> Check:

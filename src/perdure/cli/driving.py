@@ -208,7 +208,7 @@ def _output(app: Perdure, last: Event | None) -> Any:
 
 def _sentence(app: Perdure, row: RunRow, last: Event | None, url: str | None) -> str:
     """What became of a run that has not succeeded, and the way on."""
-    run, resume = f"run {row.run_id}", resume_command(row, app.url, url)
+    run, resume = f"run {row.run_id}", resume_command(app.store, row, app.url, url)
     body = last.body if last is not None else None
     if isinstance(body, RunFailed):
         return f"{run} failed: {body.failure.type}: {body.failure.message}; {command('why', row.run_id, url)} tells more"

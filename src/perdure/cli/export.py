@@ -44,7 +44,7 @@ def command(run_id: str, target: str | None, output: str | None, test: str | Non
     with common.existing_store(url) as store:
         row = require(store, run_id)
         if test is not None:
-            where = target or recorded_target(run_id, row.target, settings.url, "export", f" --test {test}{common.url_words(url)}")
+            where = target or recorded_target(store, row, settings.url, "export", f" --test {test}{common.url_words(url)}")
             _with_test(store, row, where, Path(test), Path(output) if output else Path(test).with_suffix(".perdure.jsonl"))
         elif output is None:
             # All ASCII: it can neither move a cursor nor be spoilt on its way through a pipe.

@@ -81,7 +81,7 @@ def record(store: Store, row: ApprovalRow) -> dict[str, Any]:
 def show(store: Store, row: ApprovalRow, now: int, url: str | None) -> None:
     """The approval on stdout, for whoever decides it."""
     request = row.standing.request
-    common.out(f"{common.style(row.approval, bold=True)}  {common.clean(request.action)}  ({_state(store, row, now)})")
+    common.out(f"{common.style(common.clean(row.approval), bold=True)}  {common.clean(request.action)}  ({_state(store, row, now)})")
     acts_for = f", for {row.actor}" if row.actor else ""
     _field("asked by", f"run {row.run_id}, call {row.call}, of {row.agent}, tenant {row.tenant}{acts_for}, {span(now - row.asked_at)} ago")
     common.out(f"    proposed   {_proposed(row)}")
@@ -107,7 +107,7 @@ def commands(store: Store, row: ApprovalRow, now: int, url: str | None) -> list[
     if _is_over(row, now):
         run = store.get(row.run_id)
         assert run is not None, row  # the approval's row came with an event of it
-        return [resume_command(top(store, run), settings.url, url)]
+        return [resume_command(store, top(store, run), settings.url, url)]
     deciders = row.standing.request.by
     by = "" if is_among(deciders, os_user(), (), settings) else " --by WHO"
     return [f"perdure approve {row.approval}{by}{words}", f"perdure reject {row.approval}{by} --reason TEXT{words}"]
@@ -156,7 +156,7 @@ def _input(store: Store, row: ApprovalRow, url: str | None) -> list[str]:
 def _deciders(row: ApprovalRow) -> str:
     standing, request = row.standing, row.standing.request
     who = ", ".join(request.by) or "anybody"
-    votes = f"; {len(standing.voters)} of {request.quorum} have agreed" + (f" ({', '.join(standing.voters)})" if standing.voters else "")
+    votes = f"; {standing.agreed} of {request.quorum} have agreed" + (f" ({', '.join(standing.voters)})" if standing.voters else "")
     eyes = "; not whoever the run acts for" if request.four_eyes else ""
     return who + (votes if request.quorum > 1 else "") + eyes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import click
@@ -10,8 +10,10 @@ import click
 from perdure.cli import common
 from perdure.cli.list_workers import show_crew
 from perdure.cli.serving import gap, stranded, unserved
+from perdure.core.suspects import Group
 from perdure.errors import InvalidInput
 from perdure.inspect.serving import name_of
+from perdure.inspect.suspects import deaths_words, suspect_words, waits_as_suspect
 from perdure.inspect.words import clip, clock, span
 from perdure.store.api import Filter, RunRow, Status, WorkerRow
 
@@ -42,41 +44,43 @@ def command(
         now = common.now_at(store)
         workers = store.workers(now, round(settings.lease_s * 1e6))
         rows = unserved(store, workers, wanted) if stuck else store.list(wanted)
+        groups = store.suspects()
     shown = rows[:limit]
     if as_json:
         for row in shown:
-            common.out_json(_record(row, workers))
+            common.out_json(_record(row, workers, groups, now))
         return
     if not shown:
         how = f" yet: perdure run FILE.py:agent{common.url_words(url)} starts one"
         common.note("no runs" + (" that match" if status or agent or tenant or stuck else how))
         return
     headers = ("run", "status", "agent", "waiting for / error", "events", "age", "worker")
-    common.table(headers, [_cells(row, workers, now, stuck) for row in shown])
+    common.table(headers, [_cells(row, workers, groups, now, stuck) for row in shown])
     if len(rows) > limit:
         wider = f"perdure list --limit {limit * 10}{common.url_words(url)}"
         common.note(f"the newest {limit} are shown; more: {wider}, or narrow it with --status, --agent, --tenant")
 
 
-def _cells(row: RunRow, workers: Sequence[WorkerRow], now: int, stuck: bool) -> tuple[str, ...]:
+def _cells(row: RunRow, workers: Sequence[WorkerRow], groups: Mapping[str, Group], now: int, stuck: bool) -> tuple[str, ...]:
     return (
         row.run_id,
         row.status,
         f"{row.agent}@{row.version}",
-        _about(row, workers, now, stuck),
+        _about(row, workers, groups, now, stuck),
         f"{row.seq:,}",
         span(now - row.created_at),
         _worker(row, workers),
     )
 
 
-def _about(row: RunRow, workers: Sequence[WorkerRow], now: int, stuck: bool) -> str:
-    """What it waits for or has come to; and that nobody would go on with it, where it is ready or that was asked for."""
+def _about(row: RunRow, workers: Sequence[WorkerRow], groups: Mapping[str, Group], now: int, stuck: bool) -> str:
+    """What it waits for or has come to; and why nobody goes on with it, where it is ready or that was asked for."""
     own = row.error if row.status in ("failed", "needs_attention") else row.waiting_for
     if row.status == "queued" and row.ready_at is not None and row.ready_at > now:
         own = f"not before {clock(row.ready_at, now)}"
     nobody = gap(row, workers) if stuck else stranded(row, workers, now)
-    return "; ".join(words for words in (clip(own or "", 60), nobody) if words)
+    suspect = f"a suspect: {deaths_words(row)}" if waits_as_suspect(row, workers, groups, now) else None
+    return "; ".join(words for words in (clip(own or "", 60), nobody, suspect) if words)
 
 
 def _worker(row: RunRow, workers: Sequence[WorkerRow]) -> str:
@@ -88,7 +92,7 @@ def _worker(row: RunRow, workers: Sequence[WorkerRow]) -> str:
     return worker.name if worker.alive else f"{worker.name} (dead)"
 
 
-def _record(row: RunRow, workers: Sequence[WorkerRow]) -> dict[str, Any]:
+def _record(row: RunRow, workers: Sequence[WorkerRow], groups: Mapping[str, Group], now: int) -> dict[str, Any]:
     return {
         "run_id": row.run_id,
         "agent": row.agent,
@@ -109,4 +113,5 @@ def _record(row: RunRow, workers: Sequence[WorkerRow]) -> dict[str, Any]:
         "parent": row.parent,
         "ready_at": None if row.ready_at is None else common.iso(row.ready_at),
         "unserved": gap(row, workers),
+        "suspect": suspect_words(row, workers, groups) if waits_as_suspect(row, workers, groups, now) else None,
     }

@@ -96,7 +96,7 @@ def _one(
     if len(words) > 2:
         raise InvalidInput("give one run and at most one target: perdure replay RUN [TARGET]")
     row = require(store, words[0])
-    target = words[1] if len(words) == 2 else recorded_target(row.run_id, row.target, settings.url, "replay", options)
+    target = words[1] if len(words) == 2 else recorded_target(store, row, settings.url, "replay", options)
     agent = load_target(target, tools).agent
     if agent.name != row.agent:
         raise UnknownAgent(

@@ -21,6 +21,7 @@ from perdure.store.api import RunRow
 @click.argument("call", type=click.IntRange(min=1), metavar="CALL")
 @click.option("--happened", metavar="JSON", help="It happened; the agent gets this as its result.")
 @click.option("--did-not-happen", is_flag=True, help="It did not happen; it is performed again.")
+@click.option("--final", is_flag=True, help="With --did-not-happen: the service has ruled it out, also for a request still on its way.")
 @click.option("--fail", "failure", metavar="TEXT", help="Give it up; the agent gets ToolFailed with this text.")
 @click.option("--by", metavar="WHO", help="Who says so. Default: the user of this process.")
 @click.option("--note", metavar="TEXT", help="How you know, for whoever reads the journal later.")
@@ -31,6 +32,7 @@ def command(
     call: int,
     happened: str | None,
     did_not_happen: bool,
+    final: bool,
     failure: str | None,
     by: str | None,
     note: str | None,
@@ -40,12 +42,14 @@ def command(
     """Say what became of CALL of RUN, which is in doubt: exactly one of --happened, --did-not-happen and --fail."""
     if (happened is not None) + did_not_happen + (failure is not None) != 1:
         raise InvalidInput(f"call {call} needs exactly one answer: --happened JSON, --did-not-happen or --fail TEXT")
+    if final and not did_not_happen:
+        raise InvalidInput("--final goes with --did-not-happen: it says that the request cannot arrive any more")
     answer: dict[str, Any] = {}
     if happened is not None:
         answer["happened"] = _result(happened)
         outcome, then = "it happened", "the agent goes on with that result"
     elif did_not_happen:
-        answer["did_not_happen"] = True
+        answer |= {"did_not_happen": True, "final": final}
         outcome, then = "it did not happen", "it is performed again"
     else:
         answer["fail"] = failure
@@ -81,4 +85,5 @@ async def _resolve(settings: Settings, run_id: str, call: int, answer: dict[str,
 def _by_whom(row: RunRow, settings: Settings, url: str | None) -> str:
     if row.holder is not None:
         return " by the worker that holds the run"
-    return f" when a worker takes the run, or here: {resume_command(row, settings.url, url)}"
+    with common.existing_store(url) as store:
+        return f" when a worker takes the run, or here: {resume_command(store, row, settings.url, url)}"

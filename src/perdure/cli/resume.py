@@ -15,7 +15,7 @@ from perdure.cli.who import os_user
 from perdure.core.keys import undone_by
 from perdure.errors import InvalidInput
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, RunRow
+from perdure.store.api import FINISHED, RunRow, Store
 
 if TYPE_CHECKING:
     from perdure.agent import Agent
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 def command(run_id: str, target: str | None, tools: str | None, adopt: bool, no_wait: bool, url: str | None, as_json: bool) -> int:
     """Drive RUN here until it finishes. A run that needs attention is sent back to work; a finished one shows its result.
 
-    Without TARGET the code recorded with the run is used, if it is your own file below this folder or beside the database.
+    Without TARGET the code recorded with the run is used, if it is your own file below this folder or beside the database, declares
+    the agent, and no other user can write to it or to its folder.
     """
     settings = common.settings_with(url=url)
     log_to_stderr(logging.WARNING)
@@ -41,20 +42,21 @@ def command(run_id: str, target: str | None, tools: str | None, adopt: bool, no_
 
     with common.existing_store(url) as store:
         row = require(store, run_id)
+        where = None if row.status in FINISHED else _where(store, row, target, tools, settings, url)
     # Loaded before there is a loop: a program that runs something of its own when it is imported does so without harm.
-    agents = [] if row.status in FINISHED else _code_of(row, target, tools, settings, url)
+    agents = [] if where is None else with_children([load_target(where, tools).agent])
     return asyncio.run(_resume(settings, row, agents, adopt=adopt, wait=not no_wait, url=url, as_json=as_json))
 
 
-def _code_of(row: RunRow, target: str | None, tools: str | None, settings: Settings, url: str | None) -> list[Agent[Any, Any]]:
+def _where(store: Store, row: RunRow, target: str | None, tools: str | None, settings: Settings, url: str | None) -> str:
+    """The TARGET that was typed, or the one recorded with the run."""
     run_id = row.run_id
     if (undone := undone_by(run_id)) is not None:
         # Its code is the journal of the run that it undoes.
         raise InvalidInput(f"run {run_id} is the undo of run {undone}, and goes on with: perdure undo {undone}")
     if tools is not None and target is None:
         raise InvalidInput(f"--tools {tools} goes with the plan that they belong to: perdure resume {run_id} PLAN.toml --tools {tools}")
-    loaded = load_target(target or recorded_target(run_id, row.target, settings.url, options=common.url_words(url)), tools)
-    return with_children([loaded.agent])
+    return target or recorded_target(store, row, settings.url, options=common.url_words(url))
 
 
 async def _resume(

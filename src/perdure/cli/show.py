@@ -8,6 +8,7 @@ import click
 
 from perdure.cli import common
 from perdure.cli.prompt import show_prompt
+from perdure.core.approval import count_people
 from perdure.core.codec import Payload
 from perdure.core.prompts import is_request
 from perdure.core.state import AskState, CallState
@@ -98,7 +99,7 @@ def _asks(reading: Reading, load: Callable[[Payload], bytes]) -> list[tuple[str,
 
 def _answer(ask: AskState, load: Callable[[Payload], bytes]) -> str:
     if ask.pending:
-        votes = f", {len(ask.voters)} of {ask.request.quorum} have agreed" if ask.request.quorum > 1 else ""
+        votes = f", {count_people(ask.voters)} of {ask.request.quorum} have agreed" if ask.request.quorum > 1 else ""
         return f"pending: {people(ask.request.by)}{votes}"
     return verdict(ask, load)
 

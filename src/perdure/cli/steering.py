@@ -62,6 +62,6 @@ def who_goes_on(store: Store, row: RunRow, settings: Settings, url: str | None) 
         return f"it is paused; let it go on: perdure unpause {run}{common.url_words(url)}"
     if row.status == "needs_attention":
         return f"it needs attention: perdure why {run}{common.url_words(url)}"
-    command = resume_command(top(store, row), settings.url, url)
+    command = resume_command(store, top(store, row), settings.url, url)
     # The code of an undo is the run that it undoes: no worker serves it.
     return f"go on with it: {command}" if undone_by(row.run_id) is not None else f"a worker goes on with it, or here: {command}"

@@ -20,15 +20,18 @@ from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure.cli.common import database_file, url_words
+from perdure.cli.writable import changed_by_others
 from perdure.core.keys import undone_by
 from perdure.core.state import FINISHED
-from perdure.errors import InvalidInput, NotFound
+from perdure.errors import InvalidInput, NotFound, StoreCorrupt
 
 if TYPE_CHECKING:
     from perdure.agent import Agent
     from perdure.store.api import RunRow, Store
 
 
+# Not: "has no agent". What a program makes only when it runs cannot be seen, and such a file is not run because a database names it.
+_NOT_SEEN = "does not declare {} as far as can be seen without running it"
 _TOOLS = " --tools "  # between a plan's file and that of its tools, as it is recorded and as it is typed
 
 
@@ -141,29 +144,30 @@ def _named_by(function: FunctionType) -> list[Any]:
     return [around.get(name, function.__globals__.get(name)) for name in sorted(names)]
 
 
-def recorded_target(run_id: str, recorded: str | None, url: str, verb: str = "resume", options: str = "") -> str:
-    """The target recorded with a run, if it may be loaded: a file of this user below the current folder or beside the database.
+def recorded_target(store: Store, row: RunRow, url: str, verb: str = "resume", options: str = "") -> str:
+    """The target recorded with a run, if it may be loaded: this user's own agent, below the current folder or beside the database.
 
-    A database can be shared, and whoever writes to it must not choose what runs here. `options` goes into the command to type.
+    A database can be shared, and other users who write to it must not choose what runs here. `options` goes into the command to type.
     """
-    found = _judge(recorded, url)
+    found = _judge_run(store, row, url)
     if found.target is not None:
         return found.target
-    way_out = f"perdure {verb} {shlex.quote(run_id)} {found.words or 'FILE.py:NAME'}{options}"
-    raise InvalidInput(f"run {run_id} {found.problem}: {way_out}")
+    way_out = f"perdure {verb} {shlex.quote(row.run_id)} {found.words or 'FILE.py:NAME'}{options}"
+    raise InvalidInput(f"run {row.run_id} {found.problem}: {way_out}")
 
 
-def words_for(row: RunRow, url: str) -> str:
+def words_for(store: Store, row: RunRow, url: str) -> str:
     """What `resume` and `replay` have to be told, from here, about where the run's code is: "" when they find it by themselves."""
-    found = _judge(row.target, url)
+    found = _judge_run(store, row, url)
     return "" if found.target is not None else found.words or f"FILE.py:{row.agent.removesuffix('.undo')}"
 
 
-def resume_command(row: RunRow, settings_url: str, url: str | None) -> str:
+def resume_command(store: Store, row: RunRow, settings_url: str, url: str | None) -> str:
     """The command that drives the run on, as it can be typed here; `url` is what the command line named."""
     undone = undone_by(row.run_id)
     verb, run_id = ("resume", row.run_id) if undone is None else ("undo", undone)
-    words = ["perdure", verb, shlex.quote(run_id), words_for(row, settings_url)]
+    code = "" if row.status in FINISHED else words_for(store, row, settings_url)  # a result is read without code
+    words = ["perdure", verb, shlex.quote(run_id), code]
     return " ".join(word for word in words if word) + url_words(url)
 
 
@@ -182,6 +186,18 @@ class _Judged(NamedTuple):
     problem: str = ""
 
 
+def _judge_run(store: Store, row: RunRow, url: str) -> _Judged:
+    """The row is a projection that can be changed without a trace, so the target is the one that the journal's first event has."""
+    from perdure.inspect.verify import creation_of
+
+    try:
+        created = creation_of(store, row)
+    except StoreCorrupt as damage:
+        look = f"perdure verify {shlex.quote(row.run_id)} tells more; no code is loaded because a changed database names it"
+        return _Judged(None, problem=f"is not as it was written: {damage}; {look}; name its code")
+    return _judge(created.target, url)
+
+
 def _judge(recorded: str | None, url: str) -> _Judged:
     if recorded is None:
         return _Judged(None, problem="does not say where its agent's code is; name it")
@@ -196,6 +212,10 @@ def _judge(recorded: str | None, url: str) -> _Judged:
         file = None
     if file is None or not file.is_file():
         return _Judged(None, problem=f"was started from {recorded}, which is not here; name its code")
+    from perdure.check.holds import holds_agent
+
+    if name and not holds_agent(file, name, _import_path(file)):
+        return _Judged(None, problem=f"was started from {recorded}, and that file {_NOT_SEEN.format(f'an agent {name!r}')}; name its code")
     distrust, own = _distrust(file, url)
     if distrust is None:
         return _Judged(f"{file}:{name}" if name else str(file))
@@ -213,6 +233,12 @@ def _judge_plan(recorded: str, url: str) -> _Judged:
         files = []
     if len(files) != 2 or not all(file.is_file() for file in files):
         return _Judged(None, problem=f"was started from {recorded}, which is not here; name its plan and its tools")
+    from perdure.check.holds import holds_tools
+
+    if not holds_tools(files[1], _import_path(files[1])):
+        return _Judged(
+            None, problem=f"was started from {recorded}, and the second file {_NOT_SEEN.format('any tool')}; name its plan and its tools"
+        )
     judged = [_distrust(file, url) for file in files]
     distrust = next((why for why, _ in judged if why is not None), None)
     if distrust is None:
@@ -230,12 +256,18 @@ def _distrust(file: Path, url: str) -> tuple[str | None, bool]:
         found = one.stat()
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
             return ("a file of another user" if one == file else f"whose package has a file of another user ({one})"), False
+    if (how := changed_by_others(file, place.folder)) is not None:
+        return f"and {how}", True
     database = database_file(url)
     beside = database is not None and place.folder == database.resolve().parent and file.parent == place.folder
     # The folder of a package counts, not the file's: importing it runs every __init__.py on the way.
     if beside or place.folder.is_relative_to(Path.cwd().resolve()):
         return None, True
     return "which is neither below the current folder nor beside the database", True
+
+
+def _import_path(file: Path) -> list[str]:
+    return [str(_place(file).folder), *sys.path]
 
 
 # -- finding the module -----------------------------------------------------------------------------------------------------

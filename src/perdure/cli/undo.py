@@ -54,7 +54,7 @@ def command(run_id: str, target: str | None, tools: str | None, yes: bool, dry_r
             if not as_json:
                 common.note(f"run {run_id} has had its undo already; nothing is done")
             return _finish(store, run_id, begun, settings.url, url, as_json)  # no code is needed to see that it is done
-    words = target or recorded_target(run_id, row.target, settings.url, "undo", common.url_words(url))
+        words = target or recorded_target(store, row, settings.url, "undo", common.url_words(url))
     agent = load_target(words, tools).agent  # before there is a loop: what a program does when it is imported may need one of its own
     if agent.name != row.agent:
         raise UnknownAgent(
@@ -206,7 +206,7 @@ def _finish(store: Store, run_id: str, row: RunRow, settings_url: str, url: str 
         said = f"run {run_id} is undone: {_calls(len(done))}" if done else f"nothing of run {run_id} was undone"
         common.out(common.clean(said + (f"; as they were: {_steps(stays)}" if stays else "")))
     if row.status != "succeeded":
-        common.note(common.clean(f"perdure: {_why_stopped(store, row, found, resume_command(row, settings_url, url), url)}"))
+        common.note(common.clean(f"perdure: {_why_stopped(store, row, found, resume_command(store, row, settings_url, url), url)}"))
     return common.HELD if row.holder is not None and row.status not in FINISHED else common.CODE_OF_STATUS[row.status]
 
 

@@ -34,18 +34,8 @@ def command(run_id: str, url: str | None, as_json: bool) -> None:
     options = common.url_words(url)
     with common.existing_store(url) as store:
         now = common.now_at(store)
-        code = words_for(require(store, run_id), settings.url)
-        lease_us = round(settings.lease_s * 1e6)
-        page = why(
-            store,
-            run_id,
-            now=now,
-            lease_us=lease_us,
-            max_asks=settings.reconcile_asks,
-            options=options,
-            code=code,
-            limits=settings.queues,
-        )
+        code = words_for(store, require(store, run_id), settings.url)
+        page = why(store, run_id, now=now, settings=settings, options=options, code=code)
     if as_json:
         common.out_json(msgspec.to_builtins(page))
     else:

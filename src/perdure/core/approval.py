@@ -30,6 +30,7 @@ from perdure.core.events import (
     ApprovalWithdrawn,
     OnExpiry,
 )
+from perdure.core.invisible import all_printable, without_invisible
 from perdure.errors import Conflict, InvalidInput, NotPermitted
 
 Outcome = Literal["approved", "rejected", "expired", "withdrawn"]
@@ -37,7 +38,7 @@ ApprovalStatus = Literal["pending", "approved", "rejected", "expired", "withdraw
 MAX_WHO_CHARS = 200
 MAX_DECIDERS = 100
 LONGEST_S = 10 * 366 * 86_400.0
-A_NAME = f"1 to {MAX_WHO_CHARS} printable characters, with no blank at either end"
+A_NAME = f"1 to {MAX_WHO_CHARS} printable characters, none of them invisible, with no blank at either end"
 _ROLE = "role:"
 
 
@@ -124,7 +125,7 @@ class Approval:
 
     def _suffices(self, asked: tuple[str, ...], requester: str) -> bool:
         # Who is in a role is known only when somebody decides.
-        return any(who.startswith(_ROLE) for who in asked) or len({*asked} - {requester}) >= self.quorum
+        return any(who.startswith(_ROLE) for who in asked) or len({*map(_compared, asked)} - {_compared(requester)}) >= self.quorum
 
     def request(
         self,
@@ -181,6 +182,10 @@ class Standing(Struct, frozen=True, gc=False):
     note: str | None = None
     escalated: bool = False
 
+    @property
+    def agreed(self) -> int:
+        return count_people(self.voters)
+
 
 class Ruling(Struct, frozen=True, gc=False):
     """What follows: the approval's new standing, and what the run is told."""
@@ -203,12 +208,13 @@ def judge_vote(standing: Standing, vote: Vote, *, requester: str | None, load: C
     if not vote.granted:
         body = ApprovalDecided(request.approval, False, vote.by, request.digest, note=vote.note, source=vote.source)
         return Ruling(_settled(standing, "rejected", vote.by, vote.note), body)
-    if vote.by in standing.voters:
-        raise Conflict(f"{vote.by} has already approved {request.approval}; {_missing(standing)} more must agree")
+    if any(_is_same(vote.by, voter) for voter in standing.voters):
+        raise Conflict(f"{vote.by} has already approved {request.approval}; {request.quorum - standing.agreed} more must agree")
     voters = (*standing.voters, vote.by)
-    if len(voters) < request.quorum:
+    after = msgspec.structs.replace(standing, voters=voters)
+    if after.agreed < request.quorum:
         voted = ApprovalVoted(request.approval, vote.by, request.digest, note=vote.note, source=vote.source)
-        return Ruling(msgspec.structs.replace(standing, voters=voters), voted)
+        return Ruling(after, voted)
     edited, digest = None, request.digest
     if encoded is not None:
         edited, digest = codec.pack(encoded, codec.MAX_BYTES)[0], codec.digest(encoded)
@@ -265,16 +271,42 @@ def judge_withdrawal(standing: Standing) -> Ruling:
 
 def same_name(who: Any) -> str | None:
     """A name as it is compared and recorded, in a policy and of who decides: one person has one; None if it is no name."""
-    if not isinstance(who, str) or not 0 < len(who.strip()) == len(who) <= MAX_WHO_CHARS or not who.isprintable():
+    if not isinstance(who, str) or not 0 < len(who.strip()) == len(who) <= MAX_WHO_CHARS or not all_printable(who):
         return None
-    return unicodedata.normalize("NFC", who)  # the same letters can be written in several ways
+    name = _compared(who)
+    return name if 0 < len(name) <= MAX_WHO_CHARS and all_printable(name) else None
 
 
 def may_decide(by: Sequence[str], who: str, roles: Iterable[str]) -> bool:
     """Whether somebody is among those who may decide."""
-    # Whoever calls themself "role:finance" is not in it.
-    named = who in by and not who.startswith(_ROLE)
-    return not by or named or any(f"{_ROLE}{role}" in by for role in roles)
+    if not by:
+        return True
+    # A person who is called "role:finance" is not in that role, and a recorded name is no role because it looks like one once compared.
+    named = {_compared(one) for one in by if not one.startswith(_ROLE)}
+    asked = {_compared(one.removeprefix(_ROLE)) for one in by if one.startswith(_ROLE)}
+    return (_compared(who) in named and not who.startswith(_ROLE)) or any(_compared(role) in asked for role in roles)
+
+
+def count_people(names: Iterable[str]) -> int:
+    """How many different people these names are: an older version may have recorded one person under two spellings."""
+    return len({*map(_compared, names)})
+
+
+def _compared(name: str) -> str:
+    """What all spellings of one name have in common: NFKC, single blanks, and without invisible characters.
+
+    `same_name` refuses invisible characters. Older versions took some of them, and their journals hold such names.
+    """
+    if name.isascii():
+        shape = name
+    else:
+        # Twice: a compatibility form can stand for an invisible letter, and what stood on both sides of one may combine.
+        shape = unicodedata.normalize("NFKC", without_invisible(unicodedata.normalize("NFKC", name)))
+    return " ".join(shape.split())
+
+
+def _is_same(one: str, other: str) -> bool:
+    return _compared(one) == _compared(other)
 
 
 def _check_pending(standing: Standing, now: int) -> None:
@@ -288,17 +320,13 @@ def _check_pending(standing: Standing, now: int) -> None:
 
 
 def _check_permitted(request: ApprovalRequested, vote: Vote, requester: str | None) -> None:
-    if not vote.granted and requester is not None and vote.by == requester:
+    if not vote.granted and requester is not None and _is_same(vote.by, requester):
         return  # whoever it is done for may always do without it
-    if vote.granted and request.four_eyes and (requester is None or vote.by == requester):
+    if vote.granted and request.four_eyes and (requester is None or _is_same(vote.by, requester)):
         who = f"{vote.by} is who the run acts for" if requester else "nobody knows who the run acts for (start it with actor=)"
         raise NotPermitted(f"approval {request.approval} needs a second pair of eyes, and {who}")
     if not may_decide(request.by, vote.by, vote.roles):
         raise NotPermitted(f"approval {request.approval} is for {', '.join(request.by)} to decide; {vote.by} is not among them")
-
-
-def _missing(standing: Standing) -> int:
-    return standing.request.quorum - len(standing.voters)
 
 
 def _settled(standing: Standing, status: ApprovalStatus, by: str | None, note: str | None) -> Standing:

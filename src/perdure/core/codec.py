@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from perdure.core.invisible import escaped
 from perdure.errors import NotEncodable
 
 MAX_DEPTH = 200
@@ -131,22 +132,31 @@ def pack(encoded: bytes, inline_bytes: int = INLINE_BYTES) -> tuple[Payload, byt
 
 
 def parse(text: str | bytes, what: str = "the input") -> Any:
-    """JSON typed by a person: duplicate keys, NaN and broken text are refused, never half understood."""
+    """JSON that was not written here: duplicate keys, NaN and broken text are refused, never half understood."""
+    value = _parsed(text, what)
+    encode(value)
+    return value
+
+
+def canonical(text: bytes, what: str) -> bytes:
+    """JSON that was not written here as encode() writes it; refused where parse() refuses it."""
+    return encode(_parsed(text, what))
+
+
+def _parsed(text: str | bytes, what: str) -> Any:
     if isinstance(text, bytes):
         try:
             text = text.decode("utf-8")
         except UnicodeDecodeError as error:
             raise NotEncodable(f"{what} is not UTF-8 text: byte {error.start}") from None
     try:
-        value = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_unique_keys, parse_constant=_no_constant, parse_int=_integer)
+        return json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_unique_keys, parse_constant=_no_constant, parse_int=_integer)
     except NotEncodable as error:
         raise NotEncodable(f"{what}: {error}") from None
     except RecursionError:
         raise NotEncodable(f"{what} is nested deeper than {MAX_DEPTH} levels") from None
     except ValueError as error:
         raise NotEncodable(f"{what} is not valid JSON: {error}") from None
-    encode(value)
-    return value
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -281,6 +291,6 @@ def _text(error: Exception) -> str:
 def shown(value: Any) -> str:
     """The value as part of a message, cut short; whatever it is, this does not raise."""
     try:
-        return repr(value)[:80]
+        return escaped(repr(value)[:80])
     except Exception:  # a hostile __repr__ must not hide the error that we are about to report
         return f"<{type(value).__name__}>"

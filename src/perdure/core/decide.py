@@ -5,6 +5,9 @@ Asked about every open call that nobody is performing: after a crash, after a wa
 
 from __future__ import annotations
 
+from copy import copy
+from typing import Protocol
+
 from msgspec import Struct
 
 from perdure.core.state import CallState
@@ -70,6 +73,58 @@ def _about_doubt(call: CallState, has_reconcile: bool, key_window_s: float, max_
     if has_reconcile:
         return Park(f"its reconcile hook has said “in progress” {call.asks} times")
     return Park("it may or may not have happened, and the tool has no reconcile hook")
+
+
+class Patience(Struct, frozen=True):
+    """How long is waited about a lost attempt where its tool does not say."""
+
+    timeout_s: float
+    settle_s: float
+    grace_s: float  # that an attempt has to end by itself after its time-out
+
+    @classmethod
+    def of(cls, settings: _Waits) -> Patience:
+        return cls(settings.unknown_deadline_s, settings.reconcile_margin_s, settings.cancel_grace_s)
+
+
+class _Waits(Protocol):
+    @property
+    def unknown_deadline_s(self) -> float: ...
+    @property
+    def reconcile_margin_s(self) -> float: ...
+    @property
+    def cancel_grace_s(self) -> float: ...
+
+
+def quiet_after_s(call: CallState, patience: Patience) -> float | None:
+    """How long after its attempts were last seen alive "not found" proves that none of them will happen; None: it never does.
+
+    Ending an attempt, or its process, does not call back what it has sent: a request may lie in a queue of the network or of the service
+    for as long as its sender would have waited for the answer. So a lost attempt has its own time-out, and `settle` after it, counted
+    from the moment at which it could last have sent (T22, T31). That is its end, or its worker's end, where one of them is known. A
+    worker that was only silent may still be performing the attempt, until its time-out; without a time-out, for ever.
+    """
+    if call.loose or (call.worker_may_live and call.timeout_s is None):
+        return None
+    timeout_s = patience.timeout_s if call.timeout_s is None else call.timeout_s
+    still_running_s = timeout_s + patience.grace_s if call.worker_may_live else 0.0
+    return still_running_s + timeout_s + settle_s(call, patience)
+
+
+def settle_s(call: CallState, patience: Patience) -> float:
+    """How long after its time-out a lost attempt's request may still arrive."""
+    return patience.settle_s if call.settle_s is None else call.settle_s
+
+
+def quiet_at(call: CallState, patience: Patience) -> int | None:
+    """The same as a time of the wall clock, for people: they look once, and may look too early. None: it never does."""
+    since, about = call.quiet_since, call
+    if not since:
+        # No worker has taken the run over yet, so that the journal does not tell whether the attempt still runs.
+        since, about = call.started_at, copy(call)
+        about.worker_may_live = True
+    after_s = quiet_after_s(about, patience)
+    return None if after_s is None else since + round(after_s * 1e6)
 
 
 def about_unknown(call: CallState, key_window_s: float, now: int, why: str = "it may or may not have happened") -> Perform | Park:

@@ -92,6 +92,8 @@ class RunCreated(Body, frozen=True, tag="run_created"):
     parent_call: int | None = None
     depth: int = 0  # how many parents there are above it
     budget: Limits | None = None
+    key_scheme: int = 1  # how the keys of its calls are made: core/keys.py
+    key_namespace: str = ""
 
 
 class RunClaimed(Body, frozen=True, tag="run_claimed"):
@@ -99,6 +101,7 @@ class RunClaimed(Body, frozen=True, tag="run_claimed"):
     name: str = ""  # "host:pid", for people
     takeover: bool = False  # the worker before did not give the run up: it died, or its lease ran out
     proven_dead: bool = False  # the kernel says that the worker before is gone
+    lost_with: int = 0  # other runs of that worker that may be to blame for its death: all that it held; of a suspect, the other suspects
 
 
 class RunReleased(Body, frozen=True, tag="run_released"):
@@ -128,12 +131,13 @@ class ToolCallInitiated(Body, frozen=True, tag="tool_call_initiated"):
 
     tool: str
     effect: Effect
-    # Empty: the one that keys.call_key gives it. Recorded where somebody else may know the call by it.
+    # Empty: the one that core/keys.py makes. Recorded where somebody else may know the call by it.
     key: str = ""
     attempt: int = 1
     args: Payload | None = None  # attempt 1 only; not after a proposal, unless a person has edited them
     digest: str | None = None  # of the arguments that were approved; without an approval `args` has it
     timeout_s: float | None = None
+    settle_s: float | None = None  # the tool's `settle`; None: the setting reconcile_margin_s
     reconcile: bool = False  # the tool has a hook that can be asked what became of an attempt
     approval: str | None = None  # consumed by this commit
     pinned: str | None = None  # digest of the tool's schema and effect class; with the run's first call of the tool
@@ -275,6 +279,8 @@ class ChildStarted(Body, frozen=True, tag="child_started"):
     target: str | None = None
     queue: str | None = None  # None: the parent's
     budget: Limits | None = None
+    key_scheme: int = 1  # of the child
+    key_namespace: str = ""
 
 
 class ChildFinished(Body, frozen=True, tag="child_finished"):

@@ -14,6 +14,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
+
+from perdure.core.codec import parse
 from perdure.core.events import Failure, FailureKind
 from perdure.errors import Fatal, InvalidInput, NotReady, NotSent, RetryLater
 
@@ -21,6 +24,8 @@ IN_DOUBT_KINDS: frozenset[FailureKind] = frozenset(("timeout", "reset", "server_
 MAX_MESSAGE_CHARS = 2_000
 MAX_TRACEBACK_CHARS = 2_000
 MAX_RETRY_AFTER_S = 86_400.0
+_NAME_CHARS = 200
+_BASES = 20
 _FRAMES = 5
 _CHAIN = 10  # causes, and levels of exception groups, that are followed
 
@@ -64,7 +69,8 @@ _BUILT_IN: tuple[tuple[type[BaseException], FailureKind], ...] = (
 )
 # An established connection can report these too, so that they prove nothing.
 _RESETS = frozenset((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.ENETRESET, errno.ESHUTDOWN))
-# Of several errors at once the one that forbids most decides: a doubt outweighs everything, proof that nothing was sent is weakest.
+# All that a tool can fail with. Of several errors at once the one that forbids most decides: a doubt outweighs everything, proof that
+# nothing was sent is weakest.
 _WEIGHT: tuple[FailureKind, ...] = (
     *("cancelled", "timeout", "reset", "server_error", "process_died"),
     *("fatal", "refused", "error", "not_encodable", "rate_limited", "not_sent"),
@@ -77,11 +83,29 @@ def describe(error: BaseException, now: datetime | None = None) -> Failure:
     bases = type(error).__mro__[1:]
     return Failure(
         kind=kind,
-        type=clean(type(error).__name__, 200),
+        type=clean(type(error).__name__, _NAME_CHARS),
         message=_message(error, _CHAIN),
-        lineage=tuple(clean(base.__name__, 200) for base in bases if base not in (BaseException, object))[:20],
+        lineage=tuple(clean(base.__name__, _NAME_CHARS) for base in bases if base not in (BaseException, object))[:_BASES],
         retry_after_s=retry_after_s,
         traceback=_traceback(error),
+    )
+
+
+def received(encoded: bytes) -> Failure:
+    """A failure as another process has described it. ValueError for one that describe() cannot have written; what is too long is cut."""
+    try:
+        told = msgspec.convert(parse(encoded, "the failure"), Failure)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"the failure: {error}") from None
+    if told.kind not in _WEIGHT:
+        raise ValueError(f"the failure: a tool cannot fail with the kind {told.kind}")
+    return Failure(
+        kind=told.kind,
+        type=clean(told.type, _NAME_CHARS),
+        message=clean(told.message, MAX_MESSAGE_CHARS),
+        lineage=tuple(clean(name, _NAME_CHARS) for name in told.lineage[:_BASES]),
+        retry_after_s=_sane_wait(told.retry_after_s),
+        traceback=None if told.traceback is None else clean(told.traceback, MAX_TRACEBACK_CHARS),
     )
 
 

@@ -6,22 +6,39 @@ import hashlib
 import re
 
 from perdure.core import codec
-from perdure.errors import InvalidInput
+from perdure.core.events import RunCreated
+from perdure.errors import InvalidInput, StoreVersion
 
 MAX_ID_CHARS = 200
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+~=-]*\Z")
 
 
-def call_key(tenant: str, run_id: str, call: int) -> str:
-    """The idempotency key of a call: it knows nothing of arguments, time, chance or attempt."""
-    return CallKeys(tenant, run_id).key(call)
+KEY_SCHEME = 2  # of new runs; a run keeps the one that it was begun with
 
 
 class CallKeys:
-    """The keys of one run's calls; what they share is hashed once."""
+    """The idempotency keys of one run's calls. They do not depend on arguments, time, chance or attempt.
 
-    def __init__(self, tenant: str, run_id: str) -> None:
-        self._shared = _hashed("perdure-call-1", tenant, run_id)
+    Two journals may share an account at a provider, and may have a run of the same id. So a key also covers the agent, the tool and the
+    journal's `key_namespace` (scheme 2). Scheme 1 covered tenant, run id and call number alone; runs begun under it keep it.
+    The same call of the same run has the same key in a database that was lost and made anew.
+    """
+
+    def __init__(self, tenant: str, run_id: str, agent: str = "", namespace: str = "", scheme: int = 1) -> None:
+        assert scheme in (1, 2), scheme
+        self._covers_tool = scheme == 2
+        self._shared = (
+            _hashed("perdure-call-1", tenant, run_id) if scheme == 1 else _hashed("perdure-call-2", namespace, tenant, run_id, agent)
+        )
+
+    @classmethod
+    def of(cls, created: RunCreated) -> CallKeys:
+        """The keys of the run that was created like this."""
+        if not 1 <= created.key_scheme <= KEY_SCHEME:
+            raise StoreVersion(
+                f"run {created.run_id} makes its keys by scheme {created.key_scheme}, and this perdure knows {KEY_SCHEME}: upgrade perdure"
+            )
+        return cls(created.tenant, created.run_id, created.agent, created.key_namespace, created.key_scheme)
 
     def __repr__(self) -> str:
         return f"CallKeys({self._shared.hexdigest()[:12]})"
@@ -31,9 +48,11 @@ class CallKeys:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def key(self, call: int) -> str:
+    def key(self, call: int, tool: str) -> str:
         whole = self._shared.copy()
         whole.update(_framed(str(call)))
+        if self._covers_tool:
+            whole.update(_framed(tool))
         return whole.hexdigest()
 
 

@@ -134,6 +134,7 @@ class CallState(Struct, gc=False):
     last_seq: int = 0
     last_ts: int = 0
     timeout_s: float | None = None
+    settle_s: float | None = None
     has_reconcile: bool = False
     retry_at: int | None = None
     turn: int | None = None  # when its place in the line of its rate limit comes up
@@ -144,7 +145,8 @@ class CallState(Struct, gc=False):
     doubtful: bool = False  # some attempt may have happened, and nobody has settled that yet
     failed: int = 0  # attempts that failed by themselves; those that a dying worker cut off do not count
     failed_at: int = 0  # the last attempt whose end, by itself or by being stopped, is on record
-    worker_gone: bool = False  # the last attempt was cut off with its worker, and the kernel says that the worker is gone
+    quiet_since: int = 0  # when the last attempt was seen to have ended, or its worker to be lost
+    worker_may_live: bool = False  # an attempt was cut off, and nothing proves that its worker is dead: it may still be sending
     loose: bool = False  # some attempt may still be running: "not found" proves nothing about it
     resolved_by: str | None = None
     approval: str | None = None  # its id, when a person has to agree
@@ -168,7 +170,7 @@ class CallState(Struct, gc=False):
     @property
     def key(self) -> str:
         """The idempotency key: the same for every attempt."""
-        return self.recorded_key or self.keys.key(self.number)
+        return self.recorded_key or self.keys.key(self.number, self.tool)
 
     @property
     def digest(self) -> str | None:
@@ -264,7 +266,8 @@ class RunState(Struct, gc=False, eq=False):
     cancel: CancelRequested | None = None
     paused: RunPaused | None = None
     attention: AttentionNeeded | None = None
-    crashes: int = 0
+    crashes: int = 0  # takeovers in a row, with no progress in between
+    crashes_alone: int = 0  # those of them for which no other run can be to blame
     said: str | None = None
     output: Payload | None = None
     failure: Failure | None = None
@@ -289,7 +292,7 @@ class RunState(Struct, gc=False, eq=False):
         match body:
             case RunCreated():
                 self.created, self.created_at = body, event.ts
-                self.keys = CallKeys(body.tenant, body.run_id)
+                self.keys = CallKeys.of(body)
                 self.version, self.budget = body.version, body.budget
             case RunClaimed():
                 self._claimed(event, body)
@@ -303,20 +306,15 @@ class RunState(Struct, gc=False, eq=False):
                     call = self._known(event, one.call)
                     self._settle_cost(call, one.usage)
             case RunReleased():
-                self.status, self.waiting_for, self.wake_at, self.short_since = (
-                    body.status,
-                    body.waiting_for,
-                    body.wake_at,
-                    body.short_since,
-                )
-                self.worker, self.crashes = None, 0
+                self.status, self.waiting_for, self.wake_at = body.status, body.waiting_for, body.wake_at
+                self.worker, self.crashes, self.crashes_alone, self.short_since = None, 0, 0, body.short_since
                 if body.abrupt:
                     self._let_loose()
             case TimerSet():
                 self.timers[body.timer] = body.due
             case TimerFired():
                 self.timers.pop(body.timer, None)
-                self.crashes = 0
+                self.crashes = self.crashes_alone = 0
             case StatusReported():
                 self.said = body.text
             case CancelRequested():
@@ -325,7 +323,8 @@ class RunState(Struct, gc=False, eq=False):
             case AttentionNeeded():
                 self.attention = body
             case RunRequeued() | RunUnpaused():
-                self.attention, self.waiting_for, self.wake_at, self.crashes = None, None, None, 0
+                self.attention, self.waiting_for, self.wake_at = None, None, None
+                self.crashes = self.crashes_alone = 0
                 self.paused = self.over = None
                 self.status = "cancelling" if self.cancel else "queued"
             case RunPaused():
@@ -357,10 +356,13 @@ class RunState(Struct, gc=False, eq=False):
         self.status = "cancelling" if self.cancel else "running"
         self.waiting_for = self.wake_at = None
         self.attention = self.over = None  # whoever takes the run looks again
-        for call in self.open.values() if body.proven_dead else ():
-            call.worker_gone = call.worker_gone or call.phase == "started"
+        for call in self.open.values():
+            if call.phase == "started":
+                call.quiet_since = event.ts
+                call.worker_may_live = call.worker_may_live or not body.proven_dead
         if body.takeover:
             self.crashes += 1
+            self.crashes_alone += body.lost_with == 0
 
     def _let_loose(self) -> None:
         for call in self.open.values():
@@ -478,9 +480,10 @@ class RunState(Struct, gc=False, eq=False):
                 self._move(call, event, "initiated")
                 if call.attempt == 0:
                     call.first_ts = event.ts  # a key ages from when it may first have been sent, not from when the call was proposed
-                call.attempt, call.intent_seq, call.timeout_s = body.attempt, event.seq, body.timeout_s
+                call.attempt, call.intent_seq = body.attempt, event.seq
+                call.timeout_s, call.settle_s = body.timeout_s, body.settle_s
                 call.retry_at = call.turn = None
-                call.has_reconcile, call.worker_gone, call.started_at = body.reconcile, False, event.ts
+                call.has_reconcile, call.started_at, call.quiet_since = body.reconcile, event.ts, 0
                 if body.pinned is not None:
                     self.pins.setdefault(f"tool {body.tool}", body.pinned)
                 self.attempts += 1
@@ -495,7 +498,7 @@ class RunState(Struct, gc=False, eq=False):
                 began = call.phase == "started" and body.failure.type not in (NOT_STARTED, LOST)
                 call.withdrawn += body.failure.type == NOT_STARTED
                 self._move(call, event, "failed_for_good" if body.final else "failed")
-                self._count(call, body.attempt, body.failure)
+                self._count(call, body.attempt, body.failure, event.ts)
                 self._take_time(call, event.ts - call.started_at if began else 0)
                 self._settle_cost(call, body.usage, still=None if body.final else call.unsettled)
                 if body.failure.type == NOT_STARTED:
@@ -505,7 +508,7 @@ class RunState(Struct, gc=False, eq=False):
                 self._take_time(call, event.ts - call.started_at if call.phase == "started" and body.failure else 0)
                 self._settle_cost(call, body.usage, still=_unsettled(call, body))
                 self._move(call, event, "in_doubt")
-                self._count(call, body.attempt, body.failure)
+                self._count(call, body.attempt, body.failure, event.ts)
                 call.doubt, call.doubtful = body.why, True
                 call.loose = call.loose or body.loose
             case RetryScheduled() if body.turn:
@@ -517,7 +520,7 @@ class RunState(Struct, gc=False, eq=False):
             case ToolCallResolved():
                 self._move(call, event, "resolved_failed" if body.outcome == "failed" else body.outcome)
                 call.result, call.failure, call.resolved_by, call.retry_at = body.result, body.failure, body.by, None
-                call.doubtful = call.loose = False
+                call.doubtful = call.loose = call.worker_may_live = False
                 self._settle_cost(call, body.usage)
                 if self.status == "needs_attention":
                     # A person has settled it: whatever else was wrong shows itself again when the run goes on.
@@ -527,7 +530,7 @@ class RunState(Struct, gc=False, eq=False):
                 raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) is not about a call")
         if call.ended:
             self.open.pop(number, None)
-            self.crashes = 0
+            self.crashes = self.crashes_alone = 0
 
     def take_back(self, intent: ToolCallInitiated, before: CallState, instead: Event) -> None:
         """The call is as it was before its last intent, which is in no journal; another event has the intent's place there."""
@@ -567,9 +570,10 @@ class RunState(Struct, gc=False, eq=False):
         call.busy_us += busy_us
         self.busy_us += busy_us
 
-    def _count(self, call: CallState, attempt: int, failure: Failure | None) -> None:
+    def _count(self, call: CallState, attempt: int, failure: Failure | None, ts: int) -> None:
         if failure is not None:
             call.failure = failure
+            call.quiet_since = call.quiet_since or ts
             if attempt != call.failed_at and failure.type not in (NOT_STARTED, LOST):
                 call.failed, call.failed_at = call.failed + (failure.kind != "cancelled"), attempt
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from perdure.core.approval import count_people
 from perdure.core.codec import Payload
 from perdure.core.state import AskState
 from perdure.inspect.scene import Scene
@@ -109,7 +110,7 @@ def deciders(one: Asked) -> str:
     """Who may decide, how many of them must agree, and who has."""
     who = people(tuple(one.by))
     if one.quorum > 1:
-        who += f", {one.quorum} of them must agree; {plural(len(one.voters), 'has', 'have')} so far" + _names(one.voters)
+        who += f", {one.quorum} of them must agree; {plural(count_people(one.voters), 'has', 'have')} so far" + _names(one.voters)
     if one.four_eyes:
         but = one.acts_for or "… nobody knows who the run acts for, so that nobody can say yes: start it with actor="
         who += f"; not {but}"

@@ -131,7 +131,8 @@ def _of_run(event: Event) -> dict[str, Any]:
         case RunCreated():
             return {"queue": body.queue, "parent": body.parent, "parent_call": body.parent_call}
         case RunClaimed():
-            return {"worker": body.worker, "name": body.name, "takeover": body.takeover, "proven_dead": body.proven_dead}
+            took = {"worker": body.worker, "name": body.name, "takeover": body.takeover, "proven_dead": body.proven_dead}
+            return {**took, "lost_with": body.lost_with}
         case RunReleased():
             return {"status": body.status, "waiting_for": body.waiting_for}
         case AttentionNeeded():

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from perdure.core.decide import quiet_at
 from perdure.core.events import Event, RunClaimed
 from perdure.core.state import CallState
 from perdure.inspect.scene import Scene
@@ -78,7 +79,7 @@ def _doubt(call: CallState, scene: Scene) -> Doubt:
         places=places(call.failure),
         worker=_performer(call.intent_seq, events),
         meaning=EFFECTS[call.effect],
-        check=_check(call),
+        check=_check(call, scene),
         by_itself=by_itself,
         settles_itself=settles_itself,
         recorded=call.phase == "in_doubt",
@@ -135,8 +136,12 @@ def _performer(intent_seq: int, events: Sequence[Event]) -> str | None:
     )
 
 
-def _check(call: CallState) -> str:
-    return (
-        f"look for this key at the service behind {call.tool}. Found: it happened. "
-        "Not found counts only once the request can no longer be on its way"
-    )
+def _check(call: CallState, scene: Scene) -> str:
+    until = quiet_at(call, scene.patience)
+    if until is None:
+        counts = "Not found proves nothing: its attempt may still be running"
+    elif until <= scene.now:
+        counts = "Not found: it did not happen, since its request can no longer be on its way"
+    else:
+        counts = f"Not found proves nothing before {at(until, scene.now)}: its request may still arrive"
+    return f"look for this key at the service behind {call.tool}. Found: it happened. {counts}"

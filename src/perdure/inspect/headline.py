@@ -110,7 +110,7 @@ def _running_sentence(scene: Scene, doubts: list[Doubt]) -> str:
         what = f"pausing ({state.paused.by} asked{reason}), when what is under way has ended: "
     last = f"its last event is {span(now - state.updated_at)} old"
     if holder is None:
-        return f"{what}nobody holds it, and {scene.missing or 'any worker may take it'}; {last}"
+        return f"{what}nobody holds it, and {scene.missing or scene.suspect or 'any worker may take it'}; {last}"
     if holder.alive:
         return f"{what}worker {holder.name} holds it and is alive, {_last_seen(holder, now)}; {last}"
     seen = f", {_last_seen(holder, now)}" if holder.last_seen else ""
@@ -147,6 +147,8 @@ def _workers(scene: Scene) -> str:
     would = [worker for worker in scene.workers if serves(worker, scene.reading.row)]
     if scene.no_room is not None:
         return f"{scene.no_room}; {plural(len(would), 'worker')} would take it then"
+    if scene.suspect is not None:
+        return scene.suspect
     return f"{plural(len(would), 'worker')} would, and may be busy"
 
 

@@ -8,6 +8,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from perdure.core.suspects import SUSPECT_CRASHES
+from perdure.inspect.suspects import waits_as_suspect
 from perdure.inspect.view import all_rows
 from perdure.inspect.words import plural, span
 from perdure.store.api import FINISHED, ApprovalFilter, RunRow, Store, WorkerRow
@@ -28,20 +30,24 @@ class Check(Struct, frozen=True):
 
 
 def check_runs(store: Store, now: int, lease_us: int) -> list[Check]:
-    """Workers, runs by status, runs that need a person, approvals, ready runs that nobody takes, and the clock."""
+    """Workers, runs by status, runs that need a person, approvals, ready runs that nobody takes, suspects, and the clock."""
     workers = store.workers(now, lease_us)
     counts: Counter[str] = Counter()
     attention: list[str] = []
     ignored: list[RunRow] = []
     orphaned: list[str] = []
     newest = 0
+    suspects: list[RunRow] = []
+    groups = store.suspects()
     alive = {worker.worker for worker in workers if worker.alive}
     for row in all_rows(store):
         counts[row.status] += 1
         newest = max(newest, row.updated_at)
         if row.status == "needs_attention":
             attention.append(row.run_id)
-        if row.status not in FINISHED and row.ready_at is not None and row.ready_at < now - IGNORED_AFTER_US:
+        if waits_as_suspect(row, workers, groups, now):
+            suspects.append(row)
+        elif row.status not in FINISHED and row.ready_at is not None and row.ready_at < now - IGNORED_AFTER_US:
             ignored.append(row)
         if row.holder is not None and row.holder not in alive:
             orphaned.append(row.run_id)
@@ -52,6 +58,7 @@ def check_runs(store: Store, now: int, lease_us: int) -> list[Check]:
         _attention(attention),
         _approvals(store, now),
         _ignored(ignored, now),
+        _suspects(suspects),
         _orphaned(orphaned),
         _clock(newest, now),
     ]
@@ -109,6 +116,17 @@ def _ignored(rows: list[RunRow], now: int) -> Check:
     agents = ", ".join(sorted({row.agent for row in rows}))
     found = f"{plural(len(rows), 'ready run')} that nobody takes, of {agents}; the oldest ({oldest.run_id}) for {span(now - (oldest.ready_at or now))}"
     return Check("queue", "warn", found, f"perdure worker {oldest.target or f'FILE.py:{oldest.agent}'}")
+
+
+def _suspects(rows: list[RunRow]) -> Check:
+    if not rows:
+        return Check("suspects", "ok", "no run waits because workers died with it")
+    with_whom = "it: it may be what kills them, and suspects" if len(rows) == 1 else "them: one may be what kills them, and suspects"
+    found = (
+        f"{plural(len(rows), 'ready run waits', 'ready runs wait')} because {SUSPECT_CRASHES} or more workers in a row died with {with_whom} "
+        f"are driven in groups ({_some(row.run_id for row in rows)})"
+    )
+    return Check("suspects", "warn", found, f"perdure why {rows[0].run_id}; the logs of the workers that died say more (out of memory?)")
 
 
 def _orphaned(run_ids: list[str]) -> Check:

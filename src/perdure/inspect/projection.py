@@ -1,6 +1,6 @@
 """What a run's row must say, by its journal. The row is a projection: where the two differ, the row is wrong.
 
-Lease plumbing that is no history (the nonce, who lost it, when the row was last touched) has no counterpart in the journal.
+Lease plumbing that is no history (the nonce, how it was lost and with how many others, when the row was last touched) has no counterpart in the journal.
 """
 
 from __future__ import annotations
@@ -44,6 +44,11 @@ def row_problem(row: RunRow, state: RunState, events: Sequence[Event], input_dig
     return _resting_problem(row, state, events, takeovers)
 
 
+def birth_problem(row: RunRow, created: RunCreated) -> str | None:
+    """The first column that does not say what the run's first event says and no later event changes; None when all do."""
+    return _first_difference(row, _birth(created))
+
+
 def forced(events: Sequence[Event]) -> bool:
     """Whether somebody has ended the run without its agent."""
     end = events[-1].body
@@ -59,8 +64,19 @@ def _fixed(state: RunState, input_digest: str, head: bytes) -> dict[str, Any]:
     created = state.created
     assert created is not None
     return {
-        "agent": created.agent,
+        **_birth(created),
         "version": state.version,
+        "input_digest": input_digest,
+        "seq": state.seq,
+        "head": head,
+        "epoch": state.epoch,
+        "created_at": state.created_at,
+    }
+
+
+def _birth(created: RunCreated) -> dict[str, Any]:
+    return {
+        "agent": created.agent,
         "tenant": created.tenant,
         "actor": created.actor,
         "queue": created.queue,
@@ -68,11 +84,6 @@ def _fixed(state: RunState, input_digest: str, head: bytes) -> dict[str, Any]:
         "target": created.target,
         "parent": created.parent,
         "parent_call": created.parent_call,
-        "input_digest": input_digest,
-        "seq": state.seq,
-        "head": head,
-        "epoch": state.epoch,
-        "created_at": state.created_at,
     }
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
 from perdure.core.codec import Payload
+from perdure.core.decide import Patience
 from perdure.core.events import RunClaimed
 from perdure.inspect.cost import CostAll, cost_with_children
 from perdure.inspect.crew import no_room
 from perdure.inspect.serving import is_served, missing, version_served
 from perdure.inspect.shortage import Shortage, own_shortage, shortages_below
+from perdure.inspect.suspects import suspect_words, waits_as_suspect
 from perdure.inspect.undone import Undoing, undoing_of
 from perdure.inspect.view import Reading, loader, read_run
 from perdure.inspect.words import iso, seconds
-from perdure.settings import Queue
+from perdure.settings import Settings
 from perdure.store.api import ApprovalRow, InboxRow, Ledger, RunRow, Store, WorkerRow
 
 
@@ -38,6 +40,7 @@ class Scene(Struct, frozen=True):
     workers: list[WorkerRow]
     now: int
     max_asks: int  # how often a reconcile hook may say "in progress"
+    patience: Patience
     below: list[RunRow]  # its children that have not ended, theirs, and so on
     approvals: dict[str, ApprovalRow]  # those that the journal has as pending
     ledgers: list[Ledger]
@@ -48,6 +51,7 @@ class Scene(Struct, frozen=True):
     unread: list[InboxRow]  # of a finished run: what arrived as it ended
     load: Callable[[Payload], bytes]
     no_room: str | None = None  # the limit of its queue that keeps a ready run from being taken
+    suspect: str | None = None  # why it waits, though it is ready: its workers died, and others hold runs of that kind
 
     @property
     def held(self) -> bool:
@@ -74,8 +78,9 @@ class Scene(Struct, frozen=True):
         return missing(self.reading.row, self.workers)
 
 
-def look(store: Store, run_id: str, now: int, lease_us: int, max_asks: int, limits: Mapping[str, Queue] | None = None) -> Scene:
+def look(store: Store, run_id: str, now: int, settings: Settings) -> Scene:
     """The run and its surroundings, now."""
+    lease_us = round(settings.lease_s * 1e6)
     reading = read_run(store, run_id)
     state = reading.state
     workers = store.workers(now, lease_us)
@@ -83,13 +88,15 @@ def look(store: Store, run_id: str, now: int, lease_us: int, max_asks: int, limi
     is_ready = row.holder is None and row.ready_at is not None and row.ready_at <= now
     below = store.family(run_id) if state.alive else []
     ledgers = store.ledgers(run_id)
+    groups = store.suspects()
     asked = [store.approval(ask.request.approval) for ask in state.pending.values()]
     return Scene(
         reading=reading,
         holder=_holder(reading, workers, now, lease_us),
         workers=workers,
         now=now,
-        max_asks=max_asks,
+        max_asks=settings.reconcile_asks,
+        patience=Patience.of(settings),
         below=below,
         approvals={row.approval: row for row in asked if row is not None},
         ledgers=ledgers,
@@ -99,7 +106,8 @@ def look(store: Store, run_id: str, now: int, lease_us: int, max_asks: int, limi
         cost_all=cost_with_children(store, reading.row) if state.children else None,
         unread=store.unread(run_id) if state.finished else [],
         load=loader(store),
-        no_room=no_room(row, store.backlog(now), limits) if limits and is_ready else None,
+        no_room=no_room(row, store.backlog(now), settings.queues) if settings.queues and is_ready else None,
+        suspect=suspect_words(row, workers, groups) if waits_as_suspect(row, workers, groups, now) else None,
     )
 
 

@@ -54,7 +54,7 @@ from perdure.core.prompts import is_request
 from perdure.core.state import LOST
 from perdure.inspect.models import Load, answer_words, request_words
 from perdure.inspect.plans import plan_words
-from perdure.inspect.words import amount, called, clip, failed, iso, money, people, shown, span, used
+from perdure.inspect.words import amount, called, clip, failed, iso, money, people, plural, shown, span, used
 
 _UNTIL = {
     "approval": "until somebody approves it",
@@ -219,7 +219,8 @@ def _about_run(event: Event, load: Load | None) -> str:
             return _creation(body)
         case RunClaimed(takeover=True):
             why = "which is gone (the kernel says so)" if body.proven_dead else "which gave no sign of life"
-            return f"worker {body.name or body.worker} took the run over from the worker before, {why}"
+            others = f"; {plural(body.lost_with, 'other run')} of that worker may be to blame" if body.lost_with else ""
+            return f"worker {body.name or body.worker} took the run over from the worker before, {why}{others}"
         case RunClaimed():
             return f"worker {body.name or body.worker} took the run"
         case RunReleased():

@@ -26,12 +26,12 @@ class Names:
         """Take the names out of whatever begins a call; every later event of the call is told with them."""
         if event.call is None:
             if isinstance(event.body, RunCreated):
-                self._keys = CallKeys(event.body.tenant, event.body.run_id)
+                self._keys = CallKeys.of(event.body)
             return
         match event.body:
             case ToolCallInitiated(tool=tool, key=key) | ToolCallProposed(tool=tool, key=key):
                 self.tools[event.call] = self.calls[event.call] = tool
-                self.keys[event.call] = key or self._keys.key(event.call)
+                self.keys[event.call] = key or self._keys.key(event.call, tool)
                 self.began[event.call] = event.ts
             case ApprovalRequested(action=action):
                 self.calls.setdefault(event.call, action)

@@ -20,7 +20,7 @@ from perdure.core.events import AnyBody, Event, RunClaimed, RunCreated, decode_b
 from perdure.core.state import RunState
 from perdure.errors import InvalidInput, StoreCorrupt
 from perdure.inspect.beside import Kin, beside_problem
-from perdure.inspect.projection import row_problem
+from perdure.inspect.projection import birth_problem, row_problem
 from perdure.store.api import RunRow, Store, Stored
 
 LOOKS = 5  # at a run that moves on all the time
@@ -92,6 +92,30 @@ def _verdict(store: Store, row: RunRow, kin: Kin) -> Verdict:
     return Verdict(
         row.run_id, len(stored), checker.head.hex(), None if around is None else around.seq, problem, projection=problem is not None
     )
+
+
+def creation_of(store: Store, row: RunRow) -> RunCreated:
+    """The run's first event, after the hash chain was recomputed up to the row's head; StoreCorrupt if it, or the row, was changed.
+
+    The row was read before, so that the journal has at least the events that it speaks of.
+    """
+    stored = store.stored(row.run_id)[: row.seq]
+    head = chain.genesis(row.run_id)
+    for expected, one in enumerate(stored, 1):
+        if one.seq != expected or _link(head, one, expected) != one.hash:
+            raise StoreCorrupt(f"event {expected} does not have the hash that the journal's chain gives it")
+        head = one.hash
+    if head != row.head:
+        raise StoreCorrupt("the journal's chain does not lead to the head that the run's row has")
+    try:
+        created = decode_body(stored[0].data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, IndexError) as error:
+        raise StoreCorrupt(f"its first event cannot be decoded: {error}") from None
+    if not isinstance(created, RunCreated) or created.run_id != row.run_id:
+        raise StoreCorrupt("its first event does not create it")
+    if (problem := birth_problem(row, created)) is not None:
+        raise StoreCorrupt(problem)
+    return created
 
 
 def verify_journal(row: Heading, stored: Sequence[Stored], blob: Callable[[str], bytes]) -> tuple[Verdict, Checked]:

@@ -5,8 +5,6 @@ Built from the run's row, its journal and the list of workers; nothing is guesse
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from msgspec import Struct
 
 from perdure.core.events import PinChanged, RunAdopted
@@ -26,7 +24,7 @@ from perdure.inspect.shortage import shortage_words
 from perdure.inspect.undone import Undoing
 from perdure.inspect.waits import Heard, heard, never_started, strays, topics, unread_words, waiting
 from perdure.inspect.words import iso, places, seconds, span
-from perdure.settings import Queue
+from perdure.settings import Settings
 from perdure.store.api import Store
 
 FIRST_SHOWN, LAST_SHOWN = 3, 5
@@ -72,6 +70,7 @@ class Why(Struct, frozen=True):
     workers_alive: int
     unserved: str | None  # what no worker has that the run needs
     no_room: str | None  # the limit of its queue that keeps it, though it is ready
+    suspect: str | None  # why it waits, though it is ready: its workers died, and it may be the cause
     done: list[Done]  # what happened
     done_count: int
     not_done: list[Done]  # what failed, was refused, or was given up
@@ -98,23 +97,24 @@ class Why(Struct, frozen=True):
     next: list[Step]
 
 
+_DEFAULTS = Settings()
+
+
 def why(
     store: Store,
     run_id: str,
     *,
     now: int,
-    lease_us: int,
-    max_asks: int = 20,
+    settings: Settings = _DEFAULTS,
     options: str = "",
     code: str | None = None,
-    limits: Mapping[str, Queue] | None = None,
 ) -> Why:
     """The page about a run. `options` goes into every command on it, such as ` --url …`.
 
     `code` is what `resume` must be told about where the agent's code is; "" when it finds it, None when only the run's row tells.
-    `limits` are those of the queues, as whoever asks has them in the settings.
+    `settings` are those of the process that asks; workers may have others.
     """
-    scene = look(store, run_id, now, lease_us, max_asks, limits)
+    scene = look(store, run_id, now, settings)
     row, state = scene.reading.row, scene.reading.state
     open_questions, approvals, family = doubts(scene), asked(scene), children(scene)
     done, not_done = ended(scene)
@@ -144,6 +144,7 @@ def why(
         workers_alive=scene.alive,
         unserved=None if state.finished or scene.held else scene.missing,
         no_room=scene.no_room,
+        suspect=scene.suspect,
         done=_ends(done),
         done_count=len(done),
         not_done=_ends(not_done),

@@ -8,6 +8,8 @@ from perdure.core.failures import MAX_MESSAGE_CHARS, clean
 from perdure.errors import Fatal, InvalidInput, NotReady, NotSent, PerdureError
 from perdure.integrations.mcp_secrets import redacted
 
+MAX_MESSAGE_BYTES = 32 * 1024 * 1024  # of one message from a server, over either transport
+
 # JSON-RPC codes by which a server says that it has not even begun.
 _REFUSALS = frozenset((-32600, -32601, -32602, -32020, -32021, -32022, -32042))
 _TIMEOUT = -32001

@@ -17,14 +17,13 @@ import httpx2
 
 from perdure.core.failures import MAX_MESSAGE_CHARS, clean
 from perdure.errors import NotSent
-from perdure.integrations.mcp_errors import BadAnswer
+from perdure.integrations.mcp_errors import MAX_MESSAGE_BYTES, BadAnswer
 from perdure.integrations.mcp_secrets import redacted
 
 if TYPE_CHECKING:
     from mcp.client import Transport
     from mcp.client._transport import TransportStreams
 
-MAX_BODY_BYTES = 32 * 1024 * 1024
 FAULT = -32000
 _TICKET = "perdure/ticket"
 _CONNECT_S = 10.0
@@ -87,7 +86,7 @@ class FaultKeeping(httpx2.AsyncClient):
             return response
         body = await _whole(response)
         if body is None:
-            return self._fault(request, ident, BadAnswer(f"its answer is longer than {MAX_BODY_BYTES:,} bytes"))
+            return self._fault(request, ident, BadAnswer(f"its answer is longer than {MAX_MESSAGE_BYTES:,} bytes"))
         if status == 404 and "mcp-session-id" in request.headers:
             return self._fault(request, ident, SessionOver("the server has forgotten the session: it was restarted, most likely"))
         if status >= 400 and (status == 429 or not _is_error(body)):
@@ -117,7 +116,7 @@ async def _streamable(url: str, client: FaultKeeping) -> AsyncGenerator[Transpor
 
     async with (
         client as http,
-        streamable_http_client(url, http_client=http, max_sse_event_size=MAX_BODY_BYTES) as streams,
+        streamable_http_client(url, http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES) as streams,
     ):
         yield streams
 
@@ -140,7 +139,7 @@ async def _whole(response: httpx2.Response) -> bytes | None:
     try:
         async for piece in response.aiter_bytes():
             body += piece
-            if len(body) > MAX_BODY_BYTES:
+            if len(body) > MAX_MESSAGE_BYTES:
                 return None
     finally:
         await response.aclose()

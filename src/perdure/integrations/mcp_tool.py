@@ -82,6 +82,7 @@ class _Callee:
     compensator = None
     approval: Approval | None = None
     key_window_s = 86_400.0
+    settle_s = None
     shows_key = True
 
     def __init__(self, name: str, effect: Effect, timeout_s: float) -> None:

@@ -147,6 +147,7 @@ class Asking:
     compensator = None
     approval = None
     key_window_s = 86_400.0
+    settle_s = None
     shows_key = True
 
     def __init__(self, model: Model, request: Request, packed: bytes, heard: Callable[[Answer], None]) -> None:

@@ -23,6 +23,7 @@ from perdure.core.events import AnyBody, Event, Limits, Reason
 from perdure.core.rate import Rate
 from perdure.core.state import FINISHED as FINISHED
 from perdure.core.state import Status as Status
+from perdure.core.suspects import Group
 from perdure.settings import Queue
 
 Place = tuple[int, int]  # of a run in the order in which runs came into being; what the numbers mean is the store's own affair
@@ -67,6 +68,8 @@ class RunRow(Struct, frozen=True, gc=False):
     attention: Reason | None = None  # why it needs attention
     parent: str | None = None  # run id
     parent_call: int | None = None
+    lost: int = 0  # how its last worker was lost, if it has not been taken since: 1 its lease ran out, 2 its process is gone
+    lost_with: int = 0  # other runs that may be to blame for that: all that the worker held; of a suspect, the other suspects
 
 
 class Served(Struct, frozen=True, gc=False):
@@ -490,7 +493,8 @@ class Store(Protocol):
         With run_id: that run alone, ready or not, unless it is finished (RunEnded), paused (Conflict), of another version
         (WrongVersion) or held by a live worker (AlreadyRunning); nothing, when `limits` are given and leave no room for it. With
         `below`: ready runs of that run's family alone. Neither asks for turns or queues: somebody wants them by name.
-        Runs with crashes >= 2 are suspects: at most one of them is claimed while this worker holds another suspect.
+        Runs with crashes >= 2 are suspects: however they are asked for, a worker holds no more of them at a time than `core.suspects`
+        says (of those that were lost once more as suspects, half as many as were lost together).
         """
 
     def reap(self, worker: str, lease_us: int, now: int) -> int:
@@ -512,6 +516,9 @@ class Store(Protocol):
 
     def backlog(self, now: int) -> list[Backlog]:
         """What is ready and what is held, of each tenant in each queue, in that order; who has neither is left out."""
+
+    def suspects(self) -> dict[str, Group]:
+        """Of each worker that holds suspects, the group of them."""
 
     # -- from outside -------------------------------------------------------------------------------------------------
     def post(

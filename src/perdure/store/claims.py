@@ -13,19 +13,20 @@ import msgspec
 
 from perdure.core.chain import seal
 from perdure.core.events import Event, RunClaimed
+from perdure.core.suspects import Group
 from perdure.errors import AlreadyRunning, Conflict, NotFound, RunEnded, StoreCorrupt, UnknownAgent, WrongVersion
 from perdure.settings import Queue
 from perdure.store.api import FINISHED, Backlog, Claimed, Lease, RunRow, Served, WorkerRow
 from perdure.store.cursor import Cursor, Database, Row
 from perdure.store.journal import Journal
-from perdure.store.lines import SUSPECT_CRASHES, Choice, Room, crashes_if_taken, which
+from perdure.store.lines import Choice, Room, Suspects, which
 from perdure.store.liveness import Liveness
-from perdure.store.rows import event_from, event_row, is_sound, key_of, lost_of, run_row
+from perdure.store.losing import LEASE_RAN_OUT, PROVEN_DEAD, load_of, lose_runs, lose_runs_of_silent_worker, lose_some
+from perdure.store.rows import as_lost, event_from, event_row, key_of, run_row
 
 T = TypeVar("T")
 _pairs = msgspec.json.Decoder(tuple[tuple[str, str], ...]).decode
 _texts = msgspec.json.Decoder(tuple[str, ...]).decode
-LEASE_RAN_OUT, PROVEN_DEAD = 1, 2  # perdure_runs.lost
 LONG_AGO = 10  # leases: so long gone is who was silent before anybody looked
 
 
@@ -73,7 +74,7 @@ class Claims:
         """A run that was not given up before is a takeover for whoever claims it: its calls may have been in flight."""
 
         def leave(cursor: Cursor) -> None:
-            cursor.change("lose_runs", {"worker": worker, "now": now, "lost": LEASE_RAN_OUT})
+            lose_runs(cursor, worker, now, LEASE_RAN_OUT)
             cursor.change("delete_worker", (worker,))
 
         try:
@@ -106,47 +107,40 @@ class Claims:
         limits: Mapping[str, Queue],
     ) -> list[Claimed]:
         """Ready runs, up to the limit, by turns."""
-        return self._take(
-            worker, now, lambda cursor: [(row, lost_of(row)) for row in Choice(cursor, worker, limits, now).take(served, queues, limit)]
-        )
+        return self._take(worker, now, lambda cursor: Choice(cursor, worker, limits, now).take(served, queues, limit))
 
     def claim_this(self, worker: str, served: Sequence[Served], run_id: str, now: int, limits: Mapping[str, Queue]) -> list[Claimed]:
-        """That run alone, ready or not, unless the limits leave no room for it: turns do not apply to what somebody asks for by name."""
+        """That run alone, ready or not, unless the limits or this worker's suspects leave no room for it.
 
-        def choose(cursor: Cursor) -> list[tuple[Row, int]]:
-            found, lost = self._this_one(cursor, served, run_id)
+        Turns do not apply to what somebody asks for by name.
+        """
+
+        def choose(cursor: Cursor) -> list[Row]:
+            found = self._this_one(cursor, served, run_id)
             row, room = run_row(found), Room(cursor, limits)
             room.look([row.queue])
             if row.holder is not None:
                 room.count(row.queue, row.tenant, -1)  # its dead holder's place is its own
-            return [(found, lost)] if room.has(row.queue, row.tenant) else []
+            return [found] if room.has(row.queue, row.tenant) and Suspects(cursor, worker).may_take(found) else []
 
         return self._take(worker, now, choose)
 
     def claim_below(self, worker: str, served: Sequence[Served], run_id: str, limit: int, now: int) -> list[Claimed]:
-        """Ready runs of that run's family, suspects one at a time."""
+        """Ready runs of that run's family."""
 
-        def choose(cursor: Cursor) -> list[tuple[Row, int]]:
-            may_take_suspect = cursor.one("holds_suspect", (worker,)) is None
-            chosen = []
-            for row in cursor.all("ready_below", {"run_id": run_id, "now": now, "limit": limit, **which(served, None)}):
-                if not is_sound(row):
-                    continue
-                if crashes_if_taken(row) >= SUSPECT_CRASHES:
-                    if not may_take_suspect:
-                        continue
-                    may_take_suspect = False
-                chosen.append((row, lost_of(row)))
-            return chosen
+        def choose(cursor: Cursor) -> list[Row]:
+            suspects = Suspects(cursor, worker)
+            wanted = {"run_id": run_id, "now": now, "limit": limit, "suspects": not suspects.is_full}
+            return list(filter(suspects.may_take, cursor.all("ready_below", {**wanted, **which(served, None)})))
 
         return self._take(worker, now, choose)
 
-    def _take(self, worker: str, now: int, choose: Callable[[Cursor], list[tuple[Row, int]]]) -> list[Claimed]:
+    def _take(self, worker: str, now: int, choose: Callable[[Cursor], list[Row]]) -> list[Claimed]:
         def take(cursor: Cursor) -> list[tuple[int, Claimed]]:
             registered = cursor.one("worker_by_id", (worker,))
             if registered is None:
                 raise NotFound(f"worker {worker} is not registered; register it before it claims anything")
-            takes = [Take(row, lost, worker, registered[0], now) for row, lost in choose(cursor)]
+            takes = [Take(row, worker, registered[0], now) for row in choose(cursor)]
             cursor.each("claim_run", [take.values for take in takes])
             cursor.each("insert_event", [take.event for take in takes])
             firsts = _first_events(cursor, [take.key for take in takes if take.sealed.event.seq == 2])
@@ -183,10 +177,10 @@ class Claims:
             return 0
 
         def lose(cursor: Cursor) -> int:
-            lost = sum(cursor.change("lose_runs", {"worker": dead, "now": now, "lost": PROVEN_DEAD}) for dead in gone)
-            lost += sum(cursor.change("lose_runs", {"worker": missing, "now": now, "lost": LEASE_RAN_OUT}) for missing in orphaned)
+            lost = sum(lose_runs(cursor, dead, now, PROVEN_DEAD) for dead in gone)
+            lost += sum(lose_runs(cursor, missing, now, LEASE_RAN_OUT) for missing in orphaned)
             # Its process exists and may wake up: the row stays, so that its next sign of life counts again.
-            lost += sum(cursor.change("lose_runs_of_silent_worker", {"worker": mute, "beat_at": beat, "now": now}) for mute, beat in silent)
+            lost += sum(lose_runs_of_silent_worker(cursor, mute, now, beat) for mute, beat in silent)
             cursor.each("delete_worker", [(dead,) for dead in gone])
             return lost
 
@@ -215,12 +209,8 @@ class Claims:
         return [(run_id, epoch) for run_id, epoch in self._database.read("held_by_worker", (worker,))]
 
     def let_go(self, worker: str, runs: Sequence[tuple[str, int]], now: int) -> int:
-        def lose(cursor: Cursor) -> int:
-            lost = {"worker": worker, "now": now, "lost": LEASE_RAN_OUT}
-            return sum(cursor.change("lose_run", {"run_id": run_id, "epoch": epoch, **lost}) for run_id, epoch in sorted(runs))
-
         # What cannot be looked up is done again at the next round.
-        return self._database.write(lose, lambda cursor, _: False)
+        return self._database.write(lambda cursor: lose_some(cursor, worker, now, runs), lambda cursor, _: False)
 
     def workers(self, now: int, lease_us: int) -> list[WorkerRow]:
         return [
@@ -245,20 +235,26 @@ class Claims:
         held = {(row[0], row[1]): row[2] for row in self._database.read("held_by_party")}
         return [Backlog(*party, *ready.get(party, (0, None)), held.get(party, 0)) for party in sorted({*ready, *held})]
 
-    def _this_one(self, cursor: Cursor, served: Sequence[Served], run_id: str) -> tuple[Row, int]:
-        """The run and how its holder was lost, if it may be taken."""
+    def suspects(self) -> dict[str, Group]:
+        groups: dict[str, Group] = {}
+        for holder, crashes, lost_with in self._database.read("held_suspects"):
+            groups.setdefault(holder, Group()).add(crashes, lost_with)
+        return groups
+
+    def _this_one(self, cursor: Cursor, served: Sequence[Served], run_id: str) -> Row:
+        """The run, if it may be taken, with how its holder was lost."""
         found = cursor.one("run_to_change", (run_id,))
         if found is None:
             raise NotFound(f"there is no run {run_id}; `perdure list` shows those that there are")
         row = run_row(found)
         _check_resumable(row, served)
         if row.holder is None:
-            return found, lost_of(found)
+            return found
         if not self._liveness.is_dead(row.holder):
             name, beat_at = cursor.one("worker_by_id", (row.holder,)) or (row.holder, row.updated_at)
             seen = datetime.fromtimestamp(beat_at / 1e6, UTC).isoformat(timespec="seconds")
             raise AlreadyRunning(f"run {run_id} is held by worker {name}, last seen {seen}; wait for it, or stop that process")
-        return found, PROVEN_DEAD
+        return as_lost(found, PROVEN_DEAD, load_of(cursor, row.holder).beside(row.crashes))
 
 
 def _first_events(cursor: Cursor, keys: Sequence[int]) -> dict[int, Row]:
@@ -297,14 +293,17 @@ def _check_resumable(row: RunRow, served: Sequence[Served]) -> None:
 class Take:
     """One run in a worker's hands: what is written for it, and what the worker gets."""
 
-    def __init__(self, found: Row, lost: int, worker: str, name: str, now: int) -> None:
+    def __init__(self, found: Row, worker: str, name: str, now: int) -> None:
         row, self.key = run_row(found), key_of(found)
-        body = RunClaimed(worker=worker, name=name, takeover=lost > 0, proven_dead=lost == PROVEN_DEAD)
+        was_lost = row.lost > 0
+        lost_with = row.lost_with if was_lost else 0
+        body = RunClaimed(worker=worker, name=name, takeover=was_lost, proven_dead=row.lost == PROVEN_DEAD, lost_with=lost_with)
         epoch, seq, nonce = row.epoch + 1, row.seq + 1, secrets.token_bytes(16)
         sealed = seal(row.head, Event(seq, uuid.uuid4().hex, now, epoch, None, row.seq, body))
-        crashes = row.crashes + (lost > 0)
+        crashes = row.crashes + was_lost
         lease = {"epoch": epoch, "nonce": nonce, "worker": worker}
-        self.values = {"id": self.key, **lease, "seq": seq, "head": sealed.hash, "crashes": crashes, "now": now}
+        history = {"crashes": crashes, "lost_with": row.lost_with}
+        self.values = {"id": self.key, **lease, "seq": seq, "head": sealed.hash, **history, "now": now}
         self.sealed, self.event = sealed, event_row(self.key, sealed)
         after: RunRow = msgspec.structs.replace(
             row,
@@ -316,6 +315,7 @@ class Take:
             epoch=epoch,
             holder=worker,
             crashes=crashes,
+            lost=0,
             error=None,
             attention=None,
             updated_at=max(row.updated_at, now),

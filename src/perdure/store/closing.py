@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 
 from perdure.errors import AlreadyRunning, Conflict, StoreError, StoreUnavailable
 from perdure.store.api import Moved
-from perdure.store.claims import LEASE_RAN_OUT, PROVEN_DEAD
 from perdure.store.cursor import Cursor, Database, Row
 from perdure.store.liveness import Liveness
+from perdure.store.losing import LEASE_RAN_OUT, PROVEN_DEAD, lose_runs
 
 
 class Closing:
@@ -66,10 +66,10 @@ class Closing:
             )
         silent = {row[0] for row in workers} - gone
         for dead in gone:
-            cursor.change("lose_runs", {"worker": dead, "now": now, "lost": PROVEN_DEAD})
+            lose_runs(cursor, dead, now, PROVEN_DEAD)
             cursor.change("delete_worker", (dead,))
         for other in [*silent, *(row[0] for row in cursor.all("holders_without_worker"))]:
-            cursor.change("lose_runs", {"worker": other, "now": now, "lost": LEASE_RAN_OUT})
+            lose_runs(cursor, other, now, LEASE_RAN_OUT)
         ((held,),) = cursor.all("count_held")
         if held:
             raise StoreUnavailable(f"{self._database.where}: {held} runs are just being written to; nothing was changed: try again")

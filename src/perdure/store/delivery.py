@@ -24,6 +24,7 @@ from perdure.store import notices
 from perdure.store.api import RunRow, Status
 from perdure.store.cursor import Cursor, Row
 from perdure.store.liveness import Liveness
+from perdure.store.losing import load_of
 from perdure.store.rows import body_from, body_or_none, event_row, key_of, run_row
 
 # What must be journaled in the order in which it came: signals of a topic, the life of an approval, a pause and its end.
@@ -91,7 +92,8 @@ def _journal(cursor: Cursor, found: Row, letter: Letter, status: Status | None =
     if isinstance(letter.body, RunUnpaused) and row.status == "paused" and row.epoch == 0:
         ready_at = max(letter.ts, _not_before(cursor, key, row.run_id))
     moved = {"id": key, "seq": event.seq, "head": sealed.hash, "now": letter.ts, "status": status or after}
-    cursor.change("post_to_unheld", {**moved, "ready_at": ready_at, "waiting_for": waiting_for})
+    beside = 0 if row.holder is None else load_of(cursor, row.holder).beside(row.crashes)
+    cursor.change("post_to_unheld", {**moved, "ready_at": ready_at, "waiting_for": waiting_for, "beside": beside})
     cursor.change("insert_event", event_row(key, sealed))
     if isinstance(letter.body, notices.TOLD):
         notices.tell(cursor, key, event)

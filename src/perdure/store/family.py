@@ -75,6 +75,8 @@ def _insert_child(cursor: Cursor, parent: Relations, event: Event, started: Chil
         parent_call=event.call,
         depth=parent.depth + 1,
         budget=started.budget,
+        key_scheme=started.key_scheme,
+        key_namespace=started.key_namespace,
     )
     return insert_run(cursor, NewRun(started.run_id, created, uuid.uuid4().hex, event.ts, started.digest), parent_seq=event.seq)
 

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from perdure.core.suspects import SUSPECT_CRASHES, Group
 from perdure.settings import Queue
 from perdure.store.api import Served
 from perdure.store.cursor import Cursor, Row
-from perdure.store.rows import is_sound, key_of, lost_of
+from perdure.store.rows import is_sound, key_of, lost_of, lost_with_of
 
-SUSPECT_CRASHES = 2
 _READY_AT, _CRASHES = 10, 15  # where they are in the columns that run_by_id and ready_of_line share
 Party = tuple[str, str]  # queue, tenant
 _FIRST_OF_ALL = (-(2**63), 0)  # before every ready_at and id
@@ -91,7 +91,7 @@ class Choice:
         self._cursor = cursor
         self._room = Room(cursor, limits)
         self._now = now
-        self._may_take_suspect = cursor.one("holds_suspect", (worker,)) is None
+        self._suspects = Suspects(cursor, worker)
 
     def take(self, served: Sequence[Served], queues: Sequence[str] | None, limit: int) -> list[Row]:
         """Up to `limit` runs, in the order in which their tenants had their turns, which are remembered."""
@@ -134,27 +134,41 @@ class Choice:
         """A tenant's ready runs in a queue: the higher priority first, then whatever has been ready longest."""
         for priority in sorted({priority for priority, _ in waiting}, reverse=True):
             lines = [self._of_line(line, page) for one, line in waiting if one == priority]
-            yield from filter(self._may_take, heapq.merge(*lines, key=_place))
+            yield from filter(self._suspects.may_take, heapq.merge(*lines, key=_place))
 
     def _of_line(self, line: int, page: int) -> Iterator[Row]:
         # By pages and not with an open cursor each: many open at a time could not share their prepared statement.
         after = _FIRST_OF_ALL
         while True:
             wanted = {"line": line, "now": self._now, "after_ready": after[0], "after_id": after[1], "limit": page}
-            rows = self._cursor.all("ready_of_line", {**wanted, "suspects": self._may_take_suspect})
+            rows = self._cursor.all("ready_of_line", {**wanted, "suspects": not self._suspects.is_full})
             yield from rows
             if len(rows) < page:
                 return
             after = _place(rows[-1])
 
-    def _may_take(self, row: Row) -> bool:
+
+class Suspects:
+    """The suspects that a worker holds, those that it is just taking included, and whether it may take one more run."""
+
+    def __init__(self, cursor: Cursor, worker: str) -> None:
+        self._group = Group((crashes, lost_with) for crashes, lost_with in cursor.all("suspects_of_worker", (worker,)))
+
+    @property
+    def is_full(self) -> bool:
+        return self._group.is_full
+
+    def may_take(self, row: Row) -> bool:
+        """Whether the run may be taken; if so, it counts as taken."""
         if not is_sound(row):
             return False  # nobody can take it, and it must not keep the worker from the others
-        # One suspect at a time: should it kill this worker too, the others are not blamed for it.
-        if crashes_if_taken(row) < SUSPECT_CRASHES:
+        crashes = crashes_if_taken(row)
+        if crashes < SUSPECT_CRASHES:
             return True
-        allowed, self._may_take_suspect = self._may_take_suspect, False
-        return allowed
+        if not self._group.admits(crashes, lost_with_of(row)):
+            return False
+        self._group.add(crashes, lost_with_of(row))
+        return True
 
 
 def _place(row: Row) -> tuple[int, int]:

@@ -1,18 +1,21 @@
 """Who is alive: each worker holds a lock on a small file of its own, and the kernel frees it at the worker's death.
 
 A clock can only suspect that a worker is dead. A lock that has become free proves it, at once, and whatever the clock says. A lock
-file that is missing, or not ours to open, proves nothing: then the lease decides.
+file that is missing, not ours to open, no regular file, or of another user proves nothing: then the lease decides.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 from pathlib import Path
 from typing import Protocol
 
 from perdure.core.keys import check_id
 from perdure.errors import Conflict, StoreUnavailable
+from perdure.store.private_folder import FILE_FLAGS, PrivateFolder
 
 
 class Liveness(Protocol):
@@ -77,7 +80,7 @@ class InProcess:
 class FileLocks:
     """One `flock` per worker, in a folder beside the database."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: PrivateFolder) -> None:
         self._folder = folder
         self._held: dict[str, int] = {}
 
@@ -89,26 +92,44 @@ class FileLocks:
         return True
 
     def _lock(self, worker: str) -> None:
-        path = self._path(worker)
+        name = _name(worker)
         try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            with self._folder.opened(create=True) as folder:
+                descriptor = self._locked(folder, worker)
         except OSError as error:
             raise StoreUnavailable(
-                f"worker {worker} cannot keep its lock file {path} ({error.strerror}); check the permissions of the folder"
+                f"worker {worker} cannot keep its lock file {self._folder.path / name} ({error.strerror}); check the permissions of the folder"
             ) from None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise Conflict(f"worker {worker} is already registered by a live process; every worker needs an id of its own") from None
+        self._release(worker)
         self._held[worker] = descriptor
         closed_in_children.add(descriptor)
 
+    def _locked(self, folder: int, worker: str) -> int:
+        """A new lock file that is locked before it gets its name; it replaces whatever has that name and is nobody's lock.
+
+        The crash window: a file of that name that is not locked, even for a moment, proves the death of a worker that lives.
+        """
+        name, new = _name(worker), f"{worker}.new"
+        descriptor = os.open(new, os.O_RDWR | os.O_CREAT | FILE_FLAGS, 0o600, dir_fd=folder)
+        try:
+            # Of two processes that take the same id at once, one gets this lock; the other finds it locked, here or under its name.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self._is_locked_in(folder, worker):
+                raise BlockingIOError
+            if not self._is_lock(descriptor):
+                raise OSError(errno.EINVAL, f"{new} in it is not a file of this user")
+            os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise Conflict(f"worker {worker} is already registered by a live process; every worker needs an id of its own") from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
     def refresh(self, worker: str) -> None:
         held = self._held.get(worker)
-        if held is not None and held in closed_in_children and not _is_file(held, self._path(worker)):
-            self._release(worker)
+        if held is not None and held in closed_in_children and not _is_file(held, self._folder.path / _name(worker)):
             self._lock(worker)
 
     def free(self, worker: str) -> None:
@@ -135,33 +156,48 @@ class FileLocks:
 
     def _is_locked(self, worker: str) -> bool | None:
         try:
-            descriptor = os.open(self._path(worker), os.O_RDONLY | os.O_CLOEXEC)
+            with self._folder.opened() as folder:
+                return self._is_locked_in(folder, worker)
+        except (OSError, StoreUnavailable):
+            return None  # there is no folder, or others can write to it: no proof
+
+    def _is_locked_in(self, folder: int, worker: str) -> bool | None:
+        try:
+            descriptor = os.open(_name(worker), os.O_RDONLY | FILE_FLAGS, dir_fd=folder)
         except OSError:
             return None  # somebody has removed it, or it is another user's: no proof
         try:
+            if not self._is_lock(descriptor):
+                return None  # another user has put it there, while the folder was open to others
             # Shared: two processes that ask at the same moment do not take each other for the worker.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            # A worker whose lock file was removed locks a new one and then lets go of the old one, which may be what we have opened.
+            return False if _is_file(descriptor, _name(worker), folder) else None
         except BlockingIOError:
             return True
         finally:
             os.close(descriptor)
-        return False
+
+    def _is_lock(self, descriptor: int) -> bool:
+        status = os.fstat(descriptor)
+        return stat.S_ISREG(status.st_mode) and self._folder.is_trusted(status)
 
     def forget(self, worker: str) -> None:
-        self._path(worker).unlink(missing_ok=True)
+        self._folder.remove(_name(worker))
 
     def close(self) -> None:
         for worker in list(self._held):
             self._release(worker)  # the file stays: its lock is what proves to others that nobody is there any more
 
-    def _path(self, worker: str) -> Path:
-        return self._folder / f"{check_id(worker, 'worker id')}.lock"
+
+def _name(worker: str) -> str:
+    return f"{check_id(worker, 'worker id')}.lock"
 
 
-def _is_file(descriptor: int, path: Path) -> bool:
+def _is_file(descriptor: int, path: Path | str, folder: int | None = None) -> bool:
     """Whether the path still leads to the file that is open."""
     try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+        return os.path.samestat(os.fstat(descriptor), os.stat(path, dir_fd=folder, follow_symlinks=False))
     except OSError:
         return False
 

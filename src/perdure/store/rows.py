@@ -17,7 +17,7 @@ _TEXT, _MAYBE_TEXT, _NUMBER, _MAYBE_NUMBER, _BYTES = (str,), (str, NoneType), (i
 _COLUMNS: tuple[tuple[type, ...], ...] = (
     *(_TEXT, _TEXT, _TEXT, _TEXT, _MAYBE_TEXT, _TEXT, _MAYBE_TEXT, _TEXT, _TEXT, _MAYBE_TEXT, _MAYBE_NUMBER),  # run_id to ready_at
     *(_NUMBER, _BYTES, _NUMBER, _MAYBE_TEXT, _NUMBER, _MAYBE_TEXT, _NUMBER, _NUMBER),  # seq to updated_at
-    *(_NUMBER, _MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_NUMBER),  # priority to parent_call
+    *(_NUMBER, _MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_NUMBER, _NUMBER, _NUMBER),  # priority to lost_with
 )
 
 
@@ -56,14 +56,25 @@ def listed_row(row: Row) -> RunRow:
 
 def key_of(row: Row) -> int:
     """The run's number in the database, from the same columns."""
-    key: int = row[23]
+    key: int = row[25]
     return key
 
 
 def lost_of(row: Row) -> int:
     """How its last holder was lost, from the same columns; 0: it was not."""
-    lost: int = row[24]
+    lost: int = row[23]
     return lost
+
+
+def lost_with_of(row: Row) -> int:
+    """How many other runs may be to blame for that, from the same columns."""
+    lost_with: int = row[24]
+    return lost_with
+
+
+def as_lost(row: Row, lost: int, lost_with: int) -> Row:
+    """The same columns of a run whose holder is known to be gone, as they would be if that had been written down."""
+    return (*row[:23], lost, lost_with, *row[25:])
 
 
 def event_row(key: int, sealed: Sealed) -> Row:

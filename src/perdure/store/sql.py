@@ -13,6 +13,7 @@ from perdure.core.approval import Ruling, Standing
 from perdure.core.budget import Amounts
 from perdure.core.events import AnyBody, Event, Terminal
 from perdure.core.rate import Rate
+from perdure.core.suspects import Group
 from perdure.settings import Queue
 from perdure.store import blobs, budgets
 from perdure.store.api import (
@@ -205,6 +206,9 @@ class SqlStore(ABC):
 
     def backlog(self, now: int) -> list[Backlog]:
         return self._claims.backlog(now)
+
+    def suspects(self) -> dict[str, Group]:
+        return self._claims.suspects()
 
     def post(
         self,

@@ -36,6 +36,7 @@ from perdure.errors import AlreadyRunning, Conflict, NotFound, RunEnded, StoreCo
 from perdure.store.api import Append, Claimed, Committed, Filter, InboxRow, Lease, NewRun, Refused, RowChange, RunRow, Served, Store
 from perdure.testing.conformance_moving import MovingConformance
 from perdure.testing.conformance_queues import QueueConformance
+from perdure.testing.conformance_suspects import SuspectConformance
 from perdure.testing.conformance_waiting import WaitingConformance
 
 T0 = 1_700_000_000_000_000  # where every test's clock begins, in microseconds
@@ -47,7 +48,7 @@ RELEASED = RunReleased("waiting", "a signal")
 ROWS = [None, RowChange("running"), RowChange("waiting", release=True)]
 
 
-class StoreConformance(QueueConformance, WaitingConformance, MovingConformance):
+class StoreConformance(QueueConformance, SuspectConformance, WaitingConformance, MovingConformance):
     """Subclass it with a `make_store` fixture: a function that opens a new, empty store."""
 
     @pytest.fixture
@@ -495,20 +496,6 @@ class StoreConformance(QueueConformance, WaitingConformance, MovingConformance):
             ]
         )
         assert found(store, "r").crashes == 0
-
-    def test_a_worker_takes_one_suspect_at_a_time(self, store: Store) -> None:
-        for run_id in ("bad1", "bad2"):
-            store.create_run(new_run(run_id, agent="bad"))
-            lose(store, run_id, f"x-{run_id}", agent="bad")
-            lose(store, run_id, f"y-{run_id}", agent="bad")
-        store.create_run(new_run("good", ts=T0 + 1))
-        register(store, "w")
-        first = store.claim("w", serving("a", "bad"), 9, T0 + 1)
-        assert sorted(claimed.row.run_id for claimed in first) == ["bad1", "good"]
-        store.create_run(new_run("good2", ts=T0 + 2))
-        assert [claimed.row.run_id for claimed in store.claim("w", serving("a", "bad"), 9, T0 + 2)] == ["good2"]
-        register(store, "w2")
-        assert [claimed.row.run_id for claimed in store.claim("w2", serving("a", "bad"), 9, T0 + 2)] == ["bad2"]
 
     # -- blobs and transactions ---------------------------------------------------------------------------------------
 

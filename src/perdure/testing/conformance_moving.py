@@ -117,6 +117,13 @@ class MovingConformance:
         assert (claimed.row.run_id, claimed.row.crashes, claimed.row.epoch) == ("lost", 2, 3)
         assert store.next_ready([Served("a", "1")], ["q"]) == NOW + HOUR
 
+    def test_runs_that_were_lost_together_remember_it(self, store: Store, other: Store) -> None:
+        for run_id in ("r1", "r2", "r3"):
+            hold(other, run_id)
+        other.unregister("w", NOW)
+        Copying(other, store, to_url=ELSEWHERE, by="ann").move(now=NOW, lease_us=LEASE_US)
+        assert [found(store, run_id).lost_with for run_id in ("r1", "r2", "r3")] == [2, 2, 2]
+
     def test_a_second_call_finds_everything_there(self, store: Store, other: Store) -> None:
         plant(store)
         copying = Copying(store, other, to_url=ELSEWHERE, by="ann")

@@ -40,7 +40,8 @@ from perdure.testing.recorder import Recording, export
 
 T = TypeVar("T")
 TIMEOUT_S = 60.0
-SETTINGS = Settings(reconcile_margin_s=0.0)  # whoever is killed here is dead, and need not be waited for
+# A process that was killed here has nothing on its way: its tools' effects are local, and need not be waited for.
+SETTINGS = Settings(reconcile_margin_s=0.0, unknown_deadline_s=0.0)
 _SHOWN = 60
 
 

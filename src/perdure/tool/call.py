@@ -141,6 +141,7 @@ class Outcome(Struct, frozen=True):
     kind: Literal["happened", "not_happened", "in_progress", "unknown"]
     result: Any = None
     why: str | None = None
+    final: bool = False
 
     @classmethod
     def happened(cls, result: Any = None) -> Outcome:
@@ -148,9 +149,12 @@ class Outcome(Struct, frozen=True):
         return cls("happened", result=result)
 
     @classmethod
-    def not_happened(cls) -> Outcome:
-        """It did not happen and never will: the call may be made again."""
-        return cls("not_happened")
+    def not_happened(cls, *, final: bool = False) -> Outcome:
+        """It did not happen: the call may be made again, once the request can no longer be on its way.
+
+        `final=True`: the service has ruled it out, now and later (it has cancelled the key, or its database is yours). Believed at once.
+        """
+        return cls("not_happened", final=final)
 
     @classmethod
     def in_progress(cls) -> Outcome:

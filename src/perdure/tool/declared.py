@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-import math
 import re
 import sys
 from collections.abc import Callable, Collection, Coroutine, Mapping
@@ -37,7 +36,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # 64 characters are what models take; the tool that undoes another one is called by nobody but us.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}(\.undo)?\Z")
-_OPTIONS = ("effect", "name", "timeout", "retry", "key_window", "isolate", "approval", "rate", "cost")
+_OPTIONS = ("effect", "name", "timeout", "settle", "retry", "key_window", "isolate", "pass_env", "approval", "rate", "cost")
 _LONGEST_S = 366 * 86_400.0
 _KEY_WINDOW = timedelta(hours=24)
 
@@ -54,9 +53,11 @@ class Tool(Generic[P, R]):
         effect: Effect = "once",
         name: str | None = None,
         timeout: float | timedelta | None = None,
+        settle: float | timedelta | None = None,
         retry: Retry | None = None,
         key_window: float | timedelta = _KEY_WINDOW,
         isolate: bool = False,
+        pass_env: Collection[str] = (),
         approval: bool | Predicate | Approval | None = None,
         rate: Rate | None = None,
         cost: Cost | None = None,
@@ -66,9 +67,11 @@ class Tool(Generic[P, R]):
         self.name = _checked_name(fn, name)
         self.effect = effect
         self.timeout_s = None if timeout is None else _seconds(timeout, f"tool {self.name}: timeout")
+        self.settle_s = None if settle is None else _seconds(settle, f"tool {self.name}: settle", zero=True)
         self.retry = retry
         self.key_window_s = _seconds(key_window, f"tool {self.name}: key_window")
         self.isolate = isolate
+        self.pass_env = _variables(pass_env, self.name)
         self.is_async = inspect.iscoroutinefunction(fn)
         self.rate = _rate(rate, self.name)
         self.estimate = estimated(cost, f"tool {self.name}: cost")
@@ -224,6 +227,7 @@ class Tool(Generic[P, R]):
             effect=hook.effect,
             name=f"{self.name}.undo",
             timeout=self.timeout_s,
+            settle=self.settle_s,
             retry=self.retry,
             key_window=self.key_window_s,
             rate=self.rate,
@@ -243,6 +247,10 @@ class Tool(Generic[P, R]):
             raise InvalidInput(f"tool {self.name}: effect={self.effect!r} is unknown; one of {', '.join(get_args(Effect))}")
         if self.retry is not None and not isinstance(self.retry, Retry):
             raise InvalidInput(f"tool {self.name}: retry={self.retry!r} is not a Retry(attempts=…)")
+        if not self.isolate and self.pass_env:
+            raise InvalidInput(
+                f"tool {self.name}: pass_env is for a process of its own; without isolate=True it has the worker's whole environment"
+            )
         if not self.isolate:
             return
         if self.effect == "transaction":
@@ -314,9 +322,11 @@ def tool(
     effect: Effect = "once",
     name: str | None = None,
     timeout: float | timedelta | None = None,
+    settle: float | timedelta | None = None,
     retry: Retry | None = None,
     key_window: float | timedelta = _KEY_WINDOW,
     isolate: bool = False,
+    pass_env: Collection[str] = (),
     approval: bool | Predicate | Approval | None = None,
     rate: Rate | None = None,
     cost: Cost | None = None,
@@ -325,9 +335,11 @@ def tool(fn: Any = None, /, **options: Any) -> Any:
     """Declare a tool: `@tool`, or `@tool(effect=, …)`, on a sync or async function.
 
     `effect` says what is right when nobody knows whether an attempt happened. `timeout`, in seconds or as a timedelta, and `retry` are
-    for each attempt. `approval` has people asked before a call: True, a function of the tool's arguments that answers True, False
-    or with a reason, or an `Approval`. `rate` is how often it may start, over all workers. `cost` is what one attempt is expected
+    for each attempt. `settle` is how long after its `timeout` the request of a lost attempt may still arrive. `approval` has people
+    asked before a call: True, a function of the tool's arguments that answers True, False or with a reason, or an `Approval`. `rate` is how often it may start, over all workers. `cost` is what one attempt is expected
     to use, dollars or a `Usage`, and is kept free in the budget until the attempt has ended; `call.spend` says what it was.
+    `isolate` runs it in a process of its own, which has the worker's environment without the secrets of perdure and of its models;
+    `pass_env` names those of them that it gets all the same.
     """
     if fn is not None:
         return Tool(fn, **options, names=sys._getframe(1).f_locals)
@@ -379,8 +391,18 @@ def _rate(rate: object, name: str) -> Rate | None:
     return structs.replace(rate, key=name) if rate.key is None else rate
 
 
-def _seconds(value: object, what: str) -> float:
+def _variables(names: object, tool: str) -> tuple[str, ...]:
+    if isinstance(names, (str, Mapping)) or not isinstance(names, Collection):
+        raise InvalidInput(f"tool {tool}: pass_env={codec.shown(names)} is not a list of names of environment variables")
+    for name in names:
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise InvalidInput(f"tool {tool}: pass_env has {codec.shown(name)}, which is not the name of an environment variable")
+    return tuple(names)
+
+
+def _seconds(value: object, what: str, *, zero: bool = False) -> float:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not math.isfinite(seconds) or not 0 < seconds <= _LONGEST_S:
-        raise InvalidInput(f"{what}={value!r}: seconds or a timedelta, above 0 and at most {_LONGEST_S:,.0f} s")
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds <= _LONGEST_S or (seconds == 0 and not zero):
+        least = "0 or more" if zero else "above 0"
+        raise InvalidInput(f"{what}={value!r}: seconds or a timedelta, {least} and at most {_LONGEST_S:,.0f} s")
     return float(seconds)

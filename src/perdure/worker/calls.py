@@ -17,7 +17,19 @@ from msgspec import Struct, structs
 
 from perdure.core import codec
 from perdure.core.chain import Sealed
-from perdure.core.decide import GiveUp, Park, Perform, Reconcile, Verdict, Wait, about_unknown, decide
+from perdure.core.decide import (
+    GiveUp,
+    Park,
+    Patience,
+    Perform,
+    Reconcile,
+    Verdict,
+    Wait,
+    about_unknown,
+    decide,
+    quiet_after_s,
+    settle_s,
+)
 from perdure.core.events import (
     OF_MODEL,
     AnyBody,
@@ -75,6 +87,12 @@ def as_it_is(tool: Any) -> Any:
     return tool
 
 
+def _may_still_run(call: CallState) -> str:
+    if call.loose:
+        return "an attempt that did not stop may still be running"
+    return "the worker that was lost may still be alive, and the tool has no timeout= that would have ended the attempt"
+
+
 class Ended(Struct, frozen=True, gc=False):
     """An attempt, or a reconcile hook, has come to an end."""
 
@@ -107,6 +125,7 @@ class Calls:
     ) -> None:
         self._state = state
         self._settings = settings
+        self._patience = Patience.of(settings)
         self._clock = clock
         self._loop = loop
         self._threads = threads
@@ -118,6 +137,7 @@ class Calls:
         self._asking: dict[int, asyncio.Task[Outcome]] = {}
         self.waits: dict[int, int] = {}  # calls that go on at a time: number → µs
         self._claimed_s = loop.time()
+        self._ended_s: dict[int, float] = {}  # when the last attempt of a call ended here without a result: by the loop's clock
 
     # -- attempts -----------------------------------------------------------------------------------------------------
     def start(self, call: CallState, asked: CallTool) -> None:
@@ -126,10 +146,13 @@ class Calls:
         told = self._told(call, asked.tool.timeout_s)
         running = attempt(self._performing(asked.tool), asked.args, told, threads=self._threads, grace_s=self._settings.cancel_grace_s)
         self._attempts[call.number] = running
+        self._ended_s.pop(call.number, None)
         running.start(partial(self._ended, told))
 
     def _ended(self, told: Call, performed: Performed) -> None:
         if self._attempts.pop(told.number, None) is not None:
+            if isinstance(performed, Raised | Abandoned):
+                self._ended_s[told.number] = self._loop.time()
             self._drive.arrive(Ended(told.number, told.attempt, performed, told.usage))
 
     def _told(self, call: CallState, timeout_s: float | None, connection: Any = None) -> Call:
@@ -224,18 +247,20 @@ class Calls:
                 return verdict
 
     def _ask(self, call: CallState, asked: CallTool) -> None:
-        number, which, quiet_at_s = call.number, call.attempt, self._quiet_at_s(call, asked)
+        number, which = call.number, call.attempt
+        quiet_at_s = self._quiet_at_s(call)
 
         async def ask() -> Outcome:
-            await asyncio.sleep(self._settings.reconcile_margin_s)
             told, tool = self._told(call, None), self._performing(asked.tool)
-            outcome = await reconcile(tool, asked.args, told, threads=self._threads, grace_s=self._settings.cancel_grace_s)
-            left_s = quiet_at_s - self._loop.time()
-            if outcome.kind == "happened" or left_s <= 0:
+            ask_hook = partial(reconcile, tool, asked.args, told, threads=self._threads, grace_s=self._settings.cancel_grace_s)
+            await asyncio.sleep(min(self.settle_s(call), self._settings.reconcile_margin_s))
+            asked_s = self._loop.time()
+            outcome = await ask_hook()
+            if outcome.kind == "happened" or outcome.final or quiet_at_s is None or asked_s >= quiet_at_s:
                 return outcome
-            # "Not found" is no proof while the old attempt may still be on its way (T22): ask again when it can be no longer.
-            await asyncio.sleep(left_s)
-            return await reconcile(tool, asked.args, told, threads=self._threads, grace_s=self._settings.cancel_grace_s)
+            # The old attempt may still be on its way: ask again when it can be no longer.
+            await asyncio.sleep(quiet_at_s - self._loop.time())
+            return await ask_hook()
 
         def done(task: asyncio.Task[Outcome]) -> None:
             if self._asking.get(number) is not task:
@@ -249,20 +274,16 @@ class Calls:
         self._asking[number] = task
         task.add_done_callback(done)
 
-    def _quiet_at_s(self, call: CallState, asked: CallTool) -> float:
-        """When the attempt in doubt can no longer be sending, by our own monotonic clock."""
-        margin_s = self._settings.reconcile_margin_s
-        if call.failed_at == call.attempt or call.loose:
-            # It has ended, or was stopped, and that is on record; or "not found" is not believed about it, however long we wait.
-            return self._loop.time() + margin_s
-        if call.worker_gone and asked.tool.isolate:
-            return self._loop.time() + margin_s  # its supervisor has ended whatever it had started
-        # It was cut off, before this claim or before an earlier one: the worker may be gone, but not what it had sent, nor a process
-        # that its tool had started; or it is only suspected to be gone.
-        deadline_s = call.timeout_s
-        if deadline_s is None:
-            deadline_s = 0.0 if call.worker_gone else self._settings.unknown_deadline_s
-        return self._claimed_s + deadline_s + margin_s
+    def settle_s(self, call: CallState) -> float:
+        return settle_s(call, self._patience)
+
+    def _quiet_at_s(self, call: CallState) -> float | None:
+        """From when on "not found" is believed about the call, by our own monotonic clock; None: never.
+
+        What this drive has not seen end is counted from its claim: wall clocks may have been set since then.
+        """
+        after_s = quiet_after_s(call, self._patience)
+        return None if after_s is None else self._ended_s.get(call.number, self._claimed_s) + after_s
 
     # -- what came of it ----------------------------------------------------------------------------------------------
     def outcome(self, call: CallState, ended: Ended, asked: CallTool, *, wanted: bool, closing: bool) -> list[AnyBody]:
@@ -316,15 +337,18 @@ class Calls:
             case Doubt():
                 return [doubt]
             case GiveUpRetrying():
+                self._ended_s.pop(call.number, None)
                 return [tool.events.failed(failure, attempt=call.attempt, final=True, usage=usage)]
 
     def _reconciled(self, call: CallState, outcome: Outcome, asked: CallTool, wanted: bool) -> list[AnyBody]:
         tool = asked.tool
         attempts = (tool.retry or DEFAULT).attempts
         kind, why = outcome.kind, outcome.why
-        if kind == "not_happened" and call.loose:
-            # "Not found" about a request that is still on its way proves nothing (T22).
-            kind, why = "unknown", "it found nothing, but an attempt that did not stop may still be running"
+        if kind == "not_happened" and not outcome.final and self._quiet_at_s(call) is None:
+            # "Not found" about an attempt that may still be sending proves nothing (T22).
+            kind, why = "unknown", f"it found nothing, but {_may_still_run(call)}"
+        if kind in ("happened", "not_happened"):
+            self._ended_s.pop(call.number, None)
         match kind:
             case "happened":
                 try:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, assert_never
 
 from perdure.core.events import ApprovalEscalated, ApprovalRequested, AttentionNeeded, BudgetExceeded, Event, RunFailed
+from perdure.core.invisible import escaped
 from perdure.core.keys import jitter
 from perdure.errors import InvalidInput, StoreError
 from perdure.settings import Settings
@@ -71,7 +72,7 @@ class Courier:
         try:
             return Endpoint(self._settings.webhook_url, self._settings.webhook_secret, self._settings.webhook_hosts)
         except InvalidInput as error:
-            log.error("no webhook can be sent, and notices wait for one: %s", wording.safe(str(error)))
+            log.error("no webhook can be sent, and notices wait for one: %s", escaped(str(error)))
             self._misfit = error
             return None
 
@@ -206,9 +207,9 @@ class Courier:
         if self._endpoint is not None and (failures in _TOLD or failures % _TOLD_EVERY == 0):
             words = "notice %s (%s of run %s) could not be delivered to %s, failure %d: %s; again in %.0f s"
             event, place = notice.event, self._endpoint.place
-            log.warning(words, event.event_id, event.type, notice.row.run_id, place, failures, wording.safe(why), delay_s)
+            log.warning(words, event.event_id, event.type, notice.row.run_id, place, failures, escaped(why), delay_s)
         next_at = self._clock.now() + round(delay_s * 1e6)
-        await self._ask(self._store.notice_failed, notice.notice_id, next_at=next_at, error=wording.safe(why))
+        await self._ask(self._store.notice_failed, notice.notice_id, next_at=next_at, error=escaped(why))
 
 
 def retry_delay_s(event_id: str, failures: int) -> float:

@@ -52,6 +52,7 @@ from perdure.core.rate import Rate
 from perdure.core.replay import completion_of, replay
 from perdure.core.rest import Ask, Sleep, Stay, Stuck, at_rest
 from perdure.core.state import RunState
+from perdure.core.suspects import is_poison
 from perdure.errors import Conflict, Diverged, Fenced, PerdureError, StoreUnavailable
 from perdure.settings import Settings
 from perdure.store.api import Claimed, InboxRow, RowChange, RunRow, Status, Store
@@ -175,8 +176,9 @@ class Drive:
         limit = self._host.settings.poison_limit
         if watch is not None and watch.circling is not None:
             self.attend("circling", watch.circling)  # its worker died before the run stood still: nothing of it is begun again
-        elif self.state.crashes >= limit:
-            self.attend("poison", f"{self.state.crashes} workers in a row died while they drove this run, without any progress in between")
+        elif is_poison(self.state.crashes, self.state.crashes_alone, limit):
+            deaths = f"{self.state.crashes} workers in a row died while they drove this run, without any progress in between"
+            self.attend("poison", f"{deaths}; for {self.state.crashes_alone} of these deaths no other run can be to blame")
         else:
             self.guarded(self._rebuild, events)
         self.pump()
@@ -603,7 +605,8 @@ class Drive:
         begins within the margin after its intent went out is covered, whoever has the run.
         """
         sent_s = self._commits.sent_s
-        return time.monotonic() - sent_s > self._host.settings.reconcile_margin_s and not self._host.has_held_since(sent_s)
+        settle_s = min(self._calls.settle_s(self.state.calls[number]) for number in self._orders.due)
+        return time.monotonic() - sent_s > settle_s and not self._host.has_held_since(sent_s)
 
     def broke(self, error: Exception) -> None:
         self._host.broke(self, error)

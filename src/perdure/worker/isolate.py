@@ -5,6 +5,9 @@
 
 The tool's process is a session of its own. Its supervisor kills it and all that it has started when the tool has ended, when
 stdin ends (we say stop, or this worker has died), and when the supervisor finds itself adopted by another process.
+
+It is started by exec and not as a copy of the worker, with the environment that `environment` makes: what is left out there is nowhere
+in its memory. What comes out of it is read as what anybody could have written: the tool's own code has the pipe too.
 """
 
 from __future__ import annotations
@@ -12,18 +15,43 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
-from perdure.core.codec import decode
+from perdure.core import codec
 from perdure.core.events import Failure, Usage
+from perdure.core.failures import MAX_MESSAGE_CHARS, clean, describe, received
+from perdure.errors import NotEncodable
+from perdure.store.url import without_password
 from perdure.tool import Call, Tool
+from perdure.tool.spend import checked
 from perdure.worker import isolated
+from perdure.worker.answers import Raised, Returned, Unrecordable
+
+MAX_LINE_BYTES = codec.MAX_BYTES + 64  # the longest value that can be recorded, its letter and its length
+# Secrets of perdure itself, of its database and of the models that it asks, by the names that libpq and the SDKs read.
+_SECRETS = re.compile(
+    r"PERDURE_WEBHOOK_\w+|PERDURE_\w*SECRET\w*|PGPASSWORD|PGPASSFILE"
+    r"|(ANTHROPIC|OPENAI|AZURE_OPENAI)_\w*(KEY|TOKEN|SECRET|HEADERS)\w*|AWS_BEARER_TOKEN_BEDROCK"
+)
+
+
+def environment(whole: Mapping[str, str], passed: Collection[str]) -> dict[str, str]:
+    """What a tool's process inherits: all but those secrets. It gets the ones that are named in `passed` too."""
+    kept = {name: value for name, value in whole.items() if name in passed or not _SECRETS.fullmatch(name)}
+    if "PERDURE_URL" in kept and "PERDURE_URL" not in passed:
+        # Not left out: without it the tool would find itself in another journal, the one of the default, and not be told.
+        url = without_password(kept.pop("PERDURE_URL"))
+        kept |= {} if url is None else {"PERDURE_URL": url}
+    return kept
 
 
 class Isolated:
@@ -32,6 +60,7 @@ class Isolated:
     def __init__(self, tool: Tool[..., Any], args: bytes, call: Call) -> None:
         self._what = f"the process of tool {tool.name}"
         self._call = call
+        self._environment = environment(os.environ, tool.pass_env)
         self._request = json.dumps(
             {
                 # What to load comes from the function itself; nothing that lies in a journal names code.
@@ -50,17 +79,22 @@ class Isolated:
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
 
-    def run(self) -> bytes | Failure:
-        """Canonical JSON of the result, or why there is none."""
+    def run(self) -> Returned | Unrecordable | Raised:
+        """What it answered; or that it did not, and whether it may have happened."""
         with self._lock:
             if self._stopped:
-                return self._failure("not_sent", "was stopped before it had begun")
+                return self._raised("not_sent", "was stopped before it had begun")
             try:
-                # A session of its own: a signal for the worker's whole group must not reach the one who cleans up after the worker.
-                command = [sys.executable, "-P", isolated.__file__]
-                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", isolated.__file__],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    env=self._environment,
+                    # A session of its own: a signal for the worker's whole group must not reach the process that cleans up after it.
+                    start_new_session=True,
+                )
             except OSError as error:
-                return self._failure("not_sent", f"could not be started: {error}")
+                return self._raised("not_sent", f"could not be started: {error}")
         process = self._process
         try:
             assert process.stdin is not None
@@ -70,6 +104,13 @@ class Isolated:
             pass  # it is gone, or was stopped just now; what it has written says which
         try:
             return self._read(process)
+        except Exception as error:
+            # Whatever is wrong with what it wrote, the tool has had the processor, and its effect may have happened: in doubt.
+            return self._raised(
+                "process_died",
+                f"was ended, because it wrote into perdure's own pipe what is no message: {describe(error).message}. "
+                "The tool, or a library that it uses, writes to a file descriptor that it has not opened",
+            )
         finally:
             self.stop()
             process.wait()
@@ -84,32 +125,59 @@ class Isolated:
                 except OSError:
                     pass  # the rest of a request that nobody reads any more
 
-    def _read(self, process: subprocess.Popen[bytes]) -> bytes | Failure:
+    def _read(self, process: subprocess.Popen[bytes]) -> Returned | Unrecordable | Raised:
+        """The one answer among the lines. What is no line of ours is a ValueError; the beginning of one, left by a death, is skipped."""
         assert process.stdout is not None
         begun, status = False, None
-        answer: bytes | Failure | None = None
-        with process.stdout as lines:
-            for line in lines:
+        answer: Returned | Unrecordable | Raised | None = None
+        with process.stdout as pipe:
+            while line := pipe.readline(MAX_LINE_BYTES):
+                if len(line) == MAX_LINE_BYTES:
+                    raise ValueError(f"a line of {MAX_LINE_BYTES:,} bytes or more")
                 match isolated.unframed(line):
-                    case b"B", _:
+                    case None:
+                        pass
+                    case b"B", b"":
                         begun = True
                     case b"H", progress:
-                        self._call.progress = decode(progress)
+                        self._call.progress = codec.parse(progress, "the heartbeat")
                     case b"U", usage:
-                        self._call.add_usage(msgspec.json.decode(usage, type=Usage))
-                    case b"R", result:
-                        answer = result
-                    case b"F", failure:
-                        answer = msgspec.json.decode(failure, type=Failure)
-                    case b"E", code:
+                        self._call.add_usage(_usage(usage))
+                    case b"R", result if begun and answer is None:
+                        answer = self._returned(result)
+                    case b"F", failure if answer is None:
+                        answer = self._failed(received(failure))
+                    case b"E", code if re.fullmatch(rb"-?\d{1,3}", code):
                         status = int(code)
                         break  # a process that the supervisor could not end may hold the pipe open for ever
+                    case letter, text:
+                        raise ValueError(f"{letter!r} with {len(text):,} bytes, which it may not say, or not now")
         if answer is not None:
             return answer
-        return self._failure("process_died" if begun else "not_sent", _how_it_ended(status))
+        return self._raised("process_died" if begun else "not_sent", _how_it_ended(status))
 
-    def _failure(self, kind: Any, how: str) -> Failure:
-        return Failure(kind=kind, type="ProcessDied", message=f"{self._what} {how}")
+    def _returned(self, result: bytes) -> Returned | Unrecordable:
+        """The result in canonical JSON, by the rules that hold for every value here. One that breaks them has happened all the same (T2)."""
+        try:
+            return Returned(codec.canonical(result, f"what {self._what} returned"))
+        except NotEncodable as error:
+            return Unrecordable(Failure(kind="not_encodable", type=type(error).__name__, message=describe(error).message))
+
+    def _failed(self, failure: Failure) -> Unrecordable | Raised:
+        """The failure in the tool's own words. Where it lacks a variable that was kept from it, with the way out."""
+        missed = [name for name in os.environ if name in failure.message and name not in self._environment]
+        if missed:
+            hint = f"; it was not given {', '.join(missed)}: name it in @tool(isolate=True, pass_env=[…]) if it needs it"
+            message = clean(failure.message, MAX_MESSAGE_CHARS // 2) + hint
+            failure = structs.replace(failure, message=clean(message, MAX_MESSAGE_CHARS))
+        return Unrecordable(failure) if failure.kind == "not_encodable" else Raised(failure)
+
+    def _raised(self, kind: Any, how: str) -> Raised:
+        return Raised(Failure(kind=kind, type="ProcessDied", message=clean(f"{self._what} {how}", MAX_MESSAGE_CHARS)))
+
+
+def _usage(text: bytes) -> Usage:
+    return checked(msgspec.convert(codec.parse(text, "the usage"), Usage), "the usage")
 
 
 def _module_name(tool: Tool[..., Any]) -> str | None:

@@ -4,7 +4,7 @@ The first process stays outside as the supervisor: it loads no code of the user,
 killing all that the tool has started. Lines to the worker: B begun, H heartbeat, U used (each time something was, since what is spent
 is spent, also by a process that is killed), R result, F failure, E how the tool's process ended (written by the supervisor, when nothing
 that the tool has started is left). A line carries its length: a process that dies while it writes leaves the beginning of one, and
-the beginning of a number is a number.
+the beginning of a number is a number. The worker trusts none of it: the tool's code can write into the pipe as well as this can.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def framed(letter: bytes, text: bytes) -> bytes:
 def unframed(line: bytes) -> tuple[bytes, bytes] | None:
     """Letter and text of a line; None for one that its process did not live to finish."""
     size, colon, text = line[1:-1].partition(b":")
-    whole = line.endswith(b"\n") and colon and size.isdigit() and int(size) == len(text)
+    whole = line.endswith(b"\n") and colon and size == b"%d" % len(text)
     return (line[:1], text) if whole else None
 
 

@@ -35,7 +35,7 @@ from perdure.core.events import (
     ToolCallInDoubt,
     ToolCallProposed,
 )
-from perdure.core.keys import approval_id, child_id
+from perdure.core.keys import KEY_SCHEME, approval_id, child_id
 from perdure.core.machine import (
     Abandon,
     AskApproval,
@@ -229,7 +229,9 @@ class Orders:
         tool, number = command.tool, command.number
         args, digest = self._pen.pack(command.args), codec.digest(command.args)
         self._pen.record(
-            ToolCallProposed(tool.name, tool.effect, self.state.keys.key(number), args, digest, until, at), call=number, cause=cause
+            ToolCallProposed(tool.name, tool.effect, self.state.keys.key(number, tool.name), args, digest, until, at),
+            call=number,
+            cause=cause,
         )
 
     def _over_budget(self, call: CallState, over: Over) -> None:
@@ -255,9 +257,10 @@ class Orders:
             tool.events.initiated(
                 tool=tool.name,
                 effect=tool.effect,
-                key=self.state.keys.key(number) if tool.shows_key else "",
+                key=self.state.keys.key(number, tool.name) if tool.shows_key else "",
                 args=self._pen.pack(command.args),
                 timeout_s=tool.timeout_s,
+                settle_s=tool.settle_s,
                 reconcile=tool.reconciler is not None,
                 pinned=self._pinned(tool),
                 estimate=tool.estimate,
@@ -354,6 +357,7 @@ class Orders:
             args=self._pen.pack(asked.args) if ask.edited else None,
             digest=digest,
             timeout_s=tool.timeout_s,
+            settle_s=tool.settle_s,
             reconcile=tool.reconciler is not None,
             approval=ask.request.approval,
             pinned=self._pinned(tool),
@@ -382,6 +386,7 @@ class Orders:
     def _start_child(self, command: StartChild, cause: int) -> None:
         agent, number = command.agent, command.number
         self.asked[number] = command
+        assert self.state.created is not None
         body = ChildStarted(
             agent=agent.name,
             version=agent.version,
@@ -391,6 +396,8 @@ class Orders:
             target=agent.target,
             queue=agent.queue,
             budget=agent.budget,
+            key_scheme=KEY_SCHEME,
+            key_namespace=self.state.created.key_namespace,
         )
         self._pen.record(body, call=number, cause=cause)
         self.urgent = True  # the commit creates the child
@@ -443,6 +450,7 @@ class Orders:
             key=call.recorded_key,
             attempt=attempt,
             timeout_s=tool.timeout_s,
+            settle_s=tool.settle_s,
             reconcile=tool.reconciler is not None,
             pinned=self._pinned(tool) if attempt == 1 else None,
             estimate=tool.estimate,

@@ -7,8 +7,6 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
-from perdure.core.events import Failure
-from perdure.core.failures import describe
 from perdure.errors import InvalidInput
 from perdure.tool import Call, Outcome, Tool
 from perdure.worker.answers import Abandoned, Performed, Raised, Returned, Unrecordable, recordable
@@ -43,7 +41,7 @@ def attempt(tool: Tool[..., Any], args: bytes, call: Call, *, threads: Threads, 
 def _start(tool: Tool[..., Any], args: bytes, call: Call, threads: Threads) -> Body[Returned | Unrecordable | Raised]:
     if tool.isolate:
         process = Isolated(tool, args, call)
-        return InThread(threads, lambda: _answer_of(process), process.stop)
+        return InThread(threads, process.run, process.stop)
     kwargs = tool.with_call(tool.arguments(args), call)
     return begin(tool.fn, tool.is_async, kwargs, partial(recordable, tool), threads)
 
@@ -77,16 +75,6 @@ def perform_in_transaction(tool: Tool[..., Any], args: bytes, call: Call) -> byt
     except StopIteration as error:
         raise RuntimeError(f"tool {tool.name} raised StopIteration") from error  # no future and no coroutine can carry it
     return tool.encode_result(value)
-
-
-def _answer_of(process: Isolated) -> Returned | Unrecordable | Raised:
-    try:
-        answer = process.run()
-    except Exception as error:  # what we read from the process made no sense
-        return Raised(Failure(kind="process_died", type=type(error).__name__, message=describe(error).message))
-    if isinstance(answer, bytes):
-        return Returned(answer)
-    return Unrecordable(answer) if answer.kind == "not_encodable" else Raised(answer)
 
 
 def _outcome(value: Any, what: str) -> Outcome:

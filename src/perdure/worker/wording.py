@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import unicodedata
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -26,16 +25,16 @@ from perdure.core.events import (
     Failure,
     RunFailed,
 )
+from perdure.core.invisible import escaped
 from perdure.store.api import NoticeRow, RunRow
 
 MAX_INPUT_BYTES = 16 * 1024
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")  # nothing to the eye, though Unicode counts them as printable
 
 
 def line(notice: NoticeRow) -> str:
     """The notice for a log: one line, whatever tools and models have written."""
-    return safe(f"{_words(notice.event, notice.row)}: {_command(notice)}")
+    return escaped(f"{_words(notice.event, notice.row)}: {_command(notice)}")
 
 
 def document(notice: NoticeRow) -> bytes:
@@ -52,11 +51,6 @@ def document(notice: NoticeRow) -> bytes:
         "data": _public(event.body),
     }
     return json.dumps(whole, allow_nan=False, separators=(",", ":")).encode("ascii")
-
-
-def safe(text: str) -> str:
-    """The text with every character that a terminal would act on, or not show, as its escape."""
-    return "".join(char if _harmless(char) else _escape(char) for char in text)
 
 
 # -- words --------------------------------------------------------------------------------------------------------------------
@@ -134,14 +128,6 @@ def _iso(ts: int) -> str:
         return (_EPOCH + timedelta(microseconds=ts)).isoformat(timespec="microseconds").replace("+00:00", "Z")
     except OverflowError:
         return f"{ts} µs"  # beyond the year 9999
-
-
-def _harmless(char: str) -> bool:
-    return char not in _BLANK and (char.isprintable() or unicodedata.category(char) == "Zs")
-
-
-def _escape(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii") if not char.isprintable() else f"\\u{ord(char):04x}"
 
 
 # -- JSON ---------------------------------------------------------------------------------------------------------------------

@@ -688,8 +688,8 @@ class Worker:
         next_ready = None if full else await self._ask(lambda: self.store.next_ready(served, self.queues))
         left_s = _REAP_EVERY_S if next_ready is None else (next_ready - self.clock.now()) / 1e6
         if left_s <= 0:
-            # A run is ready that this worker may not take yet: a second suspect, or its queue is full. Without a real wait here
-            # nothing else would ever run.
+            # A run is ready that this worker may not take yet: its queue is full, or it is a suspect and this
+            # worker's group of suspects is. Without a real wait here nothing else would ever run.
             left_s = self.settings.poll_s
         await self._doze(min(left_s, _REAP_EVERY_S), stop, seen)
 

@@ -13,6 +13,7 @@ from perdure.store.claims import Claims
 from perdure.store.cursor import Cursor
 from perdure.store.journal import Journal
 from perdure.store.liveness import Liveness
+from perdure.store.losing import lose_runs_of_silent_worker
 from perdure.store.postgres.bell import NotifyBell
 from perdure.store.postgres.database import PostgresDatabase
 from perdure.store.postgres.taking import Taking, Unheard
@@ -94,7 +95,7 @@ class PostgresClaims(Claims):
             return 0
 
         def lose(cursor: Cursor) -> int:
-            return sum(cursor.change("lose_runs_of_silent_worker", {"worker": other, "now": now, "beat_at": beat}) for other, beat in gone)
+            return sum(lose_runs_of_silent_worker(cursor, other, now, beat) for other, beat in gone)
 
         return self._database.write(lose, lambda cursor, _: False)
 

@@ -100,7 +100,7 @@ def translated(error: psycopg.Error, where: str) -> StoreError:
         return moved_error(where, Moved(to_url, "", int(at), done=moved == "moved"))
     if state == "42501":
         return StoreError(
-            f"{where}: this user may not do that ({said}); let the owner of the tables migrate and GRANT it: docs/postgres.md (Roles) has the "
+            f"{where}: this user may not do that ({said}); let the owner of the tables migrate and GRANT it: docs/security.md has the "
             "statements for workers, for who prunes or moves, and for who only looks; perdure doctor lists what a worker lacks"
         )
     if state == "22003":

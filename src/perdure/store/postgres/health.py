@@ -46,7 +46,8 @@ class Health(Struct, frozen=True):
     ahead_us: int
     direct: bool  # nobody stands between us and the server
     hears: bool  # LISTEN works
-    missing: list[str]  # such as "UPDATE on perdure_runs"
+    missing: list[str]  # of what a worker needs, such as "UPDATE on perdure_runs"
+    missing_to_decide: list[str]  # of what somebody needs who decides approvals, beside reading
     dead: list[DeadRows]
     oldest: OpenTransaction | None
 
@@ -75,7 +76,8 @@ def schema_version(url: str, answer_s: float) -> tuple[str, int]:
 
 def _look(connection: Connection, connections: Connections) -> Health:
     cursor = PostgresCursor(connection)
-    missing = _missing(cursor)
+    lacks = _missing(cursor)
+    missing = lacks["worker"]
     version = None if "SELECT on perdure_schema" in missing else applied(connection, connections.where)
     ((server, size, _, _, max_connections, used),) = cursor.all("facts")
     oldest = cursor.one("oldest_transaction")
@@ -93,16 +95,19 @@ def _look(connection: Connection, connections: Connections) -> Health:
         direct=connection.direct,
         hears=_hears(connection, connections),
         missing=missing,
+        missing_to_decide=lacks["decider"],
         dead=[DeadRows(*row) for row in cursor.all("dead_rows")],
         oldest=None if oldest is None else OpenTransaction(*oldest),
     )
 
 
-def _missing(cursor: PostgresCursor) -> list[str]:
-    """What this user may not do and a worker must; without a journal there are no tables that anybody could have rights on."""
-    if cursor.one("has_schema_table") is None:
-        return []
-    return [f"{privilege} on {table}" for table, privilege in cursor.all("missing_privileges")]
+def _missing(cursor: PostgresCursor) -> dict[str, list[str]]:
+    """What this user may not do, by the role that must; without a journal there are no tables that anybody could have rights on."""
+    lacks: dict[str, list[str]] = {"worker": [], "decider": []}
+    if cursor.one("has_schema_table") is not None:
+        for role, table, privilege in cursor.all("missing_privileges"):
+            lacks[role].append(f"{privilege} on {table}")
+    return lacks
 
 
 def _hears(connection: Connection, connections: Connections) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from perdure.errors import StoreUnavailable
 from perdure.store.liveness import FileLocks
 from perdure.store.postgres.bell import NotifyBell
+from perdure.store.private_folder import PrivateFolder
 
 log = logging.getLogger("perdure.store")
 
@@ -26,7 +27,7 @@ class MachineLocks:
         self._bell = bell
         name = hashlib.sha256(database.encode()).hexdigest()[:16]
         self._folder = Path(tempfile.gettempdir()) / f"perdure-{os.getuid()}-{name}"
-        self._files = FileLocks(self._folder)
+        self._files = FileLocks(PrivateFolder(self._folder))
         self._held: set[str] = set()
 
     def hold(self, worker: str) -> bool:
@@ -42,13 +43,10 @@ class MachineLocks:
         return newly
 
     def _hold_file(self, worker: str) -> None:
-        self._check_folder()
         try:
             self._files.hold(worker)
         except StoreUnavailable:
-            # Another process may have left, and removed the folder as the last one, since we looked.
-            self._check_folder()
-            self._files.hold(worker)
+            self._files.hold(worker)  # another process may have left meanwhile, and removed the folder as the last one
 
     def refresh(self, worker: str) -> None:
         if worker in self._held:
@@ -69,11 +67,10 @@ class MachineLocks:
         self._files.cling(worker)
 
     def is_dead(self, worker: str) -> bool:
-        # Somebody else's folder of that name proves nothing.
-        return self._is_ours() and self._files.is_dead(worker)
+        return self._files.is_dead(worker)
 
     def is_alive(self, worker: str) -> bool:
-        return self._is_ours() and self._files.is_alive(worker)
+        return self._files.is_alive(worker)
 
     def forget(self, worker: str) -> None:
         self._files.forget(worker)
@@ -84,20 +81,3 @@ class MachineLocks:
             self._folder.rmdir()  # the last one; where somebody's lock file still lies, it stays
         except OSError:
             pass
-
-    def _check_folder(self) -> None:
-        try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise StoreUnavailable(
-                f"{self._folder} cannot be made ({error.strerror}); its lock files would tell of a death at once"
-            ) from None
-        if not self._is_ours():
-            raise StoreUnavailable(f"{self._folder} belongs to somebody else, so that no lock file is kept in it; remove it")
-
-    def _is_ours(self) -> bool:
-        try:
-            status = os.stat(self._folder, follow_symlinks=False)
-        except OSError:
-            return False
-        return status.st_uid == os.getuid() and not status.st_mode & 0o022

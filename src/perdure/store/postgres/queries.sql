@@ -113,26 +113,26 @@ SELECT event_id FROM perdure_events WHERE run = ? AND seq = ?
 
 -- name: run_by_id
 SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
 FROM perdure_runs WHERE run_id = ?
 
 -- name: run_to_change
 -- As run_by_id, and nobody else writes to the run before this transaction ends.
 SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
 FROM perdure_runs WHERE run_id = ? FOR NO KEY UPDATE
 
 -- name: family_of_run
 -- Those below it: a child's id is its parent's, a slash and a number, and '0' comes right after '/'.
 SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
 FROM perdure_runs
 WHERE run_id > :run_id::text || '/' AND run_id < :run_id::text || '0' AND status NOT IN ('succeeded', 'failed', 'cancelled')
 
 -- name: family_to_change
 -- As family_of_run, the oldest first, and nobody else writes to them before this transaction ends.
 SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
 FROM perdure_runs
 WHERE run_id > :run_id::text || '/' AND run_id < :run_id::text || '0' AND status NOT IN ('succeeded', 'failed', 'cancelled')
 ORDER BY id FOR NO KEY UPDATE
@@ -140,7 +140,7 @@ ORDER BY id FOR NO KEY UPDATE
 -- name: list_runs
 -- Newest first. created_at pages, and id settles ties.
 SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
 FROM perdure_runs
 WHERE (:before::bigint IS NULL OR created_at < :before)
     AND (:status::text IS NULL OR status = :status)
@@ -170,7 +170,7 @@ SELECT hash FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE r
 -- nothing can appear below it any more. A dump that was restored into a younger server has numbers from its future; those are old.
 -- Each part by itself, with conditions on the columns alone, so that the index gives the rows of a page in their order.
 SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost, commit
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id, commit
 FROM (
     (SELECT r.*, 0::bigint AS commit FROM perdure_runs AS r
     WHERE born >= pg_snapshot_xmax(pg_current_snapshot()) AND :after_commit::bigint = 0 AND id > :after::bigint
@@ -234,7 +234,7 @@ WITH made AS (
         AND NOT EXISTS (SELECT 1 FROM perdure_runs WHERE run_id = :run_id::text)
     ON CONFLICT (run_id) DO NOTHING
     RETURNING run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-        seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+        seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
 ), written AS (
     INSERT INTO perdure_events (run, seq, event_id, ts, epoch, data, hash)
     SELECT made.id, 1, :event_id::bytea, :ts, 0, :data::text, :head FROM made
@@ -245,7 +245,8 @@ SELECT * FROM made
 -- Nobody holds the run, or a dead worker does: what was posted is in its journal.
 UPDATE perdure_runs SET seq = :seq, head = :head, updated_at = greatest(updated_at, :now::bigint), status = :status::text,
     waiting_for = :waiting_for, attention = CASE WHEN :status::text = 'needs_attention' THEN attention END, ready_at = :ready_at,
-    holder = NULL, nonce = NULL, lost = CASE WHEN holder IS NULL THEN lost ELSE 2 END
+    holder = NULL, nonce = NULL, lost = CASE WHEN holder IS NULL THEN lost ELSE 2 END,
+    lost_with = CASE WHEN holder IS NULL THEN lost_with ELSE :beside::bigint END
 WHERE id = :id
 
 -- name: end_unheld
@@ -485,11 +486,12 @@ FROM jsonb_array_elements(:served::jsonb) AS s (value)
 WHERE :queues::jsonb IS NULL OR l.queue IN (SELECT jsonb_array_elements_text(:queues::jsonb))
 
 -- name: ready_below
--- The ready runs of a family; see family_of_run. What another worker is just taking is passed by.
+-- The ready runs of a family; see family_of_run. Suspects only if they are wanted. What another worker is just taking is passed by.
 SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
 FROM perdure_runs
 WHERE run_id > :run_id::text || '/' AND run_id < :run_id::text || '0' AND ready_at <= :now AND :queues::jsonb IS NULL
+    AND (:suspects::boolean OR crashes + (lost > 0)::int < 2)
     AND EXISTS (SELECT 1 FROM jsonb_array_elements(:served::jsonb) AS s (value) WHERE s.value ->> 0 = agent AND s.value ->> 1 = version)
 ORDER BY ready_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 
@@ -497,14 +499,22 @@ ORDER BY ready_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 -- The ready runs of a line from a place on, those that have waited longest first. Suspects only if they are wanted.
 -- What another worker is just taking is passed by.
 SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
 FROM perdure_runs
 WHERE line = :line AND ready_at <= :now AND (ready_at, id) > (:after_ready::bigint, :after_id::bigint)
     AND (:suspects::boolean OR crashes + (lost > 0)::int < 2)
 ORDER BY ready_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 
--- name: holds_suspect
-SELECT 1 FROM perdure_runs WHERE holder = ? AND crashes >= 2 LIMIT 1
+-- name: suspects_of_worker
+SELECT crashes, lost_with FROM perdure_runs WHERE holder = ? AND crashes >= 2
+
+-- name: held_suspects
+-- Of all workers.
+SELECT holder, crashes, lost_with FROM perdure_runs WHERE holder IS NOT NULL AND crashes >= 2
+
+-- name: load_of_worker
+-- How many runs it holds, and how many suspects among them.
+SELECT count(*), count(*) FILTER (WHERE crashes >= 2) FROM perdure_runs WHERE holder = ?
 
 -- name: held_by_party
 -- How many runs of each tenant in each queue are held. Counted in the index of held runs alone.
@@ -534,7 +544,7 @@ INSERT INTO perdure_turns (queue, tenant, turn) VALUES (?1, ?2, ?3) ON CONFLICT 
 
 -- name: claim_run
 -- A new epoch over the old one: whoever held the run before is refused from here on.
-UPDATE perdure_runs SET epoch = :epoch, nonce = :nonce, holder = :worker, seq = :seq, head = :head, crashes = :crashes,
+UPDATE perdure_runs SET epoch = :epoch, nonce = :nonce, holder = :worker, seq = :seq, head = :head, crashes = :crashes, lost_with = :lost_with,
     lost = 0, ready_at = NULL, waiting_for = NULL, error = NULL, attention = NULL, updated_at = greatest(updated_at, :now::bigint),
     status = CASE WHEN status = 'cancelling' THEN status ELSE 'running' END
 WHERE id = :id
@@ -553,7 +563,7 @@ SELECT r.*, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, convert_to(e.data
 FROM head LEFT JOIN perdure_workers AS w ON w.worker = :worker
     LEFT JOIN LATERAL (
         SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-            seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+            seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
         FROM perdure_runs WHERE line = head.line AND head.lines = 1 AND ready_at <= :now ORDER BY ready_at, id LIMIT :limit
     ) AS r ON TRUE
     LEFT JOIN perdure_events AS e ON e.run = r.id AND e.seq = 1 AND r.seq = 1
@@ -667,10 +677,11 @@ SELECT DISTINCT holder FROM perdure_runs AS r
 WHERE holder IS NOT NULL AND NOT EXISTS (SELECT 1 FROM perdure_workers AS w WHERE w.worker = r.holder)
 
 -- name: lose_runs
--- Their holder is gone: claimable at once, and the next claim knows that it is a takeover. What somebody is just writing to is passed
--- by; the next look finds it.
+-- Their holder is gone: claimable at once, and the next claim knows that it is a takeover, and how many others may be to blame.
+-- What somebody is just writing to is passed by; the next look finds it.
 UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :now::bigint, updated_at = greatest(updated_at, :now::bigint),
-    status = CASE WHEN status = 'cancelling' THEN status ELSE 'queued' END
+    status = CASE WHEN status = 'cancelling' THEN status ELSE 'queued' END,
+    lost_with = CASE WHEN crashes >= 2 THEN :beside_suspects::bigint ELSE :beside::bigint END
 WHERE id IN (SELECT id FROM perdure_runs WHERE holder = :worker ORDER BY id FOR NO KEY UPDATE SKIP LOCKED)
 
 -- name: held_by_worker
@@ -679,13 +690,15 @@ SELECT run_id, epoch FROM perdure_runs WHERE holder = ?
 -- name: lose_run
 -- As lose_runs, for one of them, unless it was claimed anew since we looked.
 UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :now::bigint, updated_at = greatest(updated_at, :now::bigint),
-    status = CASE WHEN status = 'cancelling' THEN status ELSE 'queued' END
+    status = CASE WHEN status = 'cancelling' THEN status ELSE 'queued' END,
+    lost_with = CASE WHEN crashes >= 2 THEN :beside_suspects::bigint ELSE :beside::bigint END
 WHERE run_id = :run_id AND holder = :worker AND epoch = :epoch
 
 -- name: lose_runs_of_silent_worker
 -- As lose_runs, unless the worker has given another sign of life since.
-UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = 1, ready_at = :now::bigint, updated_at = greatest(updated_at, :now::bigint),
-    status = CASE WHEN status = 'cancelling' THEN status ELSE 'queued' END
+UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :now::bigint, updated_at = greatest(updated_at, :now::bigint),
+    status = CASE WHEN status = 'cancelling' THEN status ELSE 'queued' END,
+    lost_with = CASE WHEN crashes >= 2 THEN :beside_suspects::bigint ELSE :beside::bigint END
 WHERE id IN (SELECT id FROM perdure_runs WHERE holder = :worker ORDER BY id FOR NO KEY UPDATE SKIP LOCKED)
     AND EXISTS (SELECT 1 FROM perdure_workers AS w WHERE w.worker = :worker AND w.beat_at = :beat_at)
 
@@ -778,7 +791,7 @@ SELECT run_id, events, head FROM perdure_pruned WHERE run_id = ANY (ARRAY(SELECT
 -- name: whole_runs
 -- Everything but what is this database's own affair: numbers, and who held it. The last column: whose budget applies first.
 SELECT id, run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at, seq, head, epoch, lost, crashes,
-    error, created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth,
+    error, created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth, lost_with,
     (SELECT l.run_id FROM perdure_runs AS l WHERE l.id = r.ledger)
 FROM perdure_runs AS r WHERE run_id = ANY (ARRAY(SELECT jsonb_array_elements_text(:run_ids::jsonb))) ORDER BY id
 
@@ -816,8 +829,8 @@ ORDER BY run, digest
 -- name: take_in_run
 -- A run from another journal, with the time of its next wake-up and everything else. No row when the id is taken.
 INSERT INTO perdure_runs (run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at, seq, head, epoch, lost, crashes, error,
-    created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth, line, ledger)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT ledger FROM perdure_runs WHERE run_id = ?::text))
+    created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth, lost_with, line, ledger)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT ledger FROM perdure_runs WHERE run_id = ?::text))
 ON CONFLICT (run_id) DO NOTHING RETURNING id
 
 -- name: take_in_events
@@ -981,15 +994,33 @@ WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS
 ORDER BY xact_start LIMIT 1
 
 -- name: missing_privileges
--- What a worker needs and this user may not do. The journal itself is only ever added to.
-SELECT t.name, p.privilege
-FROM (VALUES ('perdure_schema', 'SELECT'), ('perdure_moved', 'SELECT'), ('perdure_pruned', 'SELECT'),
-        ('perdure_events', 'SELECT, INSERT'), ('perdure_blobs', 'SELECT, INSERT, UPDATE'), ('perdure_blob_uses', 'SELECT, INSERT'),
-        ('perdure_lines', 'SELECT, INSERT'), ('perdure_signals', 'SELECT, INSERT'), ('perdure_runs', 'SELECT, INSERT, UPDATE'),
-        ('perdure_approvals', 'SELECT, INSERT, UPDATE'), ('perdure_budgets', 'SELECT, INSERT, UPDATE'),
-        ('perdure_turns', 'SELECT, INSERT, UPDATE'), ('perdure_rates', 'SELECT, INSERT, UPDATE'), ('perdure_locks', 'SELECT, INSERT, UPDATE'),
-        ('perdure_inbox', 'SELECT, INSERT, DELETE'), ('perdure_notices', 'SELECT, INSERT, UPDATE, DELETE'),
-        ('perdure_workers', 'SELECT, INSERT, UPDATE, DELETE'), ('perdure_reserved', 'SELECT, INSERT, UPDATE, DELETE')
-    ) AS t (name, needed), LATERAL unnest(string_to_array(t.needed, ', ')) AS p (privilege)
-WHERE NOT has_table_privilege(format('%I.%I', current_schema(), t.name), p.privilege)
-ORDER BY 1, 2
+-- What a worker needs, or who decides, and this user may not do. The journal itself is only ever added to. UPDATE is a matter of columns;
+-- of a table whose rows are only locked it takes a single one.
+SELECT t.role, t.name, p.privilege
+FROM (VALUES ('worker', 'perdure_schema', 'SELECT', ''), ('worker', 'perdure_moved', 'SELECT', ''), ('worker', 'perdure_pruned', 'SELECT', ''),
+        ('worker', 'perdure_events', 'SELECT, INSERT', ''), ('worker', 'perdure_blobs', 'SELECT, INSERT, UPDATE', 'digest'),
+        ('worker', 'perdure_blob_uses', 'SELECT, INSERT', ''), ('worker', 'perdure_lines', 'SELECT, INSERT', ''),
+        ('worker', 'perdure_signals', 'SELECT, INSERT', ''),
+        ('worker', 'perdure_runs', 'SELECT, INSERT, UPDATE', 'version, status, waiting_for, ready_at, seq, head, epoch, nonce, holder, lost, '
+            'crashes, error, updated_at, attention, ledger, line'),
+        ('worker', 'perdure_approvals', 'SELECT, INSERT, UPDATE', 'status, deciders, expires_at, escalated, voters, digest, settled_by, note, '
+            'settled_at'),
+        ('worker', 'perdure_budgets', 'SELECT, INSERT, UPDATE', 'limit_usd_micros, limit_tokens, limit_calls, limit_busy_us, spent_usd_micros, '
+            'spent_tokens, spent_calls, spent_busy_us, reserved_usd_micros, reserved_tokens, reserved_calls, reserved_busy_us'),
+        ('worker', 'perdure_turns', 'SELECT, INSERT, UPDATE', 'turn'),
+        ('worker', 'perdure_rates', 'SELECT, INSERT, UPDATE', 'due, paused_until, seen_at'),
+        ('worker', 'perdure_locks', 'SELECT, INSERT, UPDATE', 'key'), ('worker', 'perdure_inbox', 'SELECT, INSERT, DELETE', ''),
+        ('worker', 'perdure_notices', 'SELECT, INSERT, UPDATE, DELETE', 'next_at, attempts, error'),
+        ('worker', 'perdure_workers', 'SELECT, INSERT, UPDATE, DELETE', 'name, pid, started_at, beat_at, serves, queues, session'),
+        ('worker', 'perdure_reserved', 'SELECT, INSERT, UPDATE, DELETE', 'usd_micros, tokens, calls, busy_us'),
+        ('decider', 'perdure_events', 'INSERT', ''), ('decider', 'perdure_inbox', 'INSERT, DELETE', ''),
+        ('decider', 'perdure_blobs', 'INSERT, UPDATE', 'digest'), ('decider', 'perdure_blob_uses', 'INSERT', ''),
+        ('decider', 'perdure_notices', 'INSERT', ''),
+        ('decider', 'perdure_runs', 'UPDATE', 'status, waiting_for, attention, ready_at, seq, head, updated_at, holder, nonce, lost'),
+        ('decider', 'perdure_approvals', 'UPDATE', 'status, deciders, expires_at, escalated, voters, digest, settled_by, note, settled_at')
+    ) AS t (role, name, needed, columns), LATERAL unnest(string_to_array(t.needed, ', ')) AS p (privilege)
+WHERE CASE WHEN p.privilege <> 'UPDATE' THEN NOT has_table_privilege(format('%I.%I', current_schema(), t.name), p.privilege)
+    ELSE EXISTS (
+        SELECT 1 FROM pg_attribute AS a WHERE a.attrelid = format('%I.%I', current_schema(), t.name)::regclass
+            AND a.attname = ANY (string_to_array(t.columns, ', ')) AND NOT has_column_privilege(a.attrelid, a.attnum, 'UPDATE')) END
+ORDER BY 1, 2, 3

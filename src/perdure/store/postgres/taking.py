@@ -12,19 +12,20 @@ from typing import NamedTuple
 
 import psycopg
 
+from perdure.core.suspects import SUSPECT_CRASHES
 from perdure.settings import Queue
 from perdure.store.api import Claimed, Served
 from perdure.store.claims import Take
 from perdure.store.cursor import Cursor, Row
-from perdure.store.lines import SUSPECT_CRASHES, crashes_if_taken, which
+from perdure.store.lines import crashes_if_taken, which
 from perdure.store.postgres.arrays import Byteas, Int8s, Texts
 from perdure.store.postgres.cursor import PostgresCursor
 from perdure.store.postgres.database import PostgresDatabase
 from perdure.store.postgres.faults import is_loss
-from perdure.store.rows import is_sound, key_of, lost_of
+from perdure.store.rows import is_sound, key_of
 
 _LOOKS = 3
-_EVENT = slice(25, 32)  # behind the columns of a run
+_EVENT = slice(26, 33)  # behind the columns of a run
 
 
 class Unheard(Exception):
@@ -76,7 +77,7 @@ class Taking:
 
     def _take_seen(self, seen: _Seen, worker: str, now: int) -> list[tuple[int, Claimed]]:
         firsts = {key_of(row): row[_EVENT] for row in seen.runs if row[_EVENT][0] is not None}
-        takes = {key_of(row): Take(row, lost_of(row), worker, seen.name or "", now) for row in seen.runs}
+        takes = {key_of(row): Take(row, worker, seen.name or "", now) for row in seen.runs}
 
         def of(keys: set[int]) -> list[tuple[int, Claimed]]:
             return [(key, take.with_journal(firsts.get(key))) for key, take in takes.items() if key in keys]

@@ -13,10 +13,11 @@ import stat
 import threading
 import time
 import uuid
-from pathlib import Path
 
+from perdure.errors import StoreUnavailable
 from perdure.store.bell import Listeners, Ring, call
 from perdure.store.liveness import closed_in_children
+from perdure.store.private_folder import FILE_FLAGS, PrivateFolder
 
 log = logging.getLogger("perdure.store")
 _SUFFIX = ".bell"
@@ -27,7 +28,7 @@ _SETTLED_NS = 1_000_000_000
 class PipeBell:
     """Named pipes in a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: PrivateFolder) -> None:
         self._folder = folder
         self._own = Listeners()
         self._pipes: dict[str, _Pipe] = {}
@@ -37,12 +38,12 @@ class PipeBell:
     def listen(self, ring: Ring) -> Ring:
         stop_own = self._own.listen(ring)
         try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
             pipe = _Pipe(self._folder, ring)
-        except OSError as error:
+        except (OSError, StoreUnavailable) as error:
             if not self._complained:
                 self._complained = True
-                log.warning("no doorbell in %s (%s): what other processes commit is noticed by looking", self._folder, error.strerror)
+                why = error.strerror if isinstance(error, OSError) else error
+                log.warning("no doorbell in %s (%s): what other processes commit is noticed by looking", self._folder.path, why)
             return stop_own
         self._pipes[pipe.name] = pipe
 
@@ -56,9 +57,10 @@ class PipeBell:
     def ring(self) -> None:
         self._own.ring()
         try:
-            for name in self._others():
-                _ring_pipe(self._folder / name)
-        except OSError:
+            with self._folder.opened() as folder:
+                for name in self._others(folder):
+                    self._ring_pipe(folder, name)
+        except (OSError, StoreUnavailable):
             pass  # no folder, no listeners; and whatever else is wrong with it, others find out by looking
 
     def close(self) -> None:
@@ -66,30 +68,47 @@ class PipeBell:
         while self._pipes:
             self._pipes.popitem()[1].stop()
 
-    def _others(self) -> list[str]:
+    def _others(self, folder: int) -> list[str]:
         """The pipes of other processes, and of other stores in this one."""
-        changed_at = os.stat(self._folder).st_mtime_ns
+        changed_at = os.fstat(folder).st_mtime_ns
         if self._listed[0] == changed_at:
             names = self._listed[1]
         else:
-            names = [name for name in os.listdir(self._folder) if name.endswith(_SUFFIX)]
+            names = [name for name in os.listdir(folder) if name.endswith(_SUFFIX)]
             # File times are coarse: what came right after the last change may carry the same time, and must not be overlooked for ever.
             if abs(time.time_ns() - changed_at) > _SETTLED_NS:
                 self._listed = (changed_at, names)
         return [name for name in names if name not in self._pipes]
 
+    def _ring_pipe(self, folder: int, name: str) -> None:
+        try:
+            descriptor = os.open(name, os.O_WRONLY | FILE_FLAGS, dir_fd=folder)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nobody has it open: its process is dead
+                self._folder.remove(name)
+            return
+        try:
+            status = os.fstat(descriptor)
+            if stat.S_ISFIFO(status.st_mode) and self._folder.is_trusted(status):
+                os.write(descriptor, b"\0")
+        except OSError:
+            pass  # full: it is ringing already; or its process has died this very moment
+        finally:
+            os.close(descriptor)
+
 
 class _Pipe:
     """One listener's pipe, and the thread that waits at it."""
 
-    def __init__(self, folder: Path, ring: Ring) -> None:
+    def __init__(self, folder: PrivateFolder, ring: Ring) -> None:
         token = uuid.uuid4().hex
         self.name = f"{token}{_SUFFIX}"
-        self._path = folder / self.name
+        self._folder = folder
         self._ring = ring
         self._stopped = False
         self._closing = threading.Lock()
-        self._descriptor = _open_pipe(folder / f"{token}.new", self._path)
+        with folder.opened(create=True) as opened:
+            self._descriptor = _open_pipe(opened, f"{token}.new", self.name)
         closed_in_children.add(self._descriptor)
         self._thread = threading.Thread(target=self._wait, name="perdure doorbell", daemon=True)
         self._thread.start()
@@ -102,7 +121,7 @@ class _Pipe:
             # The thread may be awake already, and closes the pipe when it sees this: not before the last byte is in it, which
             # would go into whatever file has that number by then.
             self._stopped = True
-            self._path.unlink(missing_ok=True)
+            self._folder.remove(self.name)
             try:
                 os.write(self._descriptor, b"\0")
             except BlockingIOError:
@@ -127,34 +146,21 @@ class _Pipe:
             os.close(self._descriptor)
 
 
-def _open_pipe(new: Path, path: Path) -> int:
+def _open_pipe(folder: int, new: str, name: str) -> int:
     """A pipe that gets its name only once it is open: before that, whoever rang would take it for one of the dead."""
-    os.mkfifo(new, 0o600)
+    os.mkfifo(new, 0o600, dir_fd=folder)
     try:
         # O_RDWR: open at both ends it never sees the end of a file when those who ring come and go.
-        descriptor = os.open(new, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(new, os.O_RDWR | FILE_FLAGS, dir_fd=folder)
         try:
-            os.rename(new, path)
+            os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             os.close(descriptor)
             raise
     except BaseException:
-        new.unlink(missing_ok=True)
+        try:
+            os.unlink(new, dir_fd=folder)
+        except FileNotFoundError:
+            pass
         raise
     return descriptor
-
-
-def _ring_pipe(path: Path) -> None:
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno == errno.ENXIO:  # nobody has it open: its process is dead
-            path.unlink(missing_ok=True)
-        return
-    try:
-        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-            os.write(descriptor, b"\0")
-    except OSError:
-        pass  # full: it is ringing already; or its process has died this very moment
-    finally:
-        os.close(descriptor)

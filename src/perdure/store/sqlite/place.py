@@ -8,6 +8,7 @@ from pathlib import Path
 
 from perdure.errors import StoreUnavailable
 from perdure.store.descriptors import OUT_OF_FILES, TOO_MANY_FILES
+from perdure.store.private_folder import PrivateFolder
 from perdure.store.sqlite.guard import opening
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -33,6 +34,12 @@ def check_place(path: Path, mounts: str | None = None) -> None:
         raise StoreUnavailable(f"the folder {folder} is not writable, and SQLite keeps its log beside the journal; change its permissions")
     if path.exists() and not os.access(path, os.R_OK | os.W_OK):
         raise StoreUnavailable(f"{path} is read-only for this user; change its permissions or open it as its owner")
+    workers_folder(path).check()
+
+
+def workers_folder(path: Path) -> PrivateFolder:
+    """Where the workers of this journal keep their lock files and bells."""
+    return PrivateFolder(path.with_name(f"{path.name}-workers"), journal=path)
 
 
 def create_private(path: Path) -> None:

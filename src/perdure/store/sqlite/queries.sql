@@ -63,26 +63,26 @@ SELECT event_id FROM perdure_events WHERE id = (? << 32 | ?)
 
 -- name: run_by_id
 SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
 FROM perdure_runs WHERE run_id = ?
 
 -- name: run_to_change
 -- As run_by_id, and nobody else writes to the run before this transaction ends: here nobody could in any case.
 SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
 FROM perdure_runs WHERE run_id = ?
 
 -- name: family_of_run
 -- Those below it: a child's id is its parent's, a slash and a number, and '0' comes right after '/'.
 SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
 FROM perdure_runs
 WHERE run_id > :run_id || '/' AND run_id < :run_id || '0' AND status NOT IN ('succeeded', 'failed', 'cancelled')
 
 -- name: family_to_change
 -- As family_of_run, the oldest first, for whoever writes to them.
 SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
 FROM perdure_runs
 WHERE run_id > :run_id || '/' AND run_id < :run_id || '0' AND status NOT IN ('succeeded', 'failed', 'cancelled')
 ORDER BY id
@@ -90,7 +90,7 @@ ORDER BY id
 -- name: list_runs
 -- Newest first. created_at pages, and id settles ties.
 SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
 FROM perdure_runs
 WHERE (:before IS NULL OR created_at < :before)
     AND (:status IS NULL OR status = :status)
@@ -125,7 +125,7 @@ SELECT hash FROM perdure_events WHERE id = (SELECT id << 32 FROM perdure_runs WH
 -- What may have changed since somebody knew all runs up to :newest: those that are new, and those that had not finished.
 -- A place is (0, id): one writer at a time gives ids in the order of commits.
 SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost, 0
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id, 0
 FROM perdure_runs
 WHERE id > :after AND (id > :newest OR status NOT IN ('succeeded', 'failed', 'cancelled'))
 ORDER BY id LIMIT :limit
@@ -176,7 +176,7 @@ ON CONFLICT (run_id) DO NOTHING RETURNING id, ledger
 -- Nobody holds the run, or a dead worker does: what was posted is in its journal.
 UPDATE perdure_runs SET seq = :seq, head = :head, updated_at = max(updated_at, :now), status = :status, waiting_for = :waiting_for,
     attention = iif(:status = 'needs_attention', attention, NULL), ready_at = :ready_at, holder = NULL, nonce = NULL,
-    lost = iif(holder IS NULL, lost, 2)
+    lost = iif(holder IS NULL, lost, 2), lost_with = iif(holder IS NULL, lost_with, :beside)
 WHERE id = :id
 
 -- name: end_unheld
@@ -412,25 +412,34 @@ WHERE (:queues IS NULL OR l.queue IN (SELECT value FROM json_each(:queues)))
     AND EXISTS (SELECT 1 FROM perdure_runs WHERE line = l.id AND ready_at <= :now)
 
 -- name: ready_below
--- The ready runs of a family; see family_of_run.
+-- The ready runs of a family; see family_of_run. Suspects only if they are wanted.
 SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
 FROM perdure_runs
 WHERE run_id > :run_id || '/' AND run_id < :run_id || '0' AND ready_at <= :now AND :queues IS NULL
+    AND (:suspects OR crashes + (lost > 0) < 2)
     AND EXISTS (SELECT 1 FROM json_each(:served) AS s WHERE s.value ->> 0 = agent AND s.value ->> 1 = version)
 ORDER BY ready_at, id LIMIT :limit
 
 -- name: ready_of_line
 -- The ready runs of a line from a place on, those that have waited longest first. Suspects only if they are wanted.
 SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, id, lost
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
 FROM perdure_runs
 WHERE line = :line AND ready_at <= :now AND (ready_at, id) > (:after_ready, :after_id)
     AND (:suspects OR crashes + (lost > 0) < 2)
 ORDER BY ready_at, id LIMIT :limit
 
--- name: holds_suspect
-SELECT 1 FROM perdure_runs WHERE holder = ? AND crashes >= 2 LIMIT 1
+-- name: suspects_of_worker
+SELECT crashes, lost_with FROM perdure_runs WHERE holder = ? AND crashes >= 2
+
+-- name: held_suspects
+-- Of all workers.
+SELECT holder, crashes, lost_with FROM perdure_runs WHERE holder IS NOT NULL AND crashes >= 2
+
+-- name: load_of_worker
+-- How many runs it holds, and how many suspects among them.
+SELECT count(*), count(*) FILTER (WHERE crashes >= 2) FROM perdure_runs WHERE holder = ?
 
 -- name: held_by_party
 -- How many runs of each tenant in each queue are held. Counted in the index of held runs alone.
@@ -454,7 +463,7 @@ INSERT INTO perdure_turns (queue, tenant, turn) VALUES (?, ?, ?) ON CONFLICT (qu
 
 -- name: claim_run
 -- A new epoch over the old one: whoever held the run before is refused from here on.
-UPDATE perdure_runs SET epoch = :epoch, nonce = :nonce, holder = :worker, seq = :seq, head = :head, crashes = :crashes,
+UPDATE perdure_runs SET epoch = :epoch, nonce = :nonce, holder = :worker, seq = :seq, head = :head, crashes = :crashes, lost_with = :lost_with,
     lost = 0, ready_at = NULL, waiting_for = NULL, error = NULL, attention = NULL, updated_at = max(updated_at, :now),
     status = iif(status = 'cancelling', status, 'running')
 WHERE id = :id
@@ -509,9 +518,9 @@ SELECT DISTINCT holder FROM perdure_runs
 WHERE holder IS NOT NULL AND holder NOT IN (SELECT worker FROM perdure_workers)
 
 -- name: lose_runs
--- Their holder is gone: claimable at once, and the next claim knows that it is a takeover.
+-- Their holder is gone: claimable at once, and the next claim knows that it is a takeover, and how many others may be to blame.
 UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :now, updated_at = max(updated_at, :now),
-    status = iif(status = 'cancelling', status, 'queued')
+    status = iif(status = 'cancelling', status, 'queued'), lost_with = iif(crashes >= 2, :beside_suspects, :beside)
 WHERE holder = :worker
 
 -- name: held_by_worker
@@ -520,13 +529,13 @@ SELECT run_id, epoch FROM perdure_runs WHERE holder = ?
 -- name: lose_run
 -- As lose_runs, for one of them, unless it was claimed anew since we looked.
 UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :now, updated_at = max(updated_at, :now),
-    status = iif(status = 'cancelling', status, 'queued')
+    status = iif(status = 'cancelling', status, 'queued'), lost_with = iif(crashes >= 2, :beside_suspects, :beside)
 WHERE run_id = :run_id AND holder = :worker AND epoch = :epoch
 
 -- name: lose_runs_of_silent_worker
 -- As lose_runs, unless the worker has given another sign of life since.
-UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = 1, ready_at = :now, updated_at = max(updated_at, :now),
-    status = iif(status = 'cancelling', status, 'queued')
+UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :now, updated_at = max(updated_at, :now),
+    status = iif(status = 'cancelling', status, 'queued'), lost_with = iif(crashes >= 2, :beside_suspects, :beside)
 WHERE holder = :worker AND EXISTS (SELECT 1 FROM perdure_workers AS w WHERE w.worker = :worker AND w.beat_at = :beat_at)
 
 -- == Rates ============================================================================================================
@@ -601,7 +610,7 @@ SELECT run_id, events, head FROM perdure_pruned WHERE run_id IN (SELECT value FR
 -- name: whole_runs
 -- Everything but what is this database's own affair: numbers, and who held it. The last column: whose budget applies first.
 SELECT r.id, run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at, seq, head, epoch, lost, crashes,
-    error, created_at, updated_at, priority, attention, r.parent, parent_call, parent_seq, depth,
+    error, created_at, updated_at, priority, attention, r.parent, parent_call, parent_seq, depth, lost_with,
     (SELECT l.run_id FROM perdure_runs AS l WHERE l.id = r.ledger)
 FROM json_each(:run_ids) AS j CROSS JOIN perdure_runs AS r ON r.run_id = j.value ORDER BY r.id
 
@@ -637,8 +646,8 @@ SELECT run, digest FROM perdure_blob_uses WHERE run IN (SELECT value FROM json_e
 -- name: take_in_run
 -- A run from another journal, with the time of its next wake-up and everything else. No row when the id is taken.
 INSERT INTO perdure_runs (id, run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at, seq, head, epoch, lost, crashes, error,
-    created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth, line, ledger)
-VALUES ((SELECT max(ifnull((SELECT max(id) FROM perdure_runs), 0), ifnull((SELECT max(number) FROM perdure_pruned), 0)) + 1), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT ledger FROM perdure_runs WHERE run_id = ?))
+    created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth, lost_with, line, ledger)
+VALUES ((SELECT max(ifnull((SELECT max(id) FROM perdure_runs), 0), ifnull((SELECT max(number) FROM perdure_pruned), 0)) + 1), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT ledger FROM perdure_runs WHERE run_id = ?))
 ON CONFLICT (run_id) DO NOTHING RETURNING id
 
 -- name: take_in_approval

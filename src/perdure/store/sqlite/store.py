@@ -13,6 +13,7 @@ from perdure.store.sqlite import soundness
 from perdure.store.sqlite.database import SqliteDatabase
 from perdure.store.sqlite.migrate import MIGRATIONS
 from perdure.store.sqlite.pipes import PipeBell
+from perdure.store.sqlite.place import workers_folder
 
 
 class SqliteStore(SqlStore):
@@ -25,7 +26,7 @@ class SqliteStore(SqlStore):
         if path is None:
             super().__init__(url, database, Listeners(), InProcess())
         else:
-            folder = path.with_name(f"{path.name}-workers")
+            folder = workers_folder(path)
             super().__init__(url, database, PipeBell(folder), FileLocks(folder))
 
     def facts(self) -> dict[str, str]:

@@ -57,7 +57,7 @@ class Attendant:
             self.settled.append(f"{tool} (call {number}): it happened")
             return True
         if "begun" not in facts and not any(entry.fact == "unseen" and entry.tool == tool for entry in entries):
-            await self._app.resolve(run_id, number, did_not_happen=True, by=WHO)
+            await self._app.resolve(run_id, number, did_not_happen=True, final=True, by=WHO)
             self.settled.append(f"{tool} (call {number}): it did not happen")
             return True
         return False  # it was cut off in the middle: nobody can know, and a person would have to look

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Any
 
+from perdure.core.invisible import escaped
 from perdure.inspect.words import plural
 from perdure.testing.lab.records import Findings, Problem, Trial
 from perdure.testing.lab.table import about, called, name_of, outcome_of, repeated, summary, unsaid, when
@@ -64,7 +64,7 @@ def page(report: Findings) -> str:
 
 def _safe(value: object) -> str:
     """Text that is text, whatever was in it: markup is escaped, and what an eye cannot see is shown."""
-    return escape("".join(char if char.isprintable() or unicodedata.category(char) == "Zs" else ascii(char)[1:-1] for char in str(value)))
+    return escape(escaped(str(value)))
 
 
 def _code(value: object) -> str:

@@ -1,0 +1,92 @@
+"""What other users of this machine could have changed: files, folders, and what would be imported from them."""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from functools import cache
+from importlib.machinery import all_suffixes
+from pathlib import Path
+
+_ROOT = 0
+
+
+def changed_by_others(file: Path, top: Path) -> str | None:
+    """How another user could change what runs when the file is imported, in words; None when nobody but this user and root can.
+
+    `top` is the folder that goes on sys.path: every module in it can be imported. Both paths are without links.
+    """
+    for folder in file.parents:
+        found = folder.stat()
+        if found.st_uid not in (os.geteuid(), _ROOT):
+            return f"{folder} belongs to another user"
+        # In a sticky folder only the owner of an entry can rename or remove it. Anybody can add one: that matters where we import from.
+        if _others_write(folder, found) and (folder.is_relative_to(top) or not found.st_mode & stat.S_ISVTX):
+            return f"other users can write to {folder}"
+    for path in _importable(top):
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            continue  # a link that leads nowhere, or gone meanwhile
+        if found.st_uid not in (os.geteuid(), _ROOT):
+            return f"{path}, which it can import, belongs to another user"
+        if _others_write(path, found):
+            return f"other users can write to {path}, which it can import" if path != file else f"other users can write to {path}"
+    return None
+
+
+def _others_write(path: Path, found: os.stat_result) -> bool:
+    if found.st_mode & stat.S_IWOTH:
+        return True
+    return bool(found.st_mode & stat.S_IWGRP) and (not _is_private_group(found.st_gid) or _has_access_list(path))
+
+
+@cache
+def _is_private_group(gid: int) -> bool:
+    """Whether nobody but this user is in the group: with a umask of 002, as many systems have it, every file can be written by such a group."""
+    try:
+        own = pwd.getpwuid(os.geteuid()).pw_name
+        members = grp.getgrgid(gid).gr_mem
+    except KeyError:
+        return False  # not listed here: then nobody can say who is in it
+    return all(name == own for name in members) and all(
+        user.pw_uid in (os.geteuid(), _ROOT) for user in pwd.getpwall() if user.pw_gid == gid
+    )
+
+
+def _has_access_list(path: Path) -> bool:
+    """Whether the file has an access control list: what looks like the rights of the group may be those of other users then."""
+    if not hasattr(os, "getxattr"):
+        return False
+    try:
+        os.getxattr(path, "system.posix_acl_access")
+    except OSError as error:
+        return error.errno not in (errno.ENODATA, errno.ENOTSUP)
+    return True
+
+
+def _importable(top: Path) -> Iterator[Path]:
+    """Every module and package below the folder, and the folders of compiled modules."""
+    suffixes = tuple(all_suffixes())
+    todo, seen = [top], {top.resolve()}
+    while todo:
+        folder = todo.pop()
+        try:
+            entries = list(os.scandir(folder))
+        except PermissionError:
+            continue  # this user cannot list it, and has hardly put anything there
+        for entry in entries:
+            path = Path(entry.path)
+            if not entry.is_dir():
+                if entry.name.endswith(suffixes):
+                    yield path
+                continue
+            is_package = entry.name.isidentifier() and (path / "__init__.py").is_file()
+            if (is_package or entry.name == "__pycache__") and path.resolve() not in seen:
+                seen.add(path.resolve())
+                yield path
+                todo.append(path)

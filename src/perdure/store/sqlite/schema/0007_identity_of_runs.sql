@@ -1,0 +1,8 @@
+-- What a run's first event says of it and no later one changes stays in its row: which run it is, whose, and where its code was.
+-- No release of perdure updates these columns, so that an old process that is still open is not disturbed.
+
+CREATE TRIGGER perdure_runs_identity BEFORE UPDATE OF id, run_id, agent, tenant, actor, queue, target, input_digest, created_at, priority,
+    parent, parent_call, parent_seq, depth ON perdure_runs
+BEGIN
+    SELECT raise(ABORT, 'what its first event says of a run stays');
+END;

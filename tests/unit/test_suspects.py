@@ -1,0 +1,143 @@
+"""Runs whose workers died again and again: when one is called poison, how groups are made, and what people are told (T26, T34)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests.unit.postgres_tools import empty
+
+from perdure.cli import cli
+from perdure.core.events import Event, RunClaimed
+from perdure.core.suspects import ANY_SIZE, Group, is_poison, largest_group
+from perdure.inspect.health import Check, check_runs
+from perdure.inspect.sentences import sentence
+from perdure.inspect.why import Why, why
+from perdure.store.api import Served, Store
+from perdure.store.open import open_store
+from perdure.testing.conformance_suspects import die
+from perdure.worker.clock import Clock
+
+LEASE_US = 30_000_000
+A1 = Served("a", "1")
+
+
+# -- the rule ---------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("crashes", "alone", "limit", "poison"),
+    [
+        (4, 4, 5, False),
+        (5, 5, 5, True),  # a run that nothing was ever beside
+        (5, 3, 5, True),
+        (9, 2, 5, False),  # seven deaths beside others and two alone: another run may have come along that kills workers
+        (900, 0, 5, False),
+        (2, 2, 2, True),
+        (2, 0, 2, False),
+        (3, 1, 2, True),
+        (1, 1, 1, True),
+        (9, 0, 1, False),  # however low the limit is: nobody is blamed who has never been alone with a death
+    ],
+)
+def test_a_run_is_poison_after_so_many_deaths_of_which_some_met_it_alone(crashes: int, alone: int, limit: int, poison: bool) -> None:
+    assert is_poison(crashes, alone, limit) is poison
+
+
+@pytest.mark.parametrize(
+    ("crashes", "lost_with", "largest"),
+    [(2, 199, ANY_SIZE), (3, 199, 100), (4, 99, 50), (4, 4, 2), (5, 2, 1), (5, 1, 1), (6, 0, 1)],
+)
+def test_a_group_may_be_of_any_size_at_first_and_then_of_half_the_size(crashes: int, lost_with: int, largest: int) -> None:
+    assert largest_group(crashes, lost_with) == largest
+
+
+def test_a_group_takes_no_more_than_each_of_its_members_allows() -> None:
+    group = Group([(2, 0), (3, 7)])
+    assert group.admits(2, 0)
+    assert group.admits(3, 5)
+    assert not group.admits(3, 4), "it may be one of two, and would be the third"
+    group.add(2, 0)
+    assert not group.is_full
+    group.add(2, 0)
+    assert group.is_full
+    assert not group.admits(2, 0), "one of them may be one of four"
+
+
+# -- what people are told ------------------------------------------------------------------------------------------------------
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """Four runs that three workers in a row died with; a fourth worker holds two of them."""
+    url = f"sqlite:///{tmp_path}/journal.db" if request.param == "sqlite" else empty(request.getfixturevalue("postgres"))
+    opened = open_store(url)
+    now = Clock().now()
+    die(opened, ["r1", "r2", "r3", "r4"], "w1", "w2", "w3", now=now)
+    opened.register("w4", "host:4", 4, now, [A1])
+    assert sorted(one.row.run_id for one in opened.claim("w4", [A1], 9, now)) == ["r1", "r2"]
+    yield opened
+    opened.close()
+
+
+def page_of(store: Store, run_id: str) -> Why:
+    return why(store, run_id, now=Clock().now(), lease_us=LEASE_US)
+
+
+def checks(store: Store, later_us: int = 0) -> dict[str, Check]:
+    return {check.name: check for check in check_runs(store, Clock().now() + later_us, LEASE_US)}
+
+
+def test_why_says_that_a_run_waits_because_its_workers_died(store: Store) -> None:
+    page = page_of(store, "r3")
+    waits = (
+        "3 workers in a row died with it: it may be what kills them, and waits as a suspect; "
+        "suspects are driven in groups, this one in a group of at most 2, and host:4 holds 2"
+    )
+    assert page.suspect == waits
+    assert page.sentence.endswith(waits)
+    assert "may be busy" not in page.sentence
+    assert page_of(store, "r1").suspect is None, "it is held"
+
+
+def test_why_says_nothing_of_it_while_a_worker_has_room_for_the_run(store: Store) -> None:
+    store.register("w5", "host:5", 5, Clock().now(), [A1])
+    page = page_of(store, "r3")
+    assert page.suspect is None
+    assert page.sentence.endswith("2 workers would, and may be busy")
+
+
+def test_why_says_that_nobody_serves_a_suspect_before_anything_else(store: Store) -> None:
+    store.register("w4", "host:4", 4, Clock().now(), [Served("b", "1")])
+    page = page_of(store, "r3")
+    assert page.suspect is None
+    assert "no worker serves agent a" in page.sentence
+
+
+def test_doctor_names_those_that_wait_for_it_and_does_not_ask_for_another_worker(store: Store) -> None:
+    found = checks(store, later_us=20_000_000)
+    assert found["suspects"].verdict == "warn"
+    assert found["suspects"].found.startswith("2 ready runs wait because 2 or more workers in a row died with them: ")
+    assert found["suspects"].found.endswith("(r4, r3)")
+    assert (found["suspects"].way_out or "").startswith("perdure why r4; ")
+    assert found["queue"].verdict == "ok"
+    store.unregister("w4", Clock().now())
+    assert checks(store)["suspects"].verdict == "ok"
+
+
+def test_list_says_so_in_a_few_words(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    shown = CliRunner().invoke(cli, ["list", "--url", store.url])
+    assert shown.exit_code == 0, shown.output
+    lines = {line.split()[0]: line for line in shown.output.splitlines() if line.startswith("r")}
+    assert "a suspect: 3 workers in a row died with it" in lines["r3"]
+    assert "suspect" not in lines["r1"]
+    told = CliRunner().invoke(cli, ["list", "--json", "--url", store.url])
+    suspects = {row["run_id"]: row["suspect"] for row in map(json.loads, told.output.splitlines())}
+    assert suspects["r1"] is None
+    assert suspects["r3"].startswith("3 workers in a row died with it")
+
+
+def test_events_say_how_many_others_may_be_to_blame() -> None:
+    claimed = RunClaimed("w", name="host:1", takeover=True, proven_dead=True, lost_with=1)
+    said = sentence(Event(4, "0" * 32, 0, 2, None, 3, claimed), {})
+    assert said.endswith("which is gone (the kernel says so); 1 other run of that worker may be to blame")
