@@ -80,7 +80,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 
 def page_of(store: Store, run_id: str) -> Why:
-    return why(store, run_id, now=Clock().now(), lease_us=LEASE_US)
+    return why(store, run_id, now=Clock().now())
 
 
 def checks(store: Store, later_us: int = 0) -> dict[str, Check]:

@@ -1002,7 +1002,7 @@ FROM (VALUES ('worker', 'perdure_schema', 'SELECT', ''), ('worker', 'perdure_mov
         ('worker', 'perdure_blob_uses', 'SELECT, INSERT', ''), ('worker', 'perdure_lines', 'SELECT, INSERT', ''),
         ('worker', 'perdure_signals', 'SELECT, INSERT', ''),
         ('worker', 'perdure_runs', 'SELECT, INSERT, UPDATE', 'version, status, waiting_for, ready_at, seq, head, epoch, nonce, holder, lost, '
-            'crashes, error, updated_at, attention, ledger, line'),
+            'lost_with, crashes, error, updated_at, attention, ledger, line'),
         ('worker', 'perdure_approvals', 'SELECT, INSERT, UPDATE', 'status, deciders, expires_at, escalated, voters, digest, settled_by, note, '
             'settled_at'),
         ('worker', 'perdure_budgets', 'SELECT, INSERT, UPDATE', 'limit_usd_micros, limit_tokens, limit_calls, limit_busy_us, spent_usd_micros, '
@@ -1016,7 +1016,8 @@ FROM (VALUES ('worker', 'perdure_schema', 'SELECT', ''), ('worker', 'perdure_mov
         ('decider', 'perdure_events', 'INSERT', ''), ('decider', 'perdure_inbox', 'INSERT, DELETE', ''),
         ('decider', 'perdure_blobs', 'INSERT, UPDATE', 'digest'), ('decider', 'perdure_blob_uses', 'INSERT', ''),
         ('decider', 'perdure_notices', 'INSERT', ''),
-        ('decider', 'perdure_runs', 'UPDATE', 'status, waiting_for, attention, ready_at, seq, head, updated_at, holder, nonce, lost'),
+        ('decider', 'perdure_runs', 'UPDATE', 'status, waiting_for, attention, ready_at, seq, head, updated_at, holder, nonce, lost, '
+            'lost_with'),
         ('decider', 'perdure_approvals', 'UPDATE', 'status, deciders, expires_at, escalated, voters, digest, settled_by, note, settled_at')
     ) AS t (role, name, needed, columns), LATERAL unnest(string_to_array(t.needed, ', ')) AS p (privilege)
 WHERE CASE WHEN p.privilege <> 'UPDATE' THEN NOT has_table_privilege(format('%I.%I', current_schema(), t.name), p.privilege)
