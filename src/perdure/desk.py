@@ -10,6 +10,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from msgspec import structs
+
 from perdure import shell
 from perdure.core import codec, keys
 from perdure.core.approval import A_NAME, Ruling, Standing, Vote, judge_vote, same_name
@@ -30,10 +32,11 @@ from perdure.core.events import (
     RunUnpaused,
     SignalReceived,
     ToolCallResolved,
+    Unsettled,
 )
 from perdure.core.failures import clean
 from perdure.core.state import CallState, RunState, fold
-from perdure.errors import Conflict, InvalidInput, NotFound
+from perdure.errors import Conflict, InvalidInput, NotFound, StoreCorrupt
 from perdure.settings import Settings
 from perdure.store.api import ApprovalRow, Ledger, RunRow, Status, Store
 
@@ -99,8 +102,17 @@ class Desk:
     def end(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
         """End a run for good, without its agent: for one whose code is gone, or that no longer replays."""
         self._row(run_id, tenant)
-        body = RunCancelled(reason=_words(reason, "reason"), forced_by=known_name(by))
-        self._store.end(run_id, body, event_id=self._clock.new_id(), now=self._clock.now())
+        try:
+            state: RunState | None = self._state(run_id)
+        except StoreCorrupt:
+            state = None  # a damaged journal can be ended all the same
+        body = RunCancelled(reason=_words(reason, "reason"), forced_by=known_name(by), unsettled=() if state is None else _unsettled(state))
+
+        def expect(row: RunRow) -> None:
+            if state is not None and row.seq != state.seq:
+                raise _moved_on(row, state)
+
+        self._store.end(run_id, body, event_id=self._clock.new_id(), now=self._clock.now(), expect=expect)
 
     def pause(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
         run_id = plain_text(run_id, "a run's id")
@@ -185,11 +197,11 @@ class Desk:
         else:
             failure = Failure(kind="fatal", type="Resolved", message=clean(fail or "", 2000))
             body = ToolCallResolved("failed", by=who, attempt=found.attempt, failure=failure, note=note)
+        body = structs.replace(body, usage=found.cost_if(body.outcome))
 
         def expect(row: RunRow) -> None:
             if row.holder is None and row.seq != state.seq:
-                again = shell.command("why", run_id)
-                raise Conflict(f"run {run_id} has moved on meanwhile (event {row.seq}, not {state.seq}); look again: {again}")
+                raise _moved_on(row, state)
 
         self._post(run_id, body, call=call, status="cancelling" if state.cancel else None, expect=expect, tenant=tenant)
 
@@ -285,6 +297,21 @@ class Desk:
 
 class _AskedBefore(Exception):
     """The same has been asked for already."""
+
+
+def _unsettled(state: RunState) -> tuple[Unsettled, ...]:
+    """The calls that may have happened, with what they may have cost. After a forced end no answer about them can come any more."""
+    return tuple(
+        Unsettled(call.number, call.attempt, call.may_cost)
+        for call in state.open.values()
+        if call.may_cost is not None and call.effect != "transaction"  # a transaction without a result did not happen
+    )
+
+
+def _moved_on(row: RunRow, state: RunState) -> Conflict:
+    return Conflict(
+        f"run {row.run_id} has moved on meanwhile (event {row.seq}, not {state.seq}); look again: {shell.command('why', row.run_id)}"
+    )
 
 
 def _no_such(run_id: str) -> NotFound:

@@ -5,7 +5,8 @@ A request is *lost* when it has reached the provider and its answer never came i
     every answer in the journal is that of exactly one request, and every request has a durable intent;
     every other request stands for one `model_call_failed`: of the provider's own making (a 429, a reset), or of type AnswerLost;
     an AnswerLost without a request is one whose process died between the intent and the first byte: nobody can tell it from the other;
-    so lost requests ≤ AnswerLost ≤ kills (and drains) for each question that is open at a time, and no token of them is counted.
+    so lost requests ≤ AnswerLost ≤ kills (and drains) for each question that is open at a time;
+    a request that is told as lost counts with what was reserved for it, and with nothing where the model has no max_tokens.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ def _check_call(number: int, events: Sequence[Event], lines: Sequence[Line], loa
 
 
 def _check_cost(store: Store, run_id: str, events: Sequence[Event], charged: Counter[str], found: Accounts) -> None:
-    """T24: what `show` and `costs` say is what the provider's ledger says, without what was lost."""
+    """T24: what `show` and `costs` say is what the provider's ledger says, and what was reserved for what was lost."""
     cost = cost_of(fold(events), events)
     expected = (charged["input"], charged["output"], charged["usd_micros"], found.lost_events)
     assert (cost.tokens_in, cost.tokens_out, cost.usd_micros, cost.lost) == expected, (cost, charged)

@@ -98,7 +98,7 @@ def test_the_journal_tells_the_conversation_and_what_was_lost(desk: Desk) -> Non
     ):
         assert words in told, words
     shown = desk.say("show", "r")
-    assert "1 lost request to models of which nobody knows what they used" in shown
+    assert "1 lost request to models, counted with what was reserved for them" in shown
     for page in (told, shown, desk.say("why", "r"), desk.say("list")):
         assert "\x1b" not in page
         assert "\u202e" not in page
@@ -153,7 +153,7 @@ def test_a_wrong_call_is_told(desk: Desk, call: str, code: int, words: str) -> N
 def test_costs_have_the_model_and_what_was_lost(desk: Desk) -> None:
     table = desk.say("costs", "--by", "model")
     assert "lost" in table.splitlines()[0]
-    assert "1 request to models lost with a worker: what they used is unknown, and in none of the figures" in table
+    assert "1 request to models lost with a worker: counted with what was reserved for them, nothing without max_tokens" in table
     (row, _) = [json.loads(line) for line in desk.say("costs", "--by", "model", "--json").splitlines()]
     assert (row["group"], row["calls"], row["tokens_in"], row["tokens_out"], row["lost"]) == ("claude-x", 2, 3204, 55, 1)
     cost = json.loads(desk.say("show", "r", "--json"))["cost"]

@@ -83,6 +83,7 @@ _WORDS = {
     "T27": "a message after the end",
     "T28": "a conversation that no provider takes any more",
     "T30": "a tool or a request that changes under a run",
+    "T33": "a budget without a bound across deaths",
     "bad input": "what cannot be meant is refused",
     "calls": "a call moves as its table says",
     "duplicates": "what is sent twice counts once",

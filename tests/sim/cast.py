@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tests.sim.outside import Outside
+from tests.sim.outside import PRICE, Outside
 
 from perdure import (
     Agent,
@@ -25,6 +25,7 @@ from perdure import (
     Step,
     Tool,
     ToolFailed,
+    Usage,
     agent,
     ref,
     tool,
@@ -33,6 +34,7 @@ from perdure.models import Answer, Request, Scripted
 from perdure.models.scripted import use, uses
 
 TIMEOUT_S = 2.0
+COST = Usage(usd_micros=PRICE)
 _AGAIN = Retry(attempts=4, base=0.1, factor=2.0, max_delay=1.0)
 
 
@@ -46,37 +48,37 @@ def _outside() -> Outside:
     return Stage.outside
 
 
-@tool(effect="read", timeout=TIMEOUT_S, retry=_AGAIN)
+@tool(effect="read", timeout=TIMEOUT_S, retry=_AGAIN, cost=COST)
 async def look(what: str, call: Call) -> str:
     return await _outside().perform(call, "read")
 
 
-@tool(effect="idempotent", timeout=TIMEOUT_S, retry=_AGAIN)
+@tool(effect="idempotent", timeout=TIMEOUT_S, retry=_AGAIN, cost=COST)
 async def settle(what: str, call: Call) -> str:
     return await _outside().perform(call, "idempotent")
 
 
-@tool(effect="keyed", timeout=TIMEOUT_S, retry=_AGAIN)
+@tool(effect="keyed", timeout=TIMEOUT_S, retry=_AGAIN, cost=COST)
 async def pay(what: str, call: Call) -> str:
     return await _outside().perform(call, "keyed")
 
 
-@tool(effect="keyed", timeout=TIMEOUT_S, retry=_AGAIN)
+@tool(effect="keyed", timeout=TIMEOUT_S, retry=_AGAIN, cost=COST)
 async def refund(what: str, call: Call) -> str:
     return await _outside().perform(call, "keyed")
 
 
-@tool(effect="transaction")
+@tool(effect="transaction", cost=COST)
 def book(what: str, call: Call) -> str:
     return _outside().write(call)
 
 
-@tool(timeout=TIMEOUT_S, retry=_AGAIN)
+@tool(timeout=TIMEOUT_S, retry=_AGAIN, cost=COST)
 async def launch(what: str, call: Call) -> str:
     return await _outside().perform(call, "once")
 
 
-@tool(timeout=TIMEOUT_S, retry=_AGAIN)
+@tool(timeout=TIMEOUT_S, retry=_AGAIN, cost=COST)
 async def order(what: str, call: Call) -> str:
     return await _outside().perform(call, "once")
 
@@ -91,17 +93,17 @@ async def _find_order(what: str, call: Call) -> Outcome:
     return await _outside().find(call)
 
 
-@tool(approval=Approval(by=("ann", "bob"), expires=30.0), timeout=TIMEOUT_S, retry=_AGAIN)
+@tool(approval=Approval(by=("ann", "bob"), expires=30.0), timeout=TIMEOUT_S, retry=_AGAIN, cost=COST)
 async def demolish(what: str, call: Call) -> str:
     return await _outside().perform(call, "once")
 
 
-@tool(effect="keyed", approval=Approval(expires=5.0), timeout=TIMEOUT_S, retry=_AGAIN)
+@tool(effect="keyed", approval=Approval(expires=5.0), timeout=TIMEOUT_S, retry=_AGAIN, cost=COST)
 async def grant(what: str, call: Call) -> str:
     return await _outside().perform(call, "keyed")
 
 
-@tool(effect="transaction", approval=True)
+@tool(effect="transaction", approval=True, cost=COST)
 def sign(what: str, call: Call) -> str:
     return _outside().write(call)
 
@@ -213,7 +215,7 @@ async def parent(run: Run, which: int) -> list[str]:
         return [await _told(settle("without them"))]
 
 
-@agent(version="1", budget=Budget(calls=4, on_exceed="fail"))
+@agent(version="1", budget=Budget(calls=6, usd="0.30", on_exceed="fail"))
 async def purse(run: Run, which: int) -> list[str]:
     """From one small purse, with a child."""
     done = list(await asyncio.gather(*(_told(TOOLS[(which + place) % 7]("spent")) for place in range(3))))

@@ -7,7 +7,7 @@ what the numbers mean.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import apsw
@@ -260,13 +260,28 @@ class Checker:
                     raise Violation(f"run {shadow.run_id}: {used} calls under the budget of {owner.run_id}, which allows {limit} (G14)")
             owner = None if created.parent is None else self.runs.get(created.parent)
 
+    def over_budget(self, run_id: str, bill: Callable[[str], int]) -> str | None:
+        """T33: whoever dies, what the services really want for a run is never more than its budget, or one above it, allows."""
+        owner: Shadow | None = self.runs[run_id]
+        while owner is not None:
+            created = owner.state.created
+            assert created is not None
+            limit = None if owner.state.budget is None else owner.state.budget.usd_micros
+            if limit is not None:
+                wanted = bill(owner.run_id)
+                self.counts["effects that a budget pays for"] += 1
+                if wanted > limit and wanted > self._limit_of(owner.run_id, "usd_micros"):
+                    return f"run {run_id}: effects for {wanted} under the budget of {owner.run_id}, which allows {limit} (T33)"
+            owner = None if created.parent is None else self.runs.get(created.parent)
+        return None
+
     def _is_unread(self, shadow: Shadow) -> bool:
         sql = "SELECT 1 FROM perdure_inbox i JOIN perdure_runs r ON r.id = i.run WHERE r.run_id = ?"
         return self._connection.execute(sql, (shadow.run_id,)).fetchone() is not None
 
-    def _limit_of(self, run_id: str) -> int:
+    def _limit_of(self, run_id: str, what: str = "calls") -> int:
         """As of now: what somebody has added may lie in the run's inbox still."""
-        sql = "SELECT b.limit_calls FROM perdure_budgets b JOIN perdure_runs r ON r.id = b.run WHERE r.run_id = ?"
+        sql = f"SELECT b.limit_{what} FROM perdure_budgets b JOIN perdure_runs r ON r.id = b.run WHERE r.run_id = ?"
         ((found,),) = self._connection.execute(sql, (run_id,)).fetchall()
         assert isinstance(found, int)
         return found

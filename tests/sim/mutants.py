@@ -14,6 +14,7 @@ from perdure.core import decide as deciding
 from perdure.core import keys, suspects
 from perdure.core.decide import Perform, Reconcile
 from perdure.core.events import Event, ToolCallCompleted
+from perdure.core.state import CallState
 from perdure.errors import StoreUnavailable
 from perdure.store import claims, consequences, losing
 from perdure.store.api import Appended, Committed
@@ -113,6 +114,14 @@ def budgets_are_not_asked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(gate.Gate, "_over", lambda *_: None)
 
 
+def a_settled_doubt_costs_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CallState, "cost_if", lambda self, outcome: None)
+
+
+def a_lost_attempt_costs_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(orders.Orders, "_was_lost", lambda self, call: False)
+
+
 def the_dead_are_never_noticed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(claims.Claims, "reap", lambda *_: 0)
 
@@ -178,6 +187,8 @@ MUTANTS: list[Mutant] = [
     a_park_ignores_the_inbox,
     parents_are_not_told,
     budgets_are_not_asked,
+    a_settled_doubt_costs_nothing,
+    a_lost_attempt_costs_nothing,
     the_dead_are_never_noticed,
     a_park_forgets_when_to_wake,
     replay_delivers_in_order_of_calls,

@@ -18,6 +18,7 @@ from perdure import Call, Fatal, NotSent, Outcome, RetryLater
 if TYPE_CHECKING:
     from tests.sim.checker import Checker
 
+PRICE = 100_000  # micro-dollars: what the services want for each effect, and what every tool declares
 # A request arrives within the tool's time-out and the margin after it, counted from the moment at which its sender could last have sent.
 LONGEST_FLIGHT_US = 2_300_000
 
@@ -140,8 +141,17 @@ class Outside:
             return
         deed.done += 1
         self.counts[f"done {deed.effect}"] += 1
+        over = self.checker.over_budget(deed.run_id, self.bill)
+        if over is not None:
+            raise self._failed(over)
         if deed.effect == "once" and deed.done > 1 and not deed.late:
             raise self._failed(f"run {deed.run_id}: call {deed.number}, of class once, has happened {deed.done} times (G5)")
+
+    def bill(self, run_id: str, *, reads: bool = True) -> int:
+        """What the services want from the run and all below it. What was sent by a process that had stood still does not count."""
+        family = [deed for deed in self.deeds.values() if deed.run_id == run_id or deed.run_id.startswith(f"{run_id}/")]
+        family = [deed for deed in family if reads or deed.effect != "read"]
+        return PRICE * sum(max(deed.done - deed.late, 0) for deed in family)
 
     def _failed(self, why: str) -> Violation:
         failure = Violation(why)

@@ -101,7 +101,7 @@ class People:
         for call in doubts:
             await self._resolve(app, run, call)
         if run.attention == "budget":
-            await app.unpause(run.run_id, by="ann", add=Budget(calls=3))
+            await app.unpause(run.run_id, by="ann", add=Budget(calls=3, usd="0.20"))
         elif not doubts:
             await app.requeue(run.run_id, by="ann")
 

@@ -41,6 +41,7 @@ FLOORS = {
     "resolved by a person": 15,
     "approvals consumed": 15,
     "children": 20,
+    "effects that a budget pays for": 15,
     "done once": 50,
     "done keyed": 80,
     "dropped by key": 3,

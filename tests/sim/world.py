@@ -174,6 +174,7 @@ class World:
                 raise Violation(f"run {run_id}: event {verdict.seq}: {verdict.problem} (G11)")
         self._check_transactions()
         self._check_results()
+        self._check_charges()
 
     def _check_transactions(self) -> None:
         """G5: what was written in the journal's own database is what its events say, once each."""
@@ -197,6 +198,18 @@ class World:
                 result = None if call.result is None or call.result.inline is None else codec.decode(call.result.inline)
                 if result != deed.receipt or (deed.effect != "transaction" and not deed.done):
                     raise Violation(f"run {run.run_id}: call {call.number} has the result {result!r}, and was done {deed.done} times (G5)")
+
+    def _check_charges(self) -> None:
+        """T33: whatever a service has done for a run, the run and its children were charged for.
+
+        Without a budget a reading does not wait for its intent: one that is lost with its worker may be in no journal.
+        """
+        for run in self.checker.runs.values():
+            reads = run.state.budget is not None
+            family = [one for one in self.checker.runs.values() if one is run or one.run_id.startswith(f"{run.run_id}/")]
+            charged, wanted = sum(one.state.used.usd_micros for one in family), self.outside.bill(run.run_id, reads=reads)
+            if charged < wanted:
+                raise Violation(f"run {run.run_id}: {charged} micro-dollars were charged for effects that cost {wanted} (T33)")
 
     def _end(self) -> None:
         for process in self._processes:

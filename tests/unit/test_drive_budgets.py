@@ -237,10 +237,10 @@ def test_what_was_spent_is_counted_once_whatever_is_replayed(effect: Any, tmp_pa
 
 
 @pytest.mark.parametrize(("effect", "calls"), [("idempotent", 2), ("once", 1)])
-def test_an_attempt_that_was_cut_off_counts_and_gives_back_what_it_had_reserved(effect: Any, calls: int, tmp_path: Path) -> None:
+def test_an_attempt_that_was_cut_off_counts_and_keeps_its_reservation_until_it_is_charged(effect: Any, calls: int, tmp_path: Path) -> None:
     begun = asyncio.Event()
 
-    @tool(effect=effect, cost=0.60)
+    @tool(effect=effect, cost=0.40)
     async def cut_off(call: Call) -> str:
         begun.set()
         if call.attempt == 1:
@@ -257,10 +257,11 @@ def test_an_attempt_that_was_cut_off_counts_and_gives_back_what_it_had_reserved(
             await app.start(waiting, id="r", budget=Budget(usd=1))
             driving = asyncio.create_task(app.drive("r"))
             await begun.wait()
-            assert reserved(app, "r") == Amounts(usd_micros=600_000)
+            assert reserved(app, "r") == Amounts(usd_micros=400_000)
             app.abort()
             await driving
         async with perdure(tmp_path / "db", [waiting]) as app:
+            assert reserved(app, "r") == Amounts(usd_micros=400_000)
             row = await app.drive("r")
             if effect == "once":
                 assert (row.status, row.attention) == ("needs_attention", "in_doubt")
@@ -268,7 +269,7 @@ def test_an_attempt_that_was_cut_off_counts_and_gives_back_what_it_had_reserved(
             assert await app.handle("r").result() == "done"
             assert reserved(app, "r") == NOTHING
             assert spent(app, "r").calls == calls
-            assert spent(app, "r").usd_micros == (500_000 if effect == "idempotent" else 0)
+            assert spent(app, "r").usd_micros == (900_000 if effect == "idempotent" else 400_000)
 
     run(main())
 
@@ -284,8 +285,8 @@ def test_every_attempt_counts() -> None:
     assert (sum(line.startswith("initiated") for line in lines), over.used) == (4, 4)
 
 
-def test_a_run_that_ends_gives_back_what_nobody_saw_the_end_of(tmp_path: Path) -> None:
-    """A child is ended by force while its call hangs: what it had reserved must not be missing for the others."""
+def test_a_run_that_is_ended_by_force_is_charged_for_what_nobody_saw_the_end_of(tmp_path: Path) -> None:
+    """A child is ended by force while its call hangs: it may have happened, and nobody will say so any more."""
     begun = asyncio.Event()
 
     @tool(effect="once", cost=0.90)
@@ -315,7 +316,7 @@ def test_a_run_that_ends_gives_back_what_nobody_saw_the_end_of(tmp_path: Path) -
             await driving
         async with perdure(tmp_path / "db", [parent]) as app:
             await app.cancel("p/1", force=True)
-            assert reserved(app, "p") == NOTHING
+            assert (reserved(app, "p"), spent(app, "p").usd_micros) == (NOTHING, 900_000)
             assert await app.handle("p").result() == "cancelled"
 
     run(main())
@@ -791,8 +792,8 @@ def test_people_hear_once_of_a_budget_that_is_used_up(caplog: pytest.LogCaptureF
     assert "3 calls used and 1 call wanted of 3 calls" in told
 
 
-def test_what_a_dead_worker_had_reserved_is_free_when_a_person_has_settled_its_call(tmp_path: Path) -> None:
-    """Nobody holds the run when the answer comes: the next worker gives the reservation back."""
+def test_what_a_dead_worker_had_reserved_is_charged_when_a_person_has_settled_its_call(tmp_path: Path) -> None:
+    """Nobody holds the run when the answer comes: the answer is charged at once, and the next worker gives the reservation back."""
     begun = asyncio.Event()
 
     @tool(effect="once", cost=0.9)
@@ -811,16 +812,16 @@ def test_what_a_dead_worker_had_reserved_is_free_when_a_person_has_settled_its_c
 
     async def main() -> Any:
         async with perdure(tmp_path / "db", [buyer]) as app:
-            await app.start(buyer, id="r", budget=Budget(usd=1))
+            await app.start(buyer, id="r", budget=Budget(usd="1.40"))
             driving = asyncio.create_task(app.drive("r"))
             await begun.wait()
             app.abort()
             driving.cancel()
         async with perdure(tmp_path / "db", [buyer]) as app:
             await app.resolve("r", 1, happened="found", by="ann")
-            assert reserved(app, "r").usd_micros == 900_000
+            assert (spent(app, "r").usd_micros, reserved(app, "r").usd_micros) == (900_000, 900_000)
             made = await app.handle("r").result(timeout=60)
-            assert reserved(app, "r") == NOTHING
+            assert (spent(app, "r").usd_micros, reserved(app, "r")) == (1_400_000, NOTHING)
             return made
 
     assert run(main()) == ["found", "made"]

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import apsw
 import pytest
+from msgspec import structs
 from tests.unit.drive_tools import SETTINGS, perdure, run
 from tests.unit.inspect_tools import forge
 from tests.unit.postgres_tools import empty
@@ -249,6 +250,10 @@ def test_an_answer_that_was_lost_with_its_worker_is_told() -> None:
     assert sentence(Event(9, "0", 0, 1, 4, 8, LOST_ANSWER), names) == (
         "call 4 claude-x: the answer to attempt 1 was lost with its worker, and nobody knows what it has used"
     )
+    charged = structs.replace(LOST_ANSWER, usage=Usage(150_000, 0, 1000))
+    assert sentence(Event(9, "0", 0, 1, 4, 8, charged), names) == (
+        "call 4 claude-x: the answer to attempt 1 was lost with its worker; it counts as what was reserved for it: 0 tokens in, 1,000 out, $0.15"
+    )
     again = ModelCallInitiated("claude-x", "idempotent", "k", attempt=2)
     assert sentence(Event(10, "0", 0, 1, 4, 9, again), names) == "call 4 claude-x is asked again (attempt 2)"
     refused = ModelCallFailed(Failure("refused", "BadRequest", "too long"), attempt=2, final=True, usage=Usage(tokens_in=9))
@@ -383,18 +388,18 @@ def test_questions_are_counted_by_model_agent_tenant_and_day(tmp_path: Path) -> 
     store.close()
 
 
-def test_a_lost_request_counts_as_one_of_which_nothing_is_known(journal: tuple[Store, Ask]) -> None:
+def test_a_lost_request_counts_with_what_was_reserved_for_it(journal: tuple[Store, Ask]) -> None:
     store, _ = journal
     hand = hold(store, "r")
     hand.write(ModelCallInitiated("claude-x", "idempotent", "k", args=payload({})), call=1, ts=NOW)
-    hand.write(LOST_ANSWER, call=1, ts=NOW + HOUR)
+    hand.write(structs.replace(LOST_ANSWER, usage=Usage(3, 0, 10, 0, "claude-x")), call=1, ts=NOW + HOUR)
     hand.write(ModelCallInitiated("claude-x", "idempotent", "k", attempt=2), call=1, ts=NOW + HOUR)
     hand.write(ModelCallCompleted(payload({}), attempt=2, usage=Usage(7, 100, 20, 0, "claude-x")), call=1, ts=NOW + HOUR + 5)
-    assert store.costs("model") == [CostRow("claude-x", 1, 1, 5, 7, 100, 20, 0, lost=1)]
+    assert store.costs("model") == [CostRow("claude-x", 1, 1, 5, 10, 100, 30, 0, lost=1)]
     reading = read_run(store, "r")
     assert cost_of(reading.state, reading.events).lost == 1
     words = cost_words(reading.state, reading.events)
-    assert words.endswith(", and 1 lost request to models of which nobody knows what they used")
+    assert words.endswith(", with 1 lost request to models, counted with what was reserved for them")
 
 
 # -- beside the journal ----------------------------------------------------------------------------------------------------

@@ -26,12 +26,11 @@ def declared(**options: Any) -> Tool[..., Any]:
 # --- spending ----------------------------------------------------------------------------------------------------------------
 
 
-def test_an_attempt_that_has_spent_nothing_has_no_usage():
+def test_an_attempt_that_has_said_nothing_has_no_usage_and_one_that_says_nothing_was_spent_has_one():
     call = Call.outside()
     assert call.usage is None
-    call.spend()
     call.spend(usd=0, tokens_in=0)
-    assert call.usage is None
+    assert call.usage == Usage()
 
 
 def test_what_is_spent_adds_up_exactly():

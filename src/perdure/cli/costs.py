@@ -56,7 +56,9 @@ def command(by: str, since: str | None, tenant: str | None, url: str | None, as_
         lines = [line[:-1] for line in lines]  # nobody need wonder what a column of noughts is about
     common.table(lines[0], lines[1:])
     if lost:
-        common.note(f"{plural(lost, 'request')} to models lost with a worker: what they used is unknown, and in none of the figures")
+        common.note(
+            f"{plural(lost, 'request')} to models lost with a worker: counted with what was reserved for them, nothing without max_tokens"
+        )
 
 
 def _cells(row: CostRow) -> tuple[str, ...]:

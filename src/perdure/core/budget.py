@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Context, Decimal, InvalidOperation
 from typing import Any, get_args
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from perdure.core.codec import shown
 from perdure.core.events import BudgetExceeded, Limits, OnExceed, Usage
@@ -45,6 +45,32 @@ def amounts_of(usage: Usage | None, *, calls: int = 0, busy_us: int = 0) -> Amou
     if usage is None:
         return Amounts(0, 0, calls, busy_us) if calls or busy_us else NOTHING
     return Amounts(usage.usd_micros, usage.tokens_in + usage.tokens_out, calls, busy_us)
+
+
+def most_of(one: Usage | None, other: Usage | None) -> Usage | None:
+    """The larger of both, in each amount."""
+    if one is None or other is None:
+        return one or other
+    return Usage(
+        max(one.usd_micros, other.usd_micros),
+        max(one.tokens_in, other.tokens_in),
+        max(one.tokens_out, other.tokens_out),
+        max(one.tokens_cached, other.tokens_cached),
+        one.model or other.model,
+    )
+
+
+def rest_of(estimate: Usage | None, said: Usage | None) -> Usage | None:
+    """What of the estimate is left after what was said; None if nothing is."""
+    if estimate is None or said is None:
+        return estimate
+    rest = Usage(
+        max(estimate.usd_micros - said.usd_micros, 0),
+        max(estimate.tokens_in - said.tokens_in, 0),
+        max(estimate.tokens_out - said.tokens_out, 0),
+        max(estimate.tokens_cached - said.tokens_cached, 0),
+    )
+    return None if rest == Usage() else structs.replace(rest, model=estimate.model)
 
 
 def exceeded(budget_of: str, limits: Limits, used: Amounts, wanted: Amounts) -> BudgetExceeded | None:

@@ -147,6 +147,7 @@ class CircleWatch:
             case ToolCallResolved():
                 if body.by != RECONCILED:
                     self._sent_on(event)
+                self._spend(body.usage)
                 if body.outcome != "did_not_happen":
                     self._ended(event, call, body.result, body.failure, happened=body.outcome == "happened")
         self._check_spending()

@@ -111,6 +111,7 @@ class RunReleased(Body, frozen=True, tag="run_released"):
     waiting_for: str
     wake_at: int | None = None
     abrupt: bool = False  # the worker could not wait for its attempts: those under way may still be running
+    short_since: int | None = None  # since then calls have waited for money that other calls have reserved
 
 
 class ToolCallProposed(Body, frozen=True, tag="tool_call_proposed"):
@@ -140,7 +141,8 @@ class ToolCallInitiated(Body, frozen=True, tag="tool_call_initiated"):
     reconcile: bool = False  # the tool has a hook that can be asked what became of an attempt
     approval: str | None = None  # consumed by this commit
     pinned: str | None = None  # digest of the tool's schema and effect class; with the run's first call of the tool
-    estimate: Usage | None = None  # reserved in the budget until the attempt has ended
+    # What the attempt is expected to cost. It is reserved in the budget until it is known what came of the attempt.
+    estimate: Usage | None = None
 
 
 class ToolCallCompleted(Body, frozen=True, tag="tool_call_completed"):
@@ -188,6 +190,7 @@ class ToolCallResolved(Body, frozen=True, tag="tool_call_resolved"):
     result: Payload | None = None
     failure: Failure | None = None
     note: str | None = None
+    usage: Usage | None = None  # charged by this event: the estimate, without what the attempts in doubt have said themselves
 
 
 class RetryScheduled(Body, frozen=True, tag="retry_scheduled"):
@@ -393,9 +396,18 @@ class RunFailed(Body, frozen=True, tag="run_failed"):
     failure: Failure
 
 
+class Unsettled(Struct, frozen=True, gc=False, omit_defaults=True):
+    """A call that was in doubt, or under way, when its run was ended by force: what it may have cost is charged."""
+
+    call: int
+    attempt: int
+    usage: Usage
+
+
 class RunCancelled(Body, frozen=True, tag="run_cancelled"):
     reason: str | None = None
     forced_by: str | None = None  # ended by a person without its agent; what was in doubt stays so
+    unsettled: tuple[Unsettled, ...] = ()  # charged by this event
 
 
 AnyBody = (

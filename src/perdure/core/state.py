@@ -16,7 +16,7 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from perdure.core.approval import usable_until
-from perdure.core.budget import NOTHING, Amounts, amounts_of
+from perdure.core.budget import NOTHING, Amounts, amounts_of, most_of, rest_of
 from perdure.core.codec import Payload
 from perdure.core.events import (
     AnyBody,
@@ -65,13 +65,14 @@ from perdure.core.events import (
     Usage,
 )
 from perdure.core.events import Status as Status
+from perdure.core.failures import IN_DOUBT_KINDS
 from perdure.core.keys import CallKeys
 from perdure.core.landing import landing
 from perdure.errors import StoreCorrupt
 
 Phase = Literal["proposed", "awaiting_approval", "approved", "started", "failing", "retry_wait", "in_doubt", "idle", "completed", "failed"]
 NOT_STARTED = "NotStarted"  # type of the failure of an attempt whose worker gave the run up before it began
-LOST = "AnswerLost"  # type of the failure of an attempt at asking a model whose worker ended before the answer was recorded
+LOST = "AnswerLost"  # type of the failure of an attempt that is simply made again: its worker ended before its answer was recorded
 FINISHED: frozenset[str] = frozenset(("succeeded", "failed", "cancelled"))
 ENDED: frozenset[Phase] = frozenset(("completed", "failed"))
 
@@ -86,7 +87,7 @@ TRANSITIONS: dict[tuple[Phase, str], Phase] = {
     ("approved", "initiated"): "started",
     ("approved", "refused"): "failed",  # granted, and then not started in time, or not wanted any more
     ("approved", "failed_for_good"): "failed",
-    ("started", "initiated"): "started",  # the worker died inside a read or an idempotent attempt
+    ("started", "initiated"): "started",  # the worker died inside an attempt that may be repeated
     ("started", "completed"): "completed",
     ("started", "failed"): "failing",
     ("started", "failed_for_good"): "failed",
@@ -151,9 +152,20 @@ class CallState(Struct, gc=False):
     approval: str | None = None  # its id, when a person has to agree
     withdrawn: int = 0  # attempts that are known never to have begun, though their intents were recorded
     started_at: int = 0  # of the last attempt
-    reserved: Amounts = NOTHING
+    estimate: Usage | None = None  # of the attempt under way
+    unsettled: Usage | None = None  # what the attempts in doubt may have cost on top of what they have said
+    reserved: Amounts = NOTHING  # for both
     used: Usage = Usage()  # over all attempts
     busy_us: int = 0
+
+    @property
+    def may_cost(self) -> Usage | None:
+        """What its attempts may have cost on top of what they have said. A key makes one effect of several attempts: they cost once."""
+        return most_of(self.estimate, self.unsettled)
+
+    def cost_if(self, outcome: Literal["happened", "did_not_happen", "failed"]) -> Usage | None:
+        """What is charged when its doubt is settled so. A call that is settled as failed may have happened: it is charged."""
+        return None if outcome == "did_not_happen" else self.may_cost
 
     @property
     def key(self) -> str:
@@ -250,6 +262,7 @@ class RunState(Struct, gc=False, eq=False):
     timers: dict[int, int] = {}  # those that the run was parked on: number → due
     waiting_for: str | None = None
     wake_at: int | None = None
+    short_since: int | None = None  # when it was given up, calls had waited since then for what others have reserved
     cancel: CancelRequested | None = None
     paused: RunPaused | None = None
     attention: AttentionNeeded | None = None
@@ -289,9 +302,12 @@ class RunState(Struct, gc=False, eq=False):
                 self.status, self.failure = "failed", body.failure
             case RunCancelled():
                 self.status = "cancelled"
+                for one in body.unsettled:
+                    call = self._known(event, one.call)
+                    self._settle_cost(call, one.usage)
             case RunReleased():
                 self.status, self.waiting_for, self.wake_at = body.status, body.waiting_for, body.wake_at
-                self.worker, self.crashes, self.crashes_alone = None, 0, 0
+                self.worker, self.crashes, self.crashes_alone, self.short_since = None, 0, 0, body.short_since
                 if body.abrupt:
                     self._let_loose()
             case TimerSet():
@@ -458,6 +474,9 @@ class RunState(Struct, gc=False, eq=False):
             case ToolCallProposed():
                 call.retry_at = call.turn = body.at
             case ToolCallInitiated():
+                if call.phase == "started" and call.effect in ("once", "keyed"):
+                    # Its worker died inside it, and the same key is sent again: the attempt before may have happened.
+                    call.unsettled, call.doubtful = call.may_cost, True
                 self._move(call, event, "initiated")
                 if call.attempt == 0:
                     call.first_ts = event.ts  # a key ages from when it may first have been sent, not from when the call was proposed
@@ -468,22 +487,26 @@ class RunState(Struct, gc=False, eq=False):
                 if body.pinned is not None:
                     self.pins.setdefault(f"tool {body.tool}", body.pinned)
                 self.attempts += 1
-                self._reserve(call, NOTHING if body.estimate is None else amounts_of(body.estimate))
+                call.estimate = body.estimate
+                self._hold(call)
             case ToolCallCompleted():
                 self._move(call, event, "completed")
                 call.result, call.failure = body.result, body.failure
-                self._use(call, body.usage, event.ts - call.started_at)
+                self._take_time(call, event.ts - call.started_at)
+                self._settle_cost(call, body.usage)
             case ToolCallFailed():
                 began = call.phase == "started" and body.failure.type not in (NOT_STARTED, LOST)
                 call.withdrawn += body.failure.type == NOT_STARTED
                 self._move(call, event, "failed_for_good" if body.final else "failed")
                 self._count(call, body.attempt, body.failure, event.ts)
-                self._use(call, body.usage, event.ts - call.started_at if began else 0)
+                self._take_time(call, event.ts - call.started_at if began else 0)
+                self._settle_cost(call, body.usage, still=None if body.final else call.unsettled)
                 if body.failure.type == NOT_STARTED:
                     self.attempts -= 1  # it counts when it begins
             case ToolCallInDoubt():
                 # An attempt that was cut off took nobody knows how long.
-                self._use(call, body.usage, event.ts - call.started_at if call.phase == "started" and body.failure else 0)
+                self._take_time(call, event.ts - call.started_at if call.phase == "started" and body.failure else 0)
+                self._settle_cost(call, body.usage, still=_unsettled(call, body))
                 self._move(call, event, "in_doubt")
                 self._count(call, body.attempt, body.failure, event.ts)
                 call.doubt, call.doubtful = body.why, True
@@ -498,7 +521,7 @@ class RunState(Struct, gc=False, eq=False):
                 self._move(call, event, "resolved_failed" if body.outcome == "failed" else body.outcome)
                 call.result, call.failure, call.resolved_by, call.retry_at = body.result, body.failure, body.by, None
                 call.doubtful = call.loose = call.worker_may_live = False
-                self._reserve(call, NOTHING)
+                self._settle_cost(call, body.usage)
                 if self.status == "needs_attention":
                     # A person has settled it: whatever else was wrong shows itself again when the run goes on.
                     self.attention, self.waiting_for, self.wake_at = None, None, None
@@ -513,9 +536,10 @@ class RunState(Struct, gc=False, eq=False):
         """The call is as it was before its last intent, which is in no journal; another event has the intent's place there."""
         call = self.calls[before.number]
         assert (call.phase, call.intent_seq, call.last_seq) == ("started", instead.seq, instead.seq), call
-        self._reserve(call, before.reserved)
+        reserved = call.reserved
         for field in before.__struct_fields__:
             setattr(call, field, getattr(before, field))
+        self.reserved = self.reserved + -reserved + call.reserved
         self.attempts -= 1
         if intent.pinned is not None:
             del self.pins[f"tool {intent.tool}"]
@@ -526,19 +550,25 @@ class RunState(Struct, gc=False, eq=False):
         """What the run itself has used so far."""
         return amounts_of(self.used, calls=self.attempts, busy_us=self.busy_us)
 
-    def _reserve(self, call: CallState, reserved: Amounts) -> None:
-        """The attempt before has ended or never will: what was reserved for it is free, and this is reserved instead."""
+    def _hold(self, call: CallState) -> None:
+        """Reserve what the call may cost, and no longer what was reserved for it before."""
+        cost = call.estimate if call.unsettled is None else call.may_cost
+        reserved = NOTHING if cost is None else amounts_of(cost)
         if reserved is not call.reserved:
             self.reserved = self.reserved + -call.reserved + reserved
             call.reserved = reserved
 
-    def _use(self, call: CallState, usage: Usage | None, busy_us: int) -> None:
+    def _settle_cost(self, call: CallState, usage: Usage | None, still: Usage | None = None) -> None:
+        """The attempt under way has ended, or never will, and this is charged for it. `still` stays reserved: it is in doubt."""
+        if usage is not None:
+            call.used, self.used = added(call.used, usage), added(self.used, usage)
+        call.estimate, call.unsettled = None, still
+        self._hold(call)
+
+    def _take_time(self, call: CallState, busy_us: int) -> None:
         busy_us = max(busy_us, 0)  # the clock may have been set back
         call.busy_us += busy_us
         self.busy_us += busy_us
-        if usage is not None:
-            call.used, self.used = added(call.used, usage), added(self.used, usage)
-        self._reserve(call, NOTHING)
 
     def _count(self, call: CallState, attempt: int, failure: Failure | None, ts: int) -> None:
         if failure is not None:
@@ -555,6 +585,13 @@ class RunState(Struct, gc=False, eq=False):
 
     def _name(self) -> str:
         return f"run {self.created.run_id}" if self.created else "journal"
+
+
+def _unsettled(call: CallState, doubt: ToolCallInDoubt) -> Usage | None:
+    """What the call may have cost, after this doubt about its last attempt."""
+    if doubt.failure is not None and doubt.failure.kind not in IN_DOUBT_KINDS:
+        return call.unsettled  # this attempt has failed for sure: the doubt is about one before it
+    return most_of(rest_of(call.estimate, doubt.usage), call.unsettled)
 
 
 def added(one: Usage, other: Usage) -> Usage:

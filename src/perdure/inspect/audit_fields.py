@@ -93,7 +93,7 @@ def _of_call(event: Event) -> dict[str, Any]:
         case ToolCallCompleted() | ToolCallFailed() | ToolCallInDoubt():
             return {"attempt": body.attempt, **_usage(body.usage)}
         case ToolCallResolved():
-            return {"attempt": body.attempt, "outcome": body.outcome, "by": body.by, "note": body.note}
+            return {"attempt": body.attempt, "outcome": body.outcome, "by": body.by, "note": body.note, **_usage(body.usage)}
         case RetryScheduled():
             return {"attempt": body.attempt, "at": iso(body.at), "reconcile": body.reconcile}
         case ChildStarted():
@@ -144,7 +144,8 @@ def _of_run(event: Event) -> dict[str, Any]:
         case RunAdopted():
             return {"version_adopted": body.version, "note": body.note}
         case RunCancelled():
-            return {"reason": body.reason, "forced": body.forced_by is not None}
+            charged = {"unsettled": msgspec.to_builtins(body.unsettled)} if body.unsettled else {}
+            return {"reason": body.reason, "forced": body.forced_by is not None, **charged}
         case SignalReceived():
             return {"topic": body.topic, "key": body.key}
         case BudgetRaised():

@@ -27,7 +27,7 @@ class Cost(Struct, frozen=True):
     tokens_cached: int
     usd_micros: int
     usd: float
-    lost: int = 0  # requests to models whose answers were lost with a worker: what those have used is in nothing of the above
+    lost: int = 0  # requests to models whose answers were lost with a worker: counted above with what was reserved for them
 
 
 class CostAll(Struct, frozen=True):
@@ -107,8 +107,8 @@ def cost_words(state: RunState, events: Sequence[Event], whole: CostAll | None =
 
 
 def lost_words(lost: int) -> str:
-    """What is not in the figures: nobody has heard what a lost answer has used."""
-    return f", and {plural(lost, 'lost request')} to models of which nobody knows what they used" if lost else ""
+    """What is only estimated in the figures: nobody has heard what a lost answer has used."""
+    return f", with {plural(lost, 'lost request')} to models, counted with what was reserved for them" if lost else ""
 
 
 def _alone(state: RunState, events: Sequence[Event]) -> str:

@@ -97,7 +97,12 @@ def _about_model(body: ModelCallInitiated | ModelCallCompleted | ModelCallFailed
         case ModelCallFailed(final=True, attempt=0):
             return f"{call} was never asked: {failed(body.failure)}"
         case ModelCallFailed() if body.failure.type == LOST:
-            return f"{call}: the answer to attempt {body.attempt} was lost with its worker, and nobody knows what it has used"
+            counted = (
+                f"; it counts as what was reserved for it: {used(body.usage)}"
+                if used(body.usage)
+                else ", and nobody knows what it has used"
+            )
+            return f"{call}: the answer to attempt {body.attempt} was lost with its worker{counted}"
         case ModelCallFailed():
             cost = f" ({used(body.usage)})" if used(body.usage) else ""
             return f"{call} gave no answer at attempt {body.attempt}{', for good' if body.final else ''}: {failed(body.failure)}{cost}"
@@ -169,8 +174,9 @@ def _resolution(body: ToolCallResolved) -> str:
         "failed": "it counts as failed",
     }
     note = f" ({body.note})" if body.note else ""
+    cost = f"; charged: {used(body.usage)}" if used(body.usage) else ""
     who = "its reconcile hook says" if body.by == "reconcile" else f"{body.by} says"
-    return f"{who} that {told[body.outcome]}{note}"
+    return f"{who} that {told[body.outcome]}{note}{cost}"
 
 
 def _request(event: Event, body: ApprovalRequested) -> str:
@@ -253,7 +259,7 @@ def _about_run(event: Event, load: Load | None) -> str:
         case RunCancelled(forced_by=None):
             return f"the run was cancelled{_note(body.reason)}"
         case RunCancelled():
-            return f"{body.forced_by} ended the run without its agent, and what was open stays so{_note(body.reason)}"
+            return f"{body.forced_by} ended the run without its agent, and what was open stays so{_unsettled(body)}{_note(body.reason)}"
         case CancelRequested() | RunPaused() | RunUnpaused() | RunRequeued() | RunAdopted() | BudgetRaised() | SignalReceived():
             return _said(body)
         case (
@@ -276,6 +282,12 @@ def _about_run(event: Event, load: Load | None) -> str:
             return f"{event.type} without a call"
         case _:
             assert_never(body)
+
+
+def _unsettled(body: RunCancelled) -> str:
+    """What is charged for calls that may have happened."""
+    costs = [f"call {one.call} with {used(one.usage)}" for one in body.unsettled if used(one.usage)]
+    return f", and is charged: {', '.join(costs)}" if costs else ""
 
 
 def _creation(body: RunCreated) -> str:

@@ -537,14 +537,19 @@ class Store(Protocol):
         Appended at once means: sealed onto the head with the run's epoch, seq + 1; status and ready_at become what `core.landing`
         says (`status`, where given, is the status instead). A holder that is dead (its lock is free) does not count as one.
 
-        What follows from the body is written with it: a `budget_raised` raises the run's ledger, a `run_adopted` its version. A
-        signal whose key the run has had before on that topic changes nothing (True).
+        What follows from the body is written with it: a `budget_raised` raises the run's ledger, a `run_adopted` its version. What a
+        `tool_call_resolved` charges is counted in the ledgers if it is appended at once; otherwise the holder charges it. A signal
+        whose key the run has had before on that topic changes nothing (True).
 
         `expect` is called with the run's row inside the transaction and raises to refuse. NotFound, RunEnded.
         """
 
-    def end(self, run_id: str, body: AnyBody, *, event_id: str, now: int) -> None:
-        """Append a terminal event to a run that nobody holds. NotFound, RunEnded, AlreadyRunning. Its parent hears of it, and its children are asked to stop."""
+    def end(self, run_id: str, body: AnyBody, *, event_id: str, now: int, expect: Callable[[RunRow], None] | None = None) -> None:
+        """Append a terminal event to a run that nobody holds. Its parent hears of it, and its children are asked to stop.
+
+        What the run has still reserved is given back; what the body charges (`RunCancelled.unsettled`) is charged. `expect` is called
+        with the run's row inside the transaction and raises to refuse. NotFound, RunEnded, AlreadyRunning.
+        """
 
     def decide(
         self,

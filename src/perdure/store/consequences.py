@@ -5,6 +5,7 @@ Most events have no consequence; finding that out costs one look at their type.
 
 from __future__ import annotations
 
+from perdure.core.budget import NOTHING, amounts_of
 from perdure.core.events import (
     ApprovalRequested,
     ChildStarted,
@@ -16,7 +17,7 @@ from perdure.core.events import (
     ToolCallInitiated,
 )
 from perdure.store import approvals, budgets, family, notices
-from perdure.store.api import Append, Refused
+from perdure.store.api import Append, Charge, Refused
 from perdure.store.cursor import Cursor
 from perdure.store.delivery import Delivery
 
@@ -70,6 +71,9 @@ class Consequences:
             approvals.withdraw_rest(cursor, key, event.ts)
         if run.metered:
             budgets.give_back(cursor, key)
+            if isinstance(end, RunCancelled):
+                for one in end.unsettled:
+                    budgets.charge(cursor, key, Charge(reserved=NOTHING, spent=amounts_of(one.usage)))
         if run.parent is not None and run.parent_call is not None:
             family.tell_parent(cursor, self._delivery, run, event, end)
         elif isinstance(end, RunFailed):

@@ -9,7 +9,7 @@ from itertools import groupby
 import msgspec
 from msgspec import Struct
 
-from perdure.core.events import Usage
+from perdure.core.events import Unsettled, Usage
 from perdure.core.state import LOST
 from perdure.errors import StoreCorrupt
 from perdure.store.api import CostRow
@@ -24,19 +24,20 @@ class _Failure(Struct, frozen=True, gc=False):
 
 
 class _Told(Struct, frozen=True, gc=False):
-    """What counts of the beginning or the end of an attempt; the rest of the event is skipped."""
+    """What counts of the beginning, the end or the settlement of an attempt; the rest of the event is skipped."""
 
     tool: str = ""
     attempt: int = 1
     usage: Usage | None = None
     failure: _Failure | None = None
+    unsettled: tuple[Unsettled, ...] = ()  # of a run that was ended by force
 
 
 _decode = msgspec.json.Decoder(_Told).decode
 
 
 class _Attempt:
-    """One attempt: it counts once, however often its end was told."""
+    """One attempt: its end counts once, however often it was told. What is charged when its doubt is settled comes on top of that."""
 
     __slots__ = ("began", "ended", "lost", "model", "tokens_cached", "tokens_in", "tokens_out", "tool", "usd_micros")
 
@@ -53,8 +54,8 @@ class _Attempt:
             self.tool = told.tool
             self.model = told.tool if kind == "model_call_initiated" else self.model
             self.began = ts if self.began is None else min(self.began, ts)
-        elif kind == "model_call_failed" and told.failure is not None and told.failure.type == LOST:
-            self.lost = True  # nobody saw its end, nor what it has used
+        elif told.failure is not None and told.failure.type == LOST:
+            self.lost = kind == "model_call_failed"  # nobody saw its end, nor how long it took
         elif kind != "tool_call_in_doubt" or told.failure is not None:
             # How long it took counts only when somebody saw its end.
             self.ended = ts if self.ended is None else min(self.ended, ts)
@@ -64,6 +65,13 @@ class _Attempt:
         self.tokens_in = max(self.tokens_in, usage.tokens_in)
         self.tokens_out = max(self.tokens_out, usage.tokens_out)
         self.tokens_cached = max(self.tokens_cached, usage.tokens_cached)
+
+    def settle(self, usage: Usage) -> None:
+        self.model = usage.model if self.model is None else max(self.model, usage.model or "")
+        self.usd_micros += usage.usd_micros
+        self.tokens_in += usage.tokens_in
+        self.tokens_out += usage.tokens_out
+        self.tokens_cached += usage.tokens_cached
 
 
 class _Sums:
@@ -105,7 +113,7 @@ def costs(database: Database, by: str, since: int, tenant: str | None) -> list[C
 
 
 def _told(database: Database, since: int, tenant: str | None) -> Iterator[Row]:
-    """The beginnings and ends of attempts, run by run, each run's in order."""
+    """The beginnings, ends and settlements of attempts, run by run, each run's in order."""
     run = seq = 0
     while True:
         page = database.read("attempts_told", {"run": run, "seq": seq, "since": since, "tenant": tenant, "limit": _PAGE})
@@ -125,10 +133,17 @@ def _attempts(run_id: str, rows: Iterator[Row]) -> dict[tuple[int, int], _Attemp
             raise StoreCorrupt(
                 f"event {seq} of run {run_id} cannot be decoded ({error}); see what else is damaged: perdure verify"
             ) from None
+        if call is None:
+            for one in told.unsettled:
+                found.setdefault((one.call, one.attempt), _Attempt()).settle(one.usage)
+            continue
         attempt = found.get((call, told.attempt))
         if attempt is None:
             attempt = found[call, told.attempt] = _Attempt()
-        attempt.add(kind, ts, told)
+        if kind == "tool_call_resolved":
+            attempt.settle(told.usage or _NOTHING)
+        else:
+            attempt.add(kind, ts, told)
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
+from perdure.core.budget import NOTHING, amounts_of
 from perdure.core.chain import seal
 from perdure.core.events import (
     AnyBody,
@@ -16,10 +17,11 @@ from perdure.core.events import (
     RunSucceeded,
     SignalReceived,
     Terminal,
+    ToolCallResolved,
 )
 from perdure.errors import AlreadyRunning, Conflict, NotFound, RunEnded
 from perdure.store import budgets, family, lines
-from perdure.store.api import FINISHED, InboxRow, NewRun, RunRow, Status, Tombstone
+from perdure.store.api import FINISHED, Charge, InboxRow, NewRun, RunRow, Status, Tombstone
 from perdure.store.consequences import Consequences
 from perdure.store.creation import insert_run
 from perdure.store.cursor import Cursor, Database, Row
@@ -70,13 +72,17 @@ class Mailbox:
                 raise AlreadyRunning(f"run {run_id} is held by a worker that is not known to be dead; stop that process first")
             if not _is_news(cursor, found, body):
                 return True, False
-            return self._delivery.deliver(cursor, found, Letter(call, body, event_id, now), status), True
+            appended = self._delivery.deliver(cursor, found, Letter(call, body, event_id, now), status)
+            if appended and isinstance(body, ToolCallResolved):
+                # In this very commit, as whoever holds a run charges it: the journal and the ledger must never differ.
+                budgets.charge(cursor, key_of(found), Charge(reserved=NOTHING, spent=amounts_of(body.usage)))
+            return appended, True
 
         # A letter that was none leaves no trace to look for: nothing was written, and saying so again is safe.
         appended, _ = self._database.write(deliver, lambda cursor, done: not done[1] or has_arrived(cursor, run_id, event_id))
         return appended
 
-    def end(self, run_id: str, body: Terminal, *, event_id: str, now: int) -> None:
+    def end(self, run_id: str, body: Terminal, *, event_id: str, now: int, expect: Callable[[RunRow], None] | None = None) -> None:
         def finish(cursor: Cursor) -> None:
             _lock_parent(cursor, run_id)
             found = _unfinished(cursor, run_id)
@@ -86,6 +92,8 @@ class Mailbox:
             if self._delivery.holds(row.holder):
                 name, _ = cursor.one("worker_by_id", (str(row.holder),)) or (row.holder, 0)
                 raise AlreadyRunning(f"run {run_id} is held by worker {name}; cancel it and let that worker end it, or stop the worker")
+            if expect is not None:
+                expect(row)
             sealed = seal(row.head, Event(row.seq + 1, event_id, now, row.epoch, None, row.seq, body))
             error = f"{body.failure.type}: {body.failure.message}"[:_ERROR_CHARS] if isinstance(body, RunFailed) else None
             values = {"id": key, "seq": row.seq + 1, "head": sealed.hash, "now": now, "status": _STATUS[type(body)], "error": error}

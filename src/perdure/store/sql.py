@@ -225,9 +225,9 @@ class SqlStore(ABC):
         self._bell.ring()
         return appended
 
-    def end(self, run_id: str, body: AnyBody, *, event_id: str, now: int) -> None:
+    def end(self, run_id: str, body: AnyBody, *, event_id: str, now: int, expect: Callable[[RunRow], None] | None = None) -> None:
         assert isinstance(body, Terminal), body
-        self._mailbox.end(run_id, body, event_id=event_id, now=now)
+        self._mailbox.end(run_id, body, event_id=event_id, now=now, expect=expect)
         self._bell.ring()
 
     def decide(

@@ -47,6 +47,8 @@ from perdure.core.events import (
     ToolCallFailed,
     ToolCallInDoubt,
     ToolCallInitiated,
+    ToolCallResolved,
+    Unsettled,
     Usage,
 )
 from perdure.errors import AlreadyRunning, Conflict, NotFound, NotPermitted, RunEnded
@@ -658,6 +660,40 @@ class WaitingConformance:
         )
         assert (store.ledgers("p")[0].reserved, store.ledgers("p")[0].spent) == (NOTHING, Amounts(usd_micros=28))
 
+    def test_what_a_forced_end_charges_counts_in_every_budget_above_the_run(self, store: Store) -> None:
+        top = hold(store, "p", budget=Limits(usd_micros=100))
+        top.write(child("p/1"), call=1)
+        one = hold(store, "p/1", worker="w1")
+        one.write(started("ask"), call=1, charge=Charge(Amounts(usd_micros=30), Amounts(calls=1)))
+        one.rest("needs_attention", attention="in_doubt")
+        end(store, "p/1", RunCancelled(forced_by="ann", unsettled=(Unsettled(1, 1, Usage(30)),)))
+        assert (store.ledgers("p")[0].reserved, store.ledgers("p")[0].spent) == (NOTHING, Amounts(usd_micros=30, calls=1))
+        assert [(row.group, row.usd_micros) for row in store.costs("tool")] == [("ask", 30)]
+
+    def test_a_forced_end_is_refused_when_the_run_has_moved_on(self, store: Store) -> None:
+        create(store, "r")
+
+        def expect(row: RunRow) -> None:
+            raise Conflict(f"at event {row.seq}")
+
+        with pytest.raises(Conflict, match="at event 1"):
+            store.end("r", RunCancelled(forced_by="ann"), event_id=uuid.uuid4().hex, now=NOW, expect=expect)
+        assert (found(store, "r").status, len(store.read("r"))) == ("queued", 1)
+
+    def test_what_settles_a_doubt_is_charged_at_once_when_nobody_holds_the_run(self, store: Store) -> None:
+        top = hold(store, "p", budget=Limits(usd_micros=100))
+        top.write(child("p/1"), call=1)
+        one = hold(store, "p/1", worker="w1")
+        one.write(started("ask"), call=1, charge=Charge(Amounts(usd_micros=30), Amounts(calls=1)))
+        happened = ToolCallResolved("happened", "ann", result=payload(1), usage=Usage(30))
+        assert post(store, "p/1", happened) is False
+        assert store.ledgers("p")[0].spent == Amounts(calls=1), "whoever holds the run charges it"
+        one.rest("needs_attention", attention="in_doubt")
+        assert post(store, "p/1", happened) is True
+        assert store.ledgers("p")[0].spent == Amounts(usd_micros=30, calls=1)
+        create(store, "free")
+        assert post(store, "free", happened) is True, "without a budget there is nothing to charge"
+
     def test_a_raise_goes_to_the_runs_own_budget_whether_it_is_held_or_not(self, store: Store) -> None:
         hand = hold(store, "p", budget=Limits(usd_micros=100, calls=9))
         hand.write(child("p/1"), call=1)
@@ -711,6 +747,15 @@ class WaitingConformance:
         assert store.costs("run", tenant="t1") == [first]
         assert store.costs("run", since=NOW + HOUR) == [second]
         assert store.costs("agent", since=NOW + 99 * HOUR) == []
+
+    def test_what_is_charged_when_a_doubt_is_settled_comes_on_top_of_what_the_attempt_has_said(self, store: Store) -> None:
+        hand = hold(store, "r")
+        hand.write(started("ask"), call=1, ts=NOW)
+        hand.write(ToolCallInDoubt(1, "late", Failure("timeout", "Timeout", "x"), usage=Usage(2)), call=1, ts=NOW + 40)
+        hand.write(ToolCallResolved("happened", "ann", result=payload(1), usage=Usage(8)), call=1, ts=NOW + HOUR)
+        hand.write(started("ask"), call=2, ts=NOW + HOUR)
+        hand.write(ToolCallResolved("did_not_happen", "ann"), call=2, ts=NOW + 2 * HOUR)
+        assert store.costs("run") == [CostRow("r", 1, 2, 40, 10, 0, 0, 0)]
 
     # -- notices ------------------------------------------------------------------------------------------------------
 

@@ -97,12 +97,11 @@ class Call:
     ) -> None:
         """Add to what this attempt has used. From any thread, as often as there is something to add, and before a failure too.
 
+        What is said here takes the place of the tool's `cost=`, also when it is nothing: `call.spend(usd=0)`.
         What is no amount is InvalidInput, raised before anything is added. Left to fly it fails the attempt, though its effect may
         have happened: catch it where the figures are somebody else's.
         """
         more = checked(Usage(micros(usd, "call.spend(usd=)"), tokens_in, tokens_out, tokens_cached, model), "call.spend()")
-        if more == Usage():
-            return
         with _ADDING:
             self._usage = checked(added(self._usage, more), "call.spend(), with what was spent before")
         if self._on_spend is not None:
@@ -110,7 +109,7 @@ class Call:
 
     @property
     def usage(self) -> Usage | None:
-        """What this attempt has used so far; None if nothing."""
+        """What this attempt has used so far; None if it has said nothing."""
         return self._usage
 
     def add_usage(self, more: Usage) -> None:

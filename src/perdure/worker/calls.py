@@ -41,7 +41,7 @@ from perdure.core.events import (
     ToolCallResolved,
     Usage,
 )
-from perdure.core.failures import clean, describe
+from perdure.core.failures import IN_DOUBT_KINDS, clean, describe
 from perdure.core.machine import CallTool
 from perdure.core.retry import DEFAULT, Again, Doubt, after_failure
 from perdure.core.retry import GiveUp as GiveUpRetrying
@@ -62,6 +62,22 @@ from perdure.worker.threads import Threads
 def is_not_ready(failure: Failure) -> bool:
     """Whether this process could not even begin, for a reason that somebody has to see to."""
     return failure.kind == "not_sent" and failure.type == NotReady.__name__
+
+
+# No answer came: the service may have done its work, and may want its money. A service that answered with an error did not.
+_UNANSWERED = IN_DOUBT_KINDS - {"server_error"}
+
+
+def _used(call: CallState, said: Usage | None) -> Usage | None:
+    """What an attempt that happened, or may have, is charged: what it said, or its estimate if it said nothing."""
+    return call.estimate if said is None else said
+
+
+def lost_answer(why: str, tool: Any) -> Failure:
+    """The failure of an attempt that is simply made again, and whose answer nobody heard."""
+    if tool.events is OF_MODEL:
+        return Failure("process_died", LOST, f"{why} while the model was asked; an answer that was on its way is lost")
+    return Failure("process_died", LOST, f"{why} inside it; an answer that was on its way is lost")
 
 
 Performing = Callable[[Any], Any]  # from a tool (or a question to a model) to what is performed in its place
@@ -274,9 +290,9 @@ class Calls:
         """The events that an end makes, in order. When the run is being given up nothing is planned any more."""
         match ended.result:
             case Returned(result):
-                return [asked.tool.events.completed(result=self._pen.pack(result), attempt=ended.attempt, usage=ended.usage)]
+                return [asked.tool.events.completed(result=self._pen.pack(result), attempt=ended.attempt, usage=_used(call, ended.usage))]
             case Unrecordable(failure):
-                return [asked.tool.events.completed(failure=failure, attempt=ended.attempt, usage=ended.usage)]
+                return [asked.tool.events.completed(failure=failure, attempt=ended.attempt, usage=_used(call, ended.usage))]
             case Raised(failure):
                 return self._failed(call, failure, ended.usage, asked, wanted, closing, loose=False)
             case Abandoned(failure):
@@ -292,13 +308,12 @@ class Calls:
             return [tool.events.failed(structs.replace(failure, type=NOT_STARTED), attempt=call.attempt, usage=usage)]
         if closing and wanted and failure.kind == "cancelled":
             # A drain ended it, not the agent: the next worker goes on by effect class. What may have happened is said so.
-            if tool.events is OF_MODEL:
-                lost = Failure(
-                    "process_died", LOST, "its worker was stopped while the model was asked; an answer that was on its way is lost"
-                )
-                return [tool.events.failed(lost, attempt=call.attempt, usage=usage)]
-            doubt = ToolCallInDoubt(call.attempt, "its worker was stopped inside it", failure, loose, usage)
-            return [doubt] if call.effect in ("once", "keyed") else []
+            if call.effect in ("once", "keyed"):
+                return [ToolCallInDoubt(call.attempt, "its worker was stopped inside it", failure, loose, usage)]
+            usage = _used(call, usage)
+            if tool.events is not OF_MODEL and usage is None:
+                return []
+            return [tool.events.failed(lost_answer("its worker was stopped", tool), attempt=call.attempt, usage=usage)]
         verdict = after_failure(
             failure,
             effect=call.effect,
@@ -310,6 +325,8 @@ class Calls:
             doubtful=call.doubtful,
         )
         doubt = ToolCallInDoubt(call.attempt, f"{failure.type}: {failure.message}"[:500], failure, loose, usage)
+        if call.effect in ("read", "idempotent") and failure.kind in _UNANSWERED:
+            usage = _used(call, usage)
         match verdict:
             case Again(delay_s, in_doubt):
                 at = self._clock.now() + round(delay_s * 1e6)
@@ -338,8 +355,10 @@ class Calls:
                     result = self._pen.pack(tool.encode_result(outcome.result))
                 except NotEncodable as refused:
                     failure = Failure(kind="not_encodable", type="NotEncodable", message=str(refused))
-                    return [ToolCallResolved("failed", by="reconcile", attempt=call.attempt, failure=failure)]
-                return [ToolCallResolved("happened", by="reconcile", attempt=call.attempt, result=result)]
+                    usage = call.cost_if("failed")
+                    return [ToolCallResolved("failed", by="reconcile", attempt=call.attempt, failure=failure, usage=usage)]
+                usage = call.cost_if("happened")
+                return [ToolCallResolved("happened", by="reconcile", attempt=call.attempt, result=result, usage=usage)]
             case "not_happened":
                 settled = ToolCallResolved("did_not_happen", by="reconcile", attempt=call.attempt)
                 if wanted and call.failed < attempts:
@@ -377,7 +396,7 @@ class Calls:
             told = self._told(call, asked.tool.timeout_s, connection)
             result = self._perform_in_time(call, asked, told)
             payload, blob = codec.pack(result, self._settings.inline_bytes)
-            body = ToolCallCompleted(result=payload, attempt=call.attempt, usage=told.usage)
+            body = ToolCallCompleted(result=payload, attempt=call.attempt, usage=_used(call, told.usage))
             after = pen.following(head, body, call=call.number, cause=call.intent_seq, blobs=() if blob is None else (blob,))
             return after, after.events[0]
 

@@ -544,7 +544,7 @@ class Drive:
     ) -> None:
         # Whatever a run waits for that is to be cancelled: until that is confirmed, it is being cancelled (T29).
         standing = "cancelling" if self.state.cancel is not None and status not in ("paused", "needs_attention") else status
-        self._pen.record(RunReleased(standing, waiting_for, wake))
+        self._pen.record(RunReleased(standing, waiting_for, wake, short_since=self._gate.short_since))
         detail = self.state.attention.detail[:500] if self.state.attention else None
         self._commit(
             RowChange(standing, waiting_for=waiting_for, ready_at=wake, error=detail, attention=attention, release=True, progress=True)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from perdure.core.budget import NOTHING, Amounts, amounts_of, exceeded
+from perdure.core.budget import NOTHING, Amounts, amounts_of, exceeded, most_of
 from perdure.core.events import AnyBody, BudgetExceeded, Limits, RunCreated, Usage
 from perdure.core.rate import Rate
 from perdure.errors import StoreError
@@ -78,6 +78,7 @@ class Gate:
         self._pen = pen
         self._clock = clock
         self._waiting: dict[int, int] = {}  # call → since when it has waited for what others have reserved
+        self._waited: dict[int, int] = {}  # the same, of the calls that were open when the run was claimed
         self._places: dict[int, int] = {}  # call → when its place in the line comes up
 
     def open(self, debts: Debts) -> None:
@@ -86,6 +87,9 @@ class Gate:
         self._pen.metered = bool(self._budgets)
         if self._pen.metered:
             self._pen.owe(debts.reserved)
+        if self._pen.state.short_since is not None:
+            # Or a run that is parked meanwhile would be claimed and parked for as long as some other call is in doubt.
+            self._waited = dict.fromkeys(self._pen.state.open, self._pen.state.short_since)
         # Whoever was parked until its turn has it now: taking another place, behind all who came since, it might never start.
         self._places = {call.number: call.turn for call in self._pen.state.open.values() if call.turn is not None}
 
@@ -105,8 +109,9 @@ class Gate:
     def _check(self, number: int, rate: Rate | None, estimate: Usage | None) -> Later | Over | None:
         if self._pen.metered:
             call = self._pen.state.calls.get(number)
-            # What an attempt that was cut off had reserved is its successor's.
-            over = self._over(number, amounts_of(estimate, calls=1), NOTHING if call is None else call.reserved)
+            # A key makes one effect of several attempts: what is reserved for those in doubt is enough for the next one too.
+            kept = None if call is None else call.may_cost
+            over = self._over(number, amounts_of(most_of(estimate, kept), calls=1), amounts_of(kept))
             if over is not None:
                 return over
             self._waiting.pop(number, None)
@@ -131,8 +136,13 @@ class Gate:
 
     @property
     def waiting(self) -> bool:
-        """Whether some call waits for what other runs have reserved."""
+        """Whether some call waits for what other calls have reserved."""
         return bool(self._waiting)
+
+    @property
+    def short_since(self) -> int | None:
+        """Since when some call has waited for that; None if none does."""
+        return min(self._waiting.values(), default=None)
 
     def uncharged(self, budget_of: str) -> Amounts:
         """What is recorded in this run under that budget and not durable yet."""
@@ -145,6 +155,7 @@ class Gate:
         self._places.pop(number, None)
 
     def _over(self, number: int, wanted: Amounts, held: Amounts) -> Later | Over | None:
+        """What stands against reserving `wanted` in the place of `held`."""
         # What this run has recorded and not committed yet is in no ledger: a whole fan-out may be waiting for one commit.
         uncharged = self._pen.uncharged
         more = uncharged.reserved + uncharged.spent + -held
@@ -160,7 +171,7 @@ class Gate:
                 # Nothing is used up: others have reserved what they may not need. When they have ended, there is room or there is not;
                 # and whoever has died with a reservation does not keep the others waiting for ever.
                 now = self._clock.now()
-                if now - self._waiting.setdefault(number, now) < _PATIENCE_US:
+                if now - self._waiting.setdefault(number, self._waited.get(number, now)) < _PATIENCE_US:
                     return Later(now + _AGAIN_US, has_place=False)
             return Over(found, ledger.limits)
         return None

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+from msgspec import structs
+
 from perdure.core.events import (
     ApprovalDecided,
     ApprovalEscalated,
@@ -104,7 +106,8 @@ class Inbox:
             case ToolCallResolved() if row.call in self.state.open and self._is_about(body, self.state.open[row.call]):
                 call = self.state.open[row.call]
                 self._calls.forget(row.call)
-                event = record(body, call=row.call, cause=call.last_seq)
+                # What it costs is known here, where the call stands now, and not where the answer was given.
+                event = record(structs.replace(body, usage=call.cost_if(body.outcome)), call=row.call, cause=call.last_seq)
                 self._drive.guarded(self._drive.deliver, event)
                 if not call.ended and self._drive.closing is None:
                     self._drive.guarded(self._orders.consider, call)

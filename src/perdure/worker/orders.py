@@ -25,7 +25,6 @@ from perdure.core.events import (
     ChildStarted,
     Event,
     Failure,
-    ModelCallFailed,
     PinChanged,
     PlanGenerated,
     Reason,
@@ -55,7 +54,7 @@ from perdure.errors import InvalidInput
 from perdure.store.api import Claimed
 from perdure.tool import Tool
 from perdure.worker.asks import Asks, Decides
-from perdure.worker.calls import Calls
+from perdure.worker.calls import Calls, lost_answer
 from perdure.worker.clock import Clock
 from perdure.worker.gate import Gate, Later, Over
 from perdure.worker.pen import Pen
@@ -237,7 +236,8 @@ class Orders:
 
     def _over_budget(self, call: CallState, over: Over) -> None:
         unstarted = call.phase in ("proposed", "approved", "retry_wait", "idle", "failing") and not call.doubtful
-        if over.limits.on_exceed == "fail" and unstarted:  # what may have happened is not told as a failure
+        lost = call.failure is not None and call.failure.type == LOST
+        if over.limits.on_exceed == "fail" and unstarted and not lost:  # what may have happened is not told as a failure
             self._refuse(call, Failure(kind="over_budget", type="BudgetExceeded", message=_over_words(over.what)))
             return
         self._pen.record(over.what, cause=call.last_seq)
@@ -434,6 +434,8 @@ class Orders:
             failed = tool.events.failed
             self._drive.deliver(self._pen.record(failed(failure, attempt=call.attempt, final=True), call=call.number, cause=cause))
             return
+        if self._was_lost(call):
+            cause = self._lose(call)
         barrier = self._barrier(call.number, tool)
         if isinstance(barrier, Later):
             self._wait_for_turn(call, barrier)
@@ -442,8 +444,6 @@ class Orders:
             self._over_budget(call, barrier)
             return
         self._gate.forget(call.number)
-        if self._was_lost(call):
-            cause = self._lose(call)
         again = tool.events.initiated(
             tool=call.tool,
             effect=call.effect,
@@ -522,12 +522,16 @@ class Orders:
                     self._doubt(call, "its worker died inside it; its reconcile hook is being asked")
 
     def _was_lost(self, call: CallState) -> bool:
-        """Whether its worker ended while a model was asked."""
-        return call.phase == "started" and self.tool_call(call).tool.events is OF_MODEL
+        """Whether its worker ended while a model was asked, or inside an attempt with a cost that is simply made again."""
+        if call.phase != "started" or call.effect not in ("read", "idempotent"):
+            return False
+        return self.tool_call(call).tool.events is OF_MODEL or call.estimate is not None
 
     def _lose(self, call: CallState) -> int:
-        lost = Failure("process_died", LOST, "its worker ended while the model was asked; an answer that was on its way is lost")
-        return self._pen.record(ModelCallFailed(lost, attempt=call.attempt), call=call.number, cause=call.intent_seq).seq
+        """Record the lost attempt. It may have been paid for: without this charge a budget would have no bound across deaths (T33)."""
+        lost = lost_answer("its worker ended", self.tool_call(call).tool)
+        failed = self.tool_call(call).tool.events.failed
+        return self._pen.record(failed(lost, attempt=call.attempt, usage=call.estimate), call=call.number, cause=call.intent_seq).seq
 
     def _why_again(self, call: CallState) -> int:
         """The event that made another attempt necessary: a failure, a resolved doubt, or the claim after a crash."""

@@ -416,13 +416,13 @@ WHERE r.status = 'needs_attention' AND r.attention = 'budget'
 ORDER BY r.id
 
 -- name: attempts_told
--- The beginnings and ends of attempts, by runs and in order, from a place on. Not by e.type, which is for people: whoever may read the table
--- need not be one who may call a function.
+-- The beginnings, ends and settlements of attempts, by runs and in order, from a place on. Not by e.type, which is for people:
+-- a role that may read the table may not be allowed to call a function.
 SELECT r.id, e.seq, r.run_id, r.agent, r.tenant, e.call, kind.of_event, e.ts, convert_to(e.data, 'UTF8')
 FROM perdure_runs AS r JOIN perdure_events AS e ON e.run = r.id CROSS JOIN LATERAL (SELECT split_part(left(e.data, 100), '"', 4)) AS kind (of_event)
 WHERE (e.run, e.seq) > (:run::bigint, :seq::bigint) AND r.updated_at >= :since AND (:tenant::text IS NULL OR r.tenant = :tenant)
-    AND e.call IS NOT NULL AND kind.of_event IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
-        'model_call_initiated', 'model_call_completed', 'model_call_failed')
+    AND kind.of_event IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
+        'tool_call_resolved', 'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled')
 ORDER BY e.run, e.seq LIMIT :limit
 
 -- == Notices ==========================================================================================================

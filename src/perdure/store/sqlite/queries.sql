@@ -342,12 +342,13 @@ WHERE r.status = 'needs_attention' AND r.attention = 'budget'
 ORDER BY r.id
 
 -- name: attempts_told
--- The beginnings and ends of attempts, by runs and in order, from a place on. CROSS JOIN: from runs to events, so that nothing is sorted.
+-- The beginnings, ends and settlements of attempts, by runs and in order, from a place on.
+-- CROSS JOIN: from runs to events, so that nothing is sorted.
 SELECT r.id, e.seq, r.run_id, r.agent, r.tenant, e.call, e.type, e.ts, CAST(e.data AS BLOB)
 FROM perdure_runs AS r CROSS JOIN perdure_events AS e ON e.id > (r.id << 32 | iif(r.id = :run, :seq, 0)) AND e.id <= (r.id << 32 | 4294967295)
-WHERE r.id >= :run AND r.updated_at >= :since AND (:tenant IS NULL OR r.tenant = :tenant) AND e.call IS NOT NULL
+WHERE r.id >= :run AND r.updated_at >= :since AND (:tenant IS NULL OR r.tenant = :tenant)
     AND e.type IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
-        'model_call_initiated', 'model_call_completed', 'model_call_failed')
+        'tool_call_resolved', 'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled')
 ORDER BY r.id, e.id LIMIT :limit
 
 -- == Notices ==========================================================================================================
