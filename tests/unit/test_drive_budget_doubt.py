@@ -148,7 +148,7 @@ def test_T33_a_budget_bounds_the_effects_of_workers_that_die_after_each_of_them(
 # -- a person settles it ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("answer", "charged"),
-    [({"happened": "bought"}, 10), ({"did_not_happen": True}, 0), ({"fail": "nobody knows"}, 10)],
+    [({"happened": "bought"}, 10), ({"did_not_happen": True, "final": True}, 0), ({"fail": "nobody knows"}, 10)],
     ids=["happened", "did not happen", "failed"],
 )
 @pytest.mark.parametrize("seen", [True, False], ids=["in doubt", "cut off"])
