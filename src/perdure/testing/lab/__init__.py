@@ -3,6 +3,7 @@
 matrix.py      crash_matrix, the way in             experiment.py  its course: undisturbed, trials, judgement
 trials.py      what one trial is                    launch.py      processes: forked, or fresh interpreters
 victim.py      what such a process does             spec.py        what it is told, and tells
+carrier.py     effects that arrive late
 counting.py    tools with a line in ledger.py       ledger.py      what they really did, out of perdure's reach
 attending.py   approvals, signals, timers, doubts   warp.py        waits that cost no time
 told.py        what the journal says in the end     world.py       the files that a trial leaves behind

@@ -60,14 +60,24 @@ class Lifeline:
         os.close(self._writing)
 
 
+_lifelines: list[int] = []  # that this process hangs on, for one that is forked from it: at most one
+
+
 def hang_on(lifeline: int) -> None:
     """End this process, and those that it has started, when whoever holds the other end is gone."""
+    _lifelines[:] = [lifeline]
 
     def wait() -> None:
         os.read(lifeline, 1)
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
     threading.Thread(target=wait, name="crash lab", daemon=True).start()
+
+
+def hang_on_as_before() -> None:
+    """In a process that a process of the lab has forked, which has none of its threads."""
+    for lifeline in list(_lifelines):
+        hang_on(lifeline)
 
 
 def has_threads() -> bool:

@@ -23,7 +23,7 @@ from perdure.testing.lab.launch import Process, Steps, run_all
 from perdure.testing.lab.ledger import Entry, Ledger
 from perdure.testing.lab.likeness import alike, known_as, lines_alike
 from perdure.testing.lab.spec import RUN_ID, VARIABLE, Approve, Kill, Spec, Told, Visit, read_visits
-from perdure.testing.lab.victim import DURING
+from perdure.testing.lab.victim import DURING, LATE
 from perdure.testing.lab.world import Aliases, FileSeen
 
 WorldLedger = Callable[[Path], Any]
@@ -260,19 +260,31 @@ class Point(Struct, frozen=True):
 
 
 def points(evidence: Evidence, again: Evidence | None = None) -> list[Point]:
-    """Every point that a process came to, in order, by the first of its names; and the middles of effects that take their time.
+    """Every point that a process came to, in order, by the first of its names; the middles of effects that take their time; and the
+    effects that may come late.
 
-    They do if they did `again`: a busy machine makes a short one long now and then, and in the next trial nobody would be killed there.
+    They take their time if they did `again`: a busy machine makes a short one long now and then, and in the next trial nobody would be
+    killed there.
     """
     found = []
     for visit in evidence.visits:
         name = visit.names[0]
         found.append(Point(Kill(name), visit.names))
+        if name.name == "before_tool_effect" and _is_asked_or_repeated(evidence, name):
+            late = Boundary(LATE, name.run, name.call, name.tool, name.nth)
+            found.append(Point(Kill(late), (late,)))
         took_s = min(_effect_s(one, name) for one in (evidence, again or evidence)) if name.name == "before_tool_effect" else 0.0
         if took_s > LONG_EFFECT_S:
             middle = Boundary(DURING, name.run, name.call, name.tool, name.nth)
             found.append(Point(Kill(middle, took_s / 2), (middle,)))
     return found
+
+
+def _is_asked_or_repeated(evidence: Evidence, name: Boundary) -> bool:
+    """Whether a late effect of this call would meet a hook that looks for it, or the same call made again with its key."""
+    calls = evidence.told.calls if evidence.told else ()
+    place = (f"{evidence.run_id}{name.run}", name.call)
+    return any((call.run, call.number) == place and (call.effect == "keyed" or (call.effect == "once" and call.reconcile)) for call in calls)
 
 
 def _effect_s(evidence: Evidence, name: Boundary) -> float:
