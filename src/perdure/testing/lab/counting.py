@@ -41,9 +41,7 @@ class Around(Struct, frozen=True):
 class Counting:
     """What is performed in the place of each tool, in one process."""
 
-    def __init__(
-        self, ledger: Ledger, warp: Warp, begun: Begun, late: Late, settle_s: float, world: Path | None = None
-    ) -> None:
+    def __init__(self, ledger: Ledger, warp: Warp, begun: Begun, late: Late, settle_s: float, world: Path | None = None) -> None:
         """`settle_s`: of a tool that does not say; `world`: the working folder, where it is to be noted which calls change something there."""
         self._late = late
         self._settle_s = settle_s

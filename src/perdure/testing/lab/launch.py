@@ -76,7 +76,7 @@ def hang_on(lifeline: int) -> None:
 
 def hang_on_as_before() -> None:
     """In a process that a process of the lab has forked, which has none of its threads."""
-    for lifeline in list(_lifelines):
+    for lifeline in _lifelines.copy():
         hang_on(lifeline)
 
 

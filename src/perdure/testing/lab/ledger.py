@@ -69,9 +69,7 @@ class Ledger:
         entries = self.entries()
         waiting = {attempt_of(entry) for entry in entries if entry.fact == "late"}
         waiting -= {attempt_of(entry) for entry in entries if entry.fact in ("returned", "raised")}
-        return any(
-            entry.tool == tool and entry.fact in ("begun", "unseen") and attempt_of(entry) not in waiting for entry in entries
-        )
+        return any(entry.tool == tool and entry.fact in ("begun", "unseen") and attempt_of(entry) not in waiting for entry in entries)
 
     def _locked(self, flags: int) -> _Locked:
         return _Locked(self.path, flags)

@@ -270,7 +270,7 @@ def points(evidence: Evidence, again: Evidence | None = None) -> list[Point]:
     for visit in evidence.visits:
         name = visit.names[0]
         found.append(Point(Kill(name), visit.names))
-        if name.name == "before_tool_effect" and _is_asked_or_repeated(evidence, name):
+        if name.name == "before_tool_effect" and _may_come_late(evidence, name):
             late = Boundary(LATE, name.run, name.call, name.tool, name.nth)
             found.append(Point(Kill(late), (late,)))
         took_s = min(_effect_s(one, name) for one in (evidence, again or evidence)) if name.name == "before_tool_effect" else 0.0
@@ -280,11 +280,9 @@ def points(evidence: Evidence, again: Evidence | None = None) -> list[Point]:
     return found
 
 
-def _is_asked_or_repeated(evidence: Evidence, name: Boundary) -> bool:
-    """Whether a late effect of this call would meet a hook that looks for it, or the same call made again with its key."""
+def _may_come_late(evidence: Evidence, name: Boundary) -> bool:
     calls = evidence.told.calls if evidence.told else ()
-    place = (f"{evidence.run_id}{name.run}", name.call)
-    return any((call.run, call.number) == place and (call.effect == "keyed" or (call.effect == "once" and call.reconcile)) for call in calls)
+    return any((call.run, call.number) == (f"{evidence.run_id}{name.run}", name.call) and call.meets_late_effects for call in calls)
 
 
 def _effect_s(evidence: Evidence, name: Boundary) -> float:
