@@ -84,15 +84,15 @@ class Facts:
     def missed(self) -> list[tuple[Place, Entry | None]]:
         """The late requests that did not arrive, with what they raised; None: not even that.
 
-        A service may refuse one: that was ruled out, or whose key it has seen. That one has arrived.
+        A service may refuse one that was ruled out, or whose key it has seen. That one has arrived.
         """
         found = []
         for place in self.lines:
             for sent in self.late(place):
                 end = self.arrival(place, sent)
-                answered = any(entry.attempt != sent.attempt for entry in self.of(place, "returned"))
-                refused = end is not None and (answered or self.is_ruled_out(place, sent))
-                if end is None or (end.fact == "raised" and not refused):
+                before = [] if end is None else self.lines[place][: self.lines[place].index(end)]
+                may_be_refused = self.is_ruled_out(place, sent) or any(entry.fact == "returned" for entry in before)
+                if end is None or (end.fact == "raised" and not may_be_refused):
                     found.append((place, end))
         return found
 
