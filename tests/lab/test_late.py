@@ -21,6 +21,7 @@ from tests.lab.test_crashtest_cli import SHOP, crashtest, is_alive
 
 from perdure import Call, Outcome, Run, Settings, agent, tool
 from perdure.testing.lab import Report, victim
+from perdure.testing.lab.ledger import Ledger
 from perdure.worker import calls
 
 LATE = ["late_tool_effect"]
@@ -245,11 +246,16 @@ def late(which: str, **options: Any) -> Report:
 
 
 # -- hooks ----------------------------------------------------------------------------------------------------------------------
-def test_a_hook_that_finds_the_late_request_when_it_is_asked_again_is_as_declared() -> None:
-    report = late("looks")
+def test_a_hook_that_finds_the_late_request_when_it_is_asked_again_is_as_declared(tmp_path: Path) -> None:
+    report = late("looks", keep=tmp_path)
     assert (report.ok, rules(report), advice(report)) == (True, set(), set()), report.table()
     (trial,) = report.trials
     assert (trial.boundaries, trial.outcome, trial.kills) == (("late_tool_effect: looks (call 2)",), "ok", 1)
+    facts = [entry for entry in Ledger(tmp_path / "trial-00002" / "ledger").entries() if entry.tool in ("looks", "")]
+    assert [(entry.fact, entry.result) for entry in facts if entry.fact != "asked"] == [
+        *(("begun", None), ("late", None), ("killed", None)),
+        *(("told", "not_happened"), ("returned", '"booked"'), ("told", "happened")),
+    ]
     # The request arrived, once, after its process was gone; it was not sent again.
     assert (trial.effects["looks"], len(trial.world), trial.output_equal) == (1, 1, True)
     assert (report.figures.kills, report.figures.tried, report.figures.not_reached) == (1, 1, 0)
@@ -345,7 +351,7 @@ def test_only_calls_that_can_meet_a_late_request_have_the_boundary() -> None:
     listed = matrix(books, "looks", learn_only=True)
     assert [boundary for boundary in listed.baseline.boundaries if "late" in boundary] == ["late_tool_effect: looks (call 2)"]
     at = listed.baseline.boundaries.index("late_tool_effect: looks (call 2)")
-    assert listed.baseline.boundaries[at - 1] == "before_tool_effect: looks (call 2)"
+    assert listed.baseline.boundaries[at - 1] == "after_tool_effect: looks (call 2)"
 
 
 # -- twice killed -----------------------------------------------------------------------------------------------------------------

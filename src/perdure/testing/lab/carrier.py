@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from perdure.testing.forking import fork, let_signals_in
-from perdure.testing.lab.launch import hang_on_as_before
 from perdure.testing.lab.ledger import Ledger, attempt_of
+from perdure.testing.lab.lifeline import hang_on_as_before
 from perdure.testing.lab.warp import Warp
 
 _POLL_S = 0.003

@@ -9,7 +9,7 @@ from msgspec import Struct
 from perdure.testing.lab.comparing import Difference, Unsure, differences, why_not
 from perdure.testing.lab.facts import HARMLESS, Facts, Place, Undisturbed
 from perdure.testing.lab.records import Problem, Repeat
-from perdure.testing.lab.rules import asked_too_late, note, repeats, wrong
+from perdure.testing.lab.rules import NOT_FINAL, asked_too_late, note, repeats, wrong
 
 _IN_ITS_PROCESS = "what a tool leaves in its process (a buffer, a task, a variable) dies with it: have it in the world when it returns"
 
@@ -111,6 +111,9 @@ class Suspects:
             if len(candidates) == 1:
                 self._guilty.add(one.tool)
             sentence, way_out = _TWICE[one.effect]
+            place = (one.run, one.call, one.tool)
+            if any(seen.case.is_ruled_out(place, sent) for sent in seen.case.late(place)):
+                way_out = NOT_FINAL
             sentence = f"{sentence.replace('shows twice', shows)}{_among(candidates)}: {seen.words}"
             yield wrong("effect_twice", seen.case, sentence, way_out, one.tool)
         if not candidates:

@@ -14,7 +14,12 @@ from perdure.testing.lab.trials import BROKEN
 REPORT_IT = "this is a bug of perdure, please report it; --keep leaves the journal and the logs of each trial"
 _MAKE_ROOM = "have room below TMPDIR, and no tool that removes the folder it works in"
 _LOOK_FOR_IT = "have the hook look for this very call, by call.key"
+NOT_FINAL = "say final=True only when the service refuses the request from then on; else not_happened(), which is believed after timeout= and settle="
 _CLOCKS_S = 0.1  # that a clock of the system may be set by, while the journal counts seconds with it
+_NOT_CARRIED = (
+    "a function that needs the event loop, the threads or the connections of its own process cannot be carried; "
+    "try its hook against a service that is slow"
+)
 _MAY_REPEAT = {
     "read": "a read may be repeated",
     "idempotent": "declared as harmless to repeat",
@@ -192,8 +197,7 @@ def ruled_out(case: Facts, base: Undisturbed) -> Iterator[Problem]:
         if not any(end is not None and end.fact == "returned" for end in ends) or _shows_nothing(case, base, place[2]):
             continue
         sentence = "its reconcile hook ruled the call out for good (final=True), and the request arrived afterwards"
-        way_out = "say final=True only when the service refuses the request from then on; else not_happened(), which is believed after timeout= and settle="
-        yield wrong("reconcile_final", case, sentence, way_out, place[2])
+        yield wrong("reconcile_final", case, sentence, NOT_FINAL, place[2])
 
 
 def _shows_nothing(case: Facts, base: Undisturbed, tool: str) -> bool:
@@ -205,8 +209,7 @@ def missed(case: Facts, base: Undisturbed) -> Iterator[Problem]:
     for place, end in case.missed:
         how = "did not end in time" if end is None else f"raised {end.result} there"
         sentence = f"its request was to arrive late, carried by another process than its own, and its function {how}: this was not tried"
-        way_out = "a function that needs the event loop, the threads or the connections of its own process cannot be carried; try its hook against a service that is slow"
-        yield note("late_missed", case, sentence, way_out, place[2])
+        yield note("late_missed", case, sentence, _NOT_CARRIED, place[2])
 
 
 def _is_unseen(case: Facts, place: Place) -> bool:

@@ -267,17 +267,20 @@ def points(evidence: Evidence, again: Evidence | None = None) -> list[Point]:
     killed there.
     """
     found = []
+    late: dict[tuple[str, int], Point] = {}  # to stand behind the point where the effect has come in time
     for visit in evidence.visits:
         name = visit.names[0]
         found.append(Point(Kill(name), visit.names))
+        if name.name in ("before_tool_effect", "after_tool_effect") and (point := late.pop((name.run, name.call), None)) is not None:
+            found.append(point)
         if name.name == "before_tool_effect" and _may_come_late(evidence, name):
-            late = Boundary(LATE, name.run, name.call, name.tool, name.nth)
-            found.append(Point(Kill(late), (late,)))
+            comes_late = Boundary(LATE, name.run, name.call, name.tool, name.nth)
+            late[name.run, name.call] = Point(Kill(comes_late), (comes_late,))
         took_s = min(_effect_s(one, name) for one in (evidence, again or evidence)) if name.name == "before_tool_effect" else 0.0
         if took_s > LONG_EFFECT_S:
             middle = Boundary(DURING, name.run, name.call, name.tool, name.nth)
             found.append(Point(Kill(middle, took_s / 2), (middle,)))
-    return found
+    return [*found, *late.values()]
 
 
 def _may_come_late(evidence: Evidence, name: Boundary) -> bool:
