@@ -18,10 +18,15 @@ from typing import Any
 import pytest
 from tests.lab.matrices import advice, matrix, rules
 from tests.lab.test_crashtest_cli import SHOP, crashtest, is_alive
+from tests.lab.test_rules import FIRST, SECOND, call, evidence, line, told, undisturbed
 
 from perdure import Call, Outcome, Run, Settings, agent, tool
 from perdure.testing.lab import Report, victim
-from perdure.testing.lab.ledger import Ledger
+from perdure.testing.lab.contents import FileSeen
+from perdure.testing.lab.judge import judge
+from perdure.testing.lab.ledger import Entry, Ledger
+from perdure.testing.lab.spec import Resolution
+from perdure.testing.lab.warp import Warp, WarpedLoop
 from perdure.worker import calls
 
 LATE = ["late_tool_effect"]
@@ -301,6 +306,67 @@ def test_a_hook_that_says_yes_before_the_request_has_arrived_is_wrong() -> None:
     assert "its request had not arrived yet" in report.problems[0].sentence
 
 
+# -- a service that shows a request some time after it has accepted it --------------------------------------------------------
+@tool(timeout=20, settle=3)
+def shows_in_time(call: Call) -> str:
+    book(f"{call.key}:{time.time()}")
+    return "booked"
+
+
+@shows_in_time.reconcile
+def _(call: Call) -> Outcome:
+    return shown_after(2.5, call)
+
+
+@tool(timeout=20, settle=0.1)
+def shows_too_late(call: Call) -> str:
+    book(f"{call.key}:{time.time()}")
+    return "booked"
+
+
+@shows_too_late.reconcile
+def _(call: Call) -> Outcome:
+    return shown_after(600, call)
+
+
+@tool(timeout=20, settle=600)
+def has_its_time(call: Call) -> str:
+    book(f"{call.key}:{time.time()}")
+    return "booked"
+
+
+@has_its_time.reconcile
+def _(call: Call) -> Outcome:
+    return shown_after(500, call)
+
+
+def shown_after(seconds: float, call: Call) -> Outcome:
+    accepted = [float(line.partition(":")[2]) for line in booked() if line.startswith(call.key)]
+    there = any(time.time() - at > seconds for at in accepted)
+    return Outcome.happened("booked") if there else Outcome.not_happened()
+
+
+@agent(version="1")
+async def books_slowly(run: Run, which: str) -> str:
+    return await {one.name: one for one in (shows_in_time, shows_too_late, has_its_time)}[which]()
+
+
+def test_what_has_arrived_late_has_its_settle_to_show() -> None:
+    report = matrix(books_slowly, "shows_in_time", boundaries=LATE)
+    assert (rules(report), [trial.outcome for trial in report.trials]) == (set(), ["ok"]), report.table()
+
+
+def test_a_settle_that_is_too_short_for_the_service_is_found() -> None:
+    report = matrix(books_slowly, "shows_too_late", boundaries=LATE)
+    assert rules(report) == {("reconcile_wrong", "shows_too_late"), ("effect_twice", "shows_too_late")}, report.table()
+
+
+def test_a_settle_that_the_lab_does_not_wait_for_accuses_nobody() -> None:
+    report = matrix(books_slowly, "has_its_time", boundaries=LATE, timeout_s=20)
+    assert (rules(report), advice(report)) == (set(), {("reconcile_unsure", "has_its_time")}), report.table()
+    assert any("tool has_its_time: " in remark and "--timeout" in remark for remark in report.baseline.remarks)
+
+
 # -- keys -----------------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("which", ["drops_duplicates", "refuses_duplicates"])
 def test_a_key_that_is_good_for_a_late_duplicate_is_as_declared(which: str) -> None:
@@ -328,7 +394,7 @@ def test_what_needs_the_loop_of_its_process_is_not_said_to_have_been_tried() -> 
     assert (report.figures.kills, report.figures.tried, report.figures.not_reached) == (2, 1, 1)
     alone = late("needs_its_loop")
     assert rules(alone) == {("not_reached", "")}
-    assert {seen.name: seen.verdict for seen in alone.tools}["needs_its_loop"] != "as declared"
+    assert {seen.name: seen.verdict for seen in alone.tools}["needs_its_loop"] == "not tried"
 
 
 @pytest.mark.long
@@ -362,6 +428,43 @@ def test_a_late_request_is_survived_by_a_run_whose_next_process_dies_as_well(whi
     assert report.ok, report.table()
     assert {len(trial.world) for trial in report.trials} == {1}
     assert len([trial for trial in report.trials if len(trial.boundaries) == 2]) >= 8
+
+
+# -- what the judge makes of it ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("after_s", "asked", "outcome"), [(22.5, 1, "not_compared"), (22.5, 2, "wrong"), (2.0, 1, "wrong")])
+def test_a_hook_is_not_accused_of_what_came_later_than_was_promised(after_s: float, asked: int, outcome: str) -> None:
+    """Asked for the first time when it was to be believed already: the machine was slow."""
+    denied = Resolution(1, "did_not_happen", "reconcile", after_s)
+    told_about = told(call(effect="once", reconcile=True, resolutions=(denied,), quiet_s=22.0))
+    lines = (
+        *(line("begun", FIRST), line("late", FIRST), Entry("killed", FIRST, 0.0)),
+        *(line("asked", SECOND) for _ in range(asked)),
+        *(line("told", SECOND, result="not_happened"), line("returned", FIRST, result='"ok"')),
+        *(line("begun", SECOND, 2), line("returned", SECOND, 2, result='"ok"')),
+    )
+    case = evidence(told_about, lines, files={"f": FileSeen("b", 2)})
+    (trial,) = judge([case], undisturbed(files={"f": FileSeen("a", 1)}))
+    assert trial.outcome == outcome
+    assert any(problem.rule == "promise" for problem in trial.problems) == (after_s < 22.0)
+
+
+def test_while_the_time_is_held_the_runs_own_clock_stands_still(tmp_path: Path) -> None:
+    warp = Warp(tmp_path / "ahead", allowed=True)
+
+    async def look() -> list[float]:
+        loop, seen = asyncio.get_running_loop(), []
+        due = loop.create_task(asyncio.sleep(0.05))
+        with warp.real_time(), warp.held():
+            seen.append(loop.time())
+            await asyncio.to_thread(time.sleep, 0.3)
+            seen.append(loop.time())
+            assert not due.done()
+        await due
+        return seen
+
+    with asyncio.Runner(loop_factory=lambda: WarpedLoop(warp)) as runner:
+        before, after = runner.run(look())
+    assert before == after
 
 
 # -- a lab that cannot fail proves nothing -------------------------------------------------------------------------------------------

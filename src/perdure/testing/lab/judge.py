@@ -151,7 +151,7 @@ def _tool_seen(call: CallTold, base: Undisturbed, trials: Sequence[Trial], probl
         verdict = "not as declared"
     elif repeated and not compared and call.effect != "model":
         verdict = "not compared"
-    elif not repeated and not doubts and not any(_cuts(trial, name) for trial in trials):
+    elif not doubts and not any(_cuts(trial, name) or (trial in repeated and trial.outcome != "not_reached") for trial in trials):
         verdict = "not tried"
     elif any(one.tool == name and one.rule == "not_seen" for trial in trials for one in trial.problems):
         verdict = "not seen"
