@@ -91,7 +91,8 @@ def command(
     """Run TARGET undisturbed to learn its boundaries, then once per boundary with SIGKILL there; resume it, and say what was repeated.
 
     Every process works in a folder of its own: what tools write below the working folder is compared, and gone afterwards. Every trial
-    is a run with a new id. Code 7 when something is not as declared or a tool could be neither tried nor compared, 1 when the
+    is a run with a new id. At late_tool_effect the request of the killed process takes effect only after its reconcile hook has looked
+    for it, or after the call was made again with its key. Code 7 when something is not as declared or a tool could be neither tried nor compared, 1 when the
     undisturbed run fails.
     """
     args, kwargs = arguments(pairs_given, input_text)
