@@ -387,11 +387,11 @@ STORE = (
     ),
     Mutant(
         name="the_event_of_another_is_taken_for_ours",
-        guard="what lies at the place of a lost commit is known by its id",
+        guard="what lies at the place of a lost commit is known by its hash",
         promise="storage",
         file="store/journal.py",
         where="Journal._arrived",
-        old="            elif found[0].hex() == append.events[0].event.event_id:",
+        old="            elif found[0] == append.events[0].hash:",
         new="            elif True:",
         red="tests/unit/test_store_faults.py::test_when_another_worker_has_taken_the_run_meanwhile_the_append_is_refused",
         store="sqlite",
