@@ -207,7 +207,7 @@ class Desk:
 
     # -- inside -------------------------------------------------------------------------------------------------------
     def _check_quiet(self, run_id: str, call: CallState) -> None:
-        """Conflict while the request of a lost attempt may still arrive: whoever looked before then has seen too little (T31)."""
+        """Conflict while the request of a lost attempt may still arrive: a look at the service before then proves nothing (T31)."""
         until = quiet_at(call, self._patience)
         if until is None:
             why = "its attempt may still be running: end that process first, and look again at the service"
