@@ -155,7 +155,7 @@ CORE = (
         guard="what an attempt has used is counted once",
         promise="T24",
         file="core/state.py",
-        where="RunState._use",
+        where="RunState._settle_cost",
         old="            call.used, self.used = added(call.used, usage), added(self.used, usage)",
         new="            call.used, self.used = added(call.used, usage), added(added(self.used, usage), usage)",
         red="tests/unit/test_drive_budgets.py::test_money_that_tools_say_they_spent_is_limited",
