@@ -1,14 +1,13 @@
 # Needs python3 (3.11 or newer) with pip, make and git. Everything else goes to .boot and .venv in this folder.
 
 PYTHON ?= python3
-UV_VERSION := 0.13.7
 # One more than there are cores: while one process waits for a disk, a server or the clock, another has something to do.
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 UV := $(PYTHON) .ci/uv.py
 BIN := .venv/bin
 # Stamps say what has been installed, so that a second `make test` costs nothing.
-BOOTED := .boot/uv-$(UV_VERSION)
+BOOTED := .boot/.installed
 RUNTIME := .venv/.runtime-installed
 DEV := .venv/.dev-installed
 
@@ -51,20 +50,24 @@ soak: $(DEV) ## the long tests, one after the other; the last, the simulator wit
 LOCK := UV_INDEX= UV_FIND_LINKS= $(UV) pip compile --quiet --upgrade --universal --generate-hashes --python-version 3.11 \
   --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 
-lock: $(BOOTED) ## resolve the dependencies again: requirements.lock to run, requirements-dev.lock to develop
+lock: $(BOOTED) ## resolve the dependencies again: requirements.lock to run, -dev.lock to develop, -boot.lock for uv itself
 	@$(LOCK) pyproject.toml --group build --output-file requirements.lock
 	@$(LOCK) pyproject.toml --group build --extra dev --extra postgres --extra anthropic --extra openai --extra mcp --extra prices --constraints requirements.lock --output-file requirements-dev.lock
+	@$(LOCK) --group boot --output-file requirements-boot.lock
 
 clean: ## remove everything that make has put here
 	rm -rf .bench .boot .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache dist
 	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # --target is allowed on a Python that the system's packager manages, and needs neither venv nor ensurepip.
-$(BOOTED):
+# uv installs everything else, so it is held to hashes too. --only-binary: pip would build a source distribution with a
+# build backend that no lock file names.
+$(BOOTED): requirements-boot.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "perdure needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V); name another one: make PYTHON=python3.12 setup" >&2; exit 1; }
-	@echo "uv $(UV_VERSION) -> .boot"
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-user --upgrade --target .boot uv==$(UV_VERSION)
+	@echo "requirements-boot.lock -> .boot"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-user --upgrade --target .boot \
+	  --require-hashes --only-binary :all: -r requirements-boot.lock
 	@touch $@
 
 .venv/pyvenv.cfg: | $(BOOTED)

@@ -1,4 +1,4 @@
-"""Two shops that sell the same thing. One survives a kill anywhere; of the other, three tools promise what they do not keep.
+"""Two shops that sell the same thing. One survives a kill anywhere; of the other, four tools promise what they do not keep.
 
     perdure crashtest examples/crashtest_shop.py:shop order=o-1
     perdure crashtest examples/crashtest_shop.py:careless order=o-1 --report careless.html     code 7: it says which, and why
@@ -13,7 +13,8 @@ from pathlib import Path
 
 from perdure import Call, Outcome, Run, agent, tool
 
-PAYMENTS, PARCELS, MAILS, STOCK = Path("payments.log"), Path("parcels.log"), Path("mails.log"), Path("stock.txt")
+PAYMENTS, PARCELS, POLICIES = Path("payments.log"), Path("parcels.log"), Path("policies.log")
+MAILS, STOCK = Path("mails.log"), Path("stock.txt")
 
 
 def lines(file: Path) -> list[str]:
@@ -92,7 +93,7 @@ def charge_carelessly(order: str, cents: int, call: Call) -> str:
     return f"receipt-{len(lines(PAYMENTS))}"
 
 
-@tool
+@tool(timeout=3)
 def send_carelessly(order: str) -> str:
     """Sends it."""
     add(PARCELS, order)
@@ -104,6 +105,20 @@ async def _(order: str) -> Outcome:
     return Outcome.not_happened()  # wrong: it does not look
 
 
+@tool(timeout=20)
+def insure_hastily(order: str) -> str:
+    """Has the parcel insured."""
+    add(POLICIES, order)
+    return f"policy for {order}"
+
+
+@insure_hastily.reconcile
+async def _(order: str) -> Outcome:
+    if order in lines(POLICIES):
+        return Outcome.happened(f"policy for {order}")
+    return Outcome.not_happened(final=True)  # wrong: the request may still be on its way, and nothing keeps it from arriving
+
+
 @agent(version="1")
 async def careless(run: Run, order: str) -> str:
     """Sell it, as it happens."""
@@ -111,4 +126,5 @@ async def careless(run: Run, order: str) -> str:
     receipt = await charge_carelessly(order, cents)
     await count_sale(order)
     await send_carelessly(order)
+    await insure_hastily(order)
     return receipt

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
 
+from perdure import shell
 from perdure.agent import Agent
 from perdure.core import codec, keys
 from perdure.core.approval import ApprovalStatus, Vote
@@ -552,7 +553,7 @@ class Handle:
             raise RunFailed(self.id, row.error or "failed")
         if row.status == "cancelled":
             raise RunCancelled(self.id, "cancelled")
-        raise NeedsAttention(row.run_id, f"needs attention: {row.error or row.waiting_for}; perdure why {row.run_id}")
+        raise NeedsAttention(row.run_id, f"needs attention: {row.error or row.waiting_for}; {shell.command('why', row.run_id)}")
 
     async def _end(self) -> RunRow:
         """Until the run, or a child that it waits for, has ended or needs a person. Drives it if it is ready, or if its worker has died."""
@@ -730,4 +731,5 @@ def _same_run(row: RunRow, agent: str, tenant: str, actor: str | None, input_dig
     if actor is not None and row.actor != actor:
         raise Conflict(f"run {row.run_id} acts for {row.actor or 'nobody named'}, not for {actor}; choose another id")
     if row.input_digest != input_digest:
-        raise Conflict(f"run {row.run_id} exists with another input; choose another id, or resume it as it is: perdure resume {row.run_id}")
+        resume = shell.command("resume", row.run_id)
+        raise Conflict(f"run {row.run_id} exists with another input; choose another id, or resume it as it is: {resume}")

@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
+from urllib.parse import unquote
 
 import msgspec
 
@@ -27,6 +28,10 @@ _TYPES = get_type_hints(Settings, include_extras=True)
 _NAMES = frozenset(Settings.__struct_fields__)
 _QUEUE_TYPES = get_type_hints(Queue, include_extras=True)
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
+# What a server learns of this user is decided by these settings of a URL. A file of the current folder may be anybody's, and would
+# have the user's own PGPASSWORD sent in clear text to a server of its choice; a demand for SCRAM is the one that does no harm.
+_NOT_IN_A_FILE = ("require_auth", "gssdelegation", "servicefile")
+_HARMLESS = re.compile(r"[?&]require_auth=scram-sha-256(?=&|\Z)")
 # Read elsewhere; and what Kubernetes injects for a service that is called "perdure".
 _NOT_SETTINGS = re.compile(r"PERDURE_(DEBUG|SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?)\Z")
 
@@ -76,7 +81,20 @@ def _from_files(folder: Path) -> Iterator[_Given]:
         if name not in _NAMES:
             near = _nearest(name)
             raise InvalidInput(f"{source}: {name!r} is not a setting{f'; did you mean {near!r}?' if near else ''}")
+        if name == "url" and isinstance(value, str) and not value.startswith("sqlite:"):
+            _check_url_of_file(value, source)
         yield _Given(name, value, f"{source}: {name}", textual=False)
+
+
+def _check_url_of_file(url: str, source: str) -> None:
+    # Looked for in the whole text, since libpq has rules of its own about where a URL's settings begin, and decodes their names.
+    rest = unquote(_HARMLESS.sub("", url))
+    for name in _NOT_IN_A_FILE:
+        if name in rest:
+            raise InvalidInput(
+                f"{source}: url must not set {name}: a file would decide how your password is sent to the server that it names; "
+                f"give this URL by {PREFIX}URL or --url"
+            )
 
 
 def _read(file: Path) -> dict[str, Any] | None:

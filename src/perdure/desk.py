@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from msgspec import structs
 
+from perdure import shell
 from perdure.core import codec, keys
 from perdure.core.approval import A_NAME, Ruling, Standing, Vote, judge_vote, same_name
 from perdure.core.budget import Amounts, exceeded, too_much
@@ -308,7 +309,9 @@ def _unsettled(state: RunState) -> tuple[Unsettled, ...]:
 
 
 def _moved_on(row: RunRow, state: RunState) -> Conflict:
-    return Conflict(f"run {row.run_id} has moved on meanwhile (event {row.seq}, not {state.seq}); look again: perdure why {row.run_id}")
+    return Conflict(
+        f"run {row.run_id} has moved on meanwhile (event {row.seq}, not {state.seq}); look again: {shell.command('why', row.run_id)}"
+    )
 
 
 def _no_such(run_id: str) -> NotFound:
@@ -326,7 +329,7 @@ def _check_helps(run_id: str, ledger: Ledger, add: Limits, over: BudgetExceeded 
     without = [what for what, more in added.items() if more is not None and limits[what] is None]
     if without:
         limited = ", ".join(what for what, limit in limits.items() if limit is not None)
-        used_up = f"; it has used up its {over.what}: perdure unpause {run_id} --add-{over.what} N" if over is not None else ""
+        used_up = f"; it has used up its {over.what}: {_adding(run_id, over.what)} N" if over is not None else ""
         raise Conflict(
             f"the budget of run {ledger.run_id} limits {limited} and not {without[0]}, so that no {without[0]} can be added{used_up}"
         )
@@ -344,8 +347,13 @@ def _check_helps(run_id: str, ledger: Ledger, add: Limits, over: BudgetExceeded 
     number = f"{least / 1e6:.6f}".rstrip("0").rstrip(".") if still.what in ("usd", "seconds") else str(least)
     raise Conflict(
         f"run {run_id} would stop again at once: the {still.what} of the budget of run {ledger.run_id} are used up; "
-        f"it takes at least: perdure unpause {run_id} --add-{still.what} {number}"
+        f"it takes at least: {_adding(run_id, still.what)} {number}"
     )
+
+
+def _adding(run_id: str, what: str) -> str:
+    """The beginning of the command that adds to what is short, which is text of an event."""
+    return f"{shell.command('unpause', run_id)} {shell.quote(f'--add-{what}')}"
 
 
 def plain_text(text: Any, what: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
+from perdure import shell
 from perdure.agent import Agent
 from perdure.core import codec
 from perdure.core.approval import Vote
@@ -112,12 +113,12 @@ def undoable(store: Store, run_id: str) -> RunRow:
         raise InvalidInput(f"run {run_id} is the undo of run {undone}, and an undo is not undone; start the agent again instead")
     if row.parent is not None:
         raise InvalidInput(
-            f"run {run_id} is a child, and is undone with the run that it belongs to: perdure undo {run_id.partition('/')[0]}"
+            f"run {run_id} is a child, and is undone with the run that it belongs to: {shell.command('undo', run_id.partition('/')[0])}"
         )
     if row.status == "needs_attention":
         raise Conflict(
-            f"run {run_id} has not ended, it needs attention ({row.error or row.waiting_for}); settle that, perdure why {run_id} says how, "
-            f"or end it without its agent: perdure cancel {run_id} --force"
+            f"run {run_id} has not ended, it needs attention ({row.error or row.waiting_for}); settle that, {shell.command('why', run_id)} says how, "
+            f"or end it without its agent: {shell.command('cancel', run_id)} --force"
         )
     if row.status not in FINISHED:
         raise Conflict(
@@ -129,8 +130,9 @@ def undoable(store: Store, run_id: str) -> RunRow:
 def _how_to_end(row: RunRow) -> str:
     """The command that brings an unfinished run to its end."""
     if row.status != "cancelling":
-        return f"perdure cancel {row.run_id}"
-    return f"have it end: perdure resume {row.run_id}, or without its agent: perdure cancel {row.run_id} --force"
+        return shell.command("cancel", row.run_id)
+    resume, cancel = shell.command("resume", row.run_id), shell.command("cancel", row.run_id)
+    return f"have it end: {resume}, or without its agent: {cancel} --force"
 
 
 def survey(store: Store, row: RunRow, agent: Agent[Any, Any], max_steps: int) -> Survey:

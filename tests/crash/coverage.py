@@ -104,6 +104,14 @@ BOUNDARIES = (
 
 FAULTS = (
     Case("SIGKILL at every boundary", (*_BOUNDARY, *_DISK, *_WIRE)),
+    Case(
+        "SIGKILL of one worker after the other",
+        _in(
+            "crash/test_suspects.py",
+            "runs_whose_worker_was_killed_twice_are_all_under_way_at_once_in_the_next_one",
+            "a_run_that_kills_its_workers_is_found_by_halving_and_the_runs_beside_it_succeed",
+        ),
+    ),
     Case("SIGTERM at every boundary", _TOLD),
     Case(
         "SIGTERM twice",

@@ -155,7 +155,9 @@ def test_from_the_kill_to_the_end_by_typing_only_what_why_says(killed: Desk) -> 
 
     happened, not_happened = next_commands(page)[:2]
     assert happened[:5] == ["perdure", "resolve", "r", "2", "--happened"]
-    desk(*not_happened[1:])
+    assert "its request may still arrive until" in desk.refusal(*not_happened[1:], code=2)
+    assert "refused while its request may still arrive" in " ".join(page.split())
+    desk(*not_happened[1:], "--final")
     assert "queued" in desk("why", "r")
     desk(*next_commands(desk("why", "r"))[0][1:])
     assert desk.ledger == ["o-7 500", "o-7 500"]

@@ -86,12 +86,19 @@ def test_the_honest_shop_survives_and_what_was_learned_stands_in_a_table(tmp_pat
 
 def test_the_careless_shop_is_found_out_in_one_json_document_and_on_a_page(tmp_path: Path) -> None:
     done = crashtest(
-        tmp_path, f"{SHOP}:careless", "order=o-1", "--json", "--report", "out.html", "--boundary", "careless", "--boundary", "count_"
+        tmp_path,
+        *(f"{SHOP}:careless", "order=o-1", "--json", "--report", "out.html"),
+        *("--boundary", "careless", "--boundary", "count_", "--boundary", "late"),
     )
     assert done.returncode == 7, done.stderr
     document = json.loads(done.stdout)
     assert document["ok"] is False
-    assert {problem["tool"] for problem in document["problems"]} == {"charge_carelessly", "count_sale", "send_carelessly"}
+    assert {problem["tool"] for problem in document["problems"]} == {
+        "charge_carelessly",
+        "count_sale",
+        "send_carelessly",
+        "insure_hastily",
+    }
     assert {"subject", "baseline", "trials", "tools", "problems", "notes", "figures"} <= document.keys()
     assert set(document["trials"][0]) == set(fields_of_a_trial())
     assert document["subject"]["command"].startswith("perdure crashtest ")

@@ -14,7 +14,8 @@ import pytest
 from tests.lab.test_crashtest_cli import HOSTILE, children_of, crashtest, is_alive
 
 from perdure import Settings
-from perdure.testing.lab.launch import Forked, Fresh, Lifeline, Steps, run_all
+from perdure.testing.lab.launch import Forked, Fresh, Steps, run_all
+from perdure.testing.lab.lifeline import Lifeline
 from perdure.testing.lab.matrix import _settings
 from perdure.testing.lab.spec import Spec
 

@@ -8,7 +8,7 @@ CLI = (
     Mutant(
         name="a_changed_row_names_the_code",
         guard="a run's row says what its first event says, or its code is not loaded",
-        promise="no import by a name found in data",
+        promise="security",
         file="inspect/verify.py",
         where="creation_of",
         old="    if (problem := birth_problem(row, created)) is not None:",
@@ -20,7 +20,7 @@ CLI = (
     Mutant(
         name="a_changed_chain_names_the_code",
         guard="a run's hash chain is intact, or its code is not loaded",
-        promise="no import by a name found in data",
+        promise="security",
         file="inspect/verify.py",
         where="creation_of",
         old="        if one.seq != expected or _link(head, one, expected) != one.hash:",
@@ -32,7 +32,7 @@ CLI = (
     Mutant(
         name="files_are_imported_unread",
         guard="a recorded file declares the agent, as far as can be seen without running it",
-        promise="no import by a name found in data",
+        promise="security",
         file="cli/target.py",
         where="_judge",
         old="    if name and not holds_agent(",
@@ -43,7 +43,7 @@ CLI = (
     Mutant(
         name="other_users_may_write_to_the_code",
         guard="no other user can write to recorded code or to its folder",
-        promise="no import by a name found in data",
+        promise="security",
         file="cli/target.py",
         where="_distrust",
         old="    if (how := changed_by_others(file, place.folder)) is not None:",
@@ -54,7 +54,7 @@ CLI = (
     Mutant(
         name="sticky_folders_are_imported_from",
         guard="anybody can add a module to a sticky folder: none is imported from there",
-        promise="no import by a name found in data",
+        promise="security",
         file="cli/writable.py",
         where="changed_by_others",
         old="(folder.is_relative_to(top) or not found.st_mode & stat.S_ISVTX)",

@@ -6,10 +6,11 @@ from tests.mutants.cli import CLI
 from tests.mutants.core import CORE
 from tests.mutants.known import known
 from tests.mutants.mutant import Known, Mutant
+from tests.mutants.outside import OUTSIDE
 from tests.mutants.store import STORE
 from tests.mutants.worker import WORKER
 
-SOURCE: tuple[Mutant, ...] = (*CLI, *CORE, *STORE, *WORKER)
+SOURCE: tuple[Mutant, ...] = (*CLI, *CORE, *STORE, *WORKER, *OUTSIDE)
 KNOWN: tuple[Known, ...] = tuple(known())
 BY_NAME = {mutant.name: mutant for mutant in SOURCE}
 ALL: tuple[Mutant | Known, ...] = (*SOURCE, *KNOWN)

@@ -83,10 +83,14 @@ _WORDS = {
     "T27": "a message after the end",
     "T28": "a conversation that no provider takes any more",
     "T30": "a tool or a request that changes under a run",
+    "T31": "“not found” that is believed while a request may still arrive",
+    "T32": "two journals that make the same key for different effects",
     "T33": "a budget without a bound across deaths",
+    "T34": "innocent runs that wait in line for the poisonous one",
     "bad input": "what cannot be meant is refused",
     "calls": "a call moves as its table says",
     "duplicates": "what is sent twice counts once",
+    "security": "text, files and servers of others decide nothing here",
     "storage": "one commit, whole or not at all; an unknown outcome is looked up",
 }
 _STORES = {"none": "–", "sqlite": "SQLite", "postgres": "PostgreSQL", "both": "both"}

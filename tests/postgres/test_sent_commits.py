@@ -6,14 +6,17 @@ import asyncio
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 
 import psycopg
 import pytest
+from msgspec import structs
 from tests.postgres.operations import MANY, ONE, types
 from tests.postgres.tools import ANSWER_S, behind_proxy, check_journals, make_notes, opened
 from tests.servers.proxy import Cut, Moment, Proxy
 
+from perdure.core.chain import seal_all
 from perdure.core.events import RunReleased, ThoughtRecorded
 from perdure.store.api import Append, Appended, Committed, Refused, RowChange
 from perdure.store.postgres.connect import Connection
@@ -109,6 +112,25 @@ def test_without_its_mark_one_whose_answer_is_lost_would_be_refused(cut_off, mon
     hand = hold(store, "r")
     proxy.rule(Cut(ONE, "after"))
     assert isinstance(heard(store, thought(hand))[0], Refused)
+
+
+def test_a_letter_that_another_worker_has_journaled_is_not_taken_for_ones_own(cut_off) -> None:
+    """What comes through the inbox has the id that its sender gave it, whoever journals it, and may stand at the same place."""
+    store, _ = cut_off
+    letter = uuid.uuid4().hex
+    lost = hold(store, "r", worker="gone")
+    append = with_last_id(lost.sealed(ThoughtRecorded("mine"), ThoughtRecorded("letter")), lost, letter)
+    store.unregister("gone", NOW)
+    heir = hold(store, "r", worker="another")
+    assert store.append([with_last_id(heir.sealed(ThoughtRecorded("letter")), heir, letter)]) == [Committed()]
+    assert append.events[-1].event.seq == found(store, "r").seq
+    store._journal._doubtful.add(append.events[0].event.event_id)  # its answer was lost
+    assert isinstance(store.append([append])[0], Refused)
+
+
+def with_last_id(append: Append, hand: Hand, event_id: str) -> Append:
+    *before, last = [sealed.event for sealed in append.events]
+    return structs.replace(append, events=tuple(seal_all(hand.head, [*before, structs.replace(last, event_id=event_id)])))
 
 
 def test_whoever_lost_the_run_is_refused_and_the_others_are_not_hindered(cut_off) -> None:

@@ -267,7 +267,7 @@ class SimStore:
             name = append.events[0].event.event_id if append.events else ""
             self._flights.get(name, [True])[0] = False  # fenced
             shadow, seq = world.checker.runs[append.lease.run_id], append.expected_seq + len(append.events)
-            if name and seq <= len(shadow.ids) and shadow.ids[seq - 1] == append.events[-1].event.event_id:
+            if name and seq <= len(shadow.ids) and shadow.hashes[seq] == append.events[-1].hash:
                 world.checker.counts["settled: it was there"] += 1
                 answers.append(_COMMITTED)
             elif name and seq <= len(shadow.ids):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.core.keys import MAX_ID_CHARS, CallKeys, check_id, jitter, seed
+from perdure.core.keys import MAX_ID_CHARS, CallKeys, check_id, child_id, is_id, jitter, seed, undo_id
 from perdure.errors import InvalidInput
 
 part = st.text(max_size=8)
@@ -83,3 +83,26 @@ def test_unusable_ids_are_refused_with_the_rule_and_shown_escaped(bad: object) -
     assert said.isascii()
     assert len(said) < 300
     assert "\n" not in said
+
+
+@pytest.mark.parametrize("good", ["a", "user:17", "a@b+c~d=e.f", "x" * MAX_ID_CHARS, "r/1", "r/1/20", "r/undo", "r/undo/3", "ap-0123"])
+def test_ids_that_users_give_and_those_below_them_are_ids(good: str) -> None:
+    assert is_id(good)
+
+
+@given(st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.:@+~=-]{0,20}", fullmatch=True), st.lists(st.integers(min_value=1) | st.none()))
+def test_below_an_id_every_child_and_every_undo_has_an_id(run_id: str, below: list[int | None]) -> None:
+    for call in below:
+        run_id = undo_id(run_id) if call is None else child_id(run_id, call)
+    assert is_id(run_id)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *("", "x" * (MAX_ID_CHARS + 1), "/", "/1", "r/", "r//1", "r/1/", "r/x", "r/undone", "r/../x", "r/1\n", "r\n", "r/²", "r/1 "),
+        *("$(touch x)", "r/$(touch x)", "r/1;x", "`x`", "a b", "-rf", "~root", "a\x1b", "é"),
+    ],
+)
+def test_what_a_run_cannot_be_called_is_no_id(bad: str) -> None:
+    assert not is_id(bad)

@@ -11,6 +11,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
+from perdure import shell
 from perdure.errors import InvalidInput
 
 MAX_BYTES = 4 * 1024 * 1024
@@ -34,13 +35,17 @@ def files_at(path: Path) -> Iterator[Path]:
     except OSError as error:
         name, colon, _ = str(path).rpartition(":")
         way_out = (
-            f"; it is files that are checked, and not an agent in them: perdure check {name}" if colon and Path(name).is_file() else ""
+            f"; it is files that are checked, and not an agent in them: {shell.command('check', name)}"
+            if colon and Path(name).is_file()
+            else ""
         )
         raise InvalidInput(f"{path}: {error.strerror}{way_out}") from None
     except ValueError:  # a NUL in it
         raise InvalidInput(f"{str(path)!r} cannot be the name of a file") from None
     if path.suffix in _PLANS and not is_folder:
-        raise InvalidInput(f"{path} is no Python file; a plan is checked with its tools: perdure run {path} --tools FILE.py --check")
+        raise InvalidInput(
+            f"{path} is no Python file; a plan is checked with its tools: {shell.command('run', str(path))} --tools FILE.py --check"
+        )
     if not is_folder:
         yield path
         return

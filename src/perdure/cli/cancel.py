@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 import click
 from msgspec import Struct
 
+from perdure import shell
 from perdure.cli import common
 from perdure.cli.steering import by_option, speak, speaker, who_goes_on
 from perdure.core.state import CallState, RunState
@@ -59,7 +59,7 @@ def command(run_id: str, reason: str | None, force: bool, by: str | None, url: s
         common.out(common.clean(f"  in doubt, and stays so: call {call.number} {called(call.tool, call.args)}, key {call.key}"))
     if asked.row.status in FINISHED:
         for child in asked.family:
-            now = f"perdure cancel {shlex.quote(child.run_id)} --force{common.url_words(url)}"
+            now = f"{shell.command('cancel', child.run_id)} --force{common.url_words(url)}"
             common.out(common.clean(f"  child {child.run_id} is asked to stop, and ends when a worker takes it, or at once: {now}"))
 
 

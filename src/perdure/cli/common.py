@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import functools
 import json
+import logging
 import os
 import re
-import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar, cast
 
 import click
 
-from perdure import errors
+from perdure import errors, shell
 from perdure.core.invisible import all_printable, escaped, is_visible
 
 if TYPE_CHECKING:
@@ -342,21 +342,14 @@ def url_option(function: F) -> F:
     )(cast(F, verb))
 
 
-# A command inside a sentence of ours: the verb, and what it is about. Target words are recognised by their form.
-_COMMAND = re.compile(
-    r"\bperdure (?:(?:why|show|events|resume|replay|cancel|pause|unpause|undo|approve|reject|worker) [^\s;,`]++(?: [^\s;,`]+\.py:\w+)?+"
-    r"|(?:list|approvals|verify|migrate)\b)(?! [^;,`]*--url )"
-)
-
-
 def with_url(text: str, url: str | None) -> str:
     """The text, with the database that the command line named in every command that it tells the reader to type."""
-    return _COMMAND.sub(lambda found: found[0] + url_words(url), text)
+    return shell.with_options(text, url_words(url))
 
 
 def url_words(url: str | None) -> str:
     """What a command to type needs so that it means the database that this one was given, without a password: that is for ~/.pgpass."""
-    return f" --url {shlex.quote(_pasted(url))}" if url else ""
+    return f" --url {shell.quote(_pasted(url))}" if url else ""
 
 
 def _pasted(url: str) -> str:
@@ -453,22 +446,48 @@ def require_journal(url: str) -> None:
         owner.require_journal(path)
 
 
+# -- completion -------------------------------------------------------------------------------------------------------------
 def _complete_approval(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    try:
-        from perdure.store.api import ApprovalFilter
+    from perdure.store.api import ApprovalFilter
 
-        with existing_store(ctx.params.get("url")) as store:
-            return [row.approval for row in store.approvals(ApprovalFilter(limit=1000)) if row.approval.startswith(incomplete)]
-    except Exception:
-        return []
+    return _complete(ctx, incomplete, lambda store: [row.approval for row in store.approvals(ApprovalFilter(limit=1000))])
 
 
 def _complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    # A shell that waits for a completion wants words or silence, never an error.
-    try:
-        from perdure.store.api import Filter
+    from perdure.store.api import Filter
 
-        with existing_store(ctx.params.get("url")) as store:
-            return [row.run_id for row in store.list(Filter(limit=1000)) if row.run_id.startswith(incomplete)]
+    return _complete(ctx, incomplete, lambda store: [row.run_id for row in store.list(Filter(limit=1000))])
+
+
+def _complete(ctx: click.Context, incomplete: str, ids: Callable[[Store], list[str]]) -> list[str]:
+    """Those of the ids that begin so; none where anything is wrong. A shell that waits for a completion wants words or silence.
+
+    bash puts a word on the command line as it is, and executes a `$(…)` in it on Enter: what is no id is not offered.
+    """
+    from perdure.core.keys import is_id
+
+    logging.disable()  # the process ends with the completion
+    try:
+        with _store_for_completion(ctx.params.get("url")) as store:
+            return [one for one in ids(store) if is_id(one) and one.startswith(incomplete)]
     except Exception:
         return []
+
+
+@contextmanager
+def _store_for_completion(url: str | None) -> Iterator[Store]:
+    """The database that TAB may look into: a file, or the server that this user has named by --url or PERDURE_URL.
+
+    Not a server that a settings file of the current folder names: libpq would log in there with the user's PGPASSWORD.
+    That holds for loopback and local sockets too, where the server may belong to another user of this machine.
+    """
+    settings = settings_with(url=url)
+    named = url or os.environ.get("PERDURE_URL")
+    if not named and not settings.url.startswith("sqlite:"):
+        raise errors.NotFound(f"{settings.url} comes from a settings file, and completion connects to no server for that")
+    require_database(settings.url)
+    store = open_with(settings, create=False)
+    try:
+        yield store
+    finally:
+        store.close()

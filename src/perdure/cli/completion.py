@@ -12,7 +12,10 @@ from perdure.cli import common
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:
-    """Print the completion script of SHELL. For bash: eval "$(perdure completion bash)" in ~/.bashrc."""
+    """Print the completion script of SHELL. For bash: eval "$(perdure completion bash)" in ~/.bashrc.
+
+    Run ids and approvals are completed from the database. A server is only asked if PERDURE_URL or --url names it.
+    """
     kind = get_completion_class(shell)
     assert kind is not None, shell
     common.out(kind(ctx.find_root().command, {}, "perdure", "_PERDURE_COMPLETE").source())

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from perdure import shell
 from perdure.cli import common
 from perdure.cli.who import os_user
 from perdure.errors import InvalidInput, StoreCorrupt
@@ -204,7 +205,7 @@ def _tell_copied(copied: Copied, target: Settings, only_finished: bool, as_json:
             )
         )
         for run_id in copied.damaged:
-            common.out(common.clean(f"run {run_id} is not as it was written, here as there: perdure verify {run_id}"))
+            common.out(common.clean(f"run {run_id} is not as it was written, here as there: {shell.command('verify', run_id)}"))
         _tell_tables(copied.tables)
         if not only_finished:
             pasted = common.url_words(target.url).strip()

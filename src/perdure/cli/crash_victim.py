@@ -8,7 +8,7 @@ import sys
 import msgspec
 
 from perdure.cli.target import load_target, with_children
-from perdure.testing.lab.launch import hang_on
+from perdure.testing.lab.lifeline import hang_on
 from perdure.testing.lab.spec import Spec
 from perdure.testing.lab.victim import live
 

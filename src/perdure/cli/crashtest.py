@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import shlex
 import shutil
 import signal
 import sys
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 import msgspec
 
+from perdure import shell
 from perdure.cli import common
 from perdure.cli.run_verb import arguments
 from perdure.cli.target import load_function, load_target, with_children
@@ -91,7 +91,8 @@ def command(
     """Run TARGET undisturbed to learn its boundaries, then once per boundary with SIGKILL there; resume it, and say what was repeated.
 
     Every process works in a folder of its own: what tools write below the working folder is compared, and gone afterwards. Every trial
-    is a run with a new id. Code 7 when something is not as declared or a tool could be neither tried nor compared, 1 when the
+    is a run with a new id. At late_tool_effect the request of the killed process takes effect only after its reconcile hook has looked
+    for it, or after the call was made again with its key. Code 7 when something is not as declared or a tool could be neither tried nor compared, 1 when the
     undisturbed run fails.
     """
     args, kwargs = arguments(pairs_given, input_text)
@@ -181,7 +182,7 @@ def _signal(word: str) -> tuple[str, Any]:
 def _with_command(report: Report, url: str | None) -> Report:
     """The report with the command that makes it again; what a URL has that lets one in is not for those who read it."""
     words = [word if url is None else word.replace(url, shown_url(url)) for word in sys.argv[2:]]
-    command_line = shlex.join(["perdure", "crashtest", *words])
+    command_line = " ".join(["perdure", "crashtest", *map(shell.quote, words)])
     return msgspec.structs.replace(report, subject=msgspec.structs.replace(report.subject, command=command_line))
 
 

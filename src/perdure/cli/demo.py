@@ -15,6 +15,7 @@ from pathlib import Path
 
 import click
 
+from perdure import shell
 from perdure.cli import common
 from perdure.cli.demo_stage import RUN, STEPS, Stage, Step, steps_of
 
@@ -56,7 +57,7 @@ def command(folder: Path | None, kill_at: str, fast: bool, as_json: bool) -> int
         common.out(f"{common.clean(second.output.strip())}\n")
         _show_steps(steps)
     last = after[-1]["seq"]
-    say("4", "Why did the last event happen? The chain of causes, back to the beginning:", f"perdure trace {RUN} {last}")
+    say("4", "Why did the last event happen? The chain of causes, back to the beginning:", shell.command("trace", RUN, str(last)))
     trace = stage.look("trace", RUN, str(last))
     say("5", "Has anybody touched the journal?", f"perdure verify {RUN}")
     verified = stage.look("verify", RUN)
@@ -129,9 +130,8 @@ def _show_verdict(folder: Path, ok: bool, seconds: float) -> None:
                 bold=True,
             )
         )
-    shown = common.clean(str(folder))
     common.out("\nType next:")
-    common.out(f"  cd {shown}")
+    common.out(f"  cd {shell.quote(str(folder))}")
     for typed, why in (
         (f"perdure show {RUN}", "the run and its calls"),
         (f"perdure events {RUN}", "the whole journal"),

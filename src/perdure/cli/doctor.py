@@ -10,6 +10,7 @@ from typing import get_args
 import click
 import msgspec
 
+from perdure import shell
 from perdure.cli import common
 from perdure.cli.serving import gap, unserved
 from perdure.core.keys import undone_by
@@ -100,7 +101,7 @@ def _undos(store: Store) -> Check:
     left = [undone for row in rows if (undone := undone_by(row.run_id)) is not None]
     if not left:
         return Check("undo", "ok", "no undo has been left half done")
-    return Check("undo", "warn", f"{plural(len(left), 'undo')} half done: of {', '.join(left[:5])}", f"perdure undo {left[0]}")
+    return Check("undo", "warn", f"{plural(len(left), 'undo')} half done: of {', '.join(left[:5])}", shell.command("undo", left[0]))
 
 
 def _webhook(settings: Settings) -> Check:

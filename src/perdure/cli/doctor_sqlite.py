@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import apsw
 
+from perdure import shell
 from perdure.cli import common
 from perdure.cli.migrate import sqlite_version
 from perdure.errors import PerdureError, StoreUnavailable
@@ -70,7 +70,9 @@ def _file(path: Path) -> Iterator[Check]:
     else:
         yield Check("log", "ok", size(log_size))
     if found.st_mode & 0o077:
-        yield Check("permissions", "warn", f"others may read or write {path} ({found.st_mode & 0o777:o})", f"chmod 600 {path}")
+        yield Check(
+            "permissions", "warn", f"others may read or write {path} ({found.st_mode & 0o777:o})", f"chmod 600 {shell.quote(str(path))}"
+        )
     else:
         yield Check(
             "permissions", "ok", f"{found.st_mode & 0o777:o}" + ("" if found.st_uid == os.geteuid() else ", a file of another user")
@@ -92,7 +94,7 @@ def _workers_folder(path: Path) -> Check:
         return Check("locks", "ok", f"{folder.path} is closed to this user ({error.strerror})")
     if strangers:
         some = ", ".join(strangers[:5])
-        way_out = f"no worker believes them; find out who put them there, then: cd {shlex.quote(str(folder.path))} && rm {shlex.join(strangers[:5])}"
+        way_out = f"no worker believes them; find out who put them there, then: cd {shell.quote(str(folder.path))} && rm -- {' '.join(map(shell.quote, strangers[:5]))}"
         return Check("locks", "warn", f"{folder.path} holds what no worker of yours has made: {some}", way_out)
     return Check("locks", "ok", f"{folder.path}: nobody else can write to it")
 

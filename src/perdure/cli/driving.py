@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shlex
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -17,6 +16,7 @@ from contextlib import asynccontextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from perdure import shell
 from perdure.cli import common
 from perdure.cli.needs import needs, stuck_child
 from perdure.cli.target import resume_command
@@ -237,7 +237,7 @@ def _code(row: RunRow) -> int:
 
 def command(verb: str, run_id: str, url: str | None) -> str:
     """The command to type next, with the database that this one was given."""
-    return f"perdure {verb} {shlex.quote(run_id)}{common.url_words(url)}"
+    return shell.command(verb, run_id) + common.url_words(url)
 
 
 # -- the log -----------------------------------------------------------------------------------------------------------------

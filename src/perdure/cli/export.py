@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from perdure import shell
 from perdure.cli import common
 from perdure.cli.target import Target, load_target, recorded_target, with_children
 from perdure.errors import InvalidInput, UnknownAgent
@@ -44,7 +45,8 @@ def command(run_id: str, target: str | None, output: str | None, test: str | Non
     with common.existing_store(url) as store:
         row = require(store, run_id)
         if test is not None:
-            where = target or recorded_target(store, row, settings.url, "export", f" --test {test}{common.url_words(url)}")
+            more = f" --test {shell.quote(test)}{common.url_words(url)}"
+            where = target or recorded_target(store, row, settings.url, "export", more)
             _with_test(store, row, where, Path(test), Path(output) if output else Path(test).with_suffix(".perdure.jsonl"))
         elif output is None:
             # All ASCII: it can neither move a cursor nor be spoilt on its way through a pipe.
@@ -70,7 +72,7 @@ def _with_test(store: Store, row: RunRow, where: str, test: Path, export: Path) 
             written.write(source.encode())
             shutil.copyfileobj(file, copied)
     common.out(common.clean(f"{export}: {_summary(done)}"))
-    common.out(common.clean(f"{test}: a test of it, which passes now; run it with pytest {test}"))
+    common.out(common.clean(f"{test}: a test of it, which passes now; run it with pytest {shell.quote(str(test))}"))
 
 
 def _compared(draft: Path, target: Target, where: str) -> list[str]:

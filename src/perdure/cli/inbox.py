@@ -5,9 +5,9 @@ What a tool or a model has written is shown as data on lines of its own, under a
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
+from perdure import shell
 from perdure.cli import common
 from perdure.cli.target import resume_command, top
 from perdure.cli.verdict import CHARS_SHOWN, approved_input, settled
@@ -110,7 +110,8 @@ def commands(store: Store, row: ApprovalRow, now: int, url: str | None) -> list[
         return [resume_command(store, top(store, run), settings.url, url)]
     deciders = row.standing.request.by
     by = "" if is_among(deciders, os_user(), (), settings) else " --by WHO"
-    return [f"perdure approve {row.approval}{by}{words}", f"perdure reject {row.approval}{by} --reason TEXT{words}"]
+    yes, no = shell.command("approve", row.approval), shell.command("reject", row.approval)
+    return [f"{yes}{by}{words}", f"{no}{by} --reason TEXT{words}"]
 
 
 def _field(label: str, text: str) -> None:
@@ -149,7 +150,7 @@ def _input(store: Store, row: ApprovalRow, url: str | None) -> list[str]:
     lines = common.json_lines(plain(row.standing.request.input, loader(store)))
     if len(lines) <= LINES_SHOWN and max(map(len, lines)) <= LINE_CHARS_SHOWN:
         return lines
-    more = f"… not all of it is shown; the whole: perdure approvals --run {shlex.quote(row.run_id)} --json{common.url_words(url)}"
+    more = f"… not all of it is shown; the whole: perdure approvals --run {shell.quote(row.run_id)} --json{common.url_words(url)}"
     return [*(line[:LINE_CHARS_SHOWN] for line in lines[:LINES_SHOWN]), common.style(common.clean(more), bold=True)]
 
 

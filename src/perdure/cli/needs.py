@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from itertools import islice
 
+from perdure import shell
 from perdure.cli import common
 from perdure.cli.inbox import commands
 from perdure.core.state import fold
@@ -30,16 +30,16 @@ def _needs(store: Store, row: RunRow, url: str | None) -> Iterator[str]:
     for one in (row, *store.family(row.run_id)):
         if one.run_id in broke:
             continue  # one command frees them all
-        run = shlex.quote(one.run_id)
         if one.status == "waiting_approval":
             for asked in store.approvals(ApprovalFilter(run_id=one.run_id, limit=SHOWN + 1)):
                 yield "   or: ".join(commands(store, asked, common.now_us(), url))
         elif one is row:
             continue  # the sentence above these lines is about it
         elif one.status == "needs_attention":
-            yield f"child {one.run_id} needs attention: {clip(one.error or one.waiting_for or '', 100)}: perdure why {run}{common.url_words(url)}"
+            why = shell.command("why", one.run_id) + common.url_words(url)
+            yield f"child {one.run_id} needs attention: {clip(one.error or one.waiting_for or '', 100)}: {why}"
         elif one.status == "paused":
-            yield f"child {one.run_id} is paused: perdure unpause {run}{common.url_words(url)}"
+            yield f"child {one.run_id} is paused: {shell.command('unpause', one.run_id)}{common.url_words(url)}"
 
 
 def short_of_budget(store: Store, row: RunRow, broke: list[str], url: str | None) -> str:
@@ -47,7 +47,8 @@ def short_of_budget(store: Store, row: RunRow, broke: list[str], url: str | None
     over = fold(store.read(broke[0])).over
     who = f"child {broke[0]} stands" if len(broke) == 1 else f"{len(broke):,} children stand"
     what = over.what if over is not None else "usd"
-    return f"{who} still for the budget of {row.run_id}: perdure unpause {shlex.quote(row.run_id)} --add-{what} N{common.url_words(url)}"
+    unpause = shell.command("unpause", row.run_id)
+    return f"{who} still for the budget of {row.run_id}: {unpause} {shell.quote(f'--add-{what}')} N{common.url_words(url)}"
 
 
 def _all(store: Store, row: RunRow, url: str | None) -> str:

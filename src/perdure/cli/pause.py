@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 import click
 
+from perdure import shell
 from perdure.cli import common
 from perdure.cli.steering import by_option, speak, speaker
 
@@ -34,7 +34,7 @@ def command(run_id: str, reason: str | None, by: str | None, url: str | None, as
     if as_json:
         common.out_json({"run_id": run_id, "status": row.status})
         return
-    on = f"perdure unpause {shlex.quote(run_id)}{common.url_words(url)}"
+    on = shell.command("unpause", run_id) + common.url_words(url)
     if stood_still and row.status == "paused":
         # Nothing is recorded the second time: a reason that is dropped must not look accepted.
         kept = "; the reason stays the one that was given first" if reason is not None else ""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from perdure import shell
 from perdure.cli import common
 from perdure.cli.driving import drive, finish, log_to_stderr
 from perdure.cli.target import load_target, recorded_target, with_children
@@ -53,9 +54,10 @@ def _where(store: Store, row: RunRow, target: str | None, tools: str | None, set
     run_id = row.run_id
     if (undone := undone_by(run_id)) is not None:
         # Its code is the journal of the run that it undoes.
-        raise InvalidInput(f"run {run_id} is the undo of run {undone}, and goes on with: perdure undo {undone}")
+        raise InvalidInput(f"run {run_id} is the undo of run {undone}, and goes on with: {shell.command('undo', undone)}")
     if tools is not None and target is None:
-        raise InvalidInput(f"--tools {tools} goes with the plan that they belong to: perdure resume {run_id} PLAN.toml --tools {tools}")
+        whole = f"{shell.command('resume', run_id)} PLAN.toml --tools {shell.quote(tools)}"
+        raise InvalidInput(f"--tools {tools} goes with the plan that they belong to: {whole}")
     return target or recorded_target(store, row, settings.url, options=common.url_words(url))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import click
 
+from perdure import shell
 from perdure.cli import common
 from perdure.cli.prompt import show_prompt
 from perdure.core.approval import count_people
@@ -123,7 +124,7 @@ def _failed_where(reading: Reading) -> list[str]:
 def _about(reading: Reading, url: str | None) -> str:
     waiting = reading.state.waiting_for if reading.past else reading.row.waiting_for
     if not reading.past and reading.row.status == "needs_attention":
-        return f": {reading.row.error or waiting} (perdure why {reading.row.run_id}{common.url_words(url)})"
+        return f": {reading.row.error or waiting} ({shell.command('why', reading.row.run_id)}{common.url_words(url)})"
     return f": {waiting}" if waiting else ""
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from perdure import shell
 from perdure.cli import common
 from perdure.cli.target import resume_command, top
 from perdure.cli.who import os_user
@@ -53,15 +53,14 @@ async def _speak(settings: Settings, words: Callable[[Perdure], Awaitable[T]]) -
 
 def who_goes_on(store: Store, row: RunRow, settings: Settings, url: str | None) -> str:
     """What becomes of the run now that it has been spoken to, and what to type if nobody else sees to it."""
-    run = shlex.quote(row.run_id)
     if row.status in FINISHED:
         return f"it has {row.status}" if row.status != "cancelled" else "it is cancelled"
     if row.holder is not None:
         return "the worker that holds it goes on"
     if row.status == "paused":
-        return f"it is paused; let it go on: perdure unpause {run}{common.url_words(url)}"
+        return f"it is paused; let it go on: {shell.command('unpause', row.run_id)}{common.url_words(url)}"
     if row.status == "needs_attention":
-        return f"it needs attention: perdure why {run}{common.url_words(url)}"
+        return f"it needs attention: {shell.command('why', row.run_id)}{common.url_words(url)}"
     command = resume_command(store, top(store, row), settings.url, url)
     # The code of an undo is the run that it undoes: no worker serves it.
     return f"go on with it: {command}" if undone_by(row.run_id) is not None else f"a worker goes on with it, or here: {command}"

@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 import inspect
 import os
-import shlex
 import stat
 import sys
 import traceback
@@ -19,6 +18,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from perdure import shell
 from perdure.cli.common import database_file, url_words
 from perdure.cli.writable import changed_by_others
 from perdure.core.keys import undone_by
@@ -56,7 +56,7 @@ def load_target(target: str, tools: str | None = None) -> Target:
     found = load_targets(target, tools)
     if len(found) > 1:
         names = ", ".join(sorted(_name_of(one) for one in found))
-        raise InvalidInput(f"{target} has {len(found)} agents ({names}); say which: {target}:{_name_of(found[0])}")
+        raise InvalidInput(f"{target} has {len(found)} agents ({names}); say which: {shell.quote(f'{target}:{_name_of(found[0])}')}")
     return found[0]
 
 
@@ -152,14 +152,14 @@ def recorded_target(store: Store, row: RunRow, url: str, verb: str = "resume", o
     found = _judge_run(store, row, url)
     if found.target is not None:
         return found.target
-    way_out = f"perdure {verb} {shlex.quote(row.run_id)} {found.words or 'FILE.py:NAME'}{options}"
+    way_out = f"{shell.command(verb, row.run_id)} {found.words or 'FILE.py:NAME'}{options}"
     raise InvalidInput(f"run {row.run_id} {found.problem}: {way_out}")
 
 
 def words_for(store: Store, row: RunRow, url: str) -> str:
     """What `resume` and `replay` have to be told, from here, about where the run's code is: "" when they find it by themselves."""
     found = _judge_run(store, row, url)
-    return "" if found.target is not None else found.words or f"FILE.py:{row.agent.removesuffix('.undo')}"
+    return "" if found.target is not None else found.words or shell.quote(f"FILE.py:{row.agent.removesuffix('.undo')}")
 
 
 def resume_command(store: Store, row: RunRow, settings_url: str, url: str | None) -> str:
@@ -167,7 +167,7 @@ def resume_command(store: Store, row: RunRow, settings_url: str, url: str | None
     undone = undone_by(row.run_id)
     verb, run_id = ("resume", row.run_id) if undone is None else ("undo", undone)
     code = "" if row.status in FINISHED else words_for(store, row, settings_url)  # a result is read without code
-    words = ["perdure", verb, shlex.quote(run_id), code]
+    words = [shell.command(verb, run_id), code]
     return " ".join(word for word in words if word) + url_words(url)
 
 
@@ -193,7 +193,7 @@ def _judge_run(store: Store, row: RunRow, url: str) -> _Judged:
     try:
         created = creation_of(store, row)
     except StoreCorrupt as damage:
-        look = f"perdure verify {shlex.quote(row.run_id)} tells more; no code is loaded because a changed database names it"
+        look = f"{shell.command('verify', row.run_id)} tells more; no code is loaded because a changed database names it"
         return _Judged(None, problem=f"is not as it was written: {damage}; {look}; name its code")
     return _judge(created.target, url)
 
@@ -220,7 +220,7 @@ def _judge(recorded: str | None, url: str) -> _Judged:
     if distrust is None:
         return _Judged(f"{file}:{name}" if name else str(file))
     # Of somebody else's file the path is not repeated: whoever types it shall have looked for the right one first.
-    words = shlex.quote(f"{file}:{name}" if name else str(file)) if own else ""
+    words = shell.quote(f"{file}:{name}" if name else str(file)) if own else ""
     refused = "code is not loaded because a database names it: look at it, then"
     return _Judged(None, words, f"was started from {recorded}, {distrust}; {refused}")
 
@@ -243,7 +243,7 @@ def _judge_plan(recorded: str, url: str) -> _Judged:
     distrust = next((why for why, _ in judged if why is not None), None)
     if distrust is None:
         return _Judged(_TOOLS.join(map(str, files)))
-    words = _TOOLS.join(shlex.quote(str(file)) for file in files) if all(own for _, own in judged) else ""
+    words = _TOOLS.join(shell.quote(str(file)) for file in files) if all(own for _, own in judged) else ""
     refused = "code is not loaded because a database names it: look at it, then"
     return _Judged(None, words, f"was started from {recorded}, {distrust}; {refused}")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from perdure import shell
 from perdure.cli import common
 from perdure.cli.driving import command as command_to
 from perdure.cli.driving import log_to_stderr, stop_on_signals
@@ -217,7 +218,7 @@ def _why_stopped(store: Store, row: RunRow, found: Progress, again: str, url: st
     match row.status:
         case "waiting_approval":
             asked = store.approvals(ApprovalFilter(run_id=row.run_id))
-            reject = f"perdure reject {asked[0].approval if asked else 'ID'} --reason TEXT{common.url_words(url)}"
+            reject = f"{shell.command('reject', asked[0].approval if asked else 'ID')} --reason TEXT{common.url_words(url)}"
             return f"{how_far}, and {_step(found.steps[found.done])} could not be undone; try again: {again}; or leave that call as it is: {reject}"
         case "needs_attention":
             return f"{how_far} and needs attention: {row.error or row.waiting_for}; {command_to('why', row.run_id, url)} says how to settle it, then: {again}"

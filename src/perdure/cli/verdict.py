@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import Any
 
+from perdure import shell
 from perdure.cli.common import to_json
 from perdure.core.codec import Payload
 from perdure.core.events import ApprovalDecided
@@ -78,4 +79,5 @@ def _decided(store: Store, row: ApprovalRow) -> Payload:
     for body in bodies:
         if isinstance(body, ApprovalDecided) and body.approval == row.approval and body.input is not None:
             return body.input
-    raise StoreCorrupt(f"the decision about {row.approval} is not in the journal of run {row.run_id}; see: perdure verify {row.run_id}")
+    see = shell.command("verify", row.run_id)
+    raise StoreCorrupt(f"the decision about {row.approval} is not in the journal of run {row.run_id}; see: {see}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 import msgspec
 
+from perdure import shell
 from perdure.cli import common
 from perdure.cli.target import words_for
 from perdure.inspect.asks import Asked, deciders, in_short
@@ -53,11 +54,11 @@ def _print(page: Why, now: int, options: str) -> None:
     for place in page.places:
         common.out(common.clean(f"      {place}"))
     if page.parent is not None:
-        common.out(common.clean(f"child of run {page.parent} (its call {page.parent_call}): perdure why {page.parent}{options}"))
+        common.out(common.clean(f"child of run {page.parent} (its call {page.parent_call}): {shell.command('why', page.parent)}{options}"))
     if page.said:
         common.out(common.clean(f'the agent last reported: "{page.said}"'))
     if page.undoing is not None:
-        common.out(common.clean(f"{page.undoing.words}: perdure why {page.undoing.run_id}{options}"))
+        common.out(common.clean(f"{page.undoing.words}: {shell.command('why', page.undoing.run_id)}{options}"))
     nothing = "done: nothing" if page.status in FINISHED else "done: nothing yet"
     _section(f"done: {page.done_count:,}" if page.done_count else nothing, _ended(page, page.done, page.done_count, now, options))
     _section(f"not made, or failed: {page.not_done_count:,}", _ended(page, page.not_done, page.not_done_count, now, options))
@@ -101,7 +102,7 @@ def _ended(page: Why, ended: list[Done], count: int, now: int, options: str) -> 
     hidden = count - len(ended)
     for place, done in enumerate(ended):
         if hidden and place == FIRST_SHOWN:
-            lines.append(f"   …  {hidden:,} more: perdure show {page.run_id}{options}")
+            lines.append(f"   …  {hidden:,} more: {shell.command('show', page.run_id)}{options}")
         tries = f", {done.attempts} attempts" if done.attempts > 1 else ""
         settled = f", settled by {done.settled_by}" if done.settled_by else ""
         key = f", key {done.key[:KEY_SHOWN]}…" if done.key else ""
@@ -127,7 +128,7 @@ def _approval(one: Asked, now: int) -> list[str]:
         return [f"{one.call:>4}  {in_short(one)} (event {one.seq})"]
     lines = [f"{one.call:>4}  {one.asked}"]
     if not one.whole:
-        lines.append(f"      this is not all of it: perdure approvals --json shows the whole of {one.approval}")
+        lines.append(f"      this is not all of {one.approval}: perdure approvals --json shows the whole")
     lines.append(
         f"      {one.approval}, asked at {moment(one.asked_at, now)} ({one.age} ago, event {one.seq}), digest {one.digest[:DIGEST_SHOWN]}"
     )

@@ -11,6 +11,7 @@ from perdure.errors import InvalidInput, StoreVersion
 
 MAX_ID_CHARS = 200
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+~=-]*\Z")
+_BELOW = re.compile(r"(?:/(?:[0-9]+|undo))*\Z")  # the steps to a child or to an undo, as child_id and undo_id make them
 
 
 KEY_SCHEME = 2  # of new runs; a run keeps the one that it was begun with
@@ -94,6 +95,12 @@ def check_id(value: str, what: str) -> str:
             f"{what} {shown} is not usable: 1 to {MAX_ID_CHARS} characters out of A-Z a-z 0-9 and _ . : @ + ~ = -, the first one a letter, digit or _"
         )
     return str.__str__(value)  # a subclass, such as a StrEnum's member, is not what is recorded
+
+
+def is_id(text: str) -> bool:
+    """Whether a run or an approval can have this id. One from a database need not: the rule is checked where an id is given."""
+    own, slash, below = text.partition("/")
+    return len(own) <= MAX_ID_CHARS and _ID.match(own) is not None and _BELOW.match(slash + below) is not None
 
 
 def _hash(*parts: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 
 from perdure.core.taken_back import taken_back
 from perdure.inspect.asks import Asked
 from perdure.inspect.children import Child
+from perdure.inspect.doubts import Doubt
 from perdure.inspect.orders import Orders, Step
 from perdure.inspect.scene import Scene
 from perdure.inspect.shortage import Shortage
@@ -21,7 +22,7 @@ SHOWN_EACH = 3  # approvals, children or topics with commands of their own; the 
 class Open(Struct, frozen=True):
     """What is open about a run, as far as commands are concerned."""
 
-    doubts: Mapping[int, bool]  # calls to settle, and of each whether the next worker may settle it by itself
+    doubts: Sequence[Doubt]  # calls to settle
     asked: Sequence[Asked]
     news: Sequence[Child]  # children that go on only when a person does something
     short: Sequence[Shortage] = ()  # budgets that children stand still for
@@ -40,10 +41,11 @@ def advise(scene: Scene, what: Open, *, options: str = "", code: str | None = No
     stop = _stop(scene, orders)
     add = [orders.top_up_below(short) for short in what.short if scene.short is None or scene.short.budget_of != short.budget_of]
     people = [*_decide(what.asked, orders), *add, *_look_below(what.news, orders)]
-    settle = [step for call in what.doubts for step in orders.settle(call)]
-    go_on = _go_on(scene, orders, then=bool(people), settling=any(what.doubts.values()))
+    settle = [step for doubt in what.doubts for step in orders.settle(doubt.call, doubt.too_early)]
+    settling = [doubt.settles_itself for doubt in what.doubts]  # by the next worker, without a person
+    go_on = _go_on(scene, orders, then=bool(people), settling=any(settling))
     if row.status == "needs_attention":
-        if what.doubts and all(what.doubts.values()):
+        if settling and all(settling):
             return [*go_on, *settle, *people, *stop]
         if settle:
             return [*settle, *orders.go_on(served=scene.served, then=True), *people, *stop]

@@ -37,6 +37,7 @@ class Doubt(Struct, frozen=True):
     worker: str | None
     meaning: str
     check: str
+    too_early: str | None  # why “not found” proves nothing yet
     by_itself: str  # what the next worker does about it
     settles_itself: bool  # False: nothing goes on before a person has spoken
     recorded: bool  # False: its worker died and nobody has looked yet; the next worker decides by effect class
@@ -64,6 +65,7 @@ def _doubt(call: CallState, scene: Scene) -> Doubt:
     asked_at = events[call.intent_seq - 1].ts
     since = next((e.ts for e in events[call.intent_seq :] if e.call == call.number and e.type == "tool_call_in_doubt"), asked_at)
     by_itself, settles_itself = _by_itself(call, scene)
+    too_early = _too_early(call, scene)
     return Doubt(
         call=call.number,
         tool=call.tool,
@@ -79,7 +81,8 @@ def _doubt(call: CallState, scene: Scene) -> Doubt:
         places=places(call.failure),
         worker=_performer(call.intent_seq, events),
         meaning=EFFECTS[call.effect],
-        check=_check(call, scene),
+        check=_check(call, too_early),
+        too_early=too_early,
         by_itself=by_itself,
         settles_itself=settles_itself,
         recorded=call.phase == "in_doubt",
@@ -136,12 +139,13 @@ def _performer(intent_seq: int, events: Sequence[Event]) -> str | None:
     )
 
 
-def _check(call: CallState, scene: Scene) -> str:
+def _too_early(call: CallState, scene: Scene) -> str | None:
     until = quiet_at(call, scene.patience)
     if until is None:
-        counts = "Not found proves nothing: its attempt may still be running"
-    elif until <= scene.now:
-        counts = "Not found: it did not happen, since its request can no longer be on its way"
-    else:
-        counts = f"Not found proves nothing before {at(until, scene.now)}: its request may still arrive"
-    return f"look for this key at the service behind {call.tool}. Found: it happened. {counts}"
+        return "its attempt may still be running"
+    return f"its request may still arrive until {at(until, scene.now)}" if until > scene.now else None
+
+
+def _check(call: CallState, too_early: str | None) -> str:
+    counts = f"proves nothing yet, since {too_early}" if too_early else "means that it did not happen"
+    return f"look for this key at the service behind {call.tool}. Found: it happened. Not found {counts}"

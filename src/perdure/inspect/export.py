@@ -13,6 +13,7 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
+from perdure import shell
 from perdure.core import chain, codec, keys
 from perdure.core.codec import Payload
 from perdure.core.events import AnyBody, Event, decode_body
@@ -106,7 +107,7 @@ def _journal(row: RunRow, stored: list[Stored]) -> tuple[RunLine, list[tuple[Eve
     if len(lines) < row.seq or head != row.head or state.created is None:
         raise StoreCorrupt(
             f"run {row.run_id}, event {min(len(lines) + 1, row.seq)}: it is not as it was written, and cannot be exported; "
-            f"perdure verify {row.run_id} says more"
+            f"{shell.command('verify', row.run_id)} says more"
         )
     return RunLine(row.run_id, *_told(state), row.seq, head.hex()), lines, state
 

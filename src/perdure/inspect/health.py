@@ -8,6 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from perdure import shell
 from perdure.core.suspects import SUSPECT_CRASHES
 from perdure.inspect.suspects import waits_as_suspect
 from perdure.inspect.view import all_rows
@@ -98,14 +99,17 @@ def _approvals(store: Store, now: int) -> Check:
     if not overdue:
         return Check("approvals", "ok", found)
     late = f"{found}; {plural(len(overdue), 'has', 'have')} run out of time, and no worker has noticed: {_some(row.approval for row in overdue)}"
-    return Check("approvals", "warn", late, f"perdure why {overdue[0].run_id}")
+    return Check("approvals", "warn", late, shell.command("why", overdue[0].run_id))
 
 
 def _attention(run_ids: list[str]) -> Check:
     if not run_ids:
         return Check("attention", "ok", "no run needs a person")
     return Check(
-        "attention", "warn", f"{plural(len(run_ids), 'run needs', 'runs need')} a person: {_some(run_ids)}", f"perdure why {run_ids[0]}"
+        "attention",
+        "warn",
+        f"{plural(len(run_ids), 'run needs', 'runs need')} a person: {_some(run_ids)}",
+        shell.command("why", run_ids[0]),
     )
 
 
@@ -115,7 +119,7 @@ def _ignored(rows: list[RunRow], now: int) -> Check:
     oldest = min(rows, key=lambda row: row.ready_at or 0)
     agents = ", ".join(sorted({row.agent for row in rows}))
     found = f"{plural(len(rows), 'ready run')} that nobody takes, of {agents}; the oldest ({oldest.run_id}) for {span(now - (oldest.ready_at or now))}"
-    return Check("queue", "warn", found, f"perdure worker {oldest.target or f'FILE.py:{oldest.agent}'}")
+    return Check("queue", "warn", found, shell.command("worker", oldest.target or f"FILE.py:{oldest.agent}"))
 
 
 def _suspects(rows: list[RunRow]) -> Check:
@@ -126,14 +130,16 @@ def _suspects(rows: list[RunRow]) -> Check:
         f"{plural(len(rows), 'ready run waits', 'ready runs wait')} because {SUSPECT_CRASHES} or more workers in a row died with {with_whom} "
         f"are driven in groups ({_some(row.run_id for row in rows)})"
     )
-    return Check("suspects", "warn", found, f"perdure why {rows[0].run_id}; the logs of the workers that died say more (out of memory?)")
+    return Check(
+        "suspects", "warn", found, f"{shell.command('why', rows[0].run_id)}; the logs of the workers that died say more (out of memory?)"
+    )
 
 
 def _orphaned(run_ids: list[str]) -> Check:
     if not run_ids:
         return Check("leases", "ok", "every run that is held is held by a worker that lives")
     found = f"{plural(len(run_ids), 'run')} held by dead workers: {_some(run_ids)}"
-    return Check("leases", "warn", found, "the next worker takes them over; here: perdure resume " + run_ids[0])
+    return Check("leases", "warn", found, f"the next worker takes them over; here: {shell.command('resume', run_ids[0])}")
 
 
 def _clock(newest: int, now: int) -> Check:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from perdure import shell
 from perdure.inspect.health import Check
 from perdure.inspect.words import iso, plural
 from perdure.store.api import Store, Tombstone
@@ -15,9 +16,14 @@ def check_retention(store: Store) -> Iterator[Check]:
     """For the doctor."""
     moved = store.moved()
     if moved is not None and moved.done:
-        yield Check("moved", "warn", moved_words(moved), f"name the other one: --url {moved.to_url}, PERDURE_URL, or url in perdure.toml")
+        yield Check(
+            "moved",
+            "warn",
+            moved_words(moved),
+            f"name the other one: --url {shell.quote(moved.to_url)}, PERDURE_URL, or url in perdure.toml",
+        )
     elif moved is not None:
-        yield Check("moved", "FAIL", moved_words(moved), f"perdure copy --to {moved.to_url}")
+        yield Check("moved", "FAIL", moved_words(moved), f"perdure copy --to {shell.quote(moved.to_url)}")
     facts = store.facts()
     pruned = int(facts["pruned"])
     last = f", the last ones at {iso(int(facts['pruned_at']))}" if pruned else ""

@@ -119,7 +119,7 @@ def why(
     open_questions, approvals, family = doubts(scene), asked(scene), children(scene)
     done, not_done = ended(scene)
     what = advice.Open(
-        doubts={doubt.call: doubt.settles_itself for doubt in open_questions},
+        doubts=open_questions,
         asked=approvals,
         news=family.news if family else [],
         short=scene.short_below,

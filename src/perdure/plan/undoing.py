@@ -7,7 +7,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from perdure import shell
 from perdure.core.failures import IN_DOUBT_KINDS
+from perdure.core.keys import is_id
 from perdure.errors import InvalidInput, ResultNotEncodable, ToolFailed
 from perdure.plan.step import Callee
 from perdure.run import Run
@@ -37,10 +39,15 @@ class Undone(Struct, frozen=True):
         parts = [f"; undone: {', '.join(self.steps[:_NAMED])}{_more(self.steps)}" if self.steps else "; nothing was undone"]
         if self.left:
             named = ", ".join(f"{step} [{why}]" for step, why in self.left[:_NAMED])
-            parts.append(f"; could not be undone: {named}{_more(self.left)}; once that is mended: perdure undo {run_id}")
+            parts.append(f"; could not be undone: {named}{_more(self.left)}; once that is mended: perdure undo {_as_recorded(run_id)}")
         if doubtful:
             parts.append(f"; may have happened all the same: {', '.join(doubtful[:_NAMED])}{_more(doubtful)}")
         return "".join(parts)
+
+
+def _as_recorded(run_id: str) -> str:
+    """The id as a word of a command. The message is recorded and compared on replay, so that an id stands in it as in older journals."""
+    return run_id if is_id(run_id) else shell.quote(run_id)
 
 
 def may_have_happened(error: Exception, callee: Callee) -> bool:

@@ -8,6 +8,7 @@ from typing import get_args
 
 import msgspec
 
+from perdure import shell
 from perdure.core.approval import Ruling, Standing
 from perdure.core.events import ApprovalRequested, Event, ToolCallInitiated
 from perdure.errors import NotFound, RunEnded, StoreCorrupt
@@ -135,7 +136,7 @@ def approval_row(row: Row) -> ApprovalRow:
     what = f"event {seq} of run {run_id}"
     request = body_from(data, what)
     if not isinstance(request, ApprovalRequested) or request.approval != approval:
-        raise StoreCorrupt(f"{what} is not the request of approval {approval}; see what else is damaged: perdure verify {run_id}")
+        raise StoreCorrupt(f"{what} is not the request of approval {approval}; see what else is damaged: {shell.command('verify', run_id)}")
     its = f"the row of approval {approval} of run {run_id} was edited:"
     standing = Standing(
         request=msgspec.structs.replace(request, by=_names(deciders, f"{its} who may decide"), expires_at=expires_at),

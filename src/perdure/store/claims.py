@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from perdure import shell
 from perdure.core.chain import seal
 from perdure.core.events import Event, RunClaimed
 from perdure.core.suspects import Group
@@ -277,7 +278,7 @@ def _check_resumable(row: RunRow, served: Sequence[Served]) -> None:
     if row.status in FINISHED:
         raise RunEnded(f"run {row.run_id} has finished ({row.status}) and cannot be resumed; start a new one, or fork it")
     if row.status == "paused":
-        raise Conflict(f"run {row.run_id} is paused and stays so until somebody lets it go on: perdure unpause {row.run_id}")
+        raise Conflict(f"run {row.run_id} is paused and stays so until somebody lets it go on: {shell.command('unpause', row.run_id)}")
     versions = [one.version for one in served if one.agent == row.agent]
     if not versions:
         raise UnknownAgent(
@@ -286,7 +287,7 @@ def _check_resumable(row: RunRow, served: Sequence[Served]) -> None:
     if row.version not in versions:
         raise WrongVersion(
             f"run {row.run_id} was begun with version {row.version} of agent {row.agent!r}, and this worker serves {' and '.join(versions)}; "
-            f"start a worker with the old code, or let the new code go on with it: perdure resume {row.run_id} FILE.py:{row.agent} --adopt"
+            f"start a worker with the old code, or let the new code go on with it: {shell.command('resume', row.run_id, f'FILE.py:{row.agent}')} --adopt"
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from perdure import shell
 from perdure.core.chain import genesis
 from perdure.core.events import Event
 from perdure.errors import NotFound, StoreCorrupt
@@ -69,7 +70,7 @@ class Journal:
         events = [event_from(run_id, row) for row in self._database.read("read_events", {"run_id": run_id, "after": after})]
         for seq, event in enumerate(events, after + 1):
             if event.seq != seq:
-                raise StoreCorrupt(f"event {seq} of run {run_id} is missing; see what else is damaged: perdure verify {run_id}")
+                raise StoreCorrupt(f"event {seq} of run {run_id} is missing; see what else is damaged: {shell.command('verify', run_id)}")
         return events
 
     def stored(self, run_id: str) -> list[Stored]:
@@ -145,7 +146,7 @@ class Journal:
                 found = cursor.one("event_at", (key, append.expected_seq + 1))
             if found is None:
                 absent = True
-            elif found[0].hex() == append.events[0].event.event_id:
+            elif found[0] == append.events[0].hash:
                 return True
             else:
                 answers[place] = Refused(f"run {append.lease.run_id}: another worker has written event {append.expected_seq + 1}")

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import pwd
-import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from perdure import shell
 from perdure.errors import StoreUnavailable
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -87,7 +87,7 @@ class PrivateFolder:
             return None
 
     def _require_private(self, status: os.stat_result) -> None:
-        quoted = shlex.quote(str(self.path))
+        quoted = shell.quote(str(self.path))
         if not stat.S_ISDIR(status.st_mode):
             raise StoreUnavailable(
                 f"{self.path} is not a folder, and workers keep their lock files in one of that name; move it away: mv {quoted} {quoted}.old"

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from perdure import shell
 from perdure.core.chain import Sealed
 from perdure.core.events import AnyBody, Event, decode_body
 from perdure.errors import StoreCorrupt
@@ -97,7 +98,7 @@ def event_from(run_id: str, row: Row) -> Event:
     """An event from seq, event_id, ts, epoch, call, cause, data."""
     seq, event_id, ts, epoch, call, cause, data = row
     if not (isinstance(event_id, bytes) and isinstance(ts, int) and isinstance(epoch, int)):
-        raise StoreCorrupt(f"event {seq} of run {run_id} is damaged; see what else is: perdure verify {run_id}")
+        raise StoreCorrupt(f"event {seq} of run {run_id} is damaged; see what else is: {shell.command('verify', run_id)}")
     return Event(seq, event_id.hex(), ts, epoch, call, cause, body_from(data, f"event {seq} of run {run_id}"))
 
 

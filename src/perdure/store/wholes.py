@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from perdure import shell
 from perdure.errors import Conflict, StoreCorrupt
 from perdure.store.api import FINISHED, Family, Head, Member, RateRow, Stored, Whole
 from perdure.store.blobs import put_unused
@@ -159,6 +160,6 @@ def _event(key: int, run_id: str, stored: Stored) -> Row:
         data = stored.data.decode()
     except UnicodeDecodeError:
         raise StoreCorrupt(
-            f"event {stored.seq} of run {run_id} is no text any more and cannot be copied: perdure verify {run_id}"
+            f"event {stored.seq} of run {run_id} is no text any more and cannot be copied: {shell.command('verify', run_id)}"
         ) from None
     return (key, stored.seq, stored.event_id, stored.ts, stored.epoch, stored.call, stored.cause, data, stored.hash)

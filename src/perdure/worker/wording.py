@@ -7,12 +7,12 @@ link: one that decided something would be followed by mail scanners and chat pre
 from __future__ import annotations
 
 import json
-import shlex
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 
+from perdure import shell
 from perdure.core import codec
 from perdure.core.codec import Payload
 from perdure.core.events import (
@@ -80,9 +80,9 @@ def _command(notice: NoticeRow) -> str:
     match notice.event.body:
         case ApprovalRequested(approval=approval, by=who) | ApprovalEscalated(approval=approval, to=who):
             # Without --by it is whoever types it, which may be nobody that was asked.
-            return f"perdure approve {shlex.quote(approval)}{' --by WHO' if who else ''}"
+            return shell.command("approve", approval) + (" --by WHO" if who else "")
         case _:
-            return f"perdure why {shlex.quote(notice.row.run_id)}"
+            return shell.command("why", notice.row.run_id)
 
 
 def _people(who: tuple[str, ...]) -> str:

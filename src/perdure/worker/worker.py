@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar
 
 from msgspec import structs
 
+from perdure import shell
 from perdure.agent import Agent
 from perdure.core.approval import Ruling, Standing
 from perdure.core.budget import NOTHING, Amounts
@@ -450,12 +451,14 @@ class Worker:
             known = ", ".join(sorted({served.agent for served in self.agents})) or "none"
             raise UnknownAgent(f"run {row.run_id} belongs to agent {row.agent!r}, which is not served here (only {known})")
         if row.version not in versions and row.status not in FINISHED:
-            way_out = f"use the old code, or let this code go on with it: perdure resume {row.run_id} FILE.py:{row.agent} --adopt"
+            code = f"FILE.py:{row.agent}"
+            way_out = f"use the old code, or let this code go on with it: {shell.command('resume', row.run_id, code)} --adopt"
             if any(agent.keeps_its_plan for served, agent in self.agents.items() if served.agent == row.agent):
+                plan, tools, file = (row.target or code).partition(" --tools ")
                 way_out = (
-                    f"a run keeps its plan: use the old plan and tools, or end it (perdure cancel {row.run_id}) and start anew; "
+                    f"a run keeps its plan: use the old plan and tools, or end it ({shell.command('cancel', row.run_id)}) and start anew; "
                     f"only if the plan is the same, and its tools are not, this can go on with it: "
-                    f"perdure resume {row.run_id} {row.target or f'FILE.py:{row.agent}'} --adopt"
+                    f"{shell.command('resume', row.run_id, plan)}{tools}{shell.quote(file) if file else ''} --adopt"
                 )
             raise WrongVersion(
                 f"run {row.run_id} was begun with version {row.version} of agent {row.agent}, and here is {' and '.join(versions)}; {way_out}"

@@ -25,6 +25,10 @@ from perdure.store.url import shown_url
 OLDEST = 130000  # xid8 and pg_current_xact_id came with version 13
 CONNECT_S = 5
 ANSWER_S = 10.0  # how long a server may take to answer before its connection is closed
+# How a server may ask who we are. Not in this list: "password", for which libpq would send the password as it is, and "md5", whose
+# answer is as good as the password to whoever has seen it; a hostile server asks for one of these. By SCRAM the server learns neither.
+# "none" is a server that does not ask (trust, peer, client certificates) and so learns nothing; "gss" is Kerberos.
+REQUIRE_AUTH = "scram-sha-256,gss,none"
 # Both give up by themselves on a peer that has vanished, also while nobody waits.
 _KEEP_ALIVE = {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3", "tcp_user_timeout": "15000"}
 _LOOK = """
@@ -93,7 +97,9 @@ def parameters(url: str) -> dict[str, Any]:
     if re.search("[/@]", address.rpartition("@")[0]) or not re.fullmatch(r"[\d,]*", str(said.get("port") or "")):
         # Somebody's password would be taken for a part of the address, and shown as such.
         raise _not_a_url(url, "something in it is not where it belongs")
+    own_word = {} if os.environ.get("PGREQUIREAUTH") else {"require_auth": REQUIRE_AUTH}  # libpq reads the variable by itself
     return {
+        **own_word,
         "connect_timeout": CONNECT_S,
         "application_name": "perdure",
         "gssencmode": "disable",

@@ -36,7 +36,7 @@ _SAID_AT_THE_DOOR = (
     (re.compile(r'database "[^"]*" does not exist'), "3D000"),
     (
         re.compile(
-            r'authentication failed|no password supplied|no pg_hba\.conf entry|role "[^"]*" (?:does not exist|is not permitted to log in)'
+            r'authentication failed|authentication method requirement|no password supplied|no pg_hba\.conf entry|role "[^"]*" (?:does not exist|is not permitted to log in)'
             r"|pg_hba\.conf rejects connection|permission denied for database|server does not support SSL, but SSL was required"
         ),
         "28000",
@@ -50,6 +50,13 @@ _NOBODY_THERE = re.compile(
     "|Network is unreachable|No such file or directory"
 )
 _HOW_TO_GET_IN = (
+    (
+        re.compile("authentication method requirement"),
+        (
+            "the password was not sent: it goes out by SCRAM alone, not in clear text or as MD5; have pg_hba.conf ask for scram-sha-256, or, "
+            "if you trust this server and the way to it, name its method in PERDURE_URL or --url: ?require_auth=METHOD"
+        ),
+    ),
     (re.compile("no password supplied"), "put the password into ~/.pgpass (mode 600) or PGPASSWORD"),
     (
         re.compile("server does not support SSL"),

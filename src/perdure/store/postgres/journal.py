@@ -289,12 +289,11 @@ class PostgresJournal(Journal):
             key = self._look_up_key(cursor, run_id)
             if key is not None and cursor.all("guard_of_run", (key,))[0][4] == nonce:
                 return True
-        found = [
-            cursor.one("event_of_run", {"run_id": append.lease.run_id, "event_id": bytes.fromhex(append.events[0].event.event_id)})
-            for append in written
-            if append.events
-        ]
-        return any(found)
+        for append in written:
+            key = self._look_up_key(cursor, append.lease.run_id) if append.events else None
+            if key is not None and cursor.one("event_at", (key, append.expected_seq + 1)) == (append.events[0].hash,):
+                return True
+        return False
 
     def _settle_all(
         self,
@@ -320,7 +319,7 @@ class PostgresJournal(Journal):
                 held[name] = cursor.change("fence", values) == 1
             last = append.expected_seq + len(append.events)
             found = cursor.one("event_at", (key, last)) if append.events else None
-            if found is not None and found[0].hex() == append.events[-1].event.event_id:
+            if found is not None and found[0] == append.events[-1].hash:
                 # It was one transaction: its last event proves it whole. Its first does not: a tool's transaction whose answer was lost before
                 # may have begun with the same events, and ended with others.
                 answers.append(_COMMITTED)

@@ -107,7 +107,8 @@ SELECT status, seq, epoch, holder, nonce FROM perdure_runs WHERE id = ?
 SELECT id FROM perdure_runs WHERE run_id = ?
 
 -- name: event_at
-SELECT event_id FROM perdure_events WHERE run = ? AND seq = ?
+-- Told by its hash: the id of one that came through the inbox is the same whoever has journaled it.
+SELECT hash FROM perdure_events WHERE run = ? AND seq = ?
 
 -- == Reading ==========================================================================================================
 

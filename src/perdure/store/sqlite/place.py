@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+from perdure import shell
 from perdure.errors import StoreUnavailable
 from perdure.store.descriptors import OUT_OF_FILES, TOO_MANY_FILES
 from perdure.store.private_folder import PrivateFolder
@@ -20,7 +21,7 @@ def check_place(path: Path, mounts: str | None = None) -> None:
     """Raise StoreUnavailable when no journal can live there."""
     folder = path.parent
     if not folder.is_dir():
-        raise StoreUnavailable(f"the folder {folder} does not exist; create it first: mkdir -p {folder}")
+        raise StoreUnavailable(f"the folder {folder} does not exist; create it first: mkdir -p {shell.quote(str(folder))}")
     if path.is_dir():
         raise StoreUnavailable(f"{path} is a folder, and a journal is a file; give the name of a file in it")
     if path.exists() and not path.is_file():

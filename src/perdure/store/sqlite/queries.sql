@@ -57,7 +57,8 @@ SELECT status, seq, epoch, holder, nonce FROM perdure_runs WHERE id = ?
 SELECT id FROM perdure_runs WHERE run_id = ?
 
 -- name: event_at
-SELECT event_id FROM perdure_events WHERE id = (? << 32 | ?)
+-- Told by its hash: the id of one that came through the inbox is the same whoever has journaled it.
+SELECT hash FROM perdure_events WHERE id = (? << 32 | ?)
 
 -- == Reading ==========================================================================================================
 

@@ -7,6 +7,7 @@ from functools import cache
 
 import apsw
 
+from perdure import shell
 from perdure.store.sqlite.database import SqliteDatabase
 from perdure.store.sqlite.migrate import MIGRATIONS
 from perdure.store.sqlite.queries import QUERIES
@@ -36,7 +37,7 @@ def _unfindable(database: SqliteDatabase) -> Iterator[str]:
         yield (
             f"{count:,} {'run that is ready' if count == 1 else 'runs that are ready, the first of them'} ({first}) "
             f"{'stands' if count == 1 else 'stand'} in no line, so that no worker finds them: somebody has changed the database; "
-            f"each can be taken up by its name: perdure resume {first}"
+            f"each can be taken up by its name: {shell.command('resume', first)}"
         )
 
 

@@ -11,6 +11,7 @@ from perdure.core.approval import Standing
 from perdure.core.state import fold
 from perdure.errors import Conflict, InvalidInput, NotPermitted, RunEnded
 from perdure.store.api import FINISHED, ApprovalRow, RunRow
+from perdure.testing.lab.carrier import Late
 from perdure.testing.lab.ledger import Ledger, of_call
 from perdure.testing.lab.spec import Spec
 from perdure.testing.lab.warp import Warp
@@ -22,11 +23,12 @@ _ROLE = "role:"
 class Attendant:
     """Stands beside one run in one process. `settled` are the doubts that it has ended."""
 
-    def __init__(self, app: Perdure, spec: Spec, warp: Warp, ledger: Ledger) -> None:
+    def __init__(self, app: Perdure, spec: Spec, warp: Warp, ledger: Ledger, late: Late) -> None:
         self._app = app
         self._spec = spec
         self._warp = warp
         self._ledger = ledger
+        self._late = late
         self._sent = 0
         self.settled: list[str] = []
 
@@ -49,6 +51,7 @@ class Attendant:
         return found
 
     async def _settle_call(self, run_id: str, number: int, attempt: int, tool: str) -> bool:
+        await asyncio.to_thread(self._late.arrive, run_id, number)  # what a person would see in the end
         entries = self._ledger.entries()
         facts = {entry.fact: entry for entry in of_call(entries, run_id, number) if entry.attempt == attempt}
         returned = facts.get("returned")

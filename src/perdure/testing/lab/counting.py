@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import wraps
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from msgspec import Struct
 
 from perdure.core.events import OF_MODEL
 from perdure.errors import NotEncodable
 from perdure.models.prices import is_priced
+from perdure.testing.lab.carrier import Late, Note, Perform
 from perdure.testing.lab.ledger import Ledger
 from perdure.testing.lab.warp import Warp
 from perdure.tool import Call, Hook, Outcome
 
-Begun = Callable[[Call, Any], Callable[[], None]]  # told right after the line that says so; what it returns, right before the end is noted
+# Told right after the line that says so, with how to call the function and how to note its end; what it returns is called right before
+# the end is noted.
+Begun = Callable[[Call, Any, Perform, Note], Callable[[], None]]
 _MOST_BYTES = 65_536  # of a file that is looked into, to see that it has changed
 _OURS_OUTSIDE = ("perdure.models.anthropic", "perdure.models.openai")
+
+
+class Around(Struct, frozen=True):
+    """What is done around a function. `before` and `after` may block for long, and are called in a thread where that matters."""
+
+    noted: Callable[[Any], Any]  # takes what the function returned, and gives what is passed on
+    before: Callable[[], None] | None = None
+    after: Callable[[], None] | None = None
 
 
 class Counting:
     """What is performed in the place of each tool, in one process."""
 
-    def __init__(self, ledger: Ledger, warp: Warp, begun: Begun, world: Path | None = None) -> None:
-        """`world`: the working folder, where it is to be noted which calls change something there."""
+    def __init__(self, ledger: Ledger, warp: Warp, begun: Begun, late: Late, settle_s: float, world: Path | None = None) -> None:
+        """`settle_s`: of a tool that does not say; `world`: the working folder, where it is to be noted which calls change something there."""
+        self._late = late
+        self._settle_s = settle_s
         self._world = world
         self._ledger = ledger
         self._warp = warp
@@ -51,46 +67,64 @@ class Counting:
             return kwargs
 
         counted.with_call = noting
-        counted.fn = self._around(tool.fn, lambda: self._calling(tool, given[0]))
+        counted.fn = self._around(tool.fn, lambda perform: self._calling(tool, given[0], perform))
         if tool.reconciler is not None:
             counted.reconciler = self._hook(tool, tool.reconciler)
         return counted
 
-    def _around(self, fn: Callable[..., Any], calling: Callable[[], Any]) -> Callable[..., Any]:
+    def _around(self, fn: Callable[..., Any], calling: Callable[[Perform], AbstractContextManager[Around]]) -> Callable[..., Any]:
         if inspect.iscoroutinefunction(fn):
 
             @wraps(fn)
             async def counting_async(**kwargs: Any) -> Any:
-                with calling() as returned:
-                    return returned(await fn(**kwargs))
+                with calling(partial(fn, **kwargs)) as around:
+                    if around.before is not None:
+                        await asyncio.to_thread(around.before)
+                    value = around.noted(await fn(**kwargs))
+                    if around.after is not None:
+                        await asyncio.to_thread(around.after)
+                    return value
 
             return counting_async
 
         @wraps(fn)
         def counting(**kwargs: Any) -> Any:
-            with calling() as returned:
-                return returned(fn(**kwargs))
+            with calling(partial(fn, **kwargs)) as around:
+                if around.before is not None:
+                    around.before()
+                value = around.noted(fn(**kwargs))
+                if around.after is not None:
+                    around.after()
+                return value
 
         return counting
 
     @contextmanager
-    def _calling(self, tool: Any, call: Call) -> Iterator[Callable[[Any], Any]]:
+    def _calling(self, tool: Any, call: Call, perform: Perform) -> Iterator[Around]:
         about = {**_about(tool, call), "outside": _is_paid(tool)}
+        ended = False
+
+        def note(fact: Literal["returned", "raised"], value: Any) -> None:
+            self._ledger.note(fact, **about, result=_shown(tool, value) if fact == "returned" else type(value).__name__)
 
         def returned(value: Any) -> Any:
+            nonlocal ended
             over()
-            self._ledger.note("returned", **about, result=_shown(tool, value))
+            note("returned", value)
+            ended = True
             return value
 
         before = None if self._world is None else _look_of(self._world)
         with self._warp.real_time():
             self._ledger.note("begun", **about)
-            over = self._begun(call, tool)
+            over = self._begun(call, tool, perform, note)
             try:
-                yield returned
+                # Made again with its key, without that a hook was asked: the late one comes after it.
+                yield Around(returned, after=self._arrival(call))
             except BaseException as error:
-                over()
-                self._ledger.note("raised", **about, result=type(error).__name__)
+                if not ended:
+                    over()
+                    note("raised", error)
                 raise
             finally:
                 if self._world is not None and _look_of(self._world) != before:
@@ -105,30 +139,41 @@ class Counting:
             return hook.with_call(arguments, call)
 
         counted.with_call = noting  # type: ignore[method-assign]
-        counted.fn = self._around(hook.fn, lambda: self._asking(tool, given[0]))
+        counted.fn = self._around(hook.fn, lambda perform: self._asking(tool, given[0]))
         return counted
 
     @contextmanager
-    def _asking(self, tool: Any, call: Call) -> Iterator[Callable[[Any], Any]]:
+    def _asking(self, tool: Any, call: Call) -> Iterator[Around]:
         about = _about(tool, call)
+        settle_s = self._settle_s if tool.settle_s is None else tool.settle_s
+        hurried = False
+
+        def show() -> None:
+            nonlocal hurried
+            hurried = not self._late.show(call.run_id, call.number, settle_s)
 
         def told(value: Any) -> Any:
-            said = self._heard(value, about)
-            self._ledger.note("told", **about, result=said.kind if isinstance(said, Outcome) else type(said).__name__)
+            said = self._heard(value, about, hurried=hurried)
+            kind, final = (said.kind, said.final) if isinstance(said, Outcome) else (type(said).__name__, False)
+            self._ledger.note("told", **about, result=kind, final=final)
             return said
 
         with self._warp.real_time():
             self._ledger.note("asked", **about)
-            yield told
+            yield Around(told, before=show if self._late.has_sent(call.run_id, call.number) else None, after=self._arrival(call))
 
-    def _heard(self, said: Any, about: dict[str, Any]) -> Any:
+    def _arrival(self, call: Call) -> Callable[[], None] | None:
+        waiting = self._late.is_waiting(call.run_id, call.number)
+        return partial(self._late.arrive, call.run_id, call.number) if waiting else None
+
+    def _heard(self, said: Any, about: dict[str, Any], *, hurried: bool) -> Any:
         """What the hook has said; "not found" only if there was the time that perdure gives an effect to be found."""
         place, kind = (about["run"], about["call"]), said.kind if isinstance(said, Outcome) else ""
         if kind == "in_progress":
             self._warp.expect(place, about["tool"])
         else:
             self._warp.settle(place)
-        if kind != "not_happened" or not self._warp.is_hurried(about["tool"]):
+        if kind != "not_happened" or not (hurried or self._warp.is_hurried(about["tool"])):
             return said
         self._ledger.note("unwaited", **about)
         return Outcome.unknown("it found nothing, and the crash lab has not waited as long as it takes to believe that")

@@ -9,7 +9,7 @@ from msgspec import Struct
 from perdure.testing.lab.comparing import Difference, Unsure, differences, why_not
 from perdure.testing.lab.facts import HARMLESS, Facts, Place, Undisturbed
 from perdure.testing.lab.records import Problem, Repeat
-from perdure.testing.lab.rules import note, repeats, wrong
+from perdure.testing.lab.rules import NOT_FINAL, asked_too_late, note, repeats, wrong
 
 _IN_ITS_PROCESS = "what a tool leaves in its process (a buffer, a task, a variable) dies with it: have it in the world when it returns"
 
@@ -48,6 +48,8 @@ def _nobodys_fault(seen: Seen, base: Undisturbed) -> str | None:
     """Why the world is another one for a reason that is none of a tool's."""
     if seen.is_all("fewer", "missing") and base.called_less(seen.case):
         return "a function was called less often than undisturbed"
+    if asked_too_late(seen.case):
+        return "the machine was slow: a reconcile hook was asked for the first time when a late request could no longer have come"
     if not base.went_the_same_way(seen.case) and all(one.effect in HARMLESS for one in seen.repeated):
         return "the agent made other calls than undisturbed"
     return None
@@ -109,6 +111,9 @@ class Suspects:
             if len(candidates) == 1:
                 self._guilty.add(one.tool)
             sentence, way_out = _TWICE[one.effect]
+            place = (one.run, one.call, one.tool)
+            if any(seen.case.is_ruled_out(place, sent) for sent in seen.case.late(place)):
+                way_out = NOT_FINAL
             sentence = f"{sentence.replace('shows twice', shows)}{_among(candidates)}: {seen.words}"
             yield wrong("effect_twice", seen.case, sentence, way_out, one.tool)
         if not candidates:

@@ -118,7 +118,17 @@ def _remarks(setup: Setup, base: Undisturbed, *, forks: bool) -> tuple[str, ...]
         said.append("importing the target leaves threads behind, so that every process is a fresh interpreter, which takes longer")
     elif not setup.fresh:
         said.append("every process was forked from one that had imported the agent")
+    said.extend(
+        f"tool {tool} runs in a process of its own (isolate=True): what comes of a request of it that arrives late was not tried"
+        for tool in _isolated(base.first)
+    )
     return tuple(said)
+
+
+def _isolated(facts: Facts) -> list[str]:
+    """Tools whose effects may come late, and run where the lab cannot hold them up."""
+    apart = {entry.tool for entry in facts.evidence.entries if entry.fact == "unseen"}
+    return sorted({call.tool for call in facts.calls.values() if call.tool in apart and call.meets_late_effects})
 
 
 def _unwaited(evidence: Sequence[Evidence]) -> tuple[str, ...]:
@@ -197,4 +207,7 @@ def _unreached(trials: Sequence[Trial]) -> tuple[Problem, ...]:
     if not trials or any(trial.outcome != "not_reached" for trial in trials):
         return ()
     sentence = "no trial came to the boundary at which it was to be killed: the agent goes another way each time"
-    return (Problem("not_reached", "wrong", "", sentence, "make what it does depend on its arguments alone", trials[0].boundaries[0]),)
+    way_out = "make what it does depend on its arguments alone"
+    if missed := [problem for trial in trials for problem in trial.problems if problem.rule == "late_missed"]:
+        sentence, way_out = "nothing was tried: no late request arrived", missed[0].way_out
+    return (Problem("not_reached", "wrong", "", sentence, way_out, trials[0].boundaries[0]),)

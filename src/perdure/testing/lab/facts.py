@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from perdure.core import codec
-from perdure.testing.lab.ledger import Entry
+from perdure.testing.lab.ledger import Entry, attempt_of
 from perdure.testing.lab.spec import CallTold
 from perdure.testing.lab.trials import Evidence
 from perdure.testing.lab.world import normal
@@ -66,6 +66,35 @@ class Facts:
     def _is_open(self, place: Place, pid: int) -> bool:
         facts = [entry.fact for entry in self.lines[place] if entry.pid == pid]
         return facts.count("begun") > facts.count("returned") + facts.count("raised")
+
+    def late(self, place: Place) -> list[Entry]:
+        """The attempts at this call whose request was to arrive late."""
+        return self.of(place, "late")
+
+    def arrival(self, place: Place, sent: Entry) -> Entry | None:
+        """The line that says how a late request ended: `returned` or `raised`; None when it never did."""
+        ends = [entry for entry in self.lines[place] if entry.fact in ("returned", "raised") and attempt_of(entry) == attempt_of(sent)]
+        return ends[0] if ends else None
+
+    def is_ruled_out(self, place: Place, sent: Entry) -> bool:
+        """Whether the hook has said of that attempt that it will never happen."""
+        return any(entry.final and entry.attempt == sent.attempt for entry in self.of(place, "told"))
+
+    @property
+    def missed(self) -> list[tuple[Place, Entry | None]]:
+        """The late requests that did not arrive, with what they raised; None: not even that.
+
+        A service may refuse one that was ruled out, or whose key it has seen. That one has arrived.
+        """
+        found = []
+        for place in self.lines:
+            for sent in self.late(place):
+                end = self.arrival(place, sent)
+                before = [] if end is None else self.lines[place][: self.lines[place].index(end)]
+                may_be_refused = self.is_ruled_out(place, sent) or any(entry.fact == "returned" for entry in before)
+                if end is None or (end.fact == "raised" and not may_be_refused):
+                    found.append((place, end))
+        return found
 
     def effect(self, place: Place) -> str:
         """The effect class that the tool declares; "model" for a model."""

@@ -12,6 +12,7 @@ from perdure.testing.lab.records import Outcome, Problem, ToolSeen, Trial
 from perdure.testing.lab.rules import RULES, note, unknown
 from perdure.testing.lab.spec import CallTold
 from perdure.testing.lab.trials import BROKEN, Evidence
+from perdure.testing.lab.victim import LATE
 
 _CUTS = ("during_tool_effect", "after_tool_effect", "before_tool_result_persisted")  # where an effect may be there, and no result is
 _CUTS_OF_MODELS = ("after_model_effect", "before_model_answer_persisted")
@@ -73,7 +74,7 @@ def _outcome(case: Facts, problems: Sequence[Problem], unsure: Sequence[str]) ->
         return "wrong"
     if case.evidence.end == BROKEN:
         return "not_compared"
-    if case.evidence.reached < len(case.evidence.planned.kills):
+    if case.evidence.reached < len(case.evidence.planned.kills) or case.missed:
         return "not_reached"
     if unsure and not case.in_doubt:
         return "not_compared"
@@ -150,7 +151,7 @@ def _tool_seen(call: CallTold, base: Undisturbed, trials: Sequence[Trial], probl
         verdict = "not as declared"
     elif repeated and not compared and call.effect != "model":
         verdict = "not compared"
-    elif not repeated and not doubts and not any(_cuts(trial, name) for trial in trials):
+    elif not doubts and not any(_cuts(trial, name) or (trial in repeated and trial.outcome != "not_reached") for trial in trials):
         verdict = "not tried"
     elif any(one.tool == name and one.rule == "not_seen" for trial in trials for one in trial.problems):
         verdict = "not seen"
@@ -161,6 +162,7 @@ def _tool_seen(call: CallTold, base: Undisturbed, trials: Sequence[Trial], probl
 
 
 def _cuts(trial: Trial, tool: str) -> bool:
-    """Whether a process was killed there between the tool's effect and its result."""
+    """Whether a process was killed there between the tool's effect and its result, or its effect came after that."""
+    cuts = (*_CUTS, *_CUTS_OF_MODELS, *(() if trial.outcome == "not_reached" else (LATE,)))
     names = [boundary.partition(": ") for boundary in (*trial.boundaries, *trial.also)]
-    return trial.kills > 0 and any(name in (*_CUTS, *_CUTS_OF_MODELS) and whose.startswith(f"{tool} (call ") for name, _, whose in names)
+    return trial.kills > 0 and any(name in cuts and whose.startswith(f"{tool} (call ") for name, _, whose in names)

@@ -18,13 +18,13 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from importlib import import_module
-from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from perdure.agent import Agent
 from perdure.testing.forking import fork, let_signals_in
+from perdure.testing.lab.lifeline import Lifeline, hang_on
 from perdure.testing.lab.spec import Spec
 
 T = TypeVar("T")
@@ -40,34 +40,6 @@ class Process(Protocol):
 
     def reap(self) -> None:
         """Give its number back, now that it has ended."""
-
-
-class Lifeline:
-    """A pipe that nobody writes to. Its end, when this process is gone, is the end of all that were started with it."""
-
-    def __init__(self) -> None:
-        self.reading, self._writing = os.pipe()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        os.close(self.reading)
-        os.close(self._writing)
-
-    def let_go(self) -> None:
-        """In a child: the end that keeps others alive is not ours."""
-        os.close(self._writing)
-
-
-def hang_on(lifeline: int) -> None:
-    """End this process, and those that it has started, when whoever holds the other end is gone."""
-
-    def wait() -> None:
-        os.read(lifeline, 1)
-        os.killpg(os.getpgrp(), signal.SIGKILL)
-
-    threading.Thread(target=wait, name="crash lab", daemon=True).start()
 
 
 def has_threads() -> bool:

@@ -16,14 +16,15 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-Fact = Literal["begun", "returned", "raised", "asked", "told", "unwaited", "unseen", "changed", "killed"]
+Fact = Literal["begun", "returned", "raised", "asked", "told", "unwaited", "unseen", "changed", "late", "killed"]
 
 
 class Entry(Struct, frozen=True, omit_defaults=True):
     """One fact. `asked` and `told` are a reconcile hook's.
 
     `changed`: the working folder was another one after the call; `unwaited`: it did not find the effect, and perdure would have waited longer than the lab does; `unseen`: a tool that runs in a process
-    of its own, where nobody counts.
+    of its own, where nobody counts; `late`: the attempt's process dies now, and a carrier performs its function later. The carrier's
+    `returned` or `raised` has the pid of the process that died, since it is that attempt's.
     """
 
     fact: Fact
@@ -36,6 +37,7 @@ class Entry(Struct, frozen=True, omit_defaults=True):
     attempt: int = 0
     key: str = ""
     result: str | None = None  # JSON; of `told` the kind of outcome
+    final: bool = False  # of `told`: the hook has ruled it out for good
     outside: bool = False  # a model that is asked over a network, and paid for
 
 
@@ -44,10 +46,11 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._pid = os.getpid()  # a carrier that is forked from this process writes in its name
 
     def note(self, fact: Fact, **told: object) -> None:
         """Write one line."""
-        line = msgspec.json.encode(Entry(fact, os.getpid(), time.time(), **told)) + b"\n"  # type: ignore[arg-type]
+        line = msgspec.json.encode(Entry(fact, self._pid, time.time(), **told)) + b"\n"  # type: ignore[arg-type]
         with self._locked(os.O_RDWR | os.O_APPEND | os.O_CREAT) as descriptor:
             os.write(descriptor, line)
 
@@ -59,8 +62,14 @@ class Ledger:
         return [msgspec.json.decode(line, type=Entry) for line in whole.splitlines()]
 
     def has_begun(self, tool: str) -> bool:
-        """Whether the function of this tool was called in this trial; where nobody counts, whether it may have been."""
-        return any(entry.tool == tool and entry.fact in ("begun", "unseen") for entry in self.entries())
+        """Whether the function of this tool was called in this trial; where nobody counts, whether it may have been.
+
+        A late request that the lab has not let arrive yet does not count.
+        """
+        entries = self.entries()
+        waiting = {attempt_of(entry) for entry in entries if entry.fact == "late"}
+        waiting -= {attempt_of(entry) for entry in entries if entry.fact in ("returned", "raised")}
+        return any(entry.tool == tool and entry.fact in ("begun", "unseen") and attempt_of(entry) not in waiting for entry in entries)
 
     def _locked(self, flags: int) -> _Locked:
         return _Locked(self.path, flags)
@@ -91,3 +100,8 @@ def _cut_half_a_line(descriptor: int) -> None:
 
 def of_call(entries: list[Entry], run: str, call: int) -> Iterator[Entry]:
     return (entry for entry in entries if (entry.run, entry.call) == (run, call))
+
+
+def attempt_of(entry: Entry) -> tuple[str, int, int, int]:
+    """Which attempt at which call the line is about, and of which process."""
+    return entry.run, entry.call, entry.attempt, entry.pid

@@ -17,7 +17,8 @@ from perdure.errors import InvalidInput
 from perdure.settings import Settings
 from perdure.store.open import is_postgres, open_store
 from perdure.testing.lab.experiment import Progress, Setup, experiment
-from perdure.testing.lab.launch import Forked, Fresh, Lifeline, has_threads, in_process
+from perdure.testing.lab.launch import Forked, Fresh, has_threads, in_process
+from perdure.testing.lab.lifeline import Lifeline
 from perdure.testing.lab.report import Report
 from perdure.testing.lab.spec import Approve
 from perdure.testing.lab.trials import Given, Lab, WorldLedger
@@ -56,7 +57,8 @@ def crash_matrix(
     `pairs` kills the resumed process as well, at every one of its own boundaries; of more than `limit` trials that many are drawn by
     `seed`. `boundaries` chooses by a boundary's words, "after_tool_effect: charge (call 3)", or is a list of parts of them. `ledger` is asked about each trial, with its
     working folder, and answers in JSON values what the world has seen; `world` is the folder that each begins with a copy of. Approvals
-    are answered and `signals` sent by the lab. Waits cost no time, except for those in which an effect may still show outside: a
+    are answered and `signals` sent by the lab. At "late_tool_effect" the effect of the killed process comes after its reconcile hook has
+    looked for it, or after the call was made again with its key. Waits cost no time, except for those in which an effect may still show outside: a
     reconcile hook is asked when perdure would ask it, if that is within half of `timeout_s`, and else its "not found" counts as unknown.
     Every trial is a run with a new id, in a new SQLite file or in the database that `url` names.
 

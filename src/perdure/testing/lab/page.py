@@ -96,6 +96,11 @@ def _head(report: Findings) -> Iterator[str]:
         f"({figures.kills:,} kills), and another process went on with it from the journal. What its tools really did was counted outside of "
         f"perdure, in a ledger and in the files that each trial left behind.</p>"
     )
+    if any(name_of(boundary) == "late_tool_effect" for boundary in report.baseline.boundaries):
+        yield (
+            "<p>At <code>late_tool_effect</code> the request had left its process, which was killed then. It took effect only after the next "
+            "process had looked for it, or had made the call again with its key.</p>"
+        )
 
 
 def _verdict(report: Findings) -> tuple[str, str]:

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perdure.core.codec import shown
+from perdure.testing.lab.comparing import differences, why_not
 from perdure.testing.lab.facts import HARMLESS, INSIDE, Facts, Place, Undisturbed
 from perdure.testing.lab.records import Problem, Repeat
+from perdure.testing.lab.spec import Resolution
 from perdure.testing.lab.trials import BROKEN
 
 REPORT_IT = "this is a bug of perdure, please report it; --keep leaves the journal and the logs of each trial"
 _MAKE_ROOM = "have room below TMPDIR, and no tool that removes the folder it works in"
+_LOOK_FOR_IT = "have the hook look for this very call, by call.key"
+NOT_FINAL = "say final=True only when the service refuses the request from then on; else not_happened(), which is believed after timeout= and settle="
+_CLOCKS_S = 0.1  # that a clock of the system may be set by, while the journal counts seconds with it
+_NOT_CARRIED = (
+    "a function that needs the event loop, the threads or the connections of its own process cannot be carried; "
+    "try its hook against a service that is slow"
+)
 _MAY_REPEAT = {
     "read": "a read may be repeated",
     "idempotent": "declared as harmless to repeat",
@@ -66,7 +75,26 @@ def broken_promise(case: Facts, base: Undisturbed, place: Place) -> str | None:
     settled = sum(resolution.outcome == "did_not_happen" for resolution in call.resolutions)
     if call.effect == "once" and len(begun) > base.expected(place) + settled:
         return "it is declared once, and its function was called again though nobody had said that it did not happen"
+    if any(resolution.after_s < call.quiet_s - _CLOCKS_S for resolution in _denials(case, place)):
+        return "its reconcile hook did not find it, and was believed before its time-out and settle were over"
     return None
+
+
+def _denials(case: Facts, place: Place) -> list[Resolution]:
+    """Where the hook's "not found" was believed about a late request, though the hook had not ruled it out."""
+    late = {sent.attempt for sent in case.late(place) if not case.is_ruled_out(place, sent)}
+    found = case.calls[place].resolutions if place in case.calls else ()
+    return [one for one in found if (one.by, one.outcome) == ("reconcile", "did_not_happen") and one.attempt in late]
+
+
+def asked_too_late(case: Facts) -> bool:
+    """Whether a hook was first asked when it was to be believed already. The late request came after that, and so later than promised."""
+    return any(
+        sum(entry.attempt == denial.attempt for entry in case.of(place, "asked")) == 1
+        for place in case.lines
+        for denial in _denials(case, place)
+        if denial.after_s >= case.calls[place].quiet_s - _CLOCKS_S
+    )
 
 
 def promises(case: Facts, base: Undisturbed) -> Iterator[Problem]:
@@ -149,9 +177,39 @@ def hooks(case: Facts, base: Undisturbed) -> Iterator[Problem]:
                 sentence = "its reconcile hook says that it did not happen, and its function had returned"
             elif line.result == "happened" and "begun" not in before and not _is_unseen(case, place):
                 sentence = "its reconcile hook says that it happened, and its function had never been called"
+            elif (
+                line.result == "happened"
+                and "late" in before
+                and "returned" not in before
+                and before.count("begun") == before.count("late")
+            ):
+                sentence = "its reconcile hook says that it happened, and its request had not arrived yet"
             else:
                 continue
-            yield wrong("reconcile_wrong", case, sentence, "have the hook look for this very call, by call.key", place[2])
+            way_out = f"{_LOOK_FOR_IT}; if the service shows it later, say so: settle=" if case.late(place) else _LOOK_FOR_IT
+            yield wrong("reconcile_wrong", case, sentence, way_out, place[2])
+
+
+def ruled_out(case: Facts, base: Undisturbed) -> Iterator[Problem]:
+    """What a reconcile hook rules out for good does not come later; unless the service drops it, so that nothing shows of it."""
+    for place in case.lines:
+        ends = [case.arrival(place, sent) for sent in case.late(place) if case.is_ruled_out(place, sent)]
+        if not any(end is not None and end.fact == "returned" for end in ends) or _shows_nothing(case, base, place[2]):
+            continue
+        sentence = "its reconcile hook ruled the call out for good (final=True), and the request arrived afterwards"
+        yield wrong("reconcile_final", case, sentence, NOT_FINAL, place[2])
+
+
+def _shows_nothing(case: Facts, base: Undisturbed, tool: str) -> bool:
+    return why_not(case, base) is None and base.shows(tool) and not differences(case, base)
+
+
+def missed(case: Facts, base: Undisturbed) -> Iterator[Problem]:
+    """A late request that could not be had."""
+    for place, end in case.missed:
+        how = "did not end in time" if end is None else f"raised {end.result} there"
+        sentence = f"its request was to arrive late, carried by another process than its own, and its function {how}: this was not tried"
+        yield note("late_missed", case, sentence, _NOT_CARRIED, place[2])
 
 
 def _is_unseen(case: Facts, place: Place) -> bool:
@@ -164,7 +222,7 @@ def doubts(case: Facts, base: Undisturbed) -> Iterator[Problem]:
         tool, call = place[2], case.calls[place]
         if call.reconcile:
             sentence = "its reconcile hook did not know whether it had happened, and a person was asked"
-            yield note("reconcile_unsure", case, sentence, "have the hook look for this very call, by call.key", tool)
+            yield note("reconcile_unsure", case, sentence, _LOOK_FOR_IT, tool)
         else:
             sentence = f"declared {call.effect}, and after the kill nobody knew whether it had happened: the run waited for a person"
             yield note("no_reconcile", case, sentence, f"give it a hook that finds out: @{tool}.reconcile", tool)
@@ -209,4 +267,4 @@ def output(case: Facts, base: Undisturbed) -> Iterator[Problem]:
         yield wrong("output_differs", case, sentence, "the agent depends on something that is not recorded: perdure check names it")
 
 
-RULES = (promises, rest, results, hooks, doubts, unseen, output)
+RULES = (promises, rest, results, hooks, ruled_out, missed, doubts, unseen, output)

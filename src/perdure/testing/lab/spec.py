@@ -76,6 +76,7 @@ class Resolution(Struct, frozen=True):
     attempt: int
     outcome: str
     by: str
+    after_s: float = 0.0  # in the run's own time, since its worker had taken the run
 
 
 class CallTold(Struct, frozen=True):
@@ -94,6 +95,12 @@ class CallTold(Struct, frozen=True):
     resolutions: tuple[Resolution, ...]
     result: str | None  # JSON
     args: str | None = None  # JSON
+    quiet_s: float = 0.0  # its time-out and `settle`: how long "not found" proves nothing after its worker has died
+
+    @property
+    def meets_late_effects(self) -> bool:
+        """Whether a late effect would meet a hook that has looked for it, or the same call made again with its key."""
+        return self.effect == "keyed" or (self.effect == "once" and self.reconcile)
 
 
 class Told(Struct, frozen=True):

@@ -44,7 +44,7 @@ def figures_of(trials: Sequence[Trial], evidence: Sequence[Evidence], boundaries
     count = {outcome: sum(trial.outcome == outcome for trial in trials) for outcome in get_args(Outcome)}
     return Figures(
         boundaries=boundaries,
-        tried=len({trial.boundaries[0] for trial in trials if trial.kills}),
+        tried=len({trial.boundaries[0] for trial in trials if trial.kills and trial.outcome != "not_reached"}),
         trials=len(trials),
         planned=planned,
         kills=sum(one.reached for one in evidence),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from perdure.app import Perdure
+from perdure.core.decide import Patience, settle_s
 from perdure.core.events import (
     ChildStarted,
     Event,
@@ -61,15 +62,14 @@ def _faults(app: Perdure, runs: Iterable[str]) -> Iterator[str]:
 
 def _calls(app: Perdure, run_id: str, events: Sequence[Event]) -> Iterator[CallTold]:
     state = fold(events)
-    pids: dict[int, int] = {}
-    for event in events:
-        if isinstance(event.body, RunClaimed):
-            pids[event.epoch] = int(event.body.name.rpartition(":")[2] or 0)
+    claims = {event.epoch: event for event in events if isinstance(event.body, RunClaimed)}
     for call in state.calls.values():
-        yield _call(app, run_id, call, [event for event in events if event.call == call.number], pids)
+        yield _call(app, run_id, call, [event for event in events if event.call == call.number], claims)
 
 
-def _call(app: Perdure, run_id: str, call: CallState, events: Sequence[Event], pids: dict[int, int]) -> CallTold:
+def _call(app: Perdure, run_id: str, call: CallState, events: Sequence[Event], claims: dict[int, Event]) -> CallTold:
+    pids = {epoch: int(event.body.name.rpartition(":")[2] or 0) for epoch, event in claims.items() if isinstance(event.body, RunClaimed)}
+    patience = Patience.of(app.settings)
     intents = [(event.epoch, event.body) for event in events if isinstance(event.body, ToolCallInitiated)]
     results = [event for event in events if isinstance(event.body, ToolCallCompleted)]
     is_model = any(isinstance(event.body, (ModelCallInitiated, ModelCallCompleted)) for event in events)
@@ -85,10 +85,15 @@ def _call(app: Perdure, run_id: str, call: CallState, events: Sequence[Event], p
         intents=tuple(Intent(body.attempt, pids.get(epoch, 0)) for epoch, body in intents),
         completed_by=pids.get(results[-1].epoch) if results else None,
         resolutions=tuple(
-            Resolution(body.attempt, body.outcome, body.by)
-            for body in (event.body for event in events)
+            Resolution(body.attempt, body.outcome, body.by, _since_s(claims.get(event.epoch), event))
+            for event, body in ((event, event.body) for event in events)
             if isinstance(body, ToolCallResolved)
         ),
         result=None if call.result is None else app.load(call.result).decode(),
         args=None if call.args is None else app.load(call.args).decode(),
+        quiet_s=(patience.timeout_s if call.timeout_s is None else call.timeout_s) + settle_s(call, patience),
     )
+
+
+def _since_s(claim: Event | None, event: Event) -> float:
+    return 0.0 if claim is None else (event.ts - claim.ts) / 1e6

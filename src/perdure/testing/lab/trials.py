@@ -23,7 +23,7 @@ from perdure.testing.lab.launch import Process, Steps, run_all
 from perdure.testing.lab.ledger import Entry, Ledger
 from perdure.testing.lab.likeness import alike, known_as, lines_alike
 from perdure.testing.lab.spec import RUN_ID, VARIABLE, Approve, Kill, Spec, Told, Visit, read_visits
-from perdure.testing.lab.victim import DURING
+from perdure.testing.lab.victim import DURING, LATE
 from perdure.testing.lab.world import Aliases, FileSeen
 
 WorldLedger = Callable[[Path], Any]
@@ -260,19 +260,32 @@ class Point(Struct, frozen=True):
 
 
 def points(evidence: Evidence, again: Evidence | None = None) -> list[Point]:
-    """Every point that a process came to, in order, by the first of its names; and the middles of effects that take their time.
+    """Every point that a process came to, in order, by the first of its names; the middles of effects that take their time; and the
+    effects that may come late.
 
-    They do if they did `again`: a busy machine makes a short one long now and then, and in the next trial nobody would be killed there.
+    They take their time if they did `again`: a busy machine makes a short one long now and then, and in the next trial nobody would be
+    killed there.
     """
     found = []
+    late: dict[tuple[str, int], Point] = {}  # to stand behind the point where the effect has come in time
     for visit in evidence.visits:
         name = visit.names[0]
         found.append(Point(Kill(name), visit.names))
+        if name.name in ("before_tool_effect", "after_tool_effect") and (point := late.pop((name.run, name.call), None)) is not None:
+            found.append(point)
+        if name.name == "before_tool_effect" and _may_come_late(evidence, name):
+            comes_late = Boundary(LATE, name.run, name.call, name.tool, name.nth)
+            late[name.run, name.call] = Point(Kill(comes_late), (comes_late,))
         took_s = min(_effect_s(one, name) for one in (evidence, again or evidence)) if name.name == "before_tool_effect" else 0.0
         if took_s > LONG_EFFECT_S:
             middle = Boundary(DURING, name.run, name.call, name.tool, name.nth)
             found.append(Point(Kill(middle, took_s / 2), (middle,)))
-    return found
+    return [*found, *late.values()]
+
+
+def _may_come_late(evidence: Evidence, name: Boundary) -> bool:
+    calls = evidence.told.calls if evidence.told else ()
+    return any((call.run, call.number) == (f"{evidence.run_id}{name.run}", name.call) and call.meets_late_effects for call in calls)
 
 
 def _effect_s(evidence: Evidence, name: Boundary) -> float:

@@ -16,6 +16,7 @@ from perdure.agent import Agent
 from perdure.store.api import Store
 from perdure.testing.boundaries import Boundary
 from perdure.testing.lab.attending import Attendant
+from perdure.testing.lab.carrier import Late, Note, Perform, leave_behind
 from perdure.testing.lab.counting import Counting
 from perdure.testing.lab.ledger import Ledger
 from perdure.testing.lab.likeness import Chance
@@ -26,6 +27,7 @@ from perdure.testing.watched import WatchedPerdure
 from perdure.tool import Call
 
 DURING = "during_tool_effect"
+LATE = "late_tool_effect"  # its process dies where the function would be called, and the effect comes later all the same
 
 
 def live(spec: Spec, agent: Agent[Any, Any], agents: Iterable[Agent[Any, Any]]) -> None:
@@ -42,7 +44,9 @@ async def _live(spec: Spec, agent: Agent[Any, Any], agents: Iterable[Agent[Any, 
     chance = Chance(spec.run_id)
     chance.take_over()
     undisturbed = spec.process == 1 and spec.kill is None
-    counting = Counting(fate.ledger, warp, fate.begun, spec.world if undisturbed else None)
+    late = Late(spec.home, fate.ledger, warp, spec.patience_s)
+    settle_s = spec.settings.reconcile_margin_s
+    counting = Counting(fate.ledger, warp, fate.begun, late, settle_s, spec.world if undisturbed else None)
     app = LabPerdure(
         spec.settings.url,
         [*agents, agent],
@@ -55,11 +59,12 @@ async def _live(spec: Spec, agent: Agent[Any, Any], agents: Iterable[Agent[Any, 
     async with app:
         fate.app = app
         await app.start_encoded(agent, spec.input, id=spec.run_id, target=spec.target or agent.target)
-        attendant = Attendant(app, spec, warp, fate.ledger)
+        attendant = Attendant(app, spec, warp, fate.ledger, late)
         wait = not spec.warp  # where time cannot be turned, timers are sat through
         row = await app.drive(spec.run_id, wait=wait)
         while await attendant.attend(row):
             row = await app.drive(spec.run_id, wait=wait)
+        await asyncio.to_thread(late.arrive_all)
         told = tell(app, spec.run_id, attendant.settled, began_at)
         told = msgspec.structs.replace(told, uuids=chance.uuids)
     new = spec.told.with_suffix(".new")
@@ -104,6 +109,7 @@ class Fate:
     def __init__(self, spec: Spec) -> None:
         self.ledger = Ledger(spec.home / "ledger")
         self.app: LabPerdure | None = None
+        self._home = spec.home
         self._kill = spec.kill
         self._visits = os.open(spec.visits, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._begun: dict[tuple[str, int], int] = {}
@@ -113,13 +119,20 @@ class Fate:
         if self._kill is not None and self._kill.boundary in names:
             self.die()
 
-    def begun(self, call: Call, tool: Any) -> Callable[[], None]:
-        """An effect is under way: die in the middle of it, if that is what was told. What this returns says that it is over."""
+    def begun(self, call: Call, tool: Any, perform: Perform, note: Note) -> Callable[[], None]:
+        """An effect is under way: die in the middle of it, if that is what was told, or leave it to a carrier and die.
+
+        What this returns says that it is over.
+        """
         assert self.app is not None
         below = self.app.points.below(call.run_id)
         nth = self._begun[below, call.number] = self._begun.get((below, call.number), 0) + 1
         if self._kill is not None and self._kill.boundary == Boundary(DURING, below, call.number, tool.name, nth):
             return _Fuse(self._kill.after_s, self.die).put_out
+        if self._kill is not None and self._kill.boundary == Boundary(LATE, below, call.number, tool.name, nth):
+            self.ledger.note("late", tool=tool.name, run=call.run_id, call=call.number, attempt=call.attempt, key=call.key)
+            leave_behind(self._home, perform, note)
+            self.die()
         return lambda: None
 
     def die(self) -> None:

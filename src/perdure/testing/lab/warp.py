@@ -4,6 +4,8 @@ worth a minute of a test: when a process has nothing in flight, its clock and it
 As long as a tool, a model or a reconcile hook is under way, time is what it is everywhere. So it is while a hook is about to be asked
 about an effect that somebody has begun: what is outside of the process takes its time until it can be found, and no clock of ours makes
 it faster. The lab has patience for so many seconds of that; a "not found" after it proves nothing.
+
+Where the lab itself decides when something outside happens (a late request), the run's clock stands still until it has happened: `held`.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ class Warp:
         self._expected: dict[Hashable, str] = {}  # what may come from outside, with the tool that it belongs to
         self.ahead_s = float(path.read_text()) if path.exists() else 0.0
         self._in_flight = 0
+        self._holds = 0
+        self._held_since_s = 0.0  # by the real clock
         self._lock = threading.Lock()
 
     @property
@@ -74,7 +78,42 @@ class Warp:
             with self._lock:
                 self._in_flight -= 1
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """The run's own time stands still, however long this takes."""
+        with self._lock:
+            if not self._holds:
+                self._held_since_s = time.monotonic()
+            self._holds += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holds -= 1
+                if not self._holds:
+                    self._go_ahead(self._held_since_s - time.monotonic())
+
+    @property
+    def is_held(self) -> bool:
+        return self._holds > 0
+
+    @property
+    def offset_s(self) -> float:
+        """How far the run's own time is ahead of the real one."""
+        with self._lock:
+            return self.ahead_s - (time.monotonic() - self._held_since_s if self._holds else 0.0)
+
+    @property
+    def loop_s(self) -> float:
+        """The run's own time, for its event loop."""
+        with self._lock:
+            return self.ahead_s + (self._held_since_s if self._holds else time.monotonic())
+
     def jump(self, seconds: float) -> None:
+        with self._lock:
+            self._go_ahead(seconds)
+
+    def _go_ahead(self, seconds: float) -> None:
         self.ahead_s += seconds
         new = self._path.with_suffix(".new")
         new.write_text(repr(self.ahead_s))
@@ -89,7 +128,7 @@ class WarpedClock(Clock):
         self._warp = warp
 
     def now(self) -> int:
-        return super().now() + round(self._warp.ahead_s * 1e6)
+        return super().now() + round(self._warp.offset_s * 1e6)
 
 
 class WarpedLoop(asyncio.SelectorEventLoop):
@@ -100,7 +139,7 @@ class WarpedLoop(asyncio.SelectorEventLoop):
         super().__init__(_Selector(warp))
 
     def time(self) -> float:
-        return super().time() + self._warp.ahead_s
+        return self._warp.loop_s
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = super().create_task(coro, **options)
@@ -120,6 +159,8 @@ class _Selector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[Any]:
         if not self._warp.idle:
             self._jumps = 0
+        if self._warp.is_held and timeout:
+            return super().select(max(timeout, QUIET_S))  # timers do not come nearer: no need to look at them all the time
         if (outside_s := self._warp.outside_s) > 0.0:
             return super().select(outside_s if timeout is None else min(timeout, outside_s))
         if timeout is None or timeout <= QUIET_S or not self._warp.idle:

@@ -1,0 +1,90 @@
+"""Mutants of what stands between this user and text, files and servers of others."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+OUTSIDE = (
+    Mutant(
+        name="completion_offers_whatever_the_database_has",
+        guard="completion puts nothing on a command line that is not an id",
+        promise="security",
+        file="cli/common.py",
+        where="_complete",
+        old="if is_id(one) and one.startswith(incomplete)",
+        new="if one.startswith(incomplete)",
+        red="tests/e2e/test_completion.py::test_only_what_is_an_id_is_offered_as_a_run[bash]",
+        store="sqlite",
+    ),
+    Mutant(
+        name="completion_connects_to_any_server",
+        guard="completion connects to no server that a settings file names",
+        promise="security",
+        file="cli/common.py",
+        where="_store_for_completion",
+        old='    if not named and not settings.url.startswith("sqlite:"):',
+        new="    if False:",
+        red="tests/e2e/test_completion.py::test_tab_connects_to_no_server_that_a_settings_file_names[perdure.toml-why]",
+    ),
+    Mutant(
+        name="a_server_may_ask_for_the_password_in_any_way",
+        guard="a password goes to no server that asks for it in clear text or as MD5",
+        promise="security",
+        file="store/postgres/connect.py",
+        where="parameters",
+        old="        **own_word,\n",
+        new="",
+        red="tests/postgres/test_hostile_server.py::"
+        "test_the_password_does_not_reach_a_server_that_asks_for_it_in_clear_text_or_as_md5[environment-password]",
+    ),
+    Mutant(
+        name="a_settings_file_chooses_how_the_password_is_sent",
+        guard="a settings file does not decide how a server asks for the password",
+        promise="security",
+        file="config.py",
+        where="_check_url_of_file",
+        old="        if name in rest:",
+        new="        if False:",
+        red="tests/postgres/test_hostile_server.py::test_a_settings_file_cannot_choose_how_the_password_is_sent[?require_auth=password]",
+    ),
+    Mutant(
+        name="commands_hold_their_words_as_they_are",
+        guard="a command to paste executes nothing that it only names",
+        promise="security",
+        file="shell.py",
+        where="command",
+        old="*map(quote, words)",
+        new="*words",
+        red="tests/unit/test_shell.py::test_options_that_are_added_later_leave_the_words_as_they_were[sh]",
+    ),
+    Mutant(
+        name="an_id_can_be_an_option",
+        guard="an id in a command to paste is no option of it",
+        promise="security",
+        file="shell.py",
+        where="command",
+        old='["--"] if any(word.startswith("-") for word in words) else []',
+        new="list[str]()",
+        red="tests/unit/test_shell.py::test_a_word_that_looks_like_an_option_is_none",
+    ),
+    Mutant(
+        name="a_backslash_ends_the_quotes_in_fish",
+        guard="a word is quoted for fish too, where a backslash inside of quotes escapes",
+        promise="security",
+        file="shell.py",
+        where="quote",
+        old="""r"['\\\\]\"""",
+        new="""r"[']\"""",
+        red="tests/unit/test_shell.py::test_a_backslash_stands_outside_of_the_quotes_since_fish_reads_it_inside",
+    ),
+    Mutant(
+        name="options_are_put_inside_of_words",
+        guard="what is put into a finished sentence does not end the quotes of a word",
+        promise="security",
+        file="shell.py",
+        where="quote",
+        old="""f"'{inside}'".replace("perdure ", "perdure'\\\\ '")""",
+        new="""f"'{inside}'\"""",
+        red="tests/unit/test_shell.py::test_options_that_are_added_later_leave_the_words_as_they_were[sh]",
+    ),
+)
