@@ -192,7 +192,7 @@ def test_cancelled_after_a_kill_nobody_asks_again_and_the_lost_request_is_told(m
 
 
 @pytest.mark.parametrize(("place", "moment", "lost"), [("asked", "kept", 0), ("arrive", "before", 1), ("answered", "half", 1)])
-def test_killed_inside_a_budget_what_was_lost_is_not_charged_and_nothing_stays_reserved(
+def test_killed_inside_a_budget_what_was_lost_is_charged_as_estimated_and_nothing_stays_reserved(
     mind: Mind, place: str, moment: str, lost: int
 ) -> None:
     mind.script(*ordering())
@@ -201,7 +201,8 @@ def test_killed_inside_a_budget_what_was_lost_is_not_charged_and_nothing_stays_r
     assert accounts.lost_requests == lost, accounts
     spent = check_budget(mind.world, RUN)
     answered = [line.tokens for line in mind.lines()[lost:]]
-    assert spent.tokens == sum(tokens["input"] + tokens["output"] for tokens in answered), (spent, answered)
+    estimated = accounts.lost_events * 500  # the most that it may say
+    assert spent.tokens == sum(tokens["input"] + tokens["output"] for tokens in answered) + estimated, (spent, answered)
 
 
 def test_a_finished_run_asks_nobody_and_says_the_same(mind: Mind) -> None:

@@ -92,7 +92,7 @@ def test_the_journal_tells_the_conversation_and_what_was_lost(desk: Desk) -> Non
         "call 1 claude-x is asked (1 message)",
         ': “Let me see.” and wants lookup(order="o-1") (1,204 tokens in, 35 out, $0.004137)',
         "call 3 claude-x is asked (3 messages, 2 of them new)",
-        "call 3 claude-x: the answer to attempt 1 was lost with its worker, and nobody knows what it has used",
+        "call 3 claude-x: the answer to attempt 1 was lost with its worker; it counts as what was reserved for it: 0 tokens in, 500 out, $0.0075",
         "call 3 claude-x is asked again (attempt 2)",
         'the agent decided "end" among ["end","go on"], because all is said',
     ):
@@ -155,7 +155,7 @@ def test_costs_have_the_model_and_what_was_lost(desk: Desk) -> None:
     assert "lost" in table.splitlines()[0]
     assert "1 request to models lost with a worker: counted with what was reserved for them, nothing without max_tokens" in table
     (row, _) = [json.loads(line) for line in desk.say("costs", "--by", "model", "--json").splitlines()]
-    assert (row["group"], row["calls"], row["tokens_in"], row["tokens_out"], row["lost"]) == ("claude-x", 2, 3204, 55, 1)
+    assert (row["group"], row["calls"], row["tokens_in"], row["tokens_out"], row["lost"]) == ("claude-x", 2, 3204, 555, 1)
     cost = json.loads(desk.say("show", "r", "--json"))["cost"]
     assert (cost["calls"], cost["attempts"], cost["tokens_in"], cost["lost"]) == (3, 4, 3204, 1)
 

@@ -38,7 +38,7 @@ class _Asked(Struct, frozen=True):
 @common.json_option
 def command(run_id: str, reason: str | None, force: bool, by: str | None, url: str | None, as_json: bool) -> None:
     """Ask RUN, and with it its children, to stop. Its agent is cancelled at its next step and may still clean up; a call that has
-    begun is not undone. With --force nobody cleans up, and what was in doubt stays so: it is named.
+    begun is not undone. With --force nobody cleans up, and what was in doubt stays so: it is named, and its cost is charged.
     """
     settings = common.settings_with(url=url)
 

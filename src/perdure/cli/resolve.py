@@ -19,10 +19,15 @@ from perdure.store.api import RunRow
 @click.command("resolve")
 @common.run_argument
 @click.argument("call", type=click.IntRange(min=1), metavar="CALL")
-@click.option("--happened", metavar="JSON", help="It happened; the agent gets this as its result.")
+@click.option("--happened", metavar="JSON", help="It happened; the agent gets this as its result, and its cost is charged.")
 @click.option("--did-not-happen", is_flag=True, help="It did not happen; it is performed again.")
 @click.option("--final", is_flag=True, help="With --did-not-happen: the service has ruled it out, also for a request still on its way.")
-@click.option("--fail", "failure", metavar="TEXT", help="Give it up; the agent gets ToolFailed with this text.")
+@click.option(
+    "--fail",
+    "failure",
+    metavar="TEXT",
+    help="Give it up; the agent gets ToolFailed with this text. Its cost is charged: it may have happened.",
+)
 @click.option("--by", metavar="WHO", help="Who says so. Default: the user of this process.")
 @click.option("--note", metavar="TEXT", help="How you know, for whoever reads the journal later.")
 @common.url_option
