@@ -247,8 +247,8 @@ CORE = (
         promise="T32",
         file="core/keys.py",
         where="CallKeys.__init__",
-        old="namespace, tenant, run_id, agent)",
-        new="namespace, tenant, run_id)",
+        old="namespace, tenant, run_id, agent)\n",
+        new="namespace, tenant, run_id)\n",
         red="tests/unit/test_shared_accounts.py::test_another_effect_of_a_run_with_the_same_id_in_another_journal_is_not_dropped[payout-charge]",
     ),
     Mutant(

@@ -28,9 +28,8 @@ class CallKeys:
     def __init__(self, tenant: str, run_id: str, agent: str = "", namespace: str = "", scheme: int = 1) -> None:
         assert scheme in (1, 2), scheme
         self._covers_tool = scheme == 2
-        self._shared = (
-            _hashed("perdure-call-1", tenant, run_id) if scheme == 1 else _hashed("perdure-call-2", namespace, tenant, run_id, agent)
-        )
+        self._parts = ("perdure-call-1", tenant, run_id) if scheme == 1 else ("perdure-call-2", namespace, tenant, run_id, agent)
+        self._hash: hashlib._Hash | None = None  # of the parts; many a run never asks for a key
 
     @classmethod
     def of(cls, created: RunCreated) -> CallKeys:
@@ -42,15 +41,17 @@ class CallKeys:
         return cls(created.tenant, created.run_id, created.agent, created.key_namespace, created.key_scheme)
 
     def __repr__(self) -> str:
-        return f"CallKeys({self._shared.hexdigest()[:12]})"
+        return f"CallKeys({', '.join(self._parts)})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, CallKeys) and self._shared.digest() == other._shared.digest()
+        return isinstance(other, CallKeys) and self._parts == other._parts
 
     __hash__ = None  # type: ignore[assignment]
 
     def key(self, call: int, tool: str) -> str:
-        whole = self._shared.copy()
+        if self._hash is None:
+            self._hash = _hashed(*self._parts)
+        whole = self._hash.copy()
         whole.update(_framed(str(call)))
         if self._covers_tool:
             whole.update(_framed(tool))
