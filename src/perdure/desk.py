@@ -193,7 +193,7 @@ class Desk:
             payload = codec.pack(codec.encode(happened), codec.MAX_BYTES)[0]
             body = ToolCallResolved("happened", by=who, attempt=found.attempt, result=payload, note=note)
         elif did_not_happen:
-            body = ToolCallResolved("did_not_happen", by=who, attempt=found.attempt, note=note)
+            body = ToolCallResolved("did_not_happen", by=who, attempt=found.attempt, note=note, final=final)
         else:
             failure = Failure(kind="fatal", type="Resolved", message=clean(fail or "", 2000))
             body = ToolCallResolved("failed", by=who, attempt=found.attempt, failure=failure, note=note)
@@ -209,16 +209,19 @@ class Desk:
     def _check_quiet(self, run_id: str, call: CallState) -> None:
         """Conflict while the request of a lost attempt may still arrive: a look at the service before then proves nothing (T31)."""
         until = quiet_at(call, self._patience)
-        if until is None:
-            why = "its attempt may still be running: end that process first, and look again at the service"
-        elif until > self._clock.now():
+        if until is not None and until <= self._clock.now():
+            return
+        if until is not None:
             then = datetime.fromtimestamp(until // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
             why = f"its request may still arrive until {then}: look again at the service after that"
+        elif call.quiet_since:
+            why = "its attempt may still be running, and the tool has no timeout= that would end it: see that its process has ended"
         else:
-            return
+            again = shell.command("resume", run_id)
+            why = f"no worker has taken the run over since the call began, so that nothing is known of its end: {again}, then look again"
         raise Conflict(
-            f"call {call.number} ({call.tool}) of run {run_id}: {why}. If the service has ruled it out for good, by cancelling its key for "
-            "example, say so: --final (final=True)"
+            f"call {call.number} ({call.tool}) of run {run_id}: {why}. If you know that its request cannot arrive any more (the service has "
+            "cancelled its key, for example), say so: --final (final=True)"
         )
 
     def _raise(self, row: RunRow, add: Limits, by: str, note: str | None) -> list[str]:

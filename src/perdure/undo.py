@@ -90,8 +90,9 @@ class _Found(NamedTuple):
 class Survey:
     """What a run has done, as its journal and this code have it."""
 
-    def __init__(self, row: RunRow, found: Sequence[_Found]) -> None:
+    def __init__(self, row: RunRow, key_namespace: str, found: Sequence[_Found]) -> None:
         self.row = row
+        self.key_namespace = key_namespace  # of the run that is undone: its undo shares the account at the provider
         self.hooks = {(one.deed.run_id, one.deed.call): one for one in found if one.hook is not None}
         left = [one for one in found if one.hook is None]
         self.plan = UndoPlan(
@@ -140,7 +141,9 @@ def survey(store: Store, row: RunRow, agent: Agent[Any, Any], max_steps: int) ->
     if agent.name != row.agent:
         raise UnknownAgent(f"run {row.run_id} belongs to agent {row.agent!r}, and here is {agent.name!r}; name the code that it belongs to")
     outside.guard()  # a replayed agent must not touch the world either
-    return Survey(row, _Surveyor(store, max_steps).deeds(row.run_id, agent))
+    created = fold(store.read(row.run_id)).created
+    assert created is not None
+    return Survey(row, created.key_namespace, _Surveyor(store, max_steps).deeds(row.run_id, agent))
 
 
 class _Surveyor:
@@ -335,7 +338,7 @@ def begin(store: Store, clock: Clock, surveyed: Survey, settings: Settings, *, b
         queue=row.queue,
         priority=row.priority,
         key_scheme=KEY_SCHEME,
-        key_namespace=settings.key_namespace,
+        key_namespace=surveyed.key_namespace,
     )
     new = NewRun(run_id, created, clock.new_id(), clock.now(), codec.digest(encoded), () if blob is None else (blob,))
     return store.create_run(new)[0]

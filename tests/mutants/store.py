@@ -508,6 +508,17 @@ STORE = (
         store="sqlite",
     ),
     Mutant(
+        name="a_dead_holder_keeps_answers_from_being_checked",
+        guard="an answer that is appended at once is about the state that was looked at",
+        promise="storage",
+        file="store/mailbox.py",
+        where="Mailbox.post",
+        old="expect(row if held else structs.replace(row, holder=None))",
+        new="expect(row)",
+        red="tests/unit/test_store_liveness.py::test_who_posts_to_a_run_of_a_dead_worker_sees_that_no_worker_holds_it",
+        store="sqlite",
+    ),
+    Mutant(
         name="verify_does_not_look_at_epochs",
         guard="verify notices an epoch without a claim",
         promise="G3",

@@ -473,6 +473,17 @@ WORKER = (
         red="tests/unit/test_isolated_environment.py::test_the_process_of_a_tool_has_the_environment_without_our_secrets",
     ),
     Mutant(
+        name="a_worker_may_sleep_as_long_as_a_service",
+        guard="a worker that slept past its lease begins nothing, however long the service's own delay is",
+        promise="T31",
+        file="worker/drive.py",
+        where="Drive._is_too_late",
+        old="covered_s = min(margin_s, *(",
+        new="covered_s = max(margin_s, *(",
+        red="tests/postgres/test_storm_guards.py::test_the_delay_that_a_service_is_given_is_no_time_for_a_worker_to_sleep",
+        store="postgres",
+    ),
+    Mutant(
         name="isolated_tools_inherit_the_password_of_the_journal",
         guard="an isolated tool's process does not inherit the password in PERDURE_URL",
         promise="G15",

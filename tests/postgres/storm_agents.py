@@ -52,6 +52,16 @@ async def _(what: str, ms: int, call: Call) -> Outcome:
     return Outcome.happened(f"{what} done") if await service.find(call.key) else Outcome.not_happened()
 
 
+@tool(effect="once", timeout=TIMEOUT_S, settle=120, retry=AGAIN)
+async def ship_by_a_slow_service(what: str, ms: int, call: Call) -> str:
+    return await _act(what, ms, call)
+
+
+@ship_by_a_slow_service.reconcile
+async def _(what: str, ms: int, call: Call) -> Outcome:
+    return Outcome.happened(f"{what} done") if await service.find(call.key) else Outcome.not_happened()
+
+
 @tool(effect="once", timeout=TIMEOUT_S, retry=AGAIN)
 async def mail(what: str, ms: int, call: Call) -> str:
     """Nobody can ask what became of it: a person has to look."""
@@ -66,7 +76,7 @@ def book(what: str, ms: int, call: Call) -> str:
     return f"{what} done"
 
 
-TOOLS: dict[str, Tool[..., Any]] = {found.name: found for found in (glance, turn, charge, ship, mail, book)}
+TOOLS: dict[str, Tool[..., Any]] = {found.name: found for found in (glance, turn, charge, ship, ship_by_a_slow_service, mail, book)}
 
 
 @dataclass(frozen=True)

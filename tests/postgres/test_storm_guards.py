@@ -145,3 +145,16 @@ def test_a_worker_that_slept_past_its_lease_begins_nothing_that_it_had_meant_to_
     scene.leave(heir)
     assert scene.look()[0].status == "succeeded"
     assert scene.effects() == 1
+
+
+def test_the_delay_that_a_service_is_given_is_no_time_for_a_worker_to_sleep(scene: Scene) -> None:
+    """The tool has settle=120. A worker that slept past its lease between the intent and the effect begins nothing all the same."""
+    scene.start("ship_by_a_slow_service", 0)
+    sleeper = scene.hire(0, "sleeps_before_its_first_effect")
+    wait_until(lambda: psutil.Process(sleeper).status() == psutil.STATUS_STOPPED, 15, "the worker has not fallen asleep")
+    heir = scene.hire(1)
+    wait_until(lambda: scene.look()[0].epoch == 2, 30, "no worker has taken the run over")
+    os.kill(sleeper, signal.SIGCONT)
+    scene.leave(sleeper)
+    scene.leave(heir)
+    assert scene.effects() == 0

@@ -96,6 +96,32 @@ def test_a_run_keeps_the_namespace_that_it_was_begun_with_and_so_do_its_children
     asyncio.run(main())
 
 
+def test_an_undo_has_the_namespace_of_the_run_that_it_undoes(tmp_path: Path) -> None:
+    @tool(effect="keyed")
+    async def pay(call: Call) -> str:
+        return call.key
+
+    @pay.compensate(effect="keyed")
+    async def _(call: Call) -> str:
+        return call.key
+
+    @agent(version="1")
+    async def payer(run: Run) -> str:
+        return await pay()
+
+    async def main() -> None:
+        url = f"sqlite:///{tmp_path / 'j.db'}"
+        async with Perdure(url, agents=[payer], settings=Settings(key_namespace="eu")) as app:
+            await app.run(payer, id="r")
+        async with Perdure(url, agents=[payer]) as app:
+            await app.undo("r")
+            undone = app.store.read("r/undo")[0].body
+            assert isinstance(undone, RunCreated)
+            assert (undone.key_namespace, undone.key_scheme) == ("eu", 2)
+
+    asyncio.run(main())
+
+
 def test_a_run_begun_under_the_first_scheme_keeps_its_keys() -> None:
     """A call in doubt is repeated under the key that its service has seen."""
     created = RunCreated("order-81", "checkout", "1", "acme", None)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.unit.store_tools import end, first_line, python, raw
 
-from perdure.core.events import RunClaimed, ThoughtRecorded
+from perdure.core.events import RunClaimed, RunPaused, ThoughtRecorded
 from perdure.errors import AlreadyRunning, Conflict, InvalidInput
 from perdure.store.api import Committed, Store
 from perdure.store.claims import LONG_AGO
@@ -82,6 +82,18 @@ def test_what_is_taken_from_a_dead_worker_before_anybody_has_noticed_its_death_k
     assert (claimed.row.crashes, claimed.row.lost_with, claim_event(store, "r2").lost_with) == (1, 1, 1)
     store.claim("w", serving("a"), 1, T0 + 1, run_id="r")
     assert claim_event(store, "r").lost_with == 2
+
+
+def test_who_posts_to_a_run_of_a_dead_worker_sees_that_no_worker_holds_it(store: Store, path: Path) -> None:
+    """What is posted goes into the journal at once then. An answer that is about an older state must not: see Desk.resolve."""
+    process = python(_HOLD + _WAIT, path, T0)
+    first_line(process)
+    seen: list[str | None] = []
+    say = RunPaused("ann")
+    store.post("r", None, say, event_id="0" * 31 + "1", now=T0, expect=lambda row: seen.append(row.holder))
+    end(process)
+    store.post("r", None, say, event_id="0" * 31 + "2", now=T0, expect=lambda row: seen.append(row.holder))
+    assert seen == ["victim", None]
 
 
 def test_a_lock_file_that_is_gone_proves_nothing_and_the_lease_decides(store: Store, path: Path) -> None:

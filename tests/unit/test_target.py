@@ -337,10 +337,20 @@ def test_a_file_that_other_users_can_write_to_is_refused(mode):
     assert f"other users can write to {file}; " in recorded_refusal(f"{file}:support")
 
 
-@pytest.mark.parametrize("shared", ["shop", "shop/tools.py", "shop/__pycache__", "shop/inner", "beside.py", "pack", "pack/module.py"])
+@pytest.mark.parametrize(
+    "shared", ["shop", "shop/tools.py", "shop/__pycache__", "shop/inner", "beside.py", "pack", "pack/module.py", "space", "space/deep"]
+)
 def test_what_can_be_imported_with_it_and_other_users_can_write_to_is_refused(shared):
     file = write("shop/support.py", "support")
-    for other in ("shop/__init__.py", "shop/tools.py", "shop/inner/__init__.py", "beside.py", "pack/__init__.py", "pack/module.py"):
+    for other in (
+        "shop/__init__.py",
+        "shop/tools.py",
+        "shop/inner/__init__.py",
+        "beside.py",
+        "pack/__init__.py",
+        "pack/module.py",
+        "space/deep/module.py",
+    ):
         write(other)
     Path("shop/__pycache__").mkdir()
     assert allowed(f"{file}:support")

@@ -21,7 +21,11 @@ from perdure.store.api import RunRow
 @click.argument("call", type=click.IntRange(min=1), metavar="CALL")
 @click.option("--happened", metavar="JSON", help="It happened; the agent gets this as its result, and its cost is charged.")
 @click.option("--did-not-happen", is_flag=True, help="It did not happen; it is performed again.")
-@click.option("--final", is_flag=True, help="With --did-not-happen: the service has ruled it out, also for a request still on its way.")
+@click.option(
+    "--final",
+    is_flag=True,
+    help="With --did-not-happen: its request cannot arrive any more; the service has cancelled its key, for example.",
+)
 @click.option(
     "--fail",
     "failure",

@@ -7,12 +7,12 @@ import grp
 import os
 import pwd
 import stat
-from collections.abc import Iterator
 from functools import cache
 from importlib.machinery import all_suffixes
 from pathlib import Path
 
 _ROOT = 0
+_SUFFIXES = tuple(all_suffixes())
 
 
 def changed_by_others(file: Path, top: Path) -> str | None:
@@ -69,24 +69,23 @@ def _has_access_list(path: Path) -> bool:
     return True
 
 
-def _importable(top: Path) -> Iterator[Path]:
-    """Every module and package below the folder, and the folders of compiled modules."""
-    suffixes = tuple(all_suffixes())
-    todo, seen = [top], {top.resolve()}
-    while todo:
-        folder = todo.pop()
-        try:
-            entries = list(os.scandir(folder))
-        except PermissionError:
-            continue  # this user cannot list it, and has hardly put anything there
-        for entry in entries:
-            path = Path(entry.path)
-            if not entry.is_dir():
-                if entry.name.endswith(suffixes):
-                    yield path
-                continue
-            is_package = entry.name.isidentifier() and (path / "__init__.py").is_file()
-            if (is_package or entry.name == "__pycache__") and path.resolve() not in seen:
-                seen.add(path.resolve())
-                yield path
-                todo.append(path)
+def _importable(top: Path, seen: set[Path] | None = None) -> list[Path]:
+    """Every module and package below the folder, and the folders of compiled modules.
+
+    A folder that holds a module, however deep, is a package, with an __init__.py or (a namespace package) without one.
+    """
+    seen = {top.resolve()} if seen is None else seen
+    found: list[Path] = []
+    try:
+        entries = list(os.scandir(top))
+    except PermissionError:
+        return []  # this user cannot list it, and has hardly put anything there
+    for entry in entries:
+        path = Path(entry.path)
+        if not entry.is_dir():
+            found += [path] if entry.name.endswith(_SUFFIXES) else []
+        elif (entry.name.isidentifier() or entry.name == "__pycache__") and path.resolve() not in seen:
+            seen.add(path.resolve())
+            inside = _importable(path, seen)
+            found += [path, *inside] if inside or entry.name == "__pycache__" else []
+    return found

@@ -190,6 +190,7 @@ class ToolCallResolved(Body, frozen=True, tag="tool_call_resolved"):
     result: Payload | None = None
     failure: Failure | None = None
     note: str | None = None
+    final: bool = False  # it did not happen, and its request cannot arrive any more: believed at once
     usage: Usage | None = None  # charged by this event: the estimate, without what the attempts in doubt have said themselves
 
 

@@ -51,10 +51,10 @@ class Group:
 
 
 def is_poison(crashes: int, crashes_alone: int, limit: int) -> bool:
-    """Whether the run is taken for what killed its workers: `limit` of them in a row, some while no other run could be to blame.
+    """Whether the run is taken for what killed its workers: `limit` of them in a row, some while it was their only suspect.
 
     The first deaths make a run a suspect, whatever was beside it; those after them must have met it alone. At least one must: runs
-    that merely died beside a poisonous one are never blamed. With the default limit of 5 three deaths must have met it alone. An
+    that merely died in one group with a poisonous one are never blamed. With the default limit of 5 three deaths must have met it alone. An
     innocent suspect that is alone survives a new poisonous run beside it: that one is a suspect itself after two deaths.
     """
     return crashes >= limit and crashes_alone >= max(limit - SUSPECT_CRASHES, 1)

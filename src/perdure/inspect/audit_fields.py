@@ -93,7 +93,14 @@ def _of_call(event: Event) -> dict[str, Any]:
         case ToolCallCompleted() | ToolCallFailed() | ToolCallInDoubt():
             return {"attempt": body.attempt, **_usage(body.usage)}
         case ToolCallResolved():
-            return {"attempt": body.attempt, "outcome": body.outcome, "by": body.by, "note": body.note, **_usage(body.usage)}
+            return {
+                "attempt": body.attempt,
+                "outcome": body.outcome,
+                "by": body.by,
+                "note": body.note,
+                "final": body.final,
+                **_usage(body.usage),
+            }
         case RetryScheduled():
             return {"attempt": body.attempt, "at": iso(body.at), "reconcile": body.reconcile}
         case ChildStarted():

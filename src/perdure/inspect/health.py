@@ -119,7 +119,7 @@ def _ignored(rows: list[RunRow], now: int) -> Check:
     oldest = min(rows, key=lambda row: row.ready_at or 0)
     agents = ", ".join(sorted({row.agent for row in rows}))
     found = f"{plural(len(rows), 'ready run')} that nobody takes, of {agents}; the oldest ({oldest.run_id}) for {span(now - (oldest.ready_at or now))}"
-    return Check("queue", "warn", found, shell.command("worker", oldest.target or f"FILE.py:{oldest.agent}"))
+    return Check("queue", "warn", found, shell.command("worker", f"FILE.py:{oldest.agent}"))
 
 
 def _suspects(rows: list[RunRow]) -> Check:

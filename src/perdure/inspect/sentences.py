@@ -170,7 +170,7 @@ def _first_attempt(event: Event, body: ToolCallInitiated, call: str) -> str:
 def _resolution(body: ToolCallResolved) -> str:
     told = {
         "happened": f"it happened, and returned {shown(body.result)}",
-        "did_not_happen": "it did not happen",
+        "did_not_happen": f"it did not happen{' and never will' if body.final else ''}",
         "failed": "it counts as failed",
     }
     note = f" ({body.note})" if body.note else ""

@@ -54,9 +54,9 @@ class Delivery:
         """Whether somebody who lives holds it; a dead holder does not count as one."""
         return holder is not None and not self._liveness.is_dead(holder)
 
-    def deliver(self, cursor: Cursor, found: Row, letter: Letter, status: Status | None = None) -> bool:
-        """True: it is in the journal. False: in the inbox, and the holder journals it."""
-        if self.holds(run_row(found).holder):
+    def deliver(self, cursor: Cursor, found: Row, letter: Letter, status: Status | None = None, *, held: bool | None = None) -> bool:
+        """True: it is in the journal. False: in the inbox, and the holder journals it. `held`: what `holds` has said just now."""
+        if self.holds(run_row(found).holder) if held is None else held:
             values = {
                 "id": key_of(found),
                 "call": letter.call,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
+from msgspec import structs
+
 from perdure.core.budget import NOTHING, amounts_of
 from perdure.core.chain import seal
 from perdure.core.events import (
@@ -66,13 +68,16 @@ class Mailbox:
 
         def deliver(cursor: Cursor) -> tuple[bool, bool]:
             found = _unfinished(cursor, run_id)
-            expect(run_row(found))
-            if isinstance(body, RunAdopted) and self._delivery.holds(run_row(found).holder):
+            row = run_row(found)
+            # Looked at once. Where the holder is dead the letter is appended right here, so `expect` sees a run without a holder.
+            held = self._delivery.holds(row.holder)
+            expect(row if held else structs.replace(row, holder=None))
+            if isinstance(body, RunAdopted) and held:
                 # Its holder goes on with the code that it has, and would not journal this: the row must not say otherwise.
                 raise AlreadyRunning(f"run {run_id} is held by a worker that is not known to be dead; stop that process first")
             if not _is_news(cursor, found, body):
                 return True, False
-            appended = self._delivery.deliver(cursor, found, Letter(call, body, event_id, now), status)
+            appended = self._delivery.deliver(cursor, found, Letter(call, body, event_id, now), status, held=held)
             if appended and isinstance(body, ToolCallResolved):
                 # In this very commit, as whoever holds a run charges it: the journal and the ledger must never differ.
                 budgets.charge(cursor, key_of(found), Charge(reserved=NOTHING, spent=amounts_of(body.usage)))

@@ -360,7 +360,7 @@ class Calls:
                 usage = call.cost_if("happened")
                 return [ToolCallResolved("happened", by="reconcile", attempt=call.attempt, result=result, usage=usage)]
             case "not_happened":
-                settled = ToolCallResolved("did_not_happen", by="reconcile", attempt=call.attempt)
+                settled = ToolCallResolved("did_not_happen", by="reconcile", attempt=call.attempt, final=outcome.final)
                 if wanted and call.failed < attempts:
                     return [settled]
                 failure = call.failure or Failure(

@@ -178,7 +178,7 @@ class Drive:
             self.attend("circling", watch.circling)  # its worker died before the run stood still: nothing of it is begun again
         elif is_poison(self.state.crashes, self.state.crashes_alone, limit):
             deaths = f"{self.state.crashes} workers in a row died while they drove this run, without any progress in between"
-            self.attend("poison", f"{deaths}; for {self.state.crashes_alone} of these deaths no other run can be to blame")
+            self.attend("poison", f"{deaths}; in {self.state.crashes_alone} of these deaths it was the worker's only suspect")
         else:
             self.guarded(self._rebuild, events)
         self.pump()
@@ -599,14 +599,14 @@ class Drive:
         self.pump()
 
     def _is_too_late(self) -> bool:
-        """Whether the calls of the commit that has just been answered may be somebody else's by now: this process slept past its lease.
+        """Whether another worker may have the run by now, because this process slept past its lease after the commit was sent.
 
-        Whoever takes a run over gives an attempt its own time and the margin, from then on, before "not found" is believed: what
-        begins within the margin after its intent went out is covered, whoever has the run.
+        A worker that takes the run over adds `settle` to the wait before "not found" is believed. An attempt that begins within that time
+        after its intent went out is covered by it. `settle` is mostly the service's own delay, so no more than the margin is used up here.
         """
-        sent_s = self._commits.sent_s
-        settle_s = min(self._calls.settle_s(self.state.calls[number]) for number in self._orders.due)
-        return time.monotonic() - sent_s > settle_s and not self._host.has_held_since(sent_s)
+        sent_s, margin_s = self._commits.sent_s, self._host.settings.reconcile_margin_s
+        covered_s = min(margin_s, *(self._calls.settle_s(self.state.calls[number]) for number in self._orders.due))
+        return time.monotonic() - sent_s > covered_s and not self._host.has_held_since(sent_s)
 
     def broke(self, error: Exception) -> None:
         self._host.broke(self, error)

@@ -37,7 +37,8 @@ from perdure.worker import isolated
 from perdure.worker.answers import Raised, Returned, Unrecordable
 
 MAX_LINE_BYTES = codec.MAX_BYTES + 64  # the longest value that can be recorded, its letter and its length
-# Secrets of perdure itself, of its database and of the models that it asks, by the names that libpq and the SDKs read.
+# Secrets of perdure itself, of its database and of the models that it asks, by the names that libpq and the SDKs read. Credentials of a
+# cloud (AWS_SECRET_ACCESS_KEY, …) are the user's own: many tools need them.
 _SECRETS = re.compile(
     r"PERDURE_WEBHOOK_\w+|PERDURE_\w*SECRET\w*|PGPASSWORD|PGPASSFILE"
     r"|(ANTHROPIC|OPENAI|AZURE_OPENAI)_\w*(KEY|TOKEN|SECRET|HEADERS)\w*|AWS_BEARER_TOKEN_BEDROCK"
