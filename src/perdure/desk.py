@@ -181,9 +181,8 @@ class Desk:
         if found is None:
             raise NotFound(f"run {run_id} has no call {call}; its calls are {_numbers(state)}")
         if found.phase != "in_doubt" and not (found.phase == "started" and found.effect in ("once", "keyed")):
-            raise Conflict(
-                f"call {call} ({found.tool}) of run {run_id} is {found.phase.replace('_', ' ')}; only a call in doubt can be resolved"
-            )
+            stands = f"was settled by {found.resolved_by}" if found.resolved_by else f"is {found.phase.replace('_', ' ')}"
+            raise Conflict(f"call {call} ({found.tool}) of run {run_id} {stands}; only a call in doubt can be resolved")
         if found.phase == "started" and self._row(run_id, None).holder in self._alive():
             raise Conflict(f"call {call} ({found.tool}) of run {run_id} is being performed by a live worker; wait for what it says")
         if did_not_happen and not final:

@@ -118,10 +118,13 @@ def test_an_error_that_the_server_answers_with_is_not_taken_for_its_end():
     async def main() -> None:
         async with mcp([sys.executable, RUDE], name="rude", timeout=60) as server:
             await server.toolset()
-            begun = time.monotonic()
-            with pytest.raises(ConnectionResetError, match="as you wish"):
-                await server.call("rpc", code=-32000)
-            assert time.monotonic() - begun < 0.9, "nobody waits for the end of what goes on"
+            took_s = []
+            for _ in range(8):  # the quickest counts: on a busy machine any of them may have had to wait for a core
+                begun = time.monotonic()
+                with pytest.raises(ConnectionResetError, match="as you wish"):
+                    await server.call("rpc", code=-32000)
+                took_s.append(time.monotonic() - begun)
+            assert min(took_s) < 0.9, "the end of a server that goes on was waited for"
 
     run(main())
 

@@ -337,7 +337,7 @@ CORE = (
         promise="T31",
         file="core/decide.py",
         where="quiet_after_s",
-        old="call.loose or (may_run and call.timeout_s is None)",
+        old="call.loose or (call.worker_may_live and call.timeout_s is None)",
         new="call.loose",
         red="tests/unit/test_traps.py::test_T31_not_found_says_nothing_while_the_worker_that_was_lost_may_still_send[sqlite-None]",
     ),

@@ -95,7 +95,7 @@ class _Waits(Protocol):
     def cancel_grace_s(self) -> float: ...
 
 
-def quiet_after_s(call: CallState, patience: Patience, *, seen_to_end: bool = True) -> float | None:
+def quiet_after_s(call: CallState, patience: Patience) -> float | None:
     """How long after its attempts were last seen alive "not found" proves that none of them will happen; None: it never does.
 
     Ending an attempt, or its process, does not call back what it has sent: a request may lie in a queue of the network or of the service
@@ -103,11 +103,10 @@ def quiet_after_s(call: CallState, patience: Patience, *, seen_to_end: bool = Tr
     from the moment at which it could last have sent (T22, T31). That is its end, or its worker's end, where one of them is known. A
     worker that was only silent may still be performing the attempt, until its time-out; without a time-out, for ever.
     """
-    may_run = call.worker_may_live or not seen_to_end
-    if call.loose or (may_run and call.timeout_s is None):
+    if call.loose or (call.worker_may_live and call.timeout_s is None):
         return None
     timeout_s = patience.timeout_s if call.timeout_s is None else call.timeout_s
-    still_running_s = timeout_s + patience.grace_s if may_run else 0.0
+    still_running_s = timeout_s + patience.grace_s if call.worker_may_live else 0.0
     return still_running_s + timeout_s + settle_s(call, patience)
 
 
@@ -117,10 +116,12 @@ def settle_s(call: CallState, patience: Patience) -> float:
 
 
 def quiet_at(call: CallState, patience: Patience) -> int | None:
-    """The same as a time of the wall clock, for people: they look once, and may look too early. None: it never does."""
-    # Without quiet_since no worker has taken the run over yet, so that the journal does not tell whether the attempt still runs.
-    after_s = quiet_after_s(call, patience, seen_to_end=bool(call.quiet_since))
-    return None if after_s is None else (call.quiet_since or call.started_at) + round(after_s * 1e6)
+    """The same as a time of the wall clock, for people: they look once, and may look too early. None: it never does.
+
+    Nor does it before a worker has taken the run over: until then nothing is known about the end of the attempt.
+    """
+    after_s = quiet_after_s(call, patience)
+    return None if after_s is None or not call.quiet_since else call.quiet_since + round(after_s * 1e6)
 
 
 def about_unknown(call: CallState, key_window_s: float, now: int, why: str = "it may or may not have happened") -> Perform | Park:

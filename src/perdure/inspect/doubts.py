@@ -142,7 +142,7 @@ def _performer(intent_seq: int, events: Sequence[Event]) -> str | None:
 def _too_early(call: CallState, scene: Scene) -> str | None:
     until = quiet_at(call, scene.patience)
     if until is None:
-        return "its attempt may still be running"
+        return "its attempt may still be running" if call.quiet_since else "no worker has taken the run over yet"
     return f"its request may still arrive until {at(until, scene.now)}" if until > scene.now else None
 
 

@@ -25,7 +25,7 @@ EFFECTS = {
     "idempotent": "repeating it ends in the same state, so it is simply run again",
     "keyed": "the service drops a second request with the same key, so it is safe to repeat only while the service still knows the key",
     "transaction": "its effect and its result are one commit, so without a result it did not happen",
-    "once": "it must not happen twice, so perdure never repeats it by itself",
+    "once": "it must not happen twice, so it is repeated only after its hook or a person has said that it did not happen",
 }
 
 

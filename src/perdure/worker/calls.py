@@ -7,6 +7,7 @@ It performs and it judges; it records nothing. What came of an attempt reaches t
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Hashable
 from datetime import UTC, datetime, timedelta
@@ -57,6 +58,8 @@ from perdure.worker.ending import cancel
 from perdure.worker.pen import Pen
 from perdure.worker.perform import Abandoned, Attempt, Performed, Raised, Returned, Unrecordable, attempt, perform_in_transaction, reconcile
 from perdure.worker.threads import Threads
+
+log = logging.getLogger("perdure.worker")
 
 
 def is_not_ready(failure: Failure) -> bool:
@@ -259,7 +262,10 @@ class Calls:
             if outcome.kind == "happened" or outcome.final or quiet_at_s is None or asked_s >= quiet_at_s:
                 return outcome
             # The old attempt may still be on its way: ask again when it can be no longer.
-            await asyncio.sleep(quiet_at_s - self._loop.time())
+            left_s = quiet_at_s - self._loop.time()
+            words = "run %s: the hook of %s (call %d) found nothing; its request may still arrive, so the hook is asked again in %.0f s"
+            log.info(words, told.run_id, call.tool, number, left_s)
+            await asyncio.sleep(left_s)
             return await ask_hook()
 
         def done(task: asyncio.Task[Outcome]) -> None:
