@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import threading
@@ -93,7 +94,30 @@ def order_over_a_line_that_breaks(port: int, questions: int, call: Call) -> str:
     raise ConnectionResetError("the line broke after the request was sent")
 
 
-TOOLS = {one.name: one for one in (order_isolated, order_without_timeout, order_over_a_line_that_breaks)}
+@tool(effect="once", timeout=1.0)
+def order_in_turn(port: int, questions: int, call: Call) -> str:
+    _send(port, call.key).close()
+    return "done"
+
+
+@order_in_turn.reconcile
+async def find_in_turn(port: int, questions: int, call: Call) -> Outcome:
+    return await find(questions, call)
+
+
+@tool(effect="read")
+def hold_the_thread(until: str) -> str:
+    while not os.path.exists(until):
+        time.sleep(0.01)
+    return "free"
+
+
+@agent(version="1")
+async def holder(run: Run, until: str) -> str:
+    return str(await hold_the_thread(until))
+
+
+TOOLS = {one.name: one for one in (order_isolated, order_without_timeout, order_over_a_line_that_breaks, order_in_turn)}
 
 
 @order_isolated.reconcile

@@ -36,7 +36,7 @@ AGENTS: dict[str, Agent[Any, Any]] = {
     for found in (
         *(chores.chores, chores.sleeper, chores.hasty, chores.racing, chores.fickle, errands.errand),
         *(petitions.petition, petitions.vigil, petitions.forum, petitions.council),
-        late.orderer,
+        *(late.orderer, late.holder),
         *(clans.clan, clans.kin, clans.spender, clans.purse, clans.heir, clans.household, clans.listener),
     )
 }

@@ -18,6 +18,7 @@ import pytest
 
 from perdure.core.events import Usage
 from perdure.tool import Call, Tool
+from perdure.worker.isolate import Isolated
 from perdure.worker.isolated import framed, unframed
 from perdure.worker.perform import Attempt, Performed, Raised, Returned, Unrecordable, attempt
 from perdure.worker.threads import Threads
@@ -85,6 +86,10 @@ def chatters(size: int, call: Call) -> str:
 def raises(what: str) -> None:
     raise {"not_sent": NotSent("queue"), "later": RetryLater(after=9), "fatal": Fatal("no"), "exit": SystemExit(4),
            "interrupt": KeyboardInterrupt(), "stop": StopIteration()}[what]
+
+@tool(isolate=True)
+def takes_a_minute() -> None:
+    time.sleep(60)
 
 @tool(isolate=True)
 def returns_object() -> object:
@@ -492,3 +497,10 @@ def test_a_line_that_was_cut_off_is_never_taken_for_a_shorter_answer():
 
 def test_an_empty_text_is_a_line():
     assert unframed(framed(b"B", b"")) == (b"B", b"")
+
+
+def test_its_supervisor_ends_it_when_its_time_is_over(tools):
+    """The worker ends it at its time-out. A worker that is paused does not, and then the process ends all the same."""
+    declared = tools.takes_a_minute
+    answer = Isolated(declared, declared.bind((), {}), a_call(), limit_s=0.5).run()
+    assert failure_of(answer)[0] == "process_died"

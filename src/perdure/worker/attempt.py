@@ -180,17 +180,16 @@ class Attempt(Generic[T]):
 
 def begin(fn: Callable[..., Any], is_async: bool, kwargs: dict[str, Any], finish: Callable[[Any], T], threads: Threads) -> Body[T | Raised]:
     """Start a function: on the loop if it is async, else in a thread. `finish` makes an answer of what it returned, and must not raise."""
-    if is_async:
-        return OnLoop(fn(**kwargs), finish)
+    return OnLoop(fn(**kwargs), finish) if is_async else InThread(threads, lambda: called(fn, kwargs, finish), lambda: None)
 
-    def work() -> T | Raised:
-        try:
-            value = fn(**kwargs)
-        except BaseException as error:  # SystemExit, KeyboardInterrupt and StopIteration of a tool are failures of its call
-            return Raised(_describe(error))
-        return finish(value)
 
-    return InThread(threads, work, lambda: None)
+def called(fn: Callable[..., Any], kwargs: dict[str, Any], finish: Callable[[Any], T]) -> T | Raised:
+    """Call a sync function, here."""
+    try:
+        value = fn(**kwargs)
+    except BaseException as error:  # SystemExit, KeyboardInterrupt and StopIteration of a tool are failures of its call
+        return Raised(_describe(error))
+    return finish(value)
 
 
 class OnLoop(Generic[T]):

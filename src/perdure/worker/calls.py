@@ -143,11 +143,12 @@ class Calls:
         self._ended_s: dict[int, float] = {}  # when the last attempt of a call ended here without a result: by the loop's clock
 
     # -- attempts -----------------------------------------------------------------------------------------------------
-    def start(self, call: CallState, asked: CallTool) -> None:
-        """Begin the effect. Its intent is durable (or need not be)."""
+    def start(self, call: CallState, asked: CallTool, is_too_late: Callable[[], bool] | None = None) -> None:
+        """Begin the effect. Its intent is durable (or need not be). `is_too_late`: asked once more, when a thread is free for it."""
         assert call.phase == "started" and not self.busy(call.number), (call.number, call.phase)
         told = self._told(call, asked.tool.timeout_s)
-        running = attempt(self._performing(asked.tool), asked.args, told, threads=self._threads, grace_s=self._settings.cancel_grace_s)
+        tool, grace_s = self._performing(asked.tool), self._settings.cancel_grace_s
+        running = attempt(tool, asked.args, told, threads=self._threads, grace_s=grace_s, is_too_late=is_too_late)
         self._attempts[call.number] = running
         self._ended_s.pop(call.number, None)
         running.start(partial(self._ended, told))

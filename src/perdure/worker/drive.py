@@ -485,7 +485,8 @@ class Drive:
         # A parent that looks after its children every now and then must not keep the room that they need to go on; nor does a run that
         # waits for money keep it from those who have reserved that.
         waits_for_others = bool(self.state.alive) or self._gate.waiting
-        makes_room = waits_for_others and self._host.is_short_of_room(self._claimed.row.queue)
+        # A suspect that waits for money keeps its place in a group of suspects, and the runs that have reserved the money may need it.
+        makes_room = waits_for_others and (self._host.is_short_of_room(self._claimed.row.queue) or (self._suspect and self._gate.waiting))
         park_after_s = 0.0 if makes_room or self._host.clock.still else self._host.settings.park_after_s
         timer = self._machine.next_timer()
         answer = at_rest(
@@ -584,7 +585,8 @@ class Drive:
         durable = set(self._orders.due)
         if result is not None:
             self.guarded(self.deliver, result)
-        if self._orders.due and self._may_begin and self._is_too_late():
+        sent_s = self._commits.sent_s
+        if self._may_begin and any(self._too_late(sent_s, number)() for number in self._orders.due):
             # They are handed over as not begun; if the run is no longer ours, that is refused like everything else.
             self.closing = Closing("queued", "another worker: the one before gave no sign of life for longer than its lease")
         due, self._orders.due = self._orders.due, []
@@ -595,18 +597,21 @@ class Drive:
                 self._orders.due.append(number)
             else:
                 # The intent is durable. From here on a crash leaves an intent without a result: decide() settles it by effect class.
-                self._calls.start(call, self._orders.tool_call(call))
+                asked = self._orders.tool_call(call)
+                waits_for_thread = asked.tool.isolate or not asked.tool.is_async
+                self._calls.start(call, asked, self._too_late(sent_s, number) if waits_for_thread else None)
         self.pump()
 
-    def _is_too_late(self) -> bool:
-        """Whether another worker may have the run by now, because this process slept past its lease after the commit was sent.
+    def _too_late(self, sent_s: float, number: int) -> Callable[[], bool]:
+        """A question for any thread: may another worker have the run by now, because this process slept past its lease after the
+        call's intent was sent?
 
         A worker that takes the run over adds `settle` to the wait before "not found" is believed. An attempt that begins within that time
         after its intent went out is covered by it. `settle` is mostly the service's own delay, so no more than the margin is used up here.
         """
-        sent_s, margin_s = self._commits.sent_s, self._host.settings.reconcile_margin_s
-        covered_s = min(margin_s, *(self._calls.settle_s(self.state.calls[number]) for number in self._orders.due))
-        return time.monotonic() - sent_s > covered_s and not self._host.has_held_since(sent_s)
+        host = self._host
+        covered_s = min(host.settings.reconcile_margin_s, self._calls.settle_s(self.state.calls[number]))
+        return lambda: time.monotonic() - sent_s > covered_s and not host.has_held_since(sent_s)
 
     def broke(self, error: Exception) -> None:
         self._host.broke(self, error)

@@ -18,7 +18,7 @@ from perdure.worker.pen import Pen
 log = logging.getLogger("perdure.worker")
 _AGAIN_US = 500_000
 _BUSY_US = 20_000
-_PATIENCE_US = 60_000_000
+_PATIENCE_US = 900_000_000  # longer than a doubt about an ordinary call lasts: what it may cost is reserved until then
 _FIELDS = {"usd": "usd_micros", "tokens": "tokens", "calls": "calls", "seconds": "busy_us"}
 
 

@@ -58,7 +58,7 @@ def environment(whole: Mapping[str, str], passed: Collection[str]) -> dict[str, 
 class Isolated:
     """One attempt in a process of its own. `run` blocks until nothing of it is left; `stop` may be called from any thread."""
 
-    def __init__(self, tool: Tool[..., Any], args: bytes, call: Call) -> None:
+    def __init__(self, tool: Tool[..., Any], args: bytes, call: Call, limit_s: float | None = None) -> None:
         self._what = f"the process of tool {tool.name}"
         self._call = call
         self._environment = environment(os.environ, tool.pass_env)
@@ -68,6 +68,7 @@ class Isolated:
                 "module": _module_name(tool),
                 "file": os.path.abspath(inspect.unwrap(tool.fn).__globals__["__file__"]),
                 "function": tool.fn.__name__,
+                "limit_s": limit_s,  # its supervisor ends it then: this worker, which ends it at its time-out, may be paused
                 "path": [os.path.abspath(entry) for entry in sys.path],
                 "args": args.decode("utf-8"),
                 "call": {

@@ -38,7 +38,7 @@ def main() -> int:
     child = os.fork()
     if child == 0:
         _become_tool(request)
-    supervise(child, worker)
+    supervise(child, worker, request["limit_s"])
     return 0
 
 
@@ -52,8 +52,9 @@ def _prctl(option: int, value: int) -> None:
         pass  # not Linux: there the process group, and the end of a pipe, have to do
 
 
-def supervise(child: int, worker: int) -> None:
-    """Wait for the tool's end, or for the worker's, and leave nothing behind that the tool has started."""
+def supervise(child: int, worker: int, limit_s: float | None) -> None:
+    """Wait for the tool's end, for the worker's, or until its time is over, and leave nothing behind that the tool has started."""
+    over_s = float("inf") if limit_s is None else time.monotonic() + limit_s
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     wake, woken = os.pipe()
@@ -61,11 +62,11 @@ def supervise(child: int, worker: int) -> None:
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     while not _has_ended(child):
-        ready, _, _ = select.select([0, wake], [], [], _ORPHAN_CHECK_S)
+        ready, _, _ = select.select([0, wake], [], [], max(min(_ORPHAN_CHECK_S, over_s - time.monotonic()), 0.0))
         if wake in ready:
             os.read(wake, 4096)
         # A copy of the pipe's other end in a forked sibling would hide the worker's death; a new parent cannot be hidden.
-        if (0 in ready and not os.read(0, 1)) or os.getppid() != worker:
+        if (0 in ready and not os.read(0, 1)) or os.getppid() != worker or time.monotonic() >= over_s:
             break
     # The child is not reaped yet, so that its number, which is the group's, cannot belong to somebody else.
     _kill(os.killpg, child)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from perdure.core.events import Failure
 from perdure.errors import InvalidInput
 from perdure.tool import Call, Outcome, Tool
 from perdure.worker.answers import Abandoned, Performed, Raised, Returned, Unrecordable, recordable
-from perdure.worker.attempt import Attempt, Body, InThread, begin
+from perdure.worker.attempt import Attempt, Body, InThread, OnLoop, begin, called
 from perdure.worker.isolate import Isolated
 from perdure.worker.threads import Threads
 
@@ -28,22 +29,43 @@ __all__ = [
     "recordable",
 ]
 
+_Answer = Returned | Unrecordable | Raised
 RECONCILE_TIMEOUT_S = 60.0
 
 
-def attempt(tool: Tool[..., Any], args: bytes, call: Call, *, threads: Threads, grace_s: float) -> Attempt[Returned | Unrecordable]:
-    """An attempt at the call, ready to run."""
+def attempt(
+    tool: Tool[..., Any], args: bytes, call: Call, *, threads: Threads, grace_s: float, is_too_late: Callable[[], bool] | None = None
+) -> Attempt[Returned | Unrecordable]:
+    """An attempt at the call, ready to run. `is_too_late` is asked when a thread is free for it: then it is not begun."""
     # Partials and not closures here: there is one of these for every call in flight, and each cell is one more for the collector.
-    start = partial(_start, tool, args, call, threads)
+    start = partial(_start, tool, args, call, threads, grace_s, is_too_late)
     return Attempt(start, call, what=f"tool {tool.name}", timeout_s=tool.timeout_s, grace_s=grace_s)
 
 
-def _start(tool: Tool[..., Any], args: bytes, call: Call, threads: Threads) -> Body[Returned | Unrecordable | Raised]:
+def _start(
+    tool: Tool[..., Any], args: bytes, call: Call, threads: Threads, grace_s: float, is_too_late: Callable[[], bool] | None
+) -> Body[Returned | Unrecordable | Raised]:
     if tool.isolate:
-        process = Isolated(tool, args, call)
-        return InThread(threads, process.run, process.stop)
+        process = Isolated(tool, args, call, None if tool.timeout_s is None else tool.timeout_s + grace_s)
+        return InThread(threads, partial(_unless_too_late, is_too_late, process.run), process.stop)
     kwargs = tool.with_call(tool.arguments(args), call)
-    return begin(tool.fn, tool.is_async, kwargs, partial(recordable, tool), threads)
+    if tool.is_async:
+        return OnLoop(tool.fn(**kwargs), partial(recordable, tool))
+    work = partial(called, tool.fn, kwargs, partial(recordable, tool))
+    return InThread(threads, partial(_unless_too_late, is_too_late, work), _nothing)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _unless_too_late(is_too_late: Callable[[], bool] | None, work: Callable[[], _Answer]) -> _Answer:
+    # The crash window: it waited for a free thread while this process slept past its lease. Another worker may have the run by now,
+    # and have made the call.
+    if is_too_late is not None and is_too_late():
+        why = "it waited for a thread while its worker gave no sign of life for longer than its lease, and was not begun"
+        return Raised(Failure(kind="not_sent", type="NotSent", message=why))
+    return work()
 
 
 async def perform(tool: Tool[..., Any], args: bytes, call: Call, *, threads: Threads, grace_s: float) -> Performed:
