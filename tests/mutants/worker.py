@@ -505,6 +505,17 @@ WORKER = (
         red="tests/unit/test_perform_isolated.py::test_its_supervisor_ends_it_when_its_time_is_over",
     ),
     Mutant(
+        name="a_suspect_that_waits_for_money_keeps_its_place",
+        guard="a suspect that waits for money makes room for those that have reserved it",
+        promise="T34",
+        file="worker/drive.py",
+        where="Drive._wait",
+        old=" or (self._suspect and self._gate.waiting))",
+        new=")",
+        red="tests/unit/test_suspects.py::test_a_suspect_that_waits_for_money_makes_room_for_those_that_have_reserved_it",
+        store="sqlite",
+    ),
+    Mutant(
         name="isolated_tools_inherit_the_password_of_the_journal",
         guard="an isolated tool's process does not inherit the password in PERDURE_URL",
         promise="G15",

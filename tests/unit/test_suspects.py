@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.unit.drive_tools import run, until
 from tests.unit.postgres_tools import empty
 
+from perdure import Budget, Call, Outcome, Perdure, Run, agent, tool
 from perdure.cli import cli
 from perdure.core.events import Event, RunClaimed
 from perdure.core.suspects import ANY_SIZE, Group, is_poison, largest_group
 from perdure.inspect.health import Check, check_runs
 from perdure.inspect.sentences import sentence
 from perdure.inspect.why import Why, why
+from perdure.settings import Settings
 from perdure.store.api import Served, Store
 from perdure.store.open import open_store
 from perdure.testing.conformance_suspects import die
@@ -141,3 +145,65 @@ def test_events_say_how_many_others_may_be_to_blame() -> None:
     claimed = RunClaimed("w", name="host:1", takeover=True, proven_dead=True, lost_with=1)
     said = sentence(Event(4, "0" * 32, 0, 2, None, 3, claimed), {})
     assert said.endswith("which is gone (the kernel says so); 1 other run of that worker may be to blame")
+
+
+# -- suspects and money -------------------------------------------------------------------------------------------------------
+def test_a_suspect_that_waits_for_money_makes_room_for_those_that_have_reserved_it(tmp_path: Path) -> None:
+    """After three deaths suspects are driven one at a time. The first of them waits for what the other two have reserved."""
+    paying: list[int] = []
+    quick = asyncio.Event()
+
+    @tool(effect="once", timeout=30, cost="0.10")
+    async def pay(n: int, call: Call) -> str:
+        paying.append(n)
+        await quick.wait()
+        call.spend(usd="0.01")
+        return f"paid {n}"
+
+    @pay.reconcile
+    async def _(n: int, call: Call) -> Outcome:
+        await quick.wait()
+        return Outcome.not_happened(final=True)
+
+    @tool(effect="read")
+    async def wait_for_the_others() -> None:
+        await until(lambda: len(paying) >= 2)
+
+    @agent(version="1")
+    async def child(run: Run, n: int) -> str:
+        if n == 1:
+            await wait_for_the_others()
+        return await pay(n)
+
+    @agent(version="1", budget=Budget(usd="0.25"))
+    async def parent(run: Run) -> list[str]:
+        return list(await asyncio.gather(*(child(n) for n in (1, 2, 3))))
+
+    settings = Settings(poll_s=0.01, reconcile_margin_s=0, cancel_grace_s=0.05, flush_s=0.005, linger_s=0.01)
+
+    def open_app() -> Perdure:
+        return Perdure(f"sqlite:///{tmp_path / 'j.db'}", [parent, child], settings=settings)
+
+    async def die(deaths: int) -> None:
+        """A worker takes all three, two of them inside their call and one without money, and is gone without a word."""
+        async with open_app() as app:
+            if deaths == 1:
+                await app.start(parent, id="p")
+            working = asyncio.create_task(app.work())
+            await until(lambda: all(_claims(app, f"p/{n}") >= deaths for n in (1, 2, 3)))
+            await until(lambda: "tool_call_proposed" in {event.type for event in app.store.read("p/1")})
+            working.cancel()
+            await asyncio.wait([working])
+
+    async def main() -> list[str]:
+        for deaths in (1, 2, 3):
+            await die(deaths)
+        quick.set()
+        async with open_app() as app:
+            return list(await app.handle("p").result())
+
+    assert run(main(), seconds=60.0) == ["paid 1", "paid 2", "paid 3"]
+
+
+def _claims(app: Perdure, run_id: str) -> int:
+    return 0 if app.store.get(run_id) is None else sum(event.type == "run_claimed" for event in app.store.read(run_id))
