@@ -56,6 +56,7 @@ def test_told_to_stop_at_a_boundary_the_run_is_handed_over_without_a_doubt(world
 def test_told_twice_while_it_hands_the_run_over_it_ends_at_once_as_in_a_crash(world: World, moment: str) -> None:
     assert world.run(victims.start, runs={RUN: ["once", 0.02]}, agent="errand") == 0
     code = world.run(victims.serve, die=["handover", moment, 1, "once", "SIGTERM"])
+    world.journal.settle()  # its last commit may still be on its way to the server
     row, events = world.look()
     assert row is not None
     # After the commit the process may be gone before it hears the second one; one that is slow to hear the first comes to a wait instead.

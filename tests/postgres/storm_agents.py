@@ -122,7 +122,7 @@ def plan(seed: int, *, leaf: bool = False) -> list[Step]:
         kind = "calls" if leaf else chance.choices(("calls", "nap", "ask", "word", "child"), weights=(8, 2, 2, 2, 2))[0]
         match kind:
             case "calls":
-                names = chance.choices(list(TOOLS), weights=(2, 2, 4, 4, 3, 3), k=chance.choice((1, 1, 2, 3)))
+                names = chance.choices(list(TOOLS), weights=(2, 2, 4, 4, 0, 3, 3), k=chance.choice((1, 1, 2, 3)))
                 steps.append(Calls([(name, f"{place}.{n}", chance.choice((0, 0, 10, 60, 200, 400))) for n, name in enumerate(names)]))
             case "nap":
                 steps.append(Nap(chance.choice((0.01, 0.2, 0.6, 1.5))))

@@ -194,6 +194,9 @@ def _budget_problem(store: Store, row: RunRow, state: RunState) -> Problem | Non
         return Problem(f"the run {'has' if own else 'has no'} budget, and by its journal it has {'none' if own else 'one'}")
     if own is None or state.budget is None:
         return None
+    counts = (own.limits.usd_micros, own.limits.tokens, own.limits.calls, own.limits.busy_us)
+    if not all(count is None or isinstance(count, int) for count in counts):
+        return Problem("its budget is not in whole numbers: it was edited, or is damaged")
     if own.limits != state.budget and not any(isinstance(told, BudgetRaised) for told in _unread(store, row)):
         return Problem(f"its budget allows {limits_words(own.limits)}, and by the journal {limits_words(state.budget)}: it was edited")
     exact = not state.children

@@ -553,7 +553,12 @@ class Orders:
             self.orphans.add(number)
             return
         if call.doubtful:
-            return  # an earlier attempt may have happened: nobody's losing interest settles that
+            # An earlier attempt may have happened: that the agent has stopped waiting does not settle it. After a cancel no further one begins.
+            if number in self.due and self.state.cancel is not None:
+                self.due.remove(number)
+                self._withdraw(call)
+                self.consider(call)
+            return
         if number in self.due:
             # Its intent is recorded but its effect has provably not begun: this process starts it and has not.
             self.due.remove(number)
@@ -566,10 +571,12 @@ class Orders:
         """Say of calls whose intent is recorded that they have not begun, so that the next worker need not doubt them."""
         due, self.due = self.due, []
         for number in due:
-            call = self.state.calls[number]
-            failure = Failure(kind="not_sent", type=NOT_STARTED, message="its worker gave the run up before the call began")
-            failed = self.tool_call(call).tool.events.failed
-            self._pen.record(failed(failure, attempt=call.attempt), call=number, cause=call.intent_seq)
+            self._withdraw(self.state.calls[number])
+
+    def _withdraw(self, call: CallState) -> None:
+        failure = Failure(kind="not_sent", type=NOT_STARTED, message="its worker gave the run up before the call began")
+        failed = self.tool_call(call).tool.events.failed
+        self._pen.record(failed(failure, attempt=call.attempt), call=call.number, cause=call.intent_seq)
 
 
 _UNITS = {"usd": ("$", 1_000_000, ""), "seconds": ("", 1_000_000, " s"), "tokens": ("", 1, " tokens"), "calls": ("", 1, " calls")}
