@@ -43,7 +43,7 @@ class Opponent:
 
     def __init__(self, postgres: Server, url: str, older: str, younger: str) -> None:
         database = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
-        postgres.execute(f"ALTER DATABASE \"{database}\" SET deadlock_timeout = '3s'")
+        postgres.execute(f"ALTER DATABASE \"{database}\" SET deadlock_timeout = '400ms'")
         self._server, self._url, self._older, self._younger = postgres, url, older, younger
         # A superuser may be patient: the other one is the first to look for a deadlock, and is the one to be rolled back. It looks once, so
         # that we must be there by then, also on a busy machine.
