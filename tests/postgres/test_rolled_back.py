@@ -43,11 +43,10 @@ class Opponent:
 
     def __init__(self, postgres: Server, url: str, older: str, younger: str) -> None:
         database = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
-        postgres.execute(f"ALTER DATABASE \"{database}\" SET deadlock_timeout = '400ms'")
+        postgres.execute(f"ALTER DATABASE \"{database}\" SET deadlock_timeout = '50ms'")
         self._server, self._url, self._older, self._younger = postgres, url, older, younger
-        # A superuser may be patient: the other one is the first to look for a deadlock, and is the one to be rolled back. It looks once, so
-        # that we must be there by then, also on a busy machine.
-        self._connection = psycopg.connect(postgres.url.replace("/postgres?", f"/{database}?"), options="-c deadlock_timeout=60s")
+        # A superuser may be patient: the other one is the first to look for a deadlock, and is the one to be rolled back.
+        self._connection = psycopg.connect(postgres.url.replace("/postgres?", f"/{database}?"), options="-c deadlock_timeout=20s")
 
     def meet(self, work: Callable[[], object]) -> list[BaseException]:
         """What the work raised, after the two have met."""
