@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from tests.sim.faults import CRASH_POINTS
 from tests.sim.world import World, let_go, outcome
@@ -40,8 +40,8 @@ class Tally:
         return f"{self.seeds} seeds, {self.operations} operations, {self.crash_points} crash points ({points}); {counts}"
 
 
-def play(seeds: Iterable[int], points: int | None = None) -> Tally:
-    """Play these seeds, until so many crash points are behind us; Found names the first in which something does not hold."""
+def play(seeds: Iterable[int], points: int | None = None, *, enough: Callable[[Tally], bool] = lambda _: True) -> Tally:
+    """Play these seeds, until so many crash points are behind us and it is enough; Found names the first in which something does not hold."""
     tally = Tally()
     try:
         for seed in seeds:
@@ -51,7 +51,7 @@ def play(seeds: Iterable[int], points: int | None = None) -> Tally:
             tally.add(world)
             if tally.seeds % _LET_GO_EVERY == 0:
                 let_go()
-            if points is not None and tally.crash_points >= points:
+            if points is not None and tally.crash_points >= points and enough(tally):
                 break
     finally:
         let_go()

@@ -34,7 +34,8 @@ FLOORS = {
     "takeovers": 450,
     "takeovers of an open intent": 150,
     "refused": 8,  # those that have lost their run, and write
-    "settled": 4,  # commits whose answer was lost, and that were looked up: some were there and some were not
+    "settled: it was there": 1,
+    "settled: it was not there": 3,
     "doubts": 30,
     "reconciles": 10,
     "resolved by a person": 15,
@@ -62,7 +63,8 @@ def _quietly() -> Iterator[None]:
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_everything_holds_at_thousands_of_crash_points(chunk: int) -> None:
     first = 1 + chunk * SEEDS_APART
-    tally = play(range(first, first + SEEDS_APART), POINTS)
+    # What is rare may not have happened by then: a chunk goes on until it has.
+    tally = play(range(first, first + SEEDS_APART), POINTS, enough=lambda tally: not _short(tally))
     print(tally)
     figures.seen(figures.POINTS, tally.crash_points)
     assert tally.crash_points >= POINTS
@@ -71,8 +73,7 @@ def test_everything_holds_at_thousands_of_crash_points(chunk: int) -> None:
 
 def _short(tally: Tally) -> dict[str, tuple[int, int]]:
     """What has happened less often than it must, each with how often and how often it must."""
-    counts = {**tally.counts, "settled": tally.counts["settled: it was there"] + tally.counts["settled: it was not there"]}
-    return {what: (counts.get(what, 0), least) for what, least in FLOORS.items() if counts.get(what, 0) < least}
+    return {what: (tally.counts[what], least) for what, least in FLOORS.items() if tally.counts[what] < least}
 
 
 @pytest.mark.parametrize("seed", [3, 6])  # a store that is near, and one that is remote
