@@ -16,7 +16,7 @@ _SUFFIXES = tuple(all_suffixes())
 
 
 def changed_by_others(file: Path, top: Path) -> str | None:
-    """How another user could change what runs when the file is imported, in words; None when nobody but this user and root can.
+    """How another user could change what runs when the file is imported, in words; None when only this user and root can.
 
     `top` is the folder that goes on sys.path: every module in it can be imported. Both paths are without links.
     """
@@ -47,7 +47,7 @@ def _others_write(path: Path, found: os.stat_result) -> bool:
 
 @cache
 def _is_private_group(gid: int) -> bool:
-    """Whether nobody but this user is in the group: with a umask of 002, as many systems have it, every file can be written by such a group."""
+    """Whether this user is the group's only member: with a umask of 002, as many systems have it, every file can be written by such a group."""
     try:
         own = pwd.getpwuid(os.geteuid()).pw_name
         members = grp.getgrgid(gid).gr_mem
