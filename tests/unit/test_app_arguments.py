@@ -235,7 +235,7 @@ def test_a_decision_is_made_of_text_and_of_lists_of_names() -> None:
                     await refused("the digest of what was seen is text", act, digest=wrong)
                     if wrong not in ([], ("a",)):
                         await refused("roles", act, roles=wrong)
-                await refused("by=.*: say who decides", app.approve, row.approval, by=wrong)
+                await refused("by=.*: say who, such as", app.approve, row.approval, by=wrong)
                 await refused("say why", app.reject, row.approval, by="ann", reason=wrong)
             for letters in ("finance", "", {"finance"}, {"finance": 1}, None, (name for name in ("finance",))):
                 await refused(r"roles=.*: a list of names, such as roles=\['finance'\]", app.approve, row.approval, by="ann", roles=letters)

@@ -206,7 +206,7 @@ def test_what_is_in_doubt_in_a_child_is_missing_for_its_siblings_until_it_is_set
             assert money(app, "p/1") == (0, 10)
             await app.signal("p/2", "go")
             await app.drive("p/2", wait=False)
-            clock.advance(61)  # it has waited for what others have reserved
+            clock.advance(901)  # it has waited for what others have reserved
             await app.drive("p/2", wait=False)
             assert "the budget of run p is used up" in str((await app.handle("p/2").state()).failure)
             await app.resolve("p/1", 1, happened="bought", by="ann")
