@@ -171,6 +171,14 @@ class Vote(Struct, frozen=True, gc=False):
     edit: dict[str, Any] | None = None
 
 
+class Expire(Struct, frozen=True, gc=False):
+    """Its time is over: pending, or granted and not used."""
+
+
+class Withdraw(Struct, frozen=True, gc=False):
+    """The run does not want the answer any more."""
+
+
 class Standing(Struct, frozen=True, gc=False):
     """How an approval stands."""
 

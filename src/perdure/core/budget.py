@@ -33,6 +33,24 @@ class Amounts(Struct, frozen=True, gc=False):
 
 
 NOTHING = Amounts()
+
+
+class Charge(Struct, frozen=True, gc=False):
+    """What an append does to the budgets above its run."""
+
+    reserved: Amounts
+    spent: Amounts
+
+
+class Ledger(Struct, frozen=True, gc=False):
+    """A budget, and what is used of it."""
+
+    run_id: str  # whose it is
+    limits: Limits  # raises included
+    spent: Amounts
+    reserved: Amounts
+
+
 # Our own: what the program around us has set up for its decimals must not change what something costs.
 _ROUNDING = Context(prec=60, rounding="ROUND_HALF_UP")
 _NAMES = {"usd_micros": "usd", "tokens": "tokens", "calls": "calls", "busy_us": "seconds"}

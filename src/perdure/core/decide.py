@@ -1,15 +1,49 @@
-"""What to do about a call now. The effect class decides; nothing is ever blindly re-fired (G5).
+"""What to do about a call, and about an attempt whose outcome is unknown. The effect class decides; nothing is repeated blindly (G5).
 
-Asked about every open call that nobody is performing: after a crash, after a wait, after a doubt was resolved.
+This module is the one place that decides about unknown outcomes. `RunCore` asks it at three moments:
+
+    the call stands in phase         no attempt is under way          an attempt has failed          its hook has answered
+                                     (`decide`)                       (`after_failed_attempt`)       (`after_hook`)
+    proposed, approved               perform; give up if unwanted     –                              –
+    retry_wait, failing, idle        wait, perform; give up           –                              –
+      … with an earlier doubt        as in_doubt                      –                              –
+    started                          the worker died inside it:       again, doubt, or give up       –
+      read, idempotent, transaction    perform again                    by kind of failure
+      keyed without a hook             same key while it protects       and class (`after_failure`)
+      once, keyed with a hook          ask the hook, or a person
+    in_doubt                         as started                       –                              happened → completed
+                                                                                                     not happened → idle, or failed
+                                                                                                     in progress → ask again later
+                                                                                                     unknown → same key, or a person
+
+"Not happened" is believed only when the request cannot be on its way any more: see `quiet_after_s`.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from perdure.core.state import CallState
+from perdure.core.codec import Payload
+from perdure.core.events import (
+    OF_MODEL,
+    AnyBody,
+    CallEvents,
+    Failure,
+    RetryScheduled,
+    ToolCallFailed,
+    ToolCallInDoubt,
+    ToolCallResolved,
+    Usage,
+)
+from perdure.core.failures import IN_DOUBT_KINDS, clean
+from perdure.core.outcome import Outcome
+from perdure.core.retry import DEFAULT, Again, Doubt, Retry, after_failure
+from perdure.core.retry import GiveUp as GiveUpRetrying
+from perdure.core.state import LOST, NOT_STARTED, CallState
+from perdure.errors import NotEncodable, NotReady
 
 
 class Perform(Struct, frozen=True):
@@ -103,7 +137,7 @@ def quiet_after_s(call: CallState, patience: Patience) -> float | None:
     from the moment at which it could last have sent (T22, T31). That is its end, or its worker's end, where one of them is known. A
     worker that was only silent may still be performing the attempt, until its time-out; without a time-out, for ever.
     """
-    if call.loose or (call.worker_may_live and call.timeout_s is None):
+    if never_quiet(call):
         return None
     timeout_s = patience.timeout_s if call.timeout_s is None else call.timeout_s
     still_running_s = timeout_s + patience.grace_s if call.worker_may_live else 0.0
@@ -139,3 +173,133 @@ def about_unknown(call: CallState, key_window_s: float, now: int, why: str = "it
             f"{why}, and its key is {age_s / 3600:.1f} h old, past the window of {key_window_s / 3600:g} h in which the service drops duplicates"
         )
     return Park(why)
+
+
+# -- what came of an attempt or of a question to a hook -----------------------------------------------------------------
+class Rules(Protocol):
+    """What of a tool decides about its calls."""
+
+    events: CallEvents
+    retry: Retry | None
+    key_window_s: float
+
+    @property
+    def reconciler(self) -> Any: ...
+
+    def encode_result(self, value: Any) -> bytes: ...
+
+
+class After(Struct, frozen=True, gc=False):
+    """The events that an end makes, in order, and the verdict that follows them; None: `decide` says how the call goes on."""
+
+    bodies: Sequence[AnyBody]
+    verdict: Perform | Park | None = None
+
+
+# No answer came: the service may have done its work, and may want its money. A service that answered with an error did not.
+_UNANSWERED = IN_DOUBT_KINDS - {"server_error"}
+
+
+def after_failed_attempt(
+    call: CallState, failure: Failure, usage: Usage | None, tool: Rules, *, loose: bool, wanted: bool, closing: bool, now: int
+) -> After:
+    """An attempt has ended without a result. `loose`: it may still be running. `closing`: the run is given up, and nothing is planned."""
+    if is_not_ready(failure) and wanted and not call.doubtful:
+        return After([tool.events.failed(structs.replace(failure, type=NOT_STARTED), attempt=call.attempt, usage=usage)])
+    if closing and wanted and failure.kind == "cancelled":
+        return After(_stopped_by_drain(call, failure, usage, tool, loose))
+    verdict = after_failure(
+        failure,
+        effect=call.effect,
+        attempt=call.failed + 1,
+        retry=tool.retry,
+        key=call.key,
+        has_reconcile=tool.reconciler is not None,
+        wanted=wanted,
+        doubtful=call.doubtful,
+    )
+    doubt = ToolCallInDoubt(call.attempt, f"{failure.type}: {failure.message}"[:500], failure, loose, usage)
+    if call.effect in ("read", "idempotent") and failure.kind in _UNANSWERED:
+        usage = cost_of(call, usage)
+    match verdict:
+        case Again(delay_s, in_doubt):
+            first = doubt if in_doubt else tool.events.failed(failure, attempt=call.attempt, usage=usage)
+            return After([first, RetryScheduled(attempt=call.attempt + 1, at=now + round(delay_s * 1e6))])
+        case Doubt():
+            return After([doubt], None if tool.reconciler is not None else Park(doubt.why))
+        case GiveUpRetrying():
+            return After([tool.events.failed(failure, attempt=call.attempt, final=True, usage=usage)])
+
+
+def _stopped_by_drain(call: CallState, failure: Failure, usage: Usage | None, tool: Rules, loose: bool) -> list[AnyBody]:
+    """A drain ended the attempt, not the agent: the next worker goes on by effect class. What may have happened is said so."""
+    if call.effect in ("once", "keyed"):
+        return [ToolCallInDoubt(call.attempt, "its worker was stopped inside it", failure, loose, usage)]
+    usage = cost_of(call, usage)
+    if tool.events is not OF_MODEL and usage is None:
+        return []
+    return [tool.events.failed(lost_answer("its worker was stopped", tool), attempt=call.attempt, usage=usage)]
+
+
+def after_hook(
+    call: CallState, outcome: Outcome, tool: Rules, *, wanted: bool, cancelling: bool, now: int, pack: Callable[[bytes], Payload]
+) -> After:
+    """The reconcile hook has answered. "Not happened" comes here only when it is proof, or when no time would ever make it one."""
+    attempts = (tool.retry or DEFAULT).attempts
+    kind, why = outcome.kind, outcome.why
+    if kind == "not_happened" and not outcome.final and never_quiet(call):
+        # "Not found" about an attempt that may still be sending proves nothing (T22).
+        kind, why = "unknown", f"it found nothing, but {_may_still_run(call)}"
+    match kind:
+        case "happened":
+            try:
+                result = pack(tool.encode_result(outcome.result))
+            except NotEncodable as refused:
+                failure = Failure(kind="not_encodable", type="NotEncodable", message=str(refused))
+                usage = call.cost_if("failed")
+                return After([ToolCallResolved("failed", by="reconcile", attempt=call.attempt, failure=failure, usage=usage)])
+            usage = call.cost_if("happened")
+            return After([ToolCallResolved("happened", by="reconcile", attempt=call.attempt, result=result, usage=usage)])
+        case "not_happened":
+            settled = ToolCallResolved("did_not_happen", by="reconcile", attempt=call.attempt, final=outcome.final)
+            if wanted and call.failed < attempts:
+                return After([settled])
+            words = "its reconcile hook says that it did not happen"
+            failure = call.failure or Failure(kind="not_sent", type="NotHappened", message=words)
+            return After([settled, ToolCallFailed(failure, attempt=call.attempt, final=True)])
+        case "in_progress":
+            delay_s = min(2.0**call.asks, 60.0)
+            return After([RetryScheduled(attempt=call.attempt, at=now + round(delay_s * 1e6), reconcile=True)])
+        case _:
+            doubt = ToolCallInDoubt(call.attempt, clean(f"its reconcile hook does not know: {why}", 500), call.failure)
+            if call.failed >= attempts or (not wanted and cancelling):
+                return After([doubt], Park(doubt.why))
+            return After([doubt], about_unknown(call, tool.key_window_s, now, doubt.why))
+
+
+def is_not_ready(failure: Failure) -> bool:
+    """Whether this process could not even begin, for a reason that a person has to see to."""
+    return failure.kind == "not_sent" and failure.type == NotReady.__name__
+
+
+def cost_of(call: CallState, said: Usage | None) -> Usage | None:
+    """What an attempt that happened, or may have, is charged: what it said, or its estimate if it said nothing."""
+    return call.estimate if said is None else said
+
+
+def lost_answer(why: str, tool: Rules) -> Failure:
+    """The failure of an attempt that is simply made again, and whose answer was lost."""
+    if tool.events is OF_MODEL:
+        return Failure("process_died", LOST, f"{why} while the model was asked; an answer that was on its way is lost")
+    return Failure("process_died", LOST, f"{why} inside it; an answer that was on its way is lost")
+
+
+def never_quiet(call: CallState) -> bool:
+    """Whether an attempt may still be sending for ever, so that "not found" proves nothing at any time."""
+    return call.loose or (call.worker_may_live and call.timeout_s is None)
+
+
+def _may_still_run(call: CallState) -> str:
+    if call.loose:
+        return "an attempt that did not stop may still be running"
+    return "the worker that was lost may still be alive, and the tool has no timeout= that would have ended the attempt"

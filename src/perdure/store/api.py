@@ -18,11 +18,15 @@ from perdure.core import codec
 from perdure.core.approval import ApprovalStatus as ApprovalStatus
 from perdure.core.approval import Ruling, Standing
 from perdure.core.budget import Amounts
+from perdure.core.budget import Charge as Charge
+from perdure.core.budget import Ledger as Ledger
 from perdure.core.chain import Sealed
-from perdure.core.events import AnyBody, Event, Limits, Reason
+from perdure.core.events import AnyBody, Event, Reason
 from perdure.core.rate import Rate
 from perdure.core.state import FINISHED as FINISHED
 from perdure.core.state import Status as Status
+from perdure.core.steps import InboxRow as InboxRow
+from perdure.core.steps import RowChange as RowChange
 from perdure.core.suspects import Group
 from perdure.settings import Queue
 
@@ -94,25 +98,6 @@ class Claimed(Struct, frozen=True, gc=False):
     events: tuple[Event, ...] | None = None  # its whole journal, where that came along with the claim
 
 
-class RowChange(Struct, frozen=True, gc=False):
-    """What an append does to the projection, besides seq, head and updated_at."""
-
-    status: Status
-    waiting_for: str | None = None
-    ready_at: int | None = None
-    error: str | None = None
-    attention: Reason | None = None
-    release: bool = False  # give the run up: holder := NULL. With unread inbox rows it is ready at once, whatever ready_at says
-    progress: bool = False  # a completion is among the events: crashes := 0
-
-
-class Charge(Struct, frozen=True, gc=False):
-    """What an append does to the budgets above the run: differences, so that settling gives back what was reserved."""
-
-    reserved: Amounts
-    spent: Amounts
-
-
 class Append(Struct, frozen=True, gc=False):
     """Events of one run, to be committed whole or not at all.
 
@@ -148,16 +133,6 @@ class Refused(Struct, frozen=True, gc=False):
 
 
 Appended = Committed | Refused
-
-
-class InboxRow(Struct, frozen=True, gc=False):
-    """Something from outside (a cancel, a resolution) for a run that a worker holds: its holder journals it, under its own event id."""
-
-    inbox_id: int
-    run_id: str
-    call: int | None
-    body: AnyBody | None  # None: it was written by a newer version and cannot be decoded here
-    event_id: str  # the sender's: it looks for this one when it does not know whether its post has arrived
 
 
 class WorkerRow(Struct, frozen=True, gc=False):
@@ -246,15 +221,6 @@ class ApprovalFilter(Struct, frozen=True, gc=False):
     tenant: str | None = None
     run_id: str | None = None
     limit: int = 100
-
-
-class Ledger(Struct, frozen=True, gc=False):
-    """A budget: of the run itself or of one above it."""
-
-    run_id: str  # whose it is
-    limits: Limits  # raises included
-    spent: Amounts
-    reserved: Amounts
 
 
 class NoticeRow(Struct, frozen=True, gc=False):

@@ -7,13 +7,12 @@ import threading
 from collections.abc import Callable, Coroutine, Hashable
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Literal
-
-from msgspec import Struct
+from typing import Any
 
 from perdure.core.budget import micros
 from perdure.core.codec import decode, encode
 from perdure.core.events import Usage
+from perdure.core.outcome import Outcome as Outcome
 from perdure.errors import InvalidInput
 from perdure.tool.spend import added, capped, checked
 
@@ -133,35 +132,3 @@ class Call:
 
     def __repr__(self) -> str:
         return f"<Call {self.number} of run {self.run_id or '(none)'}, attempt {self.attempt}>"
-
-
-class Outcome(Struct, frozen=True):
-    """What a reconcile hook knows about an attempt in doubt."""
-
-    kind: Literal["happened", "not_happened", "in_progress", "unknown"]
-    result: Any = None
-    why: str | None = None
-    final: bool = False
-
-    @classmethod
-    def happened(cls, result: Any = None) -> Outcome:
-        """It happened, and this is what the call returns."""
-        return cls("happened", result=result)
-
-    @classmethod
-    def not_happened(cls, *, final: bool = False) -> Outcome:
-        """It did not happen: the call may be made again, once the request can no longer be on its way.
-
-        `final=True`: the service has ruled it out, now and later (it has cancelled the key, or its database is yours). Believed at once.
-        """
-        return cls("not_happened", final=final)
-
-    @classmethod
-    def in_progress(cls) -> Outcome:
-        """The service is still at it: ask again later."""
-        return cls("in_progress")
-
-    @classmethod
-    def unknown(cls, why: str) -> Outcome:
-        """Nobody but a person can tell."""
-        return cls("unknown", why=why)

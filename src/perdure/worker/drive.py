@@ -1,10 +1,9 @@
-"""One run, from claim to rest: feeds the machine, journals what it wants, performs it, journals what came of it.
+"""One claimed run, carried out: the engine around the run core.
 
-Everything here runs in plain callbacks of the worker's loop, never inside a task: an agent's own tasks are entered from here.
-One activation is one append: the completion that woke the machine and the intents of the calls it makes next share a commit.
+The core (core/run_core.py) has the rules and says what to do; a drive makes its appends durable, performs its attempts, asks its hooks
+and keeps its time. One loop: an input goes in, the step that comes out is carried out, and what comes of that is the next input.
 
-The order that matters (G2):  record intent → commit → start the effect → record result → commit, with the next intent.
-While a commit is under way nothing else is recorded; what arrives meanwhile queues up and is taken in order of arrival.
+All of this runs in plain callbacks of the worker's loop, never inside a task: an agent's own tasks are entered from here.
 """
 
 from __future__ import annotations
@@ -13,90 +12,115 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Sequence
-from functools import wraps
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from msgspec import structs
 
 from perdure.agent import Agent
-from perdure.core.budget import Amounts
-from perdure.core.circles import CircleWatch
-from perdure.core.codec import Payload
-from perdure.core.events import (
-    ApprovalDecided,
-    ApprovalEscalated,
-    ApprovalExpired,
-    ApprovalVoted,
-    ApprovalWithdrawn,
-    AttentionNeeded,
-    Event,
-    Failure,
-    Reason,
-    RunReleased,
-    TimerFired,
-    TimerSet,
-    ToolCallFailed,
-    ToolCallInDoubt,
-    ToolCallResolved,
-)
+from perdure.core import codec
+from perdure.core.approval import Expire, Ruling, Standing, judge_expiry, judge_withdrawal
+from perdure.core.budget import Amounts, Charge, amounts_of
+from perdure.core.chain import Sealed, seal, seal_all
+from perdure.core.events import Event, ToolCallCompleted
 from perdure.core.failures import describe
-from perdure.core.loop import DoesNotRest
-from perdure.core.machine import (
-    Abandon,
-    Completion,
-    Facts,
-    Machine,
-    StartChild,
-    TimerDue,
-)
+from perdure.core.outcome import Outcome
 from perdure.core.rate import Rate
-from perdure.core.replay import completion_of, replay
-from perdure.core.rest import Ask, Sleep, Stay, Stuck, at_rest
+from perdure.core.run_core import RunCore, RunSettings, has_room_again
 from perdure.core.state import RunState
-from perdure.core.suspects import is_poison
-from perdure.errors import Conflict, Diverged, Fenced, PerdureError, StoreUnavailable
+from perdure.core.steps import Append as CoreAppend
+from perdure.core.steps import (
+    AppendRefused,
+    AttemptEnded,
+    Begin,
+    Broken,
+    CancelChild,
+    ClockReached,
+    Committed,
+    Crowded,
+    Drain,
+    HookAnswered,
+    InboxRow,
+    Input,
+    JournalRead,
+    LedgersRead,
+    NotSettled,
+    Posted,
+    Rested,
+    RolledBack,
+    Settle,
+    Step,
+    StopAttempts,
+)
+from perdure.errors import Conflict, Fenced, NotFound, RunEnded, StoreError, StoreUnavailable
 from perdure.settings import Settings
-from perdure.store.api import Claimed, InboxRow, RowChange, RunRow, Status, Store
-from perdure.tool import Outcome
-from perdure.tool.call import Closer
-from perdure.worker.answers import Raised
-from perdure.worker.asks import Asks
-from perdure.worker.calls import Calls, Ended, Performing, is_not_ready
+from perdure.store.api import Append, Appended, ApprovalRow, Claimed, Refused, RunRow, Store
+from perdure.tool.call import Call, Closer
 from perdure.worker.clock import Clock
-from perdure.worker.closing import Closing
-from perdure.worker.commits import Commits, Writes
-from perdure.worker.gate import Debts, Gate
-from perdure.worker.inbox import Inbox
-from perdure.worker.orders import Helps, Orders
-from perdure.worker.pen import Pen
+from perdure.worker.ending import cancel
+from perdure.worker.limits import Debts, answer
+from perdure.worker.perform import Attempt, Performed, attempt, perform_in_transaction, reconcile
 from perdure.worker.threads import Threads
 
 log = logging.getLogger("perdure.worker")
 T = TypeVar("T")
-P = ParamSpec("P")
+Performing = Callable[[Any], Any]  # from a tool (or a question to a model) to what is performed in its place
+_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _BUSY_S = 0.02
-# An approval that was given may be over by now: its call must not be started first, and refused.
-_ANSWERS = (ToolCallResolved, ApprovalVoted, ApprovalEscalated, ApprovalDecided, ApprovalExpired, ApprovalWithdrawn)
+_AGAIN_S = 1.0
 
 
-class Host(Writes, Helps, Protocol):
+def as_it_is(tool: Any) -> Any:
+    return tool
+
+
+class ToolRaised(Exception):
+    """What a tool raised inside a transaction, which was rolled back for it."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(repr(error))
+        self.error = error
+
+
+class Host(Protocol):
     """What a drive needs of its worker."""
 
+    loop: asyncio.AbstractEventLoop
     store: Store
     settings: Settings
+    run_settings: RunSettings
     clock: Clock
+    ids: Iterator[str]
+    blobs: Mapping[str, bytes]
     threads: Threads
     closers: dict[Hashable, Closer]
     performing: Performing
     entered: str | None
+
+    @property
+    def transacting(self) -> bool: ...
+
+    def commit(self, append: Append, done: Callable[[Appended | Exception], None]) -> None: ...
+
+    def transact(
+        self, head: Append, work: Callable[[Any], tuple[Append, Any]], done: Callable[[tuple[Appended, Any] | Exception], None]
+    ) -> None: ...
+
+    def decide(self, approval: str, judge: Callable[[Standing, ApprovalRow], Ruling], done: Callable[[Exception | None], None]) -> None: ...
+
+    def cancel_run(self, run_id: str, by: str, reason: str, done: Callable[[Exception | None], None]) -> None: ...
+
+    def consult(self, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None: ...
+
+    def serve_too(self, agent: Agent[Any, Any]) -> None: ...
 
     def committed(self, run_id: str, events: Sequence[Event]) -> None: ...
 
     def rested(self, drive: Drive) -> None: ...
 
     def broke(self, drive: Drive, error: Exception) -> None: ...
-
-    @property
-    def transacting(self) -> bool: ...
 
     def uncharged_beside(self, run_id: str, budget_of: str) -> Amounts: ...
 
@@ -106,26 +130,6 @@ class Host(Writes, Helps, Protocol):
 
     def has_held_since(self, then_s: float) -> bool: ...
 
-    def consult(self, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None: ...
-
-
-def _whole(turn: Callable[Concatenate[Drive, P], None]) -> Callable[Concatenate[Drive, P], None]:
-    """A turn that is done whole, or the drive's last."""
-
-    @wraps(turn)
-    def entered(self: Drive, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            turn(self, *args, **kwargs)
-        except Exception:
-            raise
-        except BaseException:
-            # The crash window: a signal (Ctrl-C) strikes between any two lines, and the loop may turn again before the process ends.
-            # What is half done here must not be gone on with, nor recorded as anybody's fault.
-            self.abort()
-            raise
-
-    return entered
-
 
 class Drive:
     """Drives one claimed run until it rests: finished, parked, handed over or taken away."""
@@ -134,576 +138,408 @@ class Drive:
         self.run_id = claimed.lease.run_id
         self.lease = claimed.lease
         self.over = False
-        self.state = RunState()
-        self._claimed = claimed
-        self._agent = agent
+        self._row = claimed.row
         self._host = host
-        self._machine: Machine | None = None
-        self._pen = Pen(claimed.lease, self.state, claimed.row.head, host.clock, host.settings.inline_bytes)
-        self._calls = Calls(self, self.state, self._pen, host.settings, host.clock, host.loop, host.threads, host.closers, host.performing)
-        self._arrived: deque[Ended | InboxRow] = deque()
-        self._read: set[int] = set()  # inbox rows that have been taken and may not be gone from the database yet
-        self._gate = Gate(self.run_id, host.store, self._pen, host.clock, host)
-        self._asks = Asks(self.state, host, host.clock)
-        self.last_news_s = 0.0  # when a child last ended, by the loop's clock
-        self._orders = Orders(self, host, claimed, self.state, self._pen, self._calls, self._gate, self._asks)
-        self._inbox = Inbox(self, host.loop, self.state, self._pen, self._calls, self._asks, self._orders)
-        self._commits = Commits(self, self._pen, host)
-        self._shown: Status = "running"  # the status in the run's row
-        self._suspect = claimed.row.crashes > 0  # the row still counts crashes that this drive has to answer
-        self._precious = False  # what came of an effect is recorded and not durable yet; results of reads may wait, these may not
-        self._transaction: int | None = None  # the call that the commit under way performs
-        self.closing: Closing | None = None
+        self._core = RunCore(self.run_id, agent, host.run_settings, host.ids, host.blobs)
+        self._head = claimed.row.head  # hash of the last durable event
+        self._inputs: deque[Input] = deque()
+        self._stepping = False
+        self._attempts: dict[int, Attempt[Any]] = {}
+        self._hooks: dict[int, asyncio.Task[None]] = {}
+        self._begin: Sequence[Begin] = ()  # when the append that is under way is durable
+        self._sent_s = 0.0  # when that went out, by the monotonic clock
+        self._failures = 0
+        self._again: asyncio.TimerHandle | None = None
         self._alarm: asyncio.TimerHandle | None = None
-        self._flush: asyncio.TimerHandle | None = None
-        self._linger: asyncio.TimerHandle | None = None
 
-    # -- from outside: plain calls on the worker's loop ---------------------------------------------------------------
-    @_whole
-    def begin(self, events: Sequence[Event], debts: Debts) -> None:
-        """Rebuild the machine from the journal and go on at the frontier."""
-        watch = None if self._agent.circles is None else CircleWatch(self._agent.circles)
-        for event in events:
-            self.state.apply(event)
-            if watch is not None:
-                watch.observe(event, None if event.call is None else self.state.calls.get(event.call))
-        self._pen.rebase()
-        self._gate.open(debts)
-        self._watch_circles(watch)
-        if self.state.paused is not None:
-            # It was given up as paused while something was on its way to it: that is read now, and the run stands still again.
-            self.closing = Closing("paused", f"somebody who unpauses it; {self.state.paused.by} paused it")
-        limit = self._host.settings.poison_limit
-        if watch is not None and watch.circling is not None:
-            self.attend("circling", watch.circling)  # its worker died before the run stood still: nothing of it is begun again
-        elif is_poison(self.state.crashes, self.state.crashes_alone, limit):
-            deaths = f"{self.state.crashes} workers in a row died while they drove this run, without any progress in between"
-            self.attend("poison", f"{deaths}; in {self.state.crashes_alone} of these deaths it was the worker's only suspect")
-        else:
-            self.guarded(self._rebuild, events)
-        self.pump()
-
-    def receive(self, row: InboxRow) -> None:
-        """Something from outside has arrived for this run."""
-        if row.inbox_id not in self._read:
-            self._read.add(row.inbox_id)
-            self._arrived.append(row)
-            self._soon()
-
-    def drain(self) -> None:
-        """Hand the run over at the next step boundary: attempts in flight may end, no new one starts."""
-        if self.closing is None and not self.over:
-            self.closing = Closing("queued", "another worker: the one before was drained")
-            self._soon()
-
-    def stop_attempts(self) -> None:
-        """The drain has taken too long: end what is in flight; what may have happened is recorded as in doubt."""
-        if not self.over:
-            self._calls.stop_all()
-            self._soon()
-
-    def _soon(self) -> None:
-        # Whoever calls from outside may be inside a task, where an agent's own tasks cannot be entered (CPython 3.14).
-        self._host.loop.call_soon(self.pump)
-
-    def abort(self) -> None:
-        """Stop at once and write nothing more, as a crash would: somebody else has the run, or we must not go on."""
-        if not self.over:
-            self.over = True
-            self._disarm()
-            self._commits.stop()
-            self._calls.drop_all()
-            if self._machine is not None:
-                self._machine.close()
-            self._host.rested(self)
-            self._come_apart()
-
-    def _come_apart(self) -> None:
-        """A drive and its parts know each other: left to the garbage collector, thousands of ended runs would be looked through time and
-        again. Whoever still calls finds that it is over."""
-        del self._calls, self._orders, self._inbox, self._commits
-        self._machine = None
-        self._pen.observe = None
+    # -- from outside: plain calls on the worker's loop -----------------------------------------------------------------
+    @property
+    def state(self) -> RunState:
+        return self._core.state
 
     def uncharged(self, budget_of: str) -> Amounts:
         """What is recorded here under that budget and not durable yet."""
-        return self._gate.uncharged(budget_of)
+        return self._core.uncharged(budget_of)
 
-    @property
-    def giving_up(self) -> bool:
-        return self.closing is not None
+    def begin(self, events: Sequence[Event], debts: Debts) -> None:
+        """Go on where the journal ends."""
+        self._feed(JournalRead(events, debts.budgets, debts.reserved, self._row.crashes))
 
-    def _watch_circles(self, watch: CircleWatch | None) -> None:
-        if watch is None:
+    def receive(self, row: InboxRow) -> None:
+        """Something from outside has arrived for this run."""
+        self._feed_soon(Posted(row))
+
+    def drain(self) -> None:
+        """Hand the run over at the next step boundary: attempts in flight may end, no new one starts."""
+        self._feed_soon(Drain())
+
+    def stop_attempts(self) -> None:
+        """The drain has taken too long: end what is in flight; what may have happened is recorded as in doubt."""
+        self._feed_soon(StopAttempts())
+
+    def look_at_clock(self) -> None:
+        """The clock was set, or an alarm has gone off."""
+        self._alarm = None
+        self._feed(ClockReached())
+
+    def abort(self) -> None:
+        """Stop at once and write nothing more, as a crash would: another worker has the run, or we must not go on."""
+        if self.over:
             return
-
-        def observe(event: Event) -> None:
-            circling = watch.observe(event, None if event.call is None else self.state.calls.get(event.call))
-            if circling is not None:
-                self.attend("circling", circling)
-
-        self._pen.observe = observe
-
-    # -- replay -------------------------------------------------------------------------------------------------------
-    def _rebuild(self, events: Sequence[Event]) -> None:
-        created = self.state.created
-        assert created is not None
-        facts = Facts(self.run_id, created.tenant, created.actor, created.agent, self.state.version, created.parent, created.depth)
-        self._machine = self._agent.machine(facts, self.load(created.input), self._host.settings.max_steps)
-        frontier = replay(self._machine, events, self.load)
-        self._orders.asked, self._orders.unwanted = frontier.calls, frontier.abandoned
-        self._orders.check_pins()
-        open_before = list(self.state.open.values())
-        known = self.state.numbers
-        self._orders.obey_all(frontier.pending)
-        self._read_answers()
-        for call in open_before:
-            # What an answer has just made begin is neither cut off nor in doubt.
-            if not call.ended and call.number not in self._orders.due and not self._calls.busy(call.number):
-                self._orders.consider(call)
-        for ask in list(self.state.pending.values()):
-            self._asks.watch(ask)
-        for number, child in self.state.alive.items():
-            asked = self._orders.asked[number]
-            assert isinstance(asked, StartChild), child
-            self._host.serve_too(asked.agent)
-        for number in sorted(self._orders.unwanted):
-            if number > known or number not in self.state.calls:
-                self._orders.obey_all(
-                    [(self.state.seq, Abandon(number))]
-                )  # asked for and given up in the same breath, or a child, or an approval
-
-    def _read_answers(self) -> None:
-        """What was said about calls that were cut off, or wait for a yes, before anything else is done about those."""
-        for row in [row for row in self._arrived if isinstance(row, InboxRow) and isinstance(row.body, _ANSWERS)]:
-            self._arrived.remove(row)
-            self._inbox.read(row)
-
-    def load(self, payload: Payload) -> bytes:
-        inline = payload.inline
-        if inline is not None:
-            return inline
-        assert isinstance(payload.blob, str)
-        return self._pen.blob(payload.blob) or self._host.store.blob(payload.blob)
-
-    # -- the pump -----------------------------------------------------------------------------------------------------
-    @_whole
-    def pump(self) -> None:
-        """Take what has arrived, then commit, wait or rest."""
-        if self.over or self._commits.under_way or self.state.created is None:
-            return  # the answer, or `begin` when the journal has been read, comes back here
-        try:
-            self._turn()
-        except Exception as error:
-            self._host.broke(self, error)
-
-    def _turn(self) -> None:
-        if self._orders.orphans and not self._pen.dirty:
-            self._orders.let_orphans_go()
-        while self._arrived:
-            arrived = self._arrived.popleft()
-            if isinstance(arrived, InboxRow):
-                self._inbox.read(arrived)
-            else:
-                self.guarded(self._take, arrived)
-        if self.closing is None and self._machine is not None and (self._machine.has_timers or self._calls.waits or self._asks.waits):
-            self.guarded(self._wake_due)
-        if self._may_begin and not self.state.finished and self._must_commit():
-            self._commit(None)
-        elif self._calls.idle() and (self.closing is not None or not self._orders.due):
-            self._rest()
-        else:
-            self._arm()
-
-    @property
-    def _may_begin(self) -> bool:
-        """Whether calls begin whose intents are recorded: not when the run is given up, unless only those after them lack the money."""
-        return self.closing is None or self.closing.attention == "budget"
-
-    def _must_commit(self) -> bool:
-        return bool(self._orders.due) or self._precious or bool(self._orders.orphans)
-
-    def guarded(self, work: Callable[..., None], *args: Any) -> None:
-        """Run a piece of work; whatever the agent's code does wrong there parks this run and touches no other."""
-        self._host.entered = self.run_id
-        try:
-            work(*args)
-        except StoreUnavailable as error:
-            # Nothing is wrong with the run: whoever takes it next reads what could not be read now.
-            log.error("run %s: %s; it is handed over", self.run_id, error)
-            self.closing = self.closing or Closing("queued", "another look at its journal")
-        except Diverged as diverged:
-            self.attend("diverged", str(diverged))
-        except DoesNotRest as endless:
-            self.attend("stuck", str(endless))
-        except PerdureError as error:
-            self.attend("error", f"{type(error).__name__}: {error}")
-        except Exception as error:
-            log.exception("run %s: unexpected error; the run is parked", self.run_id)
-            self.attend("error", f"unexpected {type(error).__name__}: {describe(error).message}")  # its own __str__ may raise
-        finally:
-            self._host.entered = None
-
-    def attend(self, reason: Reason, detail: str) -> None:
-        """Stop the run until a person has looked. Attempts in flight may still end and are recorded."""
-        if self.closing is None or self.closing.status == "queued":
-            self.closing = Closing("needs_attention", f"a person: {reason.replace('_', ' ')}", reason)
-            self._pen.record(AttentionNeeded(reason, detail), cause=self._claimed.row.seq)
-
-    # -- what the machine wants ---------------------------------------------------------------------------------------
-    def deliver(self, event: Event, completion: Completion | None = None) -> None:
-        """Tell the machine what the event says, and do what it wants. When the run is being given up, the next one does that."""
-        if self.closing is not None:
-            return
-        assert self._machine is not None
-        completion = completion or completion_of(event, self.load)
-        if completion is not None and not self._machine.finished:
-            self._machine.cause = event.seq
-            commands = self._machine.deliver(event.ts, completion)
-            if len(commands) > 1:
-                # What was given up comes last: telling the machine so may end the run, and nothing can be recorded after its end.
-                commands.sort(key=lambda command: isinstance(command, Abandon))
-            if commands:
-                self._orders.obey_all([(event.seq, command) for command in commands])
-
-    # -- what came of an attempt --------------------------------------------------------------------------------------
-    def _take(self, ended: Ended) -> None:
-        call = self.state.calls[ended.number]
-        asked = self._orders.tool_call(call)
-        if call.ended or ended.attempt != call.attempt or (isinstance(ended.result, Outcome) and call.phase != "in_doubt"):
-            return  # somebody has settled that attempt meanwhile
-        wanted = call.number not in self._orders.unwanted
-        for body in self._calls.outcome(call, ended, asked, wanted=wanted, closing=self.closing is not None):
-            event = self._pen.record(body, call=call.number, cause=call.intent_seq if call.phase == "started" else call.last_seq)
-            self._precious = self._precious or call.effect != "read"
-            if asked.tool.rate is not None and isinstance(body, ToolCallFailed | ToolCallInDoubt):
-                self._hear_of_limit(asked.tool.rate, body.failure)
-            self.deliver(event)
-        if isinstance(ended.result, Raised) and is_not_ready(ended.result.failure) and wanted and not call.ended:
-            self.attend("error", f"call {call.number} ({call.tool}) cannot be made here, and was not: {ended.result.failure.message}")
-        if not call.ended and not self._calls.busy(call.number) and self.closing is None:
-            verdict = self._calls.after_unknown(call, ended, asked, wanted=wanted)
-            self._orders.follow(call, verdict) if verdict is not None else self._orders.consider(call)
-
-    def _hear_of_limit(self, rate: Rate, failure: Failure | None) -> None:
-        if failure is not None and failure.kind == "rate_limited":
-            wait_s = 1.0 if failure.retry_after_s is None else failure.retry_after_s
-            self._hold_back(rate, self._host.clock.now() + round(wait_s * 1e6))
-
-    def _hold_back(self, rate: Rate, until: int) -> None:
-        if self._host.transacting:
-            # A tool's transaction has the write lock, and the loop must not wait. Nobody can take a place in the line meanwhile either.
-            self._host.loop.call_later(_BUSY_S, self._hold_back, rate, until)
-        else:
-            self._gate.hold_back(rate, until)
-
-    @_whole
-    def arrive(self, ended: Ended) -> None:
-        """An attempt or a reconcile hook has come to an end."""
-        self._arrived.append(ended)
-        self.pump()
-
-    # -- time ---------------------------------------------------------------------------------------------------------
-    def _wake_due(self) -> None:
-        """Fire the timers and go on with the calls that are due at this moment; timers set by that wait for the next turn."""
-        assert self._machine is not None
-        now = self._host.clock.now()
-        self._asks.settle_due(now)
-        for number in self._calls.due(now):
-            self._orders.consider(self.state.calls[number])
-        last = self._machine.timers_set
-        while (timer := self._machine.next_timer()) is not None and timer[0] <= now and timer[1] <= last and self.closing is None:
-            if self.state.finished:
-                return  # a timer that nobody awaits is left over
-            event = self._pen.record(TimerFired(timer[1]), cause=self._machine.timer_cause(timer[1]))
-            self.deliver(event, TimerDue(timer[1]))
-
-    def _next_wake(self) -> int | None:
-        assert self._machine is not None
-        timer = self._machine.next_timer()
-        waits = [at for at in (timer[0] if timer else None, self._calls.next_due(), self._asks.next_due()) if at is not None]
-        return min(waits, default=None)
-
-    def _arm(self) -> None:
-        """Wait: for attempts, for the next timer, and for the moment when what is buffered must go out."""
-        if self._orders.urgent and self.closing is None:
-            self._commit(None)
-            return
-        if (
-            self._alarm is None
-            and not self._pen.dirty
-            and not self._calls.waits
-            and not self._asks.waits
-            and (self._machine is None or not self._machine.has_timers)
-        ):
-            return  # the common case: nothing but attempts to wait for
-        loop, settings = self._host.loop, self._host.settings
-        if self._pen.dirty and self._flush is None:
-            self._flush = loop.call_later(settings.flush_s, self._flush_now)
-        wake = None if self.closing is not None or self._machine is None else self._next_wake()
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-        if wake is not None:
-            # Never longer than a minute at a time, so that a wall clock that jumps is noticed; and never at once: what is due again
-            # already waits for something beside it, which may take long.
-            delay_s = min(max((wake - self._host.clock.now()) / 1e6, 0.001), 60.0)
-            self._alarm = loop.call_later(delay_s, self.pump)
-
-    def _flush_now(self) -> None:
-        self._flush = None
-        if not self.over and self._pen.dirty and not self._commits.under_way:
-            self._commit(None)
-
-    def _disarm(self) -> None:
-        for handle in (self._alarm, self._flush, self._linger):
+        self.over = True
+        for handle in (self._alarm, self._again):
             if handle is not None:
                 handle.cancel()
-        self._alarm = self._flush = self._linger = None
+        attempts, self._attempts = self._attempts, {}
+        for running in attempts.values():
+            running.cancel()
+        self._forget_hooks(list(self._hooks))
+        self._core.close()
+        self._host.rested(self)
 
-    # -- rest ---------------------------------------------------------------------------------------------------------
-    def _rest(self) -> None:
-        """Nothing is under way: finish the run, give it up, or wait."""
-        if self.state.finished:
-            self._commit(RowChange(self.state.status, error=_error(self.state.failure), release=True, progress=True))
-        elif self.closing is not None:
-            if self.closing.attention == "budget" and self._has_room_again():
-                self.closing = Closing("queued", "another worker: its budget was raised meanwhile")
-            self._orders.withdraw_due()
-            now = self._host.clock.now()
-            self._release(
-                self.closing.status, self.closing.waiting_for, now if self.closing.status == "queued" else None, self.closing.attention
-            )
-        else:
-            self._wait()
+    # -- the loop -------------------------------------------------------------------------------------------------------
+    def _feed_soon(self, given: Input) -> None:
+        # The caller may be inside a task, where an agent's own tasks cannot be entered (CPython 3.14).
+        self._host.loop.call_soon(self._feed, given)
 
-    def _has_room_again(self) -> bool:
-        return self.state.over is not None and self._gate.has_room_again(self.state.over)
+    def _feed(self, given: Input) -> None:
+        """Give the core one more input, and carry out what it says, until nothing is left to take in."""
+        self._inputs.append(given)
+        if not self._stepping:
+            self._work()
 
-    def _wait(self) -> None:
-        assert self._machine is not None
-        # A parent that looks after its children every now and then must not keep the room that they need to go on; nor does a run that
-        # waits for money keep it from those who have reserved that.
-        waits_for_others = bool(self.state.alive) or self._gate.waiting
-        # A suspect that waits for money keeps its place in a group of suspects, and the runs that have reserved the money may need it.
-        makes_room = waits_for_others and (self._host.is_short_of_room(self._claimed.row.queue) or (self._suspect and self._gate.waiting))
-        park_after_s = 0.0 if makes_room or self._host.clock.still else self._host.settings.park_after_s
-        timer = self._machine.next_timer()
-        answer = at_rest(
-            self.state,
-            next_timer=timer,
-            waits={**self._calls.waits, **self._asks.waits},
-            topics=self._machine.topics,
-            now=self._host.clock.now(),
-            park_after_us=round(park_after_s * 1e6),
-        )
-        match answer:
-            case Stay():
-                self._arm()
-            case Sleep(status, waiting_for, wake_at):
-                if self._lingers():
-                    return
-                if timer is not None and timer[0] == wake_at and timer[1] not in self.state.timers:
-                    self._pen.record(TimerSet(timer=timer[1], due=timer[0]), cause=self._machine.timer_cause(timer[1]))
-                self._release(status, waiting_for, wake_at)
-            case Ask(calls, wake_at):
-                self._pen.record(AttentionNeeded("in_doubt", f"{answer.names}: {calls[0].doubt}"), cause=calls[0].last_seq)
-                self._release("needs_attention", f"a person: {answer.names} in doubt", wake_at, "in_doubt")
-            case Stuck():
-                self.attend(
-                    "stuck",
-                    "the agent waits for something that nothing can bring about: no call, approval or child is open, "
-                    "it listens for no signal, and no timer is set",
-                )
-                self._rest()
-
-    def _lingers(self) -> bool:
-        """Keep a run whose children end, or whose approvals are decided, one after the other: giving it up and replaying it for each
-        would cost the square of them."""
-        more_to_come = bool(self.state.alive) and len(self.state.alive) < len(self.state.children)
-        more_to_come = more_to_come or (bool(self.state.pending) and len(self.state.pending) < len(self.state.asks))
-        if not more_to_come:
-            return False
-        left_s = self.last_news_s + self._host.settings.linger_s - self._host.loop.time()
-        if left_s <= 0:
-            return False
-        self._arm()
-        if self._linger is None:
-            self._linger = self._host.loop.call_later(left_s, self._end_linger)
-        return True
-
-    def _end_linger(self) -> None:
-        self._linger = None
-        self.pump()
-
-    def _release(
-        self,
-        status: Literal["queued", "waiting", "waiting_approval", "paused", "needs_attention"],
-        waiting_for: str,
-        wake: int | None,
-        attention: Reason | None = None,
-    ) -> None:
-        # Whatever a run waits for that is to be cancelled: until that is confirmed, it is being cancelled (T29).
-        standing = "cancelling" if self.state.cancel is not None and status not in ("paused", "needs_attention") else status
-        self._pen.record(RunReleased(standing, waiting_for, wake, short_since=self._gate.short_since))
-        detail = self.state.attention.detail[:500] if self.state.attention else None
-        self._commit(
-            RowChange(standing, waiting_for=waiting_for, ready_at=wake, error=detail, attention=attention, release=True, progress=True)
-        )
-
-    # -- the commit ---------------------------------------------------------------------------------------------------
-    def _commit(self, row: RowChange | None) -> None:
-        """Make everything recorded so far durable; what waits for that starts afterwards."""
-        self._disarm()
-        precious, self._precious, self._orders.urgent = self._precious, False, False
-        # What came of an effect does not wait for the transaction's tool: a crash inside it would make a doubt of a known result.
-        self._transaction = None if precious else self._next_transaction()
-        if self._transaction is not None:
-            self._transact(self._transaction)
-            return
-        progress = self._suspect and self.state.crashes == 0
-        if row is None and (progress or self.state.status != self._shown):
-            row = RowChange(self.state.status, progress=progress)
-        self._commits.write(row)
-
-    @_whole
-    def saved(self, events: Sequence[Event], row: RowChange | None, result: Event | None) -> None:
+    def _work(self) -> None:
+        host, inputs = self._host, self._inputs
+        self._stepping = True
         try:
-            self._host.committed(self.run_id, events)
-            self._go_on(row, result)
+            while inputs and not self.over:
+                given = inputs.popleft()
+                host.entered = self.run_id
+                try:
+                    step = self._core.step(given, host.clock.now(), self._mono())
+                finally:
+                    host.entered = None
+                self._carry_out(step)
         except Exception as error:
-            self._host.broke(self, error)
+            host.broke(self, error)
+        except BaseException:
+            # The crash window: a signal (Ctrl-C) strikes between any two lines, and the loop may turn again before the process ends.
+            # What is half done here must not be gone on with, nor recorded as the fault of the agent.
+            self.abort()
+            raise
+        finally:
+            self._stepping = False
 
-    def _go_on(self, row: RowChange | None, result: Event | None) -> None:
-        if row is not None:
-            self._shown, self._suspect = row.status, self._suspect and not row.progress
-            if row.release:
-                self.abort()
-                if row.attention == "budget" and self._has_room_again():
-                    self._host.let_go_on(self.run_id)  # whoever added to it meanwhile did not find the run stopped yet
+    def _mono(self) -> int:
+        return int(self._host.loop.time() * 1_000_000)
+
+    def _carry_out(self, step: Step) -> None:
+        """In the order of `Step`. The append is last but for the end: everything before it needs no durable intent."""
+        for note in step.notes:
+            log.log(_LEVELS[note.level], "%s", note.text)
+        for number in step.stop:
+            running = self._attempts.get(number)
+            if running is not None:
+                running.cancel()
+        self._forget_hooks(step.forget)
+        for agent in step.serve:
+            self._host.serve_too(agent)
+        for settle in step.settle:
+            self._settle(settle)
+        for child in step.cancel:
+            self._cancel_child(child)
+        for held in step.hold_back:
+            self._hold_back(held.rate, held.until)
+        for begin in step.ask:
+            self._ask(begin)
+        for begin in step.begin_now:
+            self._start(begin, None)
+        if step.question is not None:
+            self._feed(answer(step.question, self.run_id, self._host.store, self._host, self._host.clock.now()))
+        if step.append is not None:
+            self._commit(step.append, step.begin)
+        if step.wake_after_us is not None:
+            self._arm(step.wake_after_us / 1e6)
+        if step.yields and self._host.is_short_of_room(self._row.queue):
+            self._feed(Crowded())
+        if step.end is not None:
+            self._end(step.end)
+
+    def _arm(self, delay_s: float) -> None:
+        loop = self._host.loop
+        at_s = loop.time() + delay_s
+        if self._alarm is not None:
+            if self._alarm.when() <= at_s:
+                return  # the core says again how long it waits when that one goes off
+            self._alarm.cancel()
+        self._alarm = loop.call_at(at_s, self.look_at_clock)
+
+    def _end(self, end: Rested | Broken) -> None:
+        if isinstance(end, Broken):
+            self._host.broke(self, Fenced(end.why) if end.kind == "fenced" else Conflict(end.why))
+            return
+        self.abort()
+        if end.check_budget is not None:
+            try:
+                ledgers = self._host.store.ledgers(self.run_id)
+            except StoreError:
                 return
-        durable = set(self._orders.due)
-        if result is not None:
-            self.guarded(self.deliver, result)
-        sent_s = self._commits.sent_s
-        if self._may_begin and any(self._too_late(sent_s, number)() for number in self._orders.due):
-            # They are handed over as not begun; if the run is no longer ours, that is refused like everything else.
-            self.closing = Closing("queued", "another worker: the one before gave no sign of life for longer than its lease")
-        due, self._orders.due = self._orders.due, []
-        for number in due:
-            call = self.state.calls[number]
-            # What a transaction's result has just made the agent ask for was not in this commit: it waits for the next one (G2).
-            if number not in durable or call.effect == "transaction" or not self._may_begin:
-                self._orders.due.append(number)
-            else:
-                # The intent is durable. From here on a crash leaves an intent without a result: decide() settles it by effect class.
-                asked = self._orders.tool_call(call)
-                waits_for_thread = asked.tool.isolate or not asked.tool.is_async
-                self._calls.start(call, asked, self._too_late(sent_s, number) if waits_for_thread else None)
-        self.pump()
+            if has_room_again(end.check_budget, LedgersRead(ledgers)):
+                self._host.let_go_on(self.run_id)  # it was raised before the run had stopped, so that raising it did not wake the run
 
-    def _too_late(self, sent_s: float, number: int) -> Callable[[], bool]:
-        """A question for any thread: may another worker have the run by now, because this process slept past its lease after the
-        call's intent was sent?
+    # -- attempts and hooks ---------------------------------------------------------------------------------------------
+    def _start(self, begin: Begin, is_too_late: Callable[[], bool] | None) -> None:
+        """Begin the effect. Its intent is durable, or need not be."""
+        assert begin.number not in self._attempts, begin.number
+        told = self._told(begin, begin.tool.timeout_s)
+        host = self._host
+        running = attempt(
+            host.performing(begin.tool),
+            begin.args,
+            told,
+            threads=host.threads,
+            grace_s=host.settings.cancel_grace_s,
+            is_too_late=is_too_late,
+        )
+        self._attempts[begin.number] = running
+        running.start(partial(self._ended, told))
+
+    def _ended(self, told: Call, performed: Performed) -> None:
+        if self._attempts.pop(told.number, None) is not None:
+            self._feed(AttemptEnded(told.number, told.attempt, performed, told.usage))
+
+    def _told(self, begin: Begin, timeout_s: float | None, connection: Any = None) -> Call:
+        return Call(
+            key=begin.key or partial(begin.keys.key, begin.number, begin.tool.name),
+            run_id=self.run_id,
+            number=begin.number,
+            attempt=begin.attempt,
+            deadline=None if timeout_s is None else datetime.now(UTC) + timedelta(seconds=timeout_s),
+            tenant=self._row.tenant,
+            actor=self._row.actor,
+            connection=connection,
+            closers=self._host.closers,
+        )
+
+    def _ask(self, begin: Begin) -> None:
+        host, number = self._host, begin.number
+
+        async def ask() -> None:
+            await asyncio.sleep(begin.after_us / 1e6)
+            asked_at = self._mono()
+            tool, told = host.performing(begin.tool), self._told(begin, None)
+            try:
+                outcome = await reconcile(tool, begin.args, told, threads=host.threads, grace_s=host.settings.cancel_grace_s)
+            except Exception as error:
+                outcome = Outcome.unknown(f"asking failed: {error}")
+            answered.append(HookAnswered(number, begin.attempt, outcome, asked_at))
+
+        def done(task: asyncio.Task[None]) -> None:
+            # A plain callback: the agent is entered here, and not inside the hook's task.
+            if self._hooks.get(number) is task:
+                del self._hooks[number]
+                if answered:
+                    self._feed(answered[0])
+
+        answered: list[HookAnswered] = []
+        task = self._hooks[number] = host.loop.create_task(ask(), name=f"reconcile {begin.tool.name}")
+        task.add_done_callback(done)
+
+    def _forget_hooks(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            task = self._hooks.pop(number, None)
+            if task is not None:
+                cancel(task)
+
+    # -- appends --------------------------------------------------------------------------------------------------------
+    def _commit(self, append: CoreAppend, begin: Sequence[Begin]) -> None:
+        """Make it durable; what is in `begin` starts afterwards."""
+        self._begin = begin
+        sealed = tuple(seal_all(self._head, append.events))
+        stored = Append(
+            self.lease,
+            append.after_seq,
+            sealed,
+            tuple(append.blobs),
+            append.row,
+            tuple(append.consumed),
+            tuple(append.left),
+            append.charge,
+            self._host.clock.now(),
+        )
+        if append.transaction is None:
+            self._send(stored)
+            return
+        self._sent_s = time.monotonic()
+        self._host.transact(stored, partial(self._transact, append, stored), partial(self._transacted, stored))
+
+    def _send(self, append: Append) -> None:
+        self._sent_s = time.monotonic()
+        self._host.commit(append, partial(self._answered, append))
+
+    def _send_again(self, append: Append) -> None:
+        # The time at which it goes out counts, and not when it was recorded: an approval may have expired meanwhile (G9).
+        self._send(structs.replace(append, at=self._host.clock.now()))
+
+    def _answered(self, append: Append, said: Appended | Exception) -> None:
+        if self.over:
+            return
+        match said:
+            case StoreUnavailable():
+                self._try_again(said, partial(self._send_again, append))
+            case Exception():
+                self._host.broke(self, said)
+            case Refused(why):
+                self._refused(append, why)
+            case _:
+                self._durable(append, None)
+
+    def _durable(self, append: Append, result: Sealed | None) -> None:
+        """It is written. From here on a crash leaves intents without results: core/decide.py settles them by effect class."""
+        host, core = self._host, self._core
+        events = [sealed.event for sealed in append.events]
+        if result is not None:
+            self._head = result.hash
+            events.append(result.event)
+        elif append.events:
+            self._head = append.events[-1].hash
+        self._failures = 0
+        begin, self._begin = self._begin, ()
+        in_doubt = bool(begin) and any(self._is_too_late(self._sent_s, one.covered_s) for one in begin)
+        begun = not in_doubt and core.may_begin
+        self._inputs.append(Committed(begun, in_doubt, None if result is None else result.event))
+        stepping, self._stepping = self._stepping, True
+        try:
+            host.committed(self.run_id, events)
+            if begun:
+                for one in begin:
+                    # What waits for a thread asks once more when it has one.
+                    waits = one.tool.isolate or not one.tool.is_async
+                    self._start(one, partial(self._is_too_late, self._sent_s, one.covered_s) if waits else None)
+        except Exception as error:
+            host.broke(self, error)
+        except BaseException:
+            self.abort()
+            raise
+        finally:
+            self._stepping = stepping
+        if not stepping:
+            self._work()
+
+    def _is_too_late(self, sent_s: float, covered_s: float) -> bool:
+        """From any thread: may another worker have the run by now, because this process slept past its lease after the append was sent?
 
         A worker that takes the run over adds `settle` to the wait before "not found" is believed. An attempt that begins within that time
         after its intent went out is covered by it. `settle` is mostly the service's own delay, so no more than the margin is used up here.
         """
-        host = self._host
-        covered_s = min(host.settings.reconcile_margin_s, self._calls.settle_s(self.state.calls[number]))
-        return lambda: time.monotonic() - sent_s > covered_s and not host.has_held_since(sent_s)
+        return time.monotonic() - sent_s > covered_s and not self._host.has_held_since(sent_s)
 
-    def broke(self, error: Exception) -> None:
-        self._host.broke(self, error)
+    def _refused(self, append: Append, why: str) -> None:
+        """Nothing goes on here until it is known why: the append counts as under way."""
+        store, lease = self._host.store, self.lease
 
-    @_whole
-    def lost(self, why: str) -> None:
-        # Not only what was to begin: when the run is given up, the intent and its withdrawal were in one commit, and used the approval up.
-        starting = [call.number for call in self.state.calls.values() if call.intent_seq > self._pen.durable_seq]
-        lapsed = [number for number in starting if self._has_lapsed(number)]
-        for number in lapsed:
-            self._asks.expire(self.state.asks[number])  # whoever has the run then finds it in the post, and tells the agent
-        if self._can_take_back(lapsed):
-            self._go_on_without(lapsed, why)
-        elif lapsed:
-            self._host.broke(self, Fenced(why))
-        else:
-            # Nothing goes on here until the row is there: the commit counts as under way.
-            store = self._host.store
-            self._host.consult(
-                lambda: (store.get(self.run_id), store.unread(self.run_id)), lambda found: self._refused(why, starting, found)
-            )
+        def looked(found: tuple[RunRow | None, Sequence[InboxRow]] | Exception) -> None:
+            row, post = (None, ()) if isinstance(found, Exception) else found
+            ours = row is not None and (row.holder, row.epoch, row.seq) == (lease.worker, lease.epoch, append.expected_seq)
+            if not self.over:
+                self._feed(AppendRefused(why, ours, post))
 
-    @_whole
-    def _refused(self, why: str, starting: Sequence[int], found: tuple[RunRow | None, Sequence[InboxRow]] | Exception) -> None:
+        self._host.consult(lambda: (store.get(self.run_id), store.unread(self.run_id)), looked)
+
+    def _try_again(self, error: Exception, again: Callable[[], None]) -> None:
+        """Nothing was written. What happened is still in memory, so keep it and try the very same again."""
+        self._failures += 1
+        delay_s = min(0.1 * 2**self._failures, 5.0)
+        # The first time, and about twice a minute after that: an outage is one thing to know, not one for each try.
+        level = logging.ERROR if self._failures % 6 == 1 else logging.DEBUG
+        log.log(level, "run %s: cannot write the journal: %s; nothing is lost, trying again in %.1f s", self.run_id, error, delay_s)
+        self._again = self._host.loop.call_later(delay_s, again)
+
+    # -- effect="transaction" -------------------------------------------------------------------------------------------
+    def _transact(self, append: CoreAppend, head: Append, connection: Any) -> tuple[Append, Sealed]:
+        """The work to do inside the store's transaction, on a thread: the effect, and its result event right behind `head`."""
+        transaction = append.transaction
+        assert transaction is not None
+        begin = transaction.begin
+        told = self._told(begin, begin.tool.timeout_s, connection)
+        payload, blob = codec.pack(self._perform_in_time(begin, told), self._host.settings.inline_bytes)
+        usage = transaction.estimate if told.usage is None else told.usage
+        before, seq = (head.events[-1].hash, head.events[-1].event.seq) if head.events else (self._head, head.expected_seq)
+        body = ToolCallCompleted(result=payload, attempt=begin.attempt, usage=usage)
+        event = Event(seq + 1, transaction.event_id, self._host.clock.now(), self.lease.epoch, begin.number, transaction.cause, body)
+        charge = None
+        if transaction.metered:
+            charge = Charge(-transaction.reserved, amounts_of(usage, busy_us=max(event.ts - transaction.started_at, 0)))
+        sealed = seal(before, event)
+        return Append(self.lease, seq, (sealed,), () if blob is None else (blob,), charge=charge), sealed
+
+    def _perform_in_time(self, begin: Begin, told: Call) -> bytes:
+        """What the tool returns. Whatever it raises, and a result that comes too late, rolls everything back."""
+        timeout_s, begun_s = begin.tool.timeout_s, time.monotonic()
+        try:
+            result = perform_in_transaction(self._host.performing(begin.tool), begin.args, told)
+            if timeout_s is not None and time.monotonic() - begun_s > timeout_s:
+                raise TimeoutError(f"tool {begin.tool.name} took longer than {timeout_s:g} s; its transaction was rolled back")
+        except BaseException as error:
+            # Wrapped, so that nothing that a tool raises is taken for a failure of the store.
+            raise ToolRaised(error) from None
+        return result
+
+    def _transacted(self, head: Append, said: tuple[Appended, Any] | Exception) -> None:
         if self.over:
             return
-        row, post = (None, ()) if isinstance(found, Exception) else found
-        # An answer about one of these calls that lies unread may be the reason, such as the end of its approval by another worker's
-        # clock. Other post explains nothing, and a refusal that stays would go around with it for ever.
-        unread = [row for row in self._arrived if isinstance(row, InboxRow)] + [row for row in post if row.inbox_id not in self._read]
-        answers = [letter for letter in unread if letter.call in starting and isinstance(letter.body, _ANSWERS)]
-        answered = {letter.call for letter in answers if letter.call is not None}
-        if row is None or not self._is_still_ours(row):
-            self._host.broke(self, Fenced(why))
-        elif not answered:
-            self._host.broke(self, Conflict(why))
-        elif self._can_take_back(answered):
-            for letter in answers:
-                self.receive(letter)
-            self._go_on_without(answered, why)
-        else:
-            self._host.broke(self, Fenced(why))  # whoever is next reads it first
+        match said:
+            case StoreUnavailable():
+                # Nothing was written. The call is given back as one that has not happened, and tried again with the rest.
+                self._try_again(said, partial(self._feed, RolledBack()))
+            case ToolRaised():
+                self._feed(RolledBack(describe(said.error)))
+            case Exception():
+                self._feed(RolledBack(describe(said)))
+            case (Refused(why), _):
+                self._refused(head, why)
+            case (_, sealed):
+                self._durable(head, sealed)
 
-    def _can_take_back(self, numbers: Collection[int]) -> bool:
-        # A run that is given up may have said already that such a call has not begun, which makes no sense without its intent.
-        return bool(numbers) and all(self._orders.can_take_back(number) for number in numbers)
+    # -- what the core wants of others ----------------------------------------------------------------------------------
+    def _settle(self, settle: Settle) -> None:
+        """People may decide at the same time: the store knows who was first, and the answer comes as post."""
+        expires = isinstance(settle.how, Expire)
 
-    def _go_on_without(self, numbers: Collection[int], why: str) -> None:
-        """What was refused for these starts is written without them. Calls in flight know nothing of it: giving the run up would cut
-        them off, and make doubts of them."""
-        log.info("%s; the run goes on without it", why)
-        for number in numbers:
-            self._orders.take_back(number)
-        if self._transaction is not None and self._transaction not in numbers:
-            self._orders.due.insert(0, self._transaction)
-        self._precious = True  # what else was in the commit has not been written
-        self._commits.change()
-        self._soon()
+        def judge(standing: Standing, _: ApprovalRow) -> Ruling:
+            return judge_expiry(standing, self._host.clock.now()) if expires else judge_withdrawal(standing)
 
-    def _has_lapsed(self, number: int) -> bool:
-        ask = self.state.asks.get(number)
-        return ask is not None and ask.request.expires_at is not None and ask.request.expires_at <= self._host.clock.now()
+        def done(error: Exception | None) -> None:
+            match error:
+                case None | RunEnded():
+                    return  # the inbox has it
+                case Conflict() | NotFound() | StoreError():
+                    # Somebody was faster, and the inbox has it; or the clock was set back, the request itself is not durable yet, or
+                    # the store is busy: then the core looks again.
+                    log.info("approval %s: %s", settle.approval, error)
+                    self._feed_soon(NotSettled(settle.number))
+                case _:
+                    raise error
 
-    def _is_still_ours(self, row: RunRow) -> bool:
-        """Whether the lease holds and nothing was written meanwhile: then it is what we wanted to write that was refused, such as the
-        start of a call whose approval is not what the journal says, and it would be again; a person has to look."""
-        return (row.holder, row.epoch, row.seq) == (self.lease.worker, self.lease.epoch, self._pen.durable_seq)
+        self._host.decide(settle.approval, judge, done)
 
-    # -- effect="transaction" -----------------------------------------------------------------------------------------
-    def _next_transaction(self) -> int | None:
-        if not self._may_begin or self.state.finished:
-            return None
-        return next((number for number in self._orders.due if self.state.calls[number].effect == "transaction"), None)
+    def _cancel_child(self, child: CancelChild) -> None:
+        def done(error: Exception | None) -> None:
+            if error is not None and not self.over:
+                log.error("run %s: its child cannot be cancelled yet: %s; trying again", self.run_id, error)
+                self._host.loop.call_later(_AGAIN_S, self._cancel_child, child)
 
-    def _transact(self, number: int) -> None:
-        """The effect and its result event in one commit, together with everything recorded before it."""
-        self._orders.due.remove(number)
-        call = self.state.calls[number]
-        asked = self._orders.tool_call(call)
-        self._commits.transact(
-            lambda head: self._calls.transaction(call, asked, head, self._pen), lambda error: self._rolled_back(number, error)
-        )
+        if not self.over:
+            self._host.cancel_run(child.run_id, f"run {self.run_id}", child.reason, done)
 
-    @_whole
-    def _rolled_back(self, number: int, error: BaseException | None) -> None:
-        """The effect has not happened. Its intent is still in the buffer and goes out with the failure, or with the next try."""
-        if error is None:
-            self._orders.due.insert(0, number)
-        else:
-            self._arrived.appendleft(self._calls.rolled_back(self.state.calls[number], error))
-        self.pump()
-
-
-def _error(failure: Failure | None) -> str | None:
-    return f"{failure.type}: {failure.message}"[:500] if failure else None
+    def _hold_back(self, rate: Rate, until: int) -> None:
+        """The service has refused us for now: that goes for all runs that use it."""
+        assert rate.key is not None
+        if self._host.transacting:
+            # A tool's transaction has the write lock, and the loop must not wait. No run can take a place in the line meanwhile either.
+            self._host.loop.call_later(_BUSY_S, self._hold_back, rate, until)
+            return
+        try:
+            self._host.store.hold_back(rate.key, until)
+        except StoreError as error:
+            log.error("others cannot be told that %s wants no more for now: %s", rate.key, error)

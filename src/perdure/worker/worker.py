@@ -24,7 +24,9 @@ from perdure import shell
 from perdure.agent import Agent
 from perdure.core.approval import Ruling, Standing
 from perdure.core.budget import NOTHING, Amounts
+from perdure.core.decide import Patience
 from perdure.core.events import CancelRequested, ChildStarted, Event, RunUnpaused
+from perdure.core.run_core import RunSettings
 from perdure.errors import (
     AlreadyRunning,
     Conflict,
@@ -44,14 +46,13 @@ from perdure.store.writer import GroupCommit
 from perdure.tool.call import Closer
 from perdure.worker import forked, outside
 from perdure.worker.asking import Asking
-from perdure.worker.calls import Performing, as_it_is
 from perdure.worker.clock import Clock
 from perdure.worker.courier import TOLD, Courier
-from perdure.worker.drive import Drive
+from perdure.worker.drive import Drive, Performing, as_it_is
 from perdure.worker.ending import disown, end
-from perdure.worker.gate import Debts, debts_of, may_owe
 from perdure.worker.kin import Kin
 from perdure.worker.lease import Renewer, Watchdog
+from perdure.worker.limits import Debts, debts_of, may_owe
 from perdure.worker.surrender import AGAIN_AFTER_S, surrender
 from perdure.worker.threads import Threads
 
@@ -77,6 +78,36 @@ class Stops:
         return any(event.is_set() for event in self._events)
 
 
+class StoredBlobs(Mapping[str, bytes]):
+    """The blobs of a store by their digest, each read when it is asked for."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getitem__(self, digest: str) -> bytes:
+        return self._store.blob(digest)
+
+    def __iter__(self) -> Iterator[str]:
+        raise TypeError("the blobs of a store cannot be listed")
+
+    def __len__(self) -> int:
+        raise TypeError("the blobs of a store cannot be counted")
+
+
+def run_settings(settings: Settings, *, still: bool) -> RunSettings:
+    """What the run core has to know. With a clock that stands still a run never waits for a time that will come: it is parked at once."""
+    return RunSettings(
+        inline_bytes=settings.inline_bytes,
+        max_steps=settings.max_steps,
+        poison_limit=settings.poison_limit,
+        reconcile_asks=settings.reconcile_asks,
+        patience=Patience.of(settings),
+        park_after_us=0 if still else round(settings.park_after_s * 1e6),
+        linger_us=round(settings.linger_s * 1e6),
+        flush_us=round(settings.flush_s * 1e6),
+    )
+
+
 class Worker:
     """Drives the runs of some agents over one store. Use it as an async context manager on the loop that it is to work on."""
 
@@ -98,6 +129,9 @@ class Worker:
         self.agents = {Served(agent.name, agent.version): agent for agent in agents}
         self.queues = queues
         self.performing = performing
+        self.run_settings = run_settings(settings, still=clock.still)
+        self.ids = iter(clock.new_id, "")
+        self.blobs: Mapping[str, bytes] = StoredBlobs(store)
         self.loop: asyncio.AbstractEventLoop
         self._observers = tuple(observers)
         self._drives: dict[str, Drive] = {}
@@ -164,7 +198,7 @@ class Worker:
     def _jumped(self) -> None:
         """The clock was set: what its alarms have been armed for may be due, or lie further away."""
         for drive in list(self._drives.values()):
-            drive.pump()
+            drive.look_at_clock()
         self._rung()
 
     def _inside(self) -> str:

@@ -1,0 +1,1524 @@
+"""The rules of a run, as one pure object: inputs in, one step out (core/steps.py says which, and what an engine must keep to).
+
+    agent machine   runs the agent's code: completions in, commands out            (core/machine.py)
+    run core        what a command may become, what an end means, when to rest     (here)
+    engine          makes appends durable, performs attempts, keeps time           (worker/drive.py; Temporal later)
+
+Nothing here does I/O, reads a clock, logs or calls back. Where the rules need a fact from outside in the middle of a turn (what is left
+in a budget, a place in the line of a rate), the turn stops with a question and goes on with the answer: it is a generator that yields
+questions.
+
+One turn is one append: the completion that woke the agent and the intents of the calls that it makes next share a commit. The order
+that matters (G2):  record intent → commit → begin the effect → record result → commit, with the next intent.
+
+In this order below: the turn · replay · what the agent wants · calls that may begin · what came of an attempt · post · approvals and
+children that are not wanted any more · time · rest · the append.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from copy import copy
+from typing import Any, Literal, Protocol, TypeVar
+
+from msgspec import Struct, structs
+
+from perdure.core import codec
+from perdure.core.approval import Expire, Withdraw
+from perdure.core.attempts import Abandoned, Raised, Returned, Unrecordable
+from perdure.core.budget import NOTHING, Amounts, Charge, amounts_of, exceeded, most_of
+from perdure.core.circles import Circles, CircleWatch
+from perdure.core.codec import Payload
+from perdure.core.decide import (
+    GiveUp,
+    Park,
+    Patience,
+    Perform,
+    Reconcile,
+    Verdict,
+    Wait,
+    after_failed_attempt,
+    after_hook,
+    cost_of,
+    decide,
+    is_not_ready,
+    lost_answer,
+    quiet_after_s,
+    settle_s,
+)
+from perdure.core.events import (
+    OF_MODEL,
+    AnyBody,
+    ApprovalDecided,
+    ApprovalEscalated,
+    ApprovalExpired,
+    ApprovalVoted,
+    ApprovalWithdrawn,
+    AttentionNeeded,
+    BudgetExceeded,
+    BudgetRaised,
+    CancelRequested,
+    ChildFinished,
+    ChildStarted,
+    Effect,
+    Event,
+    Failure,
+    Limits,
+    PinChanged,
+    PlanGenerated,
+    Reason,
+    RetryScheduled,
+    RunCancelled,
+    RunFailed,
+    RunPaused,
+    RunReleased,
+    RunSucceeded,
+    RunUnpaused,
+    SignalReceived,
+    TimerFired,
+    TimerSet,
+    ToolCallFailed,
+    ToolCallInDoubt,
+    ToolCallInitiated,
+    ToolCallProposed,
+    ToolCallResolved,
+    tag_of,
+)
+from perdure.core.failures import describe
+from perdure.core.keys import KEY_SCHEME, approval_id, child_id
+from perdure.core.loop import DoesNotRest
+from perdure.core.machine import (
+    Abandon,
+    AskApproval,
+    Asked,
+    CallTool,
+    Cancelled,
+    Command,
+    Completion,
+    Facts,
+    Failed,
+    Finish,
+    Machine,
+    Record,
+    StartChild,
+    Succeeded,
+    TimerDue,
+)
+from perdure.core.replay import completion_of, replay
+from perdure.core.rest import Ask, Sleep, Stay, Stuck, at_rest
+from perdure.core.state import LOST, NOT_STARTED, AskState, CallState, RunState, refusal
+from perdure.core.steps import (
+    Answer,
+    Append,
+    AppendRefused,
+    AttemptEnded,
+    Begin,
+    Broken,
+    CancelChild,
+    ClockReached,
+    CommitAnswer,
+    Committed,
+    Crowded,
+    Drain,
+    HoldBack,
+    HookAnswered,
+    InboxRow,
+    Input,
+    JournalRead,
+    LedgersRead,
+    Note,
+    NotNow,
+    NotSettled,
+    PlaceGiven,
+    Posted,
+    Question,
+    ReadLedgers,
+    Rested,
+    RowChange,
+    Settle,
+    Step,
+    StopAttempts,
+    TakePlace,
+    Transaction,
+)
+from perdure.core.suspects import is_poison
+from perdure.errors import Diverged, InvalidInput, PerdureError, StoreUnavailable
+
+T = TypeVar("T")
+Asking = Generator[Question, Answer, T]  # work that may have to ask for a fact
+_Decision = ApprovalVoted | ApprovalEscalated | ApprovalDecided | ApprovalExpired | ApprovalWithdrawn
+# Post that is read before anything is done about the calls that it is about. An approval that was given may be over by now: its call must
+# not be started first, and refused.
+_ANSWERS = (ToolCallResolved, ApprovalVoted, ApprovalEscalated, ApprovalDecided, ApprovalExpired, ApprovalWithdrawn)
+_START_MARGIN_US = 50_000  # an approval is not used in the last moment of its time: the clock goes on until the intent is recorded
+_SETTLE_AGAIN_US = 1_000_000
+_LEDGER_AGAIN_US = 500_000
+_LEDGER_PATIENCE_US = 900_000_000  # longer than a doubt about an ordinary call lasts: what it may cost is reserved until then
+_LONGEST_SLEEP_US = 60_000_000  # a wall clock that jumps is noticed after this long
+_SHORTEST_SLEEP_US = 1_000  # what is due again already waits for something beside it, which may take long
+_UNBEGUN = ("proposed", "approved", "retry_wait", "idle", "failing")
+
+
+class RunSettings(Struct, frozen=True):
+    """The settings that the rules of a run depend on."""
+
+    inline_bytes: int
+    max_steps: int
+    poison_limit: int
+    reconcile_asks: int
+    patience: Patience
+    park_after_us: int  # a run that only waits for longer than this is given up until then
+    linger_us: int  # how long a run is kept after the end of a child, since others may end at once
+    flush_us: int  # how long results of `read` calls may wait for the next append
+
+
+class AgentCode(Protocol):
+    """The agent of a run, as far as the core knows it."""
+
+    @property
+    def circles(self) -> Circles | None: ...
+
+    def machine(self, facts: Facts, encoded_input: bytes, max_steps: int) -> Machine: ...
+
+
+class Closing(Struct, frozen=True, gc=False):
+    """Why the run is given up when the attempts under way have ended."""
+
+    status: Literal["queued", "paused", "needs_attention"]
+    waiting_for: str
+    attention: Reason | None = None
+
+
+class Later(Struct, frozen=True, gc=False):
+    """The call may not start yet: look again at this time."""
+
+    at: int
+    has_place: bool = True  # in the line of its rate; otherwise it only looks again then
+
+
+class Over(Struct, frozen=True, gc=False):
+    """There is not enough left in the budget for the call."""
+
+    what: BudgetExceeded
+    limits: Limits
+
+
+class RunCore:
+    """One claimed run, from its journal to its rest. `step` takes one input and says what is to be done."""
+
+    def __init__(self, run_id: str, code: AgentCode, settings: RunSettings, ids: Iterator[str], blobs: Mapping[str, bytes]) -> None:
+        self.run_id = run_id
+        self.state = RunState()
+        self.closing: Closing | None = None
+        self._code = code
+        self._settings = settings
+        self._ids = ids
+        self._stored = blobs
+        self._machine: Machine | None = None
+        self._watch: CircleWatch | None = None
+        # What has arrived and was not taken yet, and what the core waits for before it takes it.
+        self._arrived: deque[Input] = deque()
+        self._seen: set[int] = set()  # inbox rows that have arrived; they may not be gone from the database yet
+        self._turn: Asking[None] | None = None  # stopped at a question
+        self._ledgers: LedgersRead | None = None  # as they were read in this turn
+        self._sent: Append | None = None  # under way
+        self._starting: list[int] = []  # the calls that begin when it is durable
+        # Recorded, and not durable yet.
+        self._durable_seq = 0
+        self._events: list[Event] = []
+        self._blobs: dict[str, bytes] = {}
+        self._consumed: list[int] = []
+        self._left: list[int] = []
+        self._budgets: frozenset[str] = frozenset()  # empty: no budget applies, and nothing is charged
+        self._charged = (NOTHING, NOTHING)  # what of the state's reserved and spent is in the ledgers
+        self._precious = False  # what came of an effect is recorded and not durable: it goes out at once. Results of reads may wait
+        self._urgent = False  # something is recorded that others wait for
+        self._dirty_since: int | None = None  # monotonic
+        # What the agent has asked for, and what is being done about it.
+        self._asked: dict[int, Asked] = {}
+        self._unwanted: set[int] = set()  # what the agent has stopped waiting for
+        self._orphans: set[int] = set()  # children and approvals among those, to be told so once they are durable
+        self._due: list[int] = []  # calls whose intent is recorded and that begin after the next append
+        self._running: set[int] = set()
+        self._hooks: dict[int, int] = {}  # calls whose hook is being asked → the attempt
+        self._waits: dict[int, int] = {}  # calls that go on at a time
+        self._places: dict[int, int] = {}  # calls → their place in the line of their rate
+        self._short: dict[int, int] = {}  # calls → since when they have waited for what other calls have reserved
+        self._short_before: dict[int, int] = {}  # the same, of the calls that were open at the claim
+        self._approved: dict[int, CallState] = {}  # calls as they were before the intent that uses their approval up
+        self._expiries: dict[int, int] = {}  # approvals → when they have to be looked at
+        self._withdrawn: set[int] = set()  # approvals that are not wanted
+        self._settling: set[int] = set()  # approvals that the engine was told to settle
+        self._compared: set[str] = set()  # tools that are known to be what they were, or said not to be
+        self._refused: deque[Event] = deque()  # recorded while the agent's commands were carried out, and delivered after the last of them
+        self._obeying = False
+        self._ended_mono: dict[int, int] = {}  # when the last attempt of a call ended here without a result
+        self._claimed_mono = 0
+        self._claimed_seq = 0
+        self._last_news: int | None = None  # when a child last ended or an approval was decided: monotonic
+        self._shown = "running"  # the status in the run's row
+        self._suspect = False  # the row counts crashes that this claim has to answer
+        self._crowded = False
+        self._now = 0
+        self._mono = 0
+        self._out = Step()
+
+    # -- the turn -------------------------------------------------------------------------------------------------------
+    def step(self, given: Input, now: int, mono: int) -> Step:
+        """Take one input at this time, and say what is to be done."""
+        self._now, self._mono = now, mono
+        out = self._out = Step()
+        if isinstance(given, Drain):
+            self._drain()
+        elif isinstance(given, StopAttempts):
+            self._stop_all()
+        if self._turn is not None:
+            if isinstance(given, Answer):
+                self._run(self._turn, given)
+            else:
+                self._keep(given)
+        elif self._sent is not None:
+            if isinstance(given, CommitAnswer):
+                sent, self._sent = self._sent, None
+                self._run(self._answered(sent, given))
+            else:
+                self._keep(given)
+        elif isinstance(given, JournalRead):
+            self._run(self._begin(given))
+        else:
+            self._keep(given)
+            if self.state.created is not None:
+                self._run(self._go_on())
+        return out
+
+    def close(self) -> None:
+        """Let go of the agent where it stands."""
+        if self._machine is not None:
+            self._machine.close()
+            self._machine = None
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether calls begin whose intents are recorded: not when the run is given up, unless only those after them lack the money."""
+        return self.closing is None or self.closing.attention == "budget"
+
+    def uncharged(self, budget_of: str) -> Amounts:
+        """What is recorded here under that budget and is in no ledger yet."""
+        if budget_of not in self._budgets:
+            return NOTHING
+        charge = self._charge()
+        return charge.reserved + charge.spent
+
+    def _keep(self, given: Input) -> None:
+        match given:
+            case Posted(row):
+                if row.inbox_id not in self._seen:
+                    self._seen.add(row.inbox_id)
+                    self._arrived.append(given)
+            case ClockReached() | Drain() | StopAttempts():
+                pass  # every turn looks at the time, and whether the run is to be given up
+            case _:
+                self._arrived.append(given)
+
+    def _run(self, turn: Asking[None], answer: Answer | None = None) -> None:
+        if isinstance(answer, LedgersRead):
+            self._ledgers = answer
+        try:
+            # None begins it.
+            self._out.question = turn.send(answer)  # type: ignore[arg-type]
+            self._turn = turn
+        except StopIteration:
+            self._turn = self._ledgers = None
+
+    def _go_on(self) -> Asking[None]:
+        """Take what has arrived, then append, wait or rest."""
+        while self._arrived:
+            yield from self._take(self._arrived.popleft())
+        if self.closing is None and self._machine is not None and (self._machine.has_timers or self._waits or self._expiries):
+            yield from self._guarded(self._wake_due())
+        if self._orphans and not self._is_dirty:
+            self._let_orphans_go()
+        if self.may_begin and not self.state.finished and (self._due or self._precious or self._orphans):
+            self._append(None)
+        elif not self._running and not self._hooks and (self.closing is not None or not self._due):
+            yield from self._rest()
+        else:
+            self._arm()
+
+    def _take(self, given: Input) -> Asking[None]:
+        match given:
+            case AttemptEnded():
+                yield from self._guarded(self._take_end(given))
+            case HookAnswered():
+                yield from self._guarded(self._take_answer(given))
+            case Posted(row):
+                yield from self._read(row)
+            case NotSettled(number):
+                self._settling.discard(number)
+            case Crowded():
+                self._crowded = True
+            case _:
+                raise AssertionError(f"the core does not wait for {given}")
+
+    def _guarded(self, work: Asking[None]) -> Asking[None]:
+        """Whatever the agent's code does wrong stops this run until a person has looked, and touches no other."""
+        try:
+            yield from work
+        except StoreUnavailable as error:
+            # Nothing is wrong with the run: the next worker reads what could not be read now.
+            self._note("error", f"{error}; it is handed over")
+            self.closing = self.closing or Closing("queued", "another look at its journal")
+        except Diverged as diverged:
+            self._attend("diverged", str(diverged))
+        except DoesNotRest as endless:
+            self._attend("stuck", str(endless))
+        except PerdureError as error:
+            self._attend("error", f"{type(error).__name__}: {error}")
+        except Exception as error:
+            self._note("error", f"unexpected error; the run is parked\n{traceback.format_exc()}")
+            self._attend("error", f"unexpected {type(error).__name__}: {describe(error).message}")  # its own __str__ may raise
+
+    def _attend(self, reason: Reason, detail: str) -> None:
+        """Stop the run until a person has looked. Attempts under way may still end, and are recorded."""
+        if self.closing is None or self.closing.status == "queued":
+            self.closing = Closing("needs_attention", f"a person: {reason.replace('_', ' ')}", reason)
+            self._record(AttentionNeeded(reason, detail), cause=self._claimed_seq)
+
+    def _drain(self) -> None:
+        self.closing = self.closing or Closing("queued", "another worker: the one before was drained")
+
+    def _stop_all(self) -> None:
+        self._out.stop.extend(self._running)
+        self._out.forget.extend(self._hooks)
+        self._hooks.clear()
+
+    def _note(self, level: Literal["info", "warning", "error"], text: str) -> None:
+        self._out.notes.append(Note(level, f"run {self.run_id}: {text}"))
+
+    # -- replay ---------------------------------------------------------------------------------------------------------
+    def _begin(self, journal: JournalRead) -> Asking[None]:
+        """Rebuild the machine from the journal, and go on at the frontier."""
+        state, circles = self.state, self._code.circles
+        watch = None if circles is None else CircleWatch(circles)
+        for event in journal.events:
+            state.apply(event)
+            if watch is not None:
+                watch.observe(event, None if event.call is None else state.calls.get(event.call))
+        self._watch = watch
+        self._claimed_mono, self._claimed_seq, self._durable_seq = self._mono, state.seq, state.seq
+        self._suspect = journal.crashes > 0
+        self._budgets = journal.budgets
+        # What a person has settled while no worker held the run is given back with the next append.
+        self._charged = (journal.reserved if journal.budgets else state.reserved, state.spent)
+        if state.short_since is not None:
+            # Counted anew at each claim, the wait would never end while another call stays in doubt.
+            self._short_before = dict.fromkeys(state.open, state.short_since)
+        # A run that was parked until its turn has it now: at the end of the line, behind all that came since, it might never start.
+        self._places = {call.number: call.turn for call in state.open.values() if call.turn is not None}
+        if state.paused is not None:
+            # It was given up as paused while something was on its way to it: that is read now, and the run stands still again.
+            self.closing = Closing("paused", f"somebody who unpauses it; {state.paused.by} paused it")
+        if watch is not None and watch.circling is not None:
+            self._attend("circling", watch.circling)  # its worker died before the run stood still: nothing of it is begun again
+        elif is_poison(state.crashes, state.crashes_alone, self._settings.poison_limit):
+            deaths = f"{state.crashes} workers in a row died while they drove this run, without any progress in between"
+            self._attend("poison", f"{deaths}; in {state.crashes_alone} of these deaths it was the worker's only suspect")
+        else:
+            yield from self._guarded(self._rebuild(journal.events))
+        yield from self._go_on()
+
+    def _rebuild(self, events: Sequence[Event]) -> Asking[None]:
+        state = self.state
+        created = state.created
+        assert created is not None
+        facts = Facts(self.run_id, created.tenant, created.actor, created.agent, state.version, created.parent, created.depth)
+        self._machine = self._code.machine(facts, self._load(created.input), self._settings.max_steps)
+        frontier = replay(self._machine, events, self._load)
+        self._asked, self._unwanted = frontier.calls, frontier.abandoned
+        for tool in {asked.tool.name: asked.tool for asked in self._asked.values() if isinstance(asked, CallTool)}.values():
+            self._pinned(tool)  # say so when a tool is not what it was when this run first called it (T30)
+        open_before, known = list(state.open.values()), state.numbers
+        yield from self._obey(frontier.pending)
+        yield from self._read_answers()
+        for call in open_before:
+            # What an answer has just made begin is neither cut off nor in doubt.
+            if not call.ended and call.number not in self._due and not self._is_busy(call.number):
+                yield from self._consider(call)
+        for ask in list(state.pending.values()):
+            self._watch_expiry(ask)
+        for number in state.alive:
+            asked = self._asked[number]
+            assert isinstance(asked, StartChild), asked
+            self._out.serve.append(asked.agent)
+        for number in sorted(self._unwanted):
+            if number > known or number not in state.calls:
+                # Asked for and given up at once; or a child, or an approval.
+                yield from self._obey([(state.seq, Abandon(number))])
+
+    def _read_answers(self) -> Asking[None]:
+        """What was said about calls that were cut off, or wait for a yes, before anything else is done about those."""
+        answers = [one for one in self._arrived if isinstance(one, Posted) and isinstance(one.row.body, _ANSWERS)]
+        for posted in answers:
+            self._arrived.remove(posted)
+            yield from self._read(posted.row)
+
+    def _load(self, payload: Payload) -> bytes:
+        inline = payload.inline
+        if inline is not None:
+            return inline
+        assert isinstance(payload.blob, str)
+        recorded = self._blobs.get(payload.blob)
+        return self._stored[payload.blob] if recorded is None else recorded
+
+    # -- what the agent wants -------------------------------------------------------------------------------------------
+    def _deliver(self, event: Event, completion: Completion | None = None) -> Asking[None]:
+        """Tell the machine what the event says, and do what it wants. When the run is given up, the next worker does that."""
+        machine = self._machine
+        if self.closing is not None:
+            return
+        assert machine is not None
+        completion = completion or completion_of(event, self._load)
+        if completion is None or machine.finished:
+            return
+        machine.cause = event.seq
+        commands = machine.deliver(event.ts, completion)
+        if len(commands) > 1:
+            # What was given up comes last: telling the machine so may end the run, and nothing can be recorded after its end.
+            commands.sort(key=lambda command: isinstance(command, Abandon))
+        if commands:
+            yield from self._obey([(event.seq, command) for command in commands])
+
+    def _obey(self, commands: Sequence[tuple[int, Command]]) -> Asking[None]:
+        """Do what the machine wants. What is refused at once it hears when all of it is recorded, or its answer would get ahead of it."""
+        outermost, self._obeying = not self._obeying, True
+        try:
+            broken: Exception | None = None
+            for cause, command in commands:
+                try:
+                    yield from self._do(command, cause)
+                except Exception as error:
+                    # All of it is recorded before the run stops for that, or the half of it would look like another program's.
+                    broken = broken or error
+                    if isinstance(command, CallTool) and command.number > self.state.numbers:
+                        self._propose(command, cause, "handover")
+            if broken is not None:
+                raise broken
+            while outermost and self._refused:
+                yield from self._deliver(self._refused.popleft())
+        finally:
+            if outermost:
+                self._obeying = False
+                self._refused.clear()
+
+    def _do(self, command: Command, cause: int) -> Asking[None]:
+        match command:
+            case CallTool():
+                yield from self._call(command, cause)
+            case Finish(Succeeded(output)):
+                self._record(RunSucceeded(self._pack(output)), cause=cause)
+            case Finish(Failed(failure)):
+                self._record(RunFailed(failure), cause=cause)
+            case Finish(Cancelled()):
+                self._record(RunCancelled(self.state.cancel.reason if self.state.cancel else None), cause=cause)
+            case AskApproval():
+                self._ask_approval(command, cause)
+            case StartChild():
+                self._start_child(command, cause)
+            case Record(PlanGenerated() as body):
+                # A plan can be too large to lie in place, and the machine knows no blobs.
+                assert body.plan.inline is not None, body.digest
+                self._record(structs.replace(body, plan=self._pack(body.plan.inline)), cause=cause)
+            case Record(body):
+                self._record(body, cause=cause)
+            case Abandon(number, stop):
+                self._unwanted.add(number)
+                yield from self._abandon(number, stop)
+
+    def _call(self, command: CallTool, cause: int) -> Asking[None]:
+        """A call that the agent makes: it starts, or it is proposed and waits for a person, for its turn or for money."""
+        tool, number = command.tool, command.number
+        self._asked[number] = command
+        if self.closing is not None:
+            self._propose(command, cause, "handover")
+            return
+        if tool.approval is not None and (asks := tool.asks(command.args)) is not False:
+            self._propose(command, cause, "approval")
+            yield from self._ask_for(command, asks)
+            return
+        barrier = None
+        if tool.rate is not None or self._budgets:
+            barrier = yield from self._barrier(number, tool)
+        match barrier:
+            case None:
+                key = self.state.keys.key(number, tool.name) if tool.shows_key else ""
+                self._initiate(tool, number, cause, effect=tool.effect, key=key, args=self._pack(command.args))
+                self._ready(self.state.calls[number])
+            case Later(at, has_place):
+                self._propose(command, cause, "rate" if tool.rate is not None else "budget", at if has_place else None)
+                self._waits[number] = at
+            case Over():
+                self._propose(command, cause, "budget")
+                yield from self._over_budget(self.state.calls[number], barrier)
+
+    def _propose(
+        self, command: CallTool, cause: int, until: Literal["approval", "rate", "budget", "handover"], at: int | None = None
+    ) -> None:
+        tool, number = command.tool, command.number
+        args, digest = self._pack(command.args), codec.digest(command.args)
+        key = self.state.keys.key(number, tool.name)
+        self._record(ToolCallProposed(tool.name, tool.effect, key, args, digest, until, at), call=number, cause=cause)
+
+    def _initiate(
+        self,
+        tool: Any,
+        number: int,
+        cause: int,
+        *,
+        effect: Effect,
+        key: str,
+        attempt: int = 1,
+        args: Payload | None = None,
+        digest: str | None = None,
+        approval: str | None = None,
+    ) -> None:
+        """Record the intent of an attempt."""
+        intent = tool.events.initiated(
+            tool=tool.name,
+            effect=effect,
+            key=key,
+            attempt=attempt,
+            args=args,
+            digest=digest,
+            timeout_s=tool.timeout_s,
+            settle_s=tool.settle_s,
+            reconcile=tool.reconciler is not None,
+            approval=approval,
+            pinned=self._pinned(tool) if attempt == 1 or approval is not None else None,
+            estimate=tool.estimate,
+        )
+        self._record(intent, call=number, cause=cause)
+
+    def _ready(self, call: CallState) -> None:
+        """The intent is recorded: the call begins after the next append."""
+        if call.effect == "read" and not self._budgets:
+            # Reading changes nothing: a crash from here on costs at most the same reading again, so nothing waits for a commit. What
+            # is charged to a budget does wait: until the commit no other run that shares it would know of it (G14).
+            self._running.add(call.number)
+            self._ended_mono.pop(call.number, None)
+            self._out.begin_now.append(self._begin_of(call))
+        else:
+            self._due.append(call.number)
+
+    def _begin_of(self, call: CallState, after_us: int = 0) -> Begin:
+        asked = self._tool_call(call)
+        covered_s = min(self._settings.patience.settle_s, settle_s(call, self._settings.patience))
+        return Begin(call.number, call.attempt, asked.tool, asked.args, call.recorded_key, self.state.keys, covered_s, after_us)
+
+    def _tool_call(self, call: CallState) -> CallTool:
+        asked = self._asked[call.number]
+        assert isinstance(asked, CallTool), call
+        return asked
+
+    def _pinned(self, tool: Any) -> str | None:
+        """The tool's pin if this is the run's first call of it."""
+        what = f"tool {tool.name}"
+        if what in self._compared:
+            return None
+        pin: str = tool.pin()
+        before = self.state.pins.get(what)
+        if before is None:
+            return pin
+        self._compared.add(what)
+        if before != pin:
+            self._note("warning", f"{what} has changed since the run first called it ({before}, now {pin})")
+            self._record(PinChanged(what, before, pin), cause=self._claimed_seq)
+        return None
+
+    def _abandon(self, number: int, stop: bool) -> Asking[None]:
+        state = self.state
+        if number in state.alive or number in state.pending:
+            self._orphans.add(number)
+        elif number in state.open:
+            call = state.open[number]
+            # An effect that is under way is left to end, unless the whole run is cancelled.
+            if stop and number in self._running and (state.cancel is not None or call.effect in ("read", "idempotent")):
+                self._out.stop.append(number)
+            yield from self._give_up_if_idle(call)
+
+    def _give_up_if_idle(self, call: CallState) -> Asking[None]:
+        number = call.number
+        if call.phase == "approved":
+            self._forget(number)  # it may be waiting for its turn
+            self._orphans.add(number)
+            return
+        if call.doubtful:
+            # An earlier attempt may have happened: that the agent has stopped waiting does not settle it. After a cancel no further one
+            # begins.
+            if number in self._due and self.state.cancel is not None:
+                self._due.remove(number)
+                self._withdraw_intent(call)
+                yield from self._consider(call)
+            return
+        if number in self._due:
+            # Its intent is recorded but its effect has provably not begun: the engine begins it after the append, which is not out.
+            self._due.remove(number)
+            yield from self._give_up(call)
+        elif call.phase in ("retry_wait", "idle", "failing", "proposed"):
+            self._forget(number)
+            yield from self._give_up(call)
+
+    def _forget(self, number: int) -> None:
+        """Whatever was planned for this call is off: a person, or the agent, has settled it."""
+        self._waits.pop(number, None)
+        if self._hooks.pop(number, None) is not None:
+            self._out.forget.append(number)
+
+    def _give_up(self, call: CallState) -> Asking[None]:
+        yield from self._fail(call, Failure(kind="cancelled", type="Cancelled", message="nobody waits for this call any more"))
+
+    def _fail(self, call: CallState, failure: Failure, cause: int | None = None) -> Asking[None]:
+        """The call has failed for good."""
+        failed = self._tool_call(call).tool.events.failed
+        cause = call.last_seq if cause is None else cause
+        yield from self._deliver(self._record(failed(failure, attempt=call.attempt, final=True), call=call.number, cause=cause))
+
+    def _refuse(self, call: CallState, failure: Failure) -> Asking[None]:
+        """The call fails before it has begun. The agent hears of it when all that it asked for at a time is recorded."""
+        failed = self._tool_call(call).tool.events.failed
+        self._refused.append(self._record(failed(failure, attempt=call.attempt, final=True), call=call.number, cause=call.last_seq))
+        if not self._obeying:
+            yield from self._obey(())
+
+    def _withdraw_intent(self, call: CallState) -> None:
+        """Say of a call whose intent is recorded that it has not begun, so that the next worker need not doubt it."""
+        failure = Failure(kind="not_sent", type=NOT_STARTED, message="its worker gave the run up before the call began")
+        failed = self._tool_call(call).tool.events.failed
+        self._record(failed(failure, attempt=call.attempt), call=call.number, cause=call.intent_seq)
+
+    def _start_child(self, command: StartChild, cause: int) -> None:
+        agent, number = command.agent, command.number
+        self._asked[number] = command
+        assert self.state.created is not None
+        body = ChildStarted(
+            agent=agent.name,
+            version=agent.version,
+            run_id=child_id(self.run_id, number),
+            input=self._pack(command.args),
+            digest=codec.digest(command.args),
+            target=agent.target,
+            queue=agent.queue,
+            budget=agent.budget,
+            key_scheme=KEY_SCHEME,
+            key_namespace=self.state.created.key_namespace,
+        )
+        self._record(body, call=number, cause=cause)
+        self._urgent = True  # the commit creates the child
+        self._out.serve.append(agent)
+
+    # -- calls that may begin -------------------------------------------------------------------------------------------
+    def _barrier(self, number: int, tool: Any) -> Asking[Later | Over | None]:
+        """What keeps the call from starting now: a budget above it, or its rate."""
+        if self._budgets:
+            barrier = yield from self._budget_barrier(number, tool)
+            if barrier is not None:
+                return barrier
+            self._short.pop(number, None)
+        if tool.rate is None:
+            return None
+        answer = yield TakePlace(number, tool.rate, self._places.pop(number, None))
+        if isinstance(answer, NotNow):
+            return Later(answer.at, has_place=False)
+        assert isinstance(answer, PlaceGiven), answer
+        if answer.at <= self._now:
+            return None
+        self._places[number] = answer.at
+        return Later(answer.at)
+
+    def _budget_barrier(self, number: int, tool: Any) -> Asking[Later | Over | None]:
+        read: Answer | None = self._ledgers
+        if read is None:
+            read = yield ReadLedgers()
+        if isinstance(read, NotNow):
+            return Later(read.at, has_place=False)
+        assert isinstance(read, LedgersRead), read
+        call = self.state.calls.get(number)
+        # A key makes one effect of several attempts: what is reserved for those in doubt is enough for the next one too.
+        kept = None if call is None else call.may_cost
+        wanted = amounts_of(most_of(tool.estimate, kept), calls=1)
+        # What this run has recorded and not committed yet is in no ledger: a whole fan-out may be waiting for one commit.
+        uncharged = self._charge()
+        more = uncharged.reserved + uncharged.spent + -amounts_of(kept)
+        for ledger in read.ledgers:
+            used = ledger.spent + ledger.reserved + more
+            found = exceeded(ledger.run_id, ledger.limits, used, wanted)
+            if found is None:
+                beside = read.beside.get(ledger.run_id, NOTHING)
+                if beside and exceeded(ledger.run_id, ledger.limits, used + beside, wanted) is not None:
+                    # It is promised to other runs of this worker, whose commit is under way: a moment later the ledger knows.
+                    return Later(self._now, has_place=False)
+                continue
+            if exceeded(ledger.run_id, ledger.limits, ledger.spent + uncharged.spent, wanted) is None:
+                # Nothing is used up: others have reserved what they may not need. When they have ended, there is room or there is not;
+                # and a run that has died with a reservation does not keep the others waiting for ever.
+                since = self._short.setdefault(number, self._short_before.get(number, self._now))
+                if self._now - since < _LEDGER_PATIENCE_US:
+                    return Later(self._now + _LEDGER_AGAIN_US, has_place=False)
+            return Over(found, ledger.limits)
+        return None
+
+    def _over_budget(self, call: CallState, over: Over) -> Asking[None]:
+        unstarted = call.phase in _UNBEGUN and not call.doubtful
+        lost = call.failure is not None and call.failure.type == LOST
+        words = over_words(over.what)
+        if over.limits.on_exceed == "fail" and unstarted and not lost:  # what may have happened is not told as a failure
+            yield from self._refuse(call, Failure(kind="over_budget", type="BudgetExceeded", message=words))
+            return
+        self._record(over.what, cause=call.last_seq)
+        self._attend("budget", f"call {call.number} ({call.tool}): {words}")
+
+    def _consider(self, call: CallState) -> Asking[None]:
+        """Decide about an open call that no attempt is under way for."""
+        number = call.number
+        wanted = number not in self._unwanted
+        ask = self.state.asks.get(number)
+        asked = self._tool_call(call)
+        if ask is not None and ask.edited and ask.input is not None and call.attempt:
+            # It has begun: whatever today's code would make of them, these are its arguments.
+            asked = self._asked[number] = CallTool(number, asked.tool, self._load(ask.input))
+        if call.phase == "awaiting_approval":
+            if not wanted:
+                self._orphans.add(number)  # else the approval is watched on its own
+            return
+        if call.phase == "approved":
+            if wanted:
+                yield from self._start_approved(call)
+            else:
+                self._orphans.add(number)
+            return
+        if call.phase in ("proposed", "failing") and wanted and ask is None and not call.begun and asked.tool.approval is not None:
+            asks = asked.tool.asks(asked.args)
+            if asks is not False:
+                # The run was given up before anybody could be asked, or before the call began.
+                yield from self._ask_for(asked, asks)
+                return
+        yield from self._follow(call, self._verdict(call, asked, wanted))
+
+    def _verdict(self, call: CallState, asked: CallTool, wanted: bool) -> Verdict:
+        verdict = decide(
+            call,
+            has_reconcile=asked.tool.reconciler is not None,
+            key_window_s=asked.tool.key_window_s,
+            max_asks=self._settings.reconcile_asks,
+            wanted=wanted,
+            now=self._now,
+        )
+        if isinstance(verdict, Perform) and not wanted and self.state.cancel is not None:
+            # The key would keep it from happening twice, but after a cancel it must not happen for the first time either.
+            return Park("it may or may not have happened, and the run is being cancelled")
+        return verdict
+
+    def _follow(self, call: CallState, verdict: Verdict) -> Asking[None]:
+        match verdict:
+            case Perform(attempt):
+                yield from self._attempt_again(call, attempt)
+            case Wait(until):
+                self._waits[call.number] = until
+            case Reconcile():
+                self._hooks[call.number] = call.attempt
+                settle = min(settle_s(call, self._settings.patience), self._settings.patience.settle_s)
+                self._out.ask.append(self._begin_of(call, round(settle * 1e6)))
+                if call.phase != "in_doubt":
+                    self._doubt(call, "its worker died inside it; its reconcile hook is being asked")
+            case GiveUp():
+                if self._was_lost(call):
+                    self._lose(call)  # nobody asks again, and yet it has been asked
+                yield from self._give_up(call)
+            case Park(why):
+                if call.phase != "in_doubt" or why not in (call.doubt or ""):
+                    self._doubt(call, f"{why}; {call.doubt}"[:500] if call.doubt else why)
+
+    def _doubt(self, call: CallState, why: str) -> None:
+        self._record(ToolCallInDoubt(call.attempt, why), call=call.number, cause=self._claimed_seq)
+
+    def _attempt_again(self, call: CallState, attempt: int) -> Asking[None]:
+        tool = self._tool_call(call).tool
+        # The event that made another attempt necessary: a failure, a resolved doubt, or the claim after a crash.
+        cause = call.last_seq if call.last_seq > call.intent_seq else self._claimed_seq
+        ask = self.state.asks.get(call.number)
+        if ask is not None and not call.begun and ask.request.expires_at is not None and ask.request.expires_at <= self._now:
+            # Its intent used the approval up, and its worker gave the run up before it began: nothing begins after the time (G9).
+            yield from self._fail(call, refusal("expired", ask.by, None), cause)
+            return
+        if self._was_lost(call):
+            cause = self._lose(call)
+        barrier = None
+        if tool.rate is not None or self._budgets:
+            barrier = yield from self._barrier(call.number, tool)
+        if isinstance(barrier, Later):
+            self._wait_for_turn(call, barrier)
+        elif isinstance(barrier, Over):
+            yield from self._over_budget(call, barrier)
+        else:
+            self._places.pop(call.number, None)
+            self._initiate(tool, call.number, cause, effect=call.effect, key=call.recorded_key, attempt=attempt)
+            self._ready(call)
+
+    def _wait_for_turn(self, call: CallState, later: Later) -> None:
+        if later.has_place and call.turn != later.at:
+            self._record(RetryScheduled(attempt=call.attempt + 1, at=later.at, turn=True), call=call.number, cause=call.last_seq)
+        self._waits[call.number] = later.at
+
+    def _was_lost(self, call: CallState) -> bool:
+        """Whether its worker ended while a model was asked, or inside an attempt with a cost that is simply made again."""
+        if call.phase != "started" or call.effect not in ("read", "idempotent"):
+            return False
+        return self._tool_call(call).tool.events is OF_MODEL or call.estimate is not None
+
+    def _lose(self, call: CallState) -> int:
+        """Record the lost attempt. It may have been paid for: without this charge a budget would have no bound across deaths (T33)."""
+        tool = self._tool_call(call).tool
+        failed = tool.events.failed(lost_answer("its worker ended", tool), attempt=call.attempt, usage=call.estimate)
+        return self._record(failed, call=call.number, cause=call.intent_seq).seq
+
+    # -- what came of an attempt ----------------------------------------------------------------------------------------
+    def _take_end(self, ended: AttemptEnded) -> Asking[None]:
+        call = self.state.calls[ended.number]
+        self._running.discard(ended.number)
+        if call.ended or ended.attempt != call.attempt:
+            return  # a person has settled that attempt meanwhile
+        asked, result = self._tool_call(call), ended.result
+        wanted = call.number not in self._unwanted
+        if isinstance(result, Returned):
+            done = asked.tool.events.completed(result=self._pack(result.result), attempt=ended.attempt, usage=cost_of(call, ended.usage))
+            self._precious = self._precious or call.effect != "read"
+            yield from self._deliver(self._record(done, call=call.number, cause=call.intent_seq))
+            return
+        if isinstance(result, Unrecordable):
+            done = asked.tool.events.completed(failure=result.failure, attempt=ended.attempt, usage=cost_of(call, ended.usage))
+            self._precious = self._precious or call.effect != "read"
+            yield from self._deliver(self._record(done, call=call.number, cause=call.intent_seq))
+            return
+        self._ended_mono[call.number] = self._mono
+        loose, closing = isinstance(result, Abandoned), self.closing is not None
+        after = after_failed_attempt(
+            call, result.failure, ended.usage, asked.tool, loose=loose, wanted=wanted, closing=closing, now=self._now
+        )
+        yield from self._state(call, asked.tool, after.bodies)
+        if isinstance(result, Raised) and is_not_ready(result.failure) and wanted and not call.ended:
+            self._attend("error", f"call {call.number} ({call.tool}) cannot be made here, and was not: {result.failure.message}")
+        yield from self._go_on_with(call, asked, wanted, after.verdict)
+
+    def _take_answer(self, answer: HookAnswered) -> Asking[None]:
+        number = answer.number
+        if self._hooks.get(number) != answer.attempt:
+            return  # a person has settled the doubt meanwhile
+        del self._hooks[number]
+        call = self.state.calls[number]
+        if call.ended or answer.attempt != call.attempt or call.phase != "in_doubt":
+            return
+        asked, outcome = self._tool_call(call), answer.outcome
+        quiet_at = self._quiet_at(call)
+        if outcome.kind != "happened" and not outcome.final and quiet_at is not None and answer.asked_at < quiet_at:
+            # The request of the lost attempt may still arrive: ask again when it cannot any more.
+            left_us = max(quiet_at - self._mono, 0)
+            self._hooks[number] = call.attempt
+            self._out.ask.append(self._begin_of(call, left_us))
+            words = "found nothing; its request may still arrive, so the hook is asked again in"
+            self._note("info", f"the hook of {call.tool} (call {number}) {words} {left_us / 1e6:.0f} s")
+            return
+        wanted = number not in self._unwanted
+        cancelling = self.state.cancel is not None
+        after = after_hook(call, outcome, asked.tool, wanted=wanted, cancelling=cancelling, now=self._now, pack=self._pack)
+        yield from self._state(call, asked.tool, after.bodies)
+        yield from self._go_on_with(call, asked, wanted, after.verdict)
+
+    def _state(self, call: CallState, tool: Any, bodies: Sequence[AnyBody]) -> Asking[None]:
+        for body in bodies:
+            cause = call.intent_seq if call.phase == "started" else call.last_seq
+            event = self._record(body, call=call.number, cause=cause)
+            self._precious = self._precious or call.effect != "read"
+            if tool.rate is not None and isinstance(body, ToolCallFailed | ToolCallInDoubt):
+                failure = body.failure
+                if failure is not None and failure.kind == "rate_limited":
+                    wait_s = 1.0 if failure.retry_after_s is None else failure.retry_after_s
+                    self._out.hold_back.append(HoldBack(tool.rate, self._now + round(wait_s * 1e6)))
+            yield from self._deliver(event)
+        if call.ended or call.phase == "idle":
+            self._ended_mono.pop(call.number, None)
+
+    def _go_on_with(self, call: CallState, asked: CallTool, wanted: bool, verdict: Perform | Park | None) -> Asking[None]:
+        if call.ended or self._is_busy(call.number) or self.closing is not None:
+            return
+        if verdict is None:
+            yield from self._consider(call)
+        else:
+            yield from self._follow(call, verdict)
+
+    def _is_busy(self, number: int) -> bool:
+        return number in self._running or number in self._hooks
+
+    def _quiet_at(self, call: CallState) -> int | None:
+        """From when on "not found" is believed about the call, by the monotonic clock; None: never.
+
+        What this core has not seen end is counted from its claim: wall clocks may have been set since then.
+        """
+        after_s = quiet_after_s(call, self._settings.patience)
+        return None if after_s is None else self._ended_mono.get(call.number, self._claimed_mono) + round(after_s * 1e6)
+
+    # -- post -----------------------------------------------------------------------------------------------------------
+    def _read(self, row: InboxRow) -> Asking[None]:
+        """Journal something from outside, and tell the agent."""
+        state, body = self.state, row.body
+        if body is None:
+            self._left.append(row.inbox_id)
+            newer = f"something from outside (inbox row {row.inbox_id}) was written by a newer perdure; upgrade this worker"
+            self._attend("error", newer)
+            return
+        if state.finished:
+            self._note("info", f"{tag_of(body)} came too late and changes nothing")
+            self._left.append(row.inbox_id)
+            return
+        self._consumed.append(row.inbox_id)
+        # Under the sender's own id: a sender that does not know whether its commit took effect finds it there.
+        event_id = row.event_id or None
+        match body:
+            case CancelRequested() if state.cancel is None:
+                event = self._record(body, event_id=event_id)
+                if self.closing is not None and self.closing.status != "queued":
+                    # It was to stand still when its calls have ended; a cancel does not wait for them, nor for another person.
+                    # The agent is told by the next worker: this one may have kept answers from it.
+                    self.closing = Closing("queued", "another worker: it is to be cancelled")
+                    self._stop_all()
+                yield from self._guarded(self._deliver(event))
+            case RunPaused() if state.cancel is None:
+                self._record(body, event_id=event_id)
+                if self.closing is None or self.closing.status == "queued":
+                    self.closing = Closing("paused", f"somebody who unpauses it; {body.by} paused it")
+            case RunUnpaused() if state.paused is not None:
+                self._record(body, event_id=event_id)
+                if self.closing is not None and self.closing.status == "paused":
+                    # Calls that were only proposed meanwhile are the next worker's to start.
+                    self.closing = Closing("queued", "another worker: it was unpaused")
+            case BudgetRaised():
+                self._record(body, event_id=event_id)
+            case SignalReceived():
+                yield from self._guarded(self._deliver(self._record(body, event_id=event_id)))
+            case ToolCallResolved() if row.call in state.open and self._is_about(body, state.open[row.call]):
+                yield from self._guarded(self._hear_of_resolution(state.open[row.call], body, event_id))
+            case ApprovalVoted() | ApprovalEscalated() | ApprovalDecided() | ApprovalExpired() | ApprovalWithdrawn() if (
+                row.call in state.asks
+            ):
+                yield from self._guarded(self._hear_of_approval(state.asks[row.call], body, event_id))
+            case ChildFinished() if row.call in state.alive:
+                self._last_news = self._mono
+                event = self._record(body, call=row.call, cause=state.alive[row.call].started_seq, event_id=event_id)
+                yield from self._guarded(self._deliver(event))
+            case _:
+                self._note("warning", f"{tag_of(body)} came too late and changes nothing")
+
+    def _is_about(self, answer: ToolCallResolved, call: CallState) -> bool:
+        """Whether the answer is about the attempt that is in doubt now, or was cut off, and not about one before it."""
+        cut_off = call.phase == "started" and not self._is_busy(call.number) and call.number not in self._due
+        return (call.phase == "in_doubt" or cut_off) and answer.attempt == call.attempt
+
+    def _hear_of_resolution(self, call: CallState, body: ToolCallResolved, event_id: str | None) -> Asking[None]:
+        self._forget(call.number)
+        # What it costs is known here, where the call stands now, and not where the answer was given.
+        charged = structs.replace(body, usage=call.cost_if(body.outcome))
+        event = self._record(charged, call=call.number, cause=call.last_seq, event_id=event_id)
+        yield from self._guarded(self._deliver(event))
+        if not call.ended and self.closing is None:
+            yield from self._consider(call)
+
+    def _hear_of_approval(self, ask: AskState, body: _Decision, event_id: str | None) -> Asking[None]:
+        number = ask.number
+        if self._can_take_back(number):
+            # The yes and its end were read one right after the other: the append that starts the call would be refused.
+            self._take_back(number)
+        event = self._record(body, call=number, cause=ask.asked_seq, event_id=event_id)
+        if ask.pending:
+            self._watch_expiry(ask)
+            return
+        self._expiries.pop(number, None)
+        self._settling.discard(number)
+        self._forget(number)  # it may have been waiting for its turn
+        self._last_news = self._mono
+        yield from self._deliver(event)
+        call = self.state.open.get(number)
+        if call is not None and self.closing is None:
+            yield from self._consider(call)
+
+    # -- approvals ------------------------------------------------------------------------------------------------------
+    def _ask_approval(self, command: AskApproval, cause: int) -> None:
+        number, policy = command.number, command.policy
+        self._asked[number] = command
+        payload = self._pack(command.input)
+        body = policy.request(self._approval_id(number), command.action, payload, command.input, now=self._now, reason=command.reason)
+        self._record(body, call=number, cause=cause)
+        self._watch_expiry(self.state.asks[number])
+
+    def _ask_for(self, command: CallTool, asks: str | bool) -> Asking[None]:
+        """Ask whether the call may be made: the exact call, and what of it a decision may change."""
+        tool, number = command.tool, command.number
+        policy = tool.approval
+        assert policy is not None and self.state.created is not None
+        impossible = policy.check_for(self.state.created.actor)
+        if impossible is not None:
+            failure = Failure(kind="refused", type="InvalidInput", message=f"its approval could never be granted: {impossible}")
+            yield from self._refuse(self.state.calls[number], failure)
+            return
+        body = policy.request(
+            self._approval_id(number),
+            tool.name,
+            self._pack(command.args),
+            command.args,
+            now=self._now,
+            reason=asks if isinstance(asks, str) else None,
+            tool=tool.name,
+            editable_schema=self._pack(codec.encode(tool.editable_schema())) if policy.editable else None,
+        )
+        self._record(body, call=number, cause=self.state.seq)
+        self._watch_expiry(self.state.asks[number])
+
+    def _approval_id(self, number: int) -> str:
+        assert self.state.created is not None
+        return approval_id(self.state.created.tenant, self.run_id, number)
+
+    def _start_approved(self, call: CallState) -> Asking[None]:
+        """The call that somebody has approved, exactly as they have: the commit that starts it consumes the approval (G9)."""
+        ask, asked = self.state.asks[call.number], self._tool_call(call)
+        assert ask.outcome == "approved"
+        expires_at, now = ask.request.expires_at, self._now
+        if expires_at is not None and expires_at - _START_MARGIN_US <= now:
+            if expires_at <= now:
+                self._settle(ask, Expire())
+            else:
+                self._expiries[call.number] = expires_at
+            return
+        try:
+            asked = self._as_approved(ask, asked)
+        except InvalidInput as refused:
+            failure = Failure(kind="refused", type="InvalidInput", message=f"as edited by {ask.by}: {refused}")
+            failed = asked.tool.events.failed(failure, attempt=0, final=True)
+            yield from self._deliver(self._record(failed, call=call.number, cause=call.last_seq))
+            return
+        barrier = None
+        if asked.tool.rate is not None or self._budgets:
+            barrier = yield from self._barrier(call.number, asked.tool)
+        if isinstance(barrier, Later):
+            self._wait_for_turn(call, barrier)
+            if expires_at is not None:
+                self._expiries[call.number] = expires_at  # its turn may come too late
+        elif isinstance(barrier, Over):
+            yield from self._over_budget(call, barrier)
+        else:
+            self._expiries.pop(call.number, None)
+            self._consume(call, ask, asked)
+
+    def _as_approved(self, ask: AskState, asked: CallTool) -> CallTool:
+        if not ask.edited:
+            return asked
+        assert ask.input is not None
+        edited = CallTool(asked.number, asked.tool, asked.tool.edited(asked.args, self._load(ask.input)))
+        self._asked[asked.number] = edited
+        return edited
+
+    def _consume(self, call: CallState, ask: AskState, asked: CallTool) -> None:
+        digest = codec.digest(asked.args)
+        # Checked here and again by the store in the very commit: what starts is what was approved, to the byte.
+        if digest != ask.digest:
+            self._attend("error", f"call {call.number} ({call.tool}): its arguments are not those that were approved; it was not made")
+            return
+        self._approved[call.number] = copy(call)
+        args = self._pack(asked.args) if ask.edited else None
+        self._initiate(
+            asked.tool,
+            call.number,
+            call.last_seq,
+            effect=asked.tool.effect,
+            key=call.recorded_key,
+            attempt=call.attempt + 1,
+            args=args,
+            digest=digest,
+            approval=ask.request.approval,
+        )
+        self._due.append(call.number)  # also a read: the approval is used up before anything is done with it
+
+    def _can_take_back(self, number: int) -> bool:
+        """Whether the last that was recorded of the call, and is not durable yet, is the intent that uses its approval up."""
+        before = self._approved.get(number)
+        if before is None:
+            return False
+        call = self.state.calls[number]
+        return call.attempt == before.attempt + 1 and call.last_seq == call.intent_seq > self._durable_seq
+
+    def _take_back(self, number: int) -> None:
+        """The approval is over before the append that starts the call: it has not begun, and waits for that answer."""
+        before = self._approved.pop(number)
+        # The intent is in no journal. Another event has its place, so that those behind it keep theirs.
+        place = self.state.calls[number].intent_seq - self._durable_seq - 1
+        intent = self._events[place].body
+        assert isinstance(intent, ToolCallInitiated)
+        postponed = RetryScheduled(attempt=intent.attempt, at=self._now, turn=True)
+        self._events[place] = structs.replace(self._events[place], event_id=next(self._ids), body=postponed)
+        self.state.take_back(intent, before, self._events[place])
+        if intent.pinned is not None:
+            self._compared.discard(f"tool {intent.tool}")
+        if number in self._due:
+            self._due.remove(number)
+
+    def _watch_expiry(self, ask: AskState) -> None:
+        """Be there when its time is over. Also after an escalation, which gives it another time."""
+        self._settling.discard(ask.number)
+        if ask.number in self._withdrawn:
+            self._settle(ask, Withdraw())
+        elif ask.request.expires_at is not None:
+            self._expiries[ask.number] = ask.request.expires_at
+        else:
+            self._expiries.pop(ask.number, None)
+
+    def _settle(self, ask: AskState, how: Expire | Withdraw) -> None:
+        """Have the approval settled. People may decide at the same time: the store knows who was first, and the answer comes as post (T17)."""
+        # Looked at again until the answer is here: a run that came to rest meanwhile would have nothing to wake it, should this fail.
+        self._expiries[ask.number] = self._now + _SETTLE_AGAIN_US
+        if ask.number not in self._settling:
+            self._settling.add(ask.number)
+            self._out.settle.append(Settle(ask.number, ask.request.approval, how))
+
+    def _let_orphans_go(self) -> None:
+        """Withdraw the approvals and cancel the children that are not wanted. They exist: all that is recorded here is durable."""
+        orphans, self._orphans = self._orphans, set()
+        state = self.state
+        for number in sorted(orphans.intersection(state.asks)):
+            ask = state.asks[number]
+            if ask.pending or (number in state.open and state.open[number].phase == "approved"):
+                self._withdrawn.add(number)
+                self._settle(ask, Withdraw())
+        reason = (state.cancel.reason if state.cancel else None) or "its parent does not wait for it any more"
+        for number in sorted(orphans.intersection(state.alive)):
+            self._out.cancel.append(CancelChild(state.alive[number].run_id, reason))
+
+    # -- time -----------------------------------------------------------------------------------------------------------
+    def _wake_due(self) -> Asking[None]:
+        """Fire the timers and go on with the calls that are due now; timers that are set by that wait for the next turn."""
+        machine, now = self._machine, self._now
+        assert machine is not None
+        for number in [number for number, at in self._expiries.items() if at <= now]:
+            self._settle(self.state.asks[number], Withdraw() if number in self._withdrawn else Expire())
+        for number in sorted(number for number, at in self._waits.items() if at <= now):
+            del self._waits[number]
+            yield from self._consider(self.state.calls[number])
+        last = machine.timers_set
+        while (timer := machine.next_timer()) is not None and timer[0] <= now and timer[1] <= last and self.closing is None:
+            if self.state.finished:
+                return  # a timer that nothing awaits is left over
+            event = self._record(TimerFired(timer[1]), cause=machine.timer_cause(timer[1]))
+            yield from self._deliver(event, TimerDue(timer[1]))
+
+    def _arm(self) -> None:
+        """Wait: for attempts, for the next timer, and for the moment when what is recorded must go out."""
+        wakes: list[int] = []
+        if self._is_dirty:
+            if self._dirty_since is None:
+                self._dirty_since = self._mono
+            left_us = self._dirty_since + self._settings.flush_us - self._mono
+            if left_us <= 0 or (self._urgent and self.closing is None):
+                self._append(None)
+                return
+            wakes.append(left_us)
+        if self.closing is None and self._machine is not None:
+            times = [*self._waits.values(), *self._expiries.values()]
+            if self._machine.has_timers and (timer := self._machine.next_timer()) is not None:
+                times.append(timer[0])
+            if times:
+                wakes.append(min(times) - self._now)
+        if wakes:
+            self._out.wake_after_us = min(max(min(wakes), _SHORTEST_SLEEP_US), _LONGEST_SLEEP_US)
+
+    # -- rest -----------------------------------------------------------------------------------------------------------
+    def _rest(self) -> Asking[None]:
+        """Nothing is under way: finish the run, give it up, or wait."""
+        state, closing = self.state, self.closing
+        if state.finished:
+            failure = state.failure
+            error = f"{failure.type}: {failure.message}"[:500] if failure else None
+            self._append(RowChange(state.status, error=error, release=True, progress=True))
+        elif closing is not None:
+            if closing.attention == "budget" and (yield from self._has_room_again()):
+                closing = self.closing = Closing("queued", "another worker: its budget was raised meanwhile")
+            due, self._due = self._due, []
+            for number in due:
+                self._withdraw_intent(state.calls[number])
+            self._release(closing.status, closing.waiting_for, self._now if closing.status == "queued" else None, closing.attention)
+        else:
+            yield from self._wait()
+
+    def _has_room_again(self) -> Asking[bool]:
+        """Whether somebody has added to the budget that the run stops for."""
+        if self.state.over is None:
+            return False
+        read = yield ReadLedgers()
+        return isinstance(read, LedgersRead) and has_room_again(self.state.over, read)
+
+    def _wait(self) -> Asking[None]:
+        machine, state = self._machine, self.state
+        assert machine is not None
+        # A parent that looks after its children every now and then must not keep the room that they need to go on; nor does a run that
+        # waits for money keep it from those who have reserved that. A suspect that waits for money keeps its place in a group of
+        # suspects, and the runs that have reserved the money may need it.
+        makes_room, self._crowded = self._crowded or (self._suspect and bool(self._short)), False
+        timer = machine.next_timer()
+        rest = at_rest(
+            state,
+            next_timer=timer,
+            waits={**self._waits, **self._expiries},
+            topics=machine.topics,
+            now=self._now,
+            park_after_us=0 if makes_room else self._settings.park_after_us,
+        )
+        match rest:
+            case Stay():
+                self._out.yields = not makes_room and (bool(state.alive) or bool(self._short))
+                self._arm()
+            case Sleep(status, waiting_for, wake_at):
+                if self._lingers():
+                    return
+                if timer is not None and timer[0] == wake_at and timer[1] not in state.timers:
+                    self._record(TimerSet(timer=timer[1], due=timer[0]), cause=machine.timer_cause(timer[1]))
+                self._release(status, waiting_for, wake_at)
+            case Ask(calls, wake_at):
+                self._record(AttentionNeeded("in_doubt", f"{rest.names}: {calls[0].doubt}"), cause=calls[0].last_seq)
+                self._release("needs_attention", f"a person: {rest.names} in doubt", wake_at, "in_doubt")
+            case Stuck():
+                self._attend(
+                    "stuck",
+                    "the agent waits for something that nothing can bring about: no call, approval or child is open, "
+                    "it listens for no signal, and no timer is set",
+                )
+                yield from self._rest()
+
+    def _lingers(self) -> bool:
+        """Keep a run whose children end, or whose approvals are decided, one after the other: giving it up and replaying it for each
+        would cost the square of them."""
+        state = self.state
+        more_to_come = bool(state.alive) and len(state.alive) < len(state.children)
+        more_to_come = more_to_come or (bool(state.pending) and len(state.pending) < len(state.asks))
+        if not more_to_come or self._last_news is None:
+            return False
+        left_us = self._last_news + self._settings.linger_us - self._mono
+        if left_us <= 0:
+            return False
+        self._arm()
+        if self._out.append is None:
+            wake = self._out.wake_after_us
+            self._out.wake_after_us = max(left_us if wake is None else min(wake, left_us), _SHORTEST_SLEEP_US)
+        return True
+
+    def _release(
+        self,
+        status: Literal["queued", "waiting", "waiting_approval", "paused", "needs_attention"],
+        waiting_for: str,
+        wake: int | None,
+        attention: Reason | None = None,
+    ) -> None:
+        # Whatever a run waits for that is to be cancelled: until that is confirmed, it is being cancelled (T29).
+        standing = "cancelling" if self.state.cancel is not None and status not in ("paused", "needs_attention") else status
+        short_since = min(self._short.values(), default=None)
+        self._record(RunReleased(standing, waiting_for, wake, short_since=short_since))
+        detail = self.state.attention.detail[:500] if self.state.attention else None
+        self._append(
+            RowChange(standing, waiting_for=waiting_for, ready_at=wake, error=detail, attention=attention, release=True, progress=True)
+        )
+
+    # -- the append -----------------------------------------------------------------------------------------------------
+    @property
+    def _is_dirty(self) -> bool:
+        return bool(self._events or self._consumed)
+
+    def _record(self, body: AnyBody, *, call: int | None = None, cause: int | None = None, event_id: str | None = None) -> Event:
+        """State a fact. It is in the state at once, and durable after the next append."""
+        state = self.state
+        event = Event(state.seq + 1, event_id or next(self._ids), self._now, state.epoch, call, cause, body)
+        state.apply(event)
+        self._events.append(event)
+        if self._watch is not None:
+            self._look_for_circles(event)
+        return event
+
+    def _look_for_circles(self, event: Event) -> None:
+        if self._watch is not None:
+            circling = self._watch.observe(event, None if event.call is None else self.state.calls.get(event.call))
+            if circling is not None:
+                self._attend("circling", circling)
+
+    def _pack(self, encoded: bytes) -> Payload:
+        """A payload for an event; what is too large to lie in place goes along as a blob in the same append."""
+        payload, blob = codec.pack(encoded, self._settings.inline_bytes)
+        if blob is not None:
+            assert isinstance(payload.blob, str)
+            self._blobs[payload.blob] = blob
+        return payload
+
+    def _charge(self) -> Charge:
+        """What the events that are not durable yet do to the budgets."""
+        reserved, spent = self._charged
+        return Charge(self.state.reserved + -reserved, self.state.spent + -spent)
+
+    def _append(self, row: RowChange | None) -> None:
+        """Send everything recorded so far; what waits for that begins when it is durable."""
+        state, out = self.state, self._out
+        precious, self._precious, self._urgent, self._dirty_since = self._precious, False, False, None
+        transaction = None
+        if row is None:
+            if self._due and self.may_begin and not state.finished:
+                due, self._due = self._due, []
+                for number in due:
+                    if state.calls[number].effect == "transaction":
+                        self._due.append(number)  # its turn comes with an append of its own
+                    else:
+                        self._starting.append(number)
+                        out.begin.append(self._begin_of(state.calls[number]))
+                # What came of an effect does not wait for the transaction's tool: a crash inside it would make a doubt of a known result.
+                if self._due and not precious:
+                    transaction = self._transaction(state.calls[self._due.pop(0)])
+            progress = self._suspect and state.crashes == 0
+            if transaction is None and (progress or state.status != self._shown):
+                row = RowChange(state.status, progress=progress)
+        charge = self._charge() if self._budgets else None
+        self._sent = out.append = Append(
+            self._durable_seq,
+            self._events,
+            tuple(self._blobs.values()),
+            row,
+            tuple(self._consumed),
+            tuple(self._left),
+            charge,
+            transaction,
+        )
+
+    def _transaction(self, call: CallState) -> Transaction:
+        begin = self._begin_of(call)
+        return Transaction(
+            begin, call.intent_seq, next(self._ids), call.reserved, call.started_at, call.estimate, metered=bool(self._budgets)
+        )
+
+    def _answered(self, sent: Append, answer: CommitAnswer) -> Asking[None]:
+        starting, self._starting = self._starting, []
+        if isinstance(answer, Committed):
+            yield from self._committed(sent, answer, starting)
+            return
+        self._due = starting + self._due
+        if isinstance(answer, AppendRefused):
+            yield from self._hear_of_refusal(sent, answer)
+            return
+        assert sent.transaction is not None, "only a transaction is rolled back; any other append is sent again until it is answered"
+        begin = sent.transaction.begin
+        if answer.failure is None:
+            self._due.insert(0, begin.number)
+        else:
+            # The effect has not happened. Its intent is still in the buffer and goes out with the failure.
+            self._arrived.appendleft(AttemptEnded(begin.number, begin.attempt, Raised(answer.failure)))
+        yield from self._go_on()
+
+    def _committed(self, sent: Append, answer: Committed, starting: list[int]) -> Asking[None]:
+        """The append is durable. From here on a crash leaves intents without results: `decide` settles them by effect class."""
+        state, row, result = self.state, sent.row, answer.result
+        self._durable_seq += len(sent.events)
+        self._events, self._consumed = [], []
+        self._blobs.clear()
+        if result is not None:
+            assert result.seq == self._durable_seq + 1, result
+            state.apply(result)
+            self._durable_seq = result.seq
+            self._look_for_circles(result)
+        assert state.seq >= self._durable_seq, (state.seq, self._durable_seq)
+        if self._budgets:
+            self._charged = (state.reserved, state.spent)
+        if row is not None:
+            self._shown, self._suspect = row.status, self._suspect and not row.progress
+            if row.release:
+                self._out.end = Rested(state.over if row.attention == "budget" else None)
+                return
+        if answer.begun:
+            self._running.update(starting)
+            for number in starting:
+                self._ended_mono.pop(number, None)
+        else:
+            self._due = starting + self._due
+            if answer.lease_in_doubt and self.may_begin:
+                # They are handed over as not begun; if another worker has the run, that is refused like everything else.
+                self.closing = Closing("queued", "another worker: the one before gave no sign of life for longer than its lease")
+        if result is not None:
+            yield from self._guarded(self._deliver(result))
+        yield from self._go_on()
+
+    def _hear_of_refusal(self, sent: Append, refused: AppendRefused) -> Asking[None]:
+        """Nothing was written. If only the approvals of some starts are over, the rest goes on without those."""
+        state, now = self.state, self._now
+        # Not only what was to begin: when the run is given up, the intent and its withdrawal were in one append, and used the approval up.
+        intents = [call.number for call in state.calls.values() if call.intent_seq > self._durable_seq]
+        lapsed = [number for number in intents if self._has_lapsed(number, now)]
+        for number in lapsed:
+            self._settle(state.asks[number], Expire())  # the next worker finds it in the post, and tells the agent
+        # An answer about one of these calls that lies unread may be the reason, such as the end of its approval by another worker's
+        # clock. Other post explains nothing, and a refusal that stays would go around with it for ever.
+        unread = [one.row for one in self._arrived if isinstance(one, Posted)]
+        unread += [row for row in refused.post if row.inbox_id not in self._seen]
+        answers = [row for row in unread if row.call in intents and isinstance(row.body, _ANSWERS)]
+        over = lapsed or sorted({row.call for row in answers if row.call is not None})
+        if not lapsed and (not refused.still_ours or not over):
+            # Ours, and refused all the same: it would be refused again, and a person has to look.
+            self._out.end = Broken("conflict" if refused.still_ours else "fenced", refused.why)
+        elif not all(map(self._can_take_back, over)):
+            # A run that is given up may have said already that such a call has not begun, which makes no sense without its intent.
+            self._out.end = Broken("fenced", refused.why)
+        else:
+            if not lapsed:
+                for row in answers:
+                    self._keep(Posted(row))
+            yield from self._go_on_without(sent, over, refused.why)
+
+    def _go_on_without(self, sent: Append, numbers: Collection[int], why: str) -> Asking[None]:
+        """What was refused for these starts is written without them. Attempts under way know nothing of it: giving the run up would cut
+        them off, and make doubts of them."""
+        self._note("info", f"{why}; the run goes on without it")
+        for number in numbers:
+            self._take_back(number)
+        if sent.transaction is not None and sent.transaction.begin.number not in numbers:
+            self._due.insert(0, sent.transaction.begin.number)
+        self._precious = True  # what else was in the append has not been written
+        yield from self._go_on()
+
+    def _has_lapsed(self, number: int, now: int) -> bool:
+        ask = self.state.asks.get(number)
+        return ask is not None and ask.request.expires_at is not None and ask.request.expires_at <= now
+
+
+def has_room_again(over: BudgetExceeded, read: LedgersRead) -> bool:
+    """Whether somebody has added to the budget that was used up."""
+    limits = [getattr(ledger.limits, _FIELDS[over.what]) for ledger in read.ledgers if ledger.run_id == over.budget_of]
+    return any(limit is None or limit > over.limit for limit in limits)
+
+
+_FIELDS = {"usd": "usd_micros", "tokens": "tokens", "calls": "calls", "seconds": "busy_us"}
+_UNITS = {"usd": ("$", 1_000_000, ""), "seconds": ("", 1_000_000, " s"), "tokens": ("", 1, " tokens"), "calls": ("", 1, " calls")}
+
+
+def over_words(over: BudgetExceeded) -> str:
+    """The used-up budget in words."""
+    used, limit, wanted = (_amount(over.what, number) for number in (over.used, over.limit, over.wanted))
+    # What others had reserved is given back where it was not needed: a sum that counts it is wrong as soon as somebody reads it.
+    how = f"{used} of {limit}" if over.used >= over.limit else f"its {limit} do not cover {wanted} more"
+    return f"the budget of run {over.budget_of} is used up: {how}"
+
+
+def _amount(what: str, number: int) -> str:
+    before, unit, after = _UNITS[what]
+    if unit == 1:
+        return f"{before}{number:,}{after}"
+    whole, part = divmod(number, unit)
+    decimals = f"{part:06d}".rstrip("0")
+    shown = f"{whole:,}.{decimals:0<2}" if before else f"{whole:,}.{decimals}".rstrip(".")
+    return f"{before}{shown}{after}"
