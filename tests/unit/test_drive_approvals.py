@@ -62,7 +62,7 @@ async def expire(app: Perdure) -> None:
     clock_of(app).advance(HOUR)
     if app._worker is not None:
         for drive in list(app._worker._drives.values()):
-            drive._soon()  # the clock is ours: nothing else tells a worker that it has moved
+            asyncio.get_running_loop().call_soon(drive.look_at_clock)  # the clock is ours: nothing else tells a worker that it has moved
 
 
 async def withdraw_it(app: Perdure) -> None:

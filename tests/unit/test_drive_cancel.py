@@ -145,7 +145,7 @@ def test_a_second_cancel_does_not_interrupt_the_cleaning_up(when: str) -> None:
                 )
                 worker = app._worker
                 assert worker is not None
-                await until(lambda: not app.store.inbox(worker.id) or worker._drives[handle.id]._read)
+                await until(lambda: not app.store.inbox(worker.id) or worker._drives[handle.id]._core._seen)
                 await asyncio.sleep(0.02)
             finish.set()
             assert (await driving).status == "cancelled"

@@ -216,7 +216,7 @@ def nudge(app: Perdure) -> None:
     assert app._worker is not None
     app._worker._notice()
     for drive in list(app._worker._drives.values()):
-        drive._soon()
+        asyncio.get_running_loop().call_soon(drive.look_at_clock)
 
 
 def test_inside_an_agent_time_never_goes_back(tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ def test_an_approved_call_that_waits_for_its_turn_can_still_be_given_up(give_up:
 def nudge(app: Perdure) -> None:
     """The clock is ours: tell the drives that it has moved."""
     for drive in list(app._worker._drives.values()) if app._worker is not None else ():
-        drive._soon()
+        asyncio.get_running_loop().call_soon(drive.look_at_clock)
 
 
 # -- cancelled ----------------------------------------------------------------------------------------------------------
@@ -447,7 +447,7 @@ def test_a_tool_proposed_while_its_run_is_handed_over_asks_its_person_later(tmp_
                 driving = asyncio.create_task(app.drive("r", stop=stop))
                 await begun.wait()
                 stop.set()
-                await until(lambda: app._worker is not None and app._worker._drives["r"].giving_up)
+                await until(lambda: app._worker is not None and app._worker._drives["r"]._core.closing is not None)
                 release.set()
                 row = await driving
             else:

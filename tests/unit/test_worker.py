@@ -113,7 +113,7 @@ def test_who_drives_a_run_hears_at_once_what_concerns_it(tmp_path: Path, monkeyp
                 await asyncio.sleep(0.01)  # whoever waits for it has settled down
             if what == "a stop":
                 stop.set()
-                await until(lambda: worker_of(app)._drives["r"].giving_up)
+                await until(lambda: worker_of(app)._drives["r"]._core.closing is not None)
             if "child" not in what:
                 finish.set()
             return await driving
@@ -238,7 +238,7 @@ def test_post_from_a_newer_version_stops_its_own_run_for_a_person_and_no_other(t
                     "INSERT INTO perdure_inbox (run, event_id, ts, data) SELECT id, zeroblob(16), 0, ? FROM perdure_runs WHERE run_id = 'r'",
                     ('{"type":"signal_received","topic":"t"}',),
                 )
-            await until(lambda: worker_of(app)._drives["r"]._read)
+            await until(lambda: worker_of(app)._drives["r"]._core._seen)
             for event in case.finish:
                 event.set()
             await until(lambda: status_of(app, "s") == "succeeded" and status_of(app, "r") == "needs_attention")

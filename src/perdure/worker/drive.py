@@ -144,6 +144,7 @@ class Drive:
         self._head = claimed.row.head  # hash of the last durable event
         self._inputs: deque[Input] = deque()
         self._stepping = False
+        self._draining = False
         self._attempts: dict[int, Attempt[Any]] = {}
         self._hooks: dict[int, asyncio.Task[None]] = {}
         self._begin: Sequence[Begin] = ()  # when the append that is under way is durable
@@ -171,6 +172,7 @@ class Drive:
 
     def drain(self) -> None:
         """Hand the run over at the next step boundary: attempts in flight may end, no new one starts."""
+        self._draining = True  # known at once: an append may become durable before the core hears of it, and begins nothing then
         self._feed_soon(Drain())
 
     def stop_attempts(self) -> None:
@@ -179,7 +181,9 @@ class Drive:
 
     def look_at_clock(self) -> None:
         """The clock was set, or an alarm has gone off."""
-        self._alarm = None
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
         self._feed(ClockReached())
 
     def abort(self) -> None:
@@ -199,16 +203,19 @@ class Drive:
 
     # -- the loop -------------------------------------------------------------------------------------------------------
     def _feed_soon(self, given: Input) -> None:
-        # The caller may be inside a task, where an agent's own tasks cannot be entered (CPython 3.14).
-        self._host.loop.call_soon(self._feed, given)
+        # In its place in the order of arrival; but the caller may be inside a task, where an agent's own tasks cannot be entered
+        # (CPython 3.14).
+        self._inputs.append(given)
+        self._host.loop.call_soon(self._work)
 
     def _feed(self, given: Input) -> None:
-        """Give the core one more input, and carry out what it says, until nothing is left to take in."""
         self._inputs.append(given)
-        if not self._stepping:
-            self._work()
+        self._work()
 
     def _work(self) -> None:
+        """Give the core what has arrived, and carry out what it says, until nothing is left to take in."""
+        if self._stepping:
+            return
         host, inputs = self._host, self._inputs
         self._stepping = True
         try:
@@ -396,7 +403,7 @@ class Drive:
 
     def _durable(self, append: Append, result: Sealed | None) -> None:
         """It is written. From here on a crash leaves intents without results: core/decide.py settles them by effect class."""
-        host, core = self._host, self._core
+        host = self._host
         events = [sealed.event for sealed in append.events]
         if result is not None:
             self._head = result.hash
@@ -405,12 +412,12 @@ class Drive:
             self._head = append.events[-1].hash
         self._failures = 0
         begin, self._begin = self._begin, ()
-        in_doubt = bool(begin) and any(self._is_too_late(self._sent_s, one.covered_s) for one in begin)
-        begun = not in_doubt and core.may_begin
-        self._inputs.append(Committed(begun, in_doubt, None if result is None else result.event))
         stepping, self._stepping = self._stepping, True
         try:
             host.committed(self.run_id, events)
+            in_doubt = bool(begin) and any(self._is_too_late(self._sent_s, one.covered_s) for one in begin)
+            begun = not in_doubt and not self._draining and self._core.may_begin
+            self._inputs.append(Committed(begun, in_doubt, None if result is None else result.event))
             if begun:
                 for one in begin:
                     # What waits for a thread asks once more when it has one.
@@ -423,8 +430,7 @@ class Drive:
             raise
         finally:
             self._stepping = stepping
-        if not stepping:
-            self._work()
+        self._work()
 
     def _is_too_late(self, sent_s: float, covered_s: float) -> bool:
         """From any thread: may another worker have the run by now, because this process slept past its lease after the append was sent?
