@@ -199,6 +199,7 @@ class Machine:
         self._encode = encode
         self._main: AgentTask | None = None
         self._loop = AgentLoop(self, max_steps, is_interrupt)  # type: ignore[abstract]  # what it refuses is defined by name in a loop
+        self.timers = self._loop.timers  # those pending, by number
         self._open: dict[int, _Open] = {}
         self._calls = 0
         self._commands: list[Command] = []
@@ -320,10 +321,6 @@ class Machine:
         """(due in µs, number) of the timer that goes off next, or None."""
         upcoming = self._loop.next_timer()
         return None if upcoming is None else (max(0, round(upcoming[0] * 1e6)), upcoming[1])
-
-    @property
-    def has_timers(self) -> bool:
-        return bool(self._loop.timers)
 
     @property
     def timers_set(self) -> int:

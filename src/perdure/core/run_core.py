@@ -21,9 +21,10 @@ import traceback
 from collections import deque
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from copy import copy
+from itertools import repeat
 from typing import Any, Literal, Protocol, TypeVar
 
-from msgspec import Struct, structs
+from msgspec import Raw, Struct, structs
 
 from perdure.core import codec
 from perdure.core.approval import Expire, Withdraw
@@ -41,7 +42,6 @@ from perdure.core.decide import (
     Wait,
     after_failed_attempt,
     after_hook,
-    cost_of,
     decide,
     is_not_ready,
     lost_answer,
@@ -93,6 +93,8 @@ from perdure.core.machine import (
     Abandon,
     AskApproval,
     Asked,
+    CallCompleted,
+    CallFailed,
     CallTool,
     Cancelled,
     Command,
@@ -108,7 +110,7 @@ from perdure.core.machine import (
 )
 from perdure.core.replay import completion_of, replay
 from perdure.core.rest import Ask, Sleep, Stay, Stuck, at_rest
-from perdure.core.state import LOST, NOT_STARTED, AskState, CallState, RunState, refusal
+from perdure.core.state import ENDED, LOST, NOT_STARTED, AskState, CallState, RunState, refusal
 from perdure.core.steps import (
     Answer,
     Append,
@@ -118,7 +120,6 @@ from perdure.core.steps import (
     Broken,
     CancelChild,
     ClockReached,
-    CommitAnswer,
     Committed,
     Crowded,
     Drain,
@@ -136,6 +137,7 @@ from perdure.core.steps import (
     Question,
     ReadLedgers,
     Rested,
+    RolledBack,
     RowChange,
     Settle,
     Step,
@@ -270,27 +272,29 @@ class RunCore:
         """Take one input at this time, and say what is to be done."""
         self._now, self._mono = now, mono
         out = self._out = Step()
-        if isinstance(given, Drain):
-            self._drain()
-        elif isinstance(given, StopAttempts):
-            self._stop_all()
-        if self._turn is not None:
-            if isinstance(given, Answer):
-                self._run(self._turn, given)
-            else:
-                self._keep(given)
-        elif self._sent is not None:
-            if isinstance(given, CommitAnswer):
-                sent, self._sent = self._sent, None
-                self._run(self._answered(sent, given))
-            else:
-                self._keep(given)
-        elif isinstance(given, JournalRead):
-            self._run(self._begin(given))
+        kind, answer = type(given), None
+        if kind is Committed and self._sent is not None:
+            turn = self._committed(given)  # type: ignore[arg-type]
+        elif self._sent is not None and isinstance(given, RolledBack | AppendRefused):
+            turn = self._unwritten(given)
+        elif self._turn is not None and isinstance(given, Answer):
+            turn, answer = self._turn, given
+            self._ledgers = given if isinstance(given, LedgersRead) else None
+        elif kind is JournalRead:
+            turn = self._begin(given)  # type: ignore[arg-type]
         else:
-            self._keep(given)
-            if self.state.created is not None:
-                self._run(self._go_on())
+            if kind is AttemptEnded:
+                self._arrived.append(given)
+            else:
+                self._keep(given)
+            if self._sent is not None or self._turn is not None or self.state.created is None:
+                return out  # what has arrived waits for an answer to the append or to the question, or for the journal
+            turn = self._go_on()
+        try:
+            out.question = turn.send(answer)  # type: ignore[arg-type]  # None begins it
+            self._turn = turn
+        except StopIteration:
+            self._turn = self._ledgers = None
         return out
 
     def close(self) -> None:
@@ -317,42 +321,43 @@ class RunCore:
                 if row.inbox_id not in self._seen:
                     self._seen.add(row.inbox_id)
                     self._arrived.append(given)
-            case ClockReached() | Drain() | StopAttempts():
-                pass  # every turn looks at the time, and whether the run is to be given up
+            case Drain():
+                self.closing = self.closing or Closing("queued", "another worker: the one before was drained")
+            case StopAttempts():
+                self._stop_all()
+            case ClockReached():
+                pass  # every turn looks at the time
             case _:
                 self._arrived.append(given)
-
-    def _run(self, turn: Asking[None], answer: Answer | None = None) -> None:
-        if isinstance(answer, LedgersRead):
-            self._ledgers = answer
-        try:
-            # None begins it.
-            self._out.question = turn.send(answer)  # type: ignore[arg-type]
-            self._turn = turn
-        except StopIteration:
-            self._turn = self._ledgers = None
 
     def _go_on(self) -> Asking[None]:
         """Take what has arrived, then append, wait or rest."""
         while self._arrived:
-            yield from self._take(self._arrived.popleft())
-        if self.closing is None and self._machine is not None and (self._machine.has_timers or self._waits or self._expiries):
-            yield from self._guarded(self._wake_due())
-        if self._orphans and not self._is_dirty:
+            given = self._arrived.popleft()
+            try:
+                yield from self._take_end(given) if type(given) is AttemptEnded else self._take(given)
+            except Exception as error:
+                self._go_wrong(error)
+        machine, closing = self._machine, self.closing
+        if closing is None and machine is not None and (machine.timers or self._waits or self._expiries):
+            try:
+                yield from self._wake_due(machine)
+            except Exception as error:
+                self._go_wrong(error)
+            closing = self.closing
+        if self._orphans and not self._events and not self._consumed:
             self._let_orphans_go()
-        if self.may_begin and not self.state.finished and (self._due or self._precious or self._orphans):
+        if (self._due or self._precious or self._orphans) and self.may_begin and not self.state.finished:
             self._append(None)
-        elif not self._running and not self._hooks and (self.closing is not None or not self._due):
+        elif not self._running and not self._hooks and (closing is not None or not self._due):
             yield from self._rest()
         else:
             self._arm()
 
     def _take(self, given: Input) -> Asking[None]:
         match given:
-            case AttemptEnded():
-                yield from self._guarded(self._take_end(given))
             case HookAnswered():
-                yield from self._guarded(self._take_answer(given))
+                yield from self._take_answer(given)
             case Posted(row):
                 yield from self._read(row)
             case NotSettled(number):
@@ -362,32 +367,28 @@ class RunCore:
             case _:
                 raise AssertionError(f"the core does not wait for {given}")
 
-    def _guarded(self, work: Asking[None]) -> Asking[None]:
+    def _go_wrong(self, error: Exception) -> None:
         """Whatever the agent's code does wrong stops this run until a person has looked, and touches no other."""
-        try:
-            yield from work
-        except StoreUnavailable as error:
-            # Nothing is wrong with the run: the next worker reads what could not be read now.
-            self._note("error", f"{error}; it is handed over")
-            self.closing = self.closing or Closing("queued", "another look at its journal")
-        except Diverged as diverged:
-            self._attend("diverged", str(diverged))
-        except DoesNotRest as endless:
-            self._attend("stuck", str(endless))
-        except PerdureError as error:
-            self._attend("error", f"{type(error).__name__}: {error}")
-        except Exception as error:
-            self._note("error", f"unexpected error; the run is parked\n{traceback.format_exc()}")
-            self._attend("error", f"unexpected {type(error).__name__}: {describe(error).message}")  # its own __str__ may raise
+        match error:
+            case StoreUnavailable():
+                # Nothing is wrong with the run: the next worker reads what could not be read now.
+                self._note("error", f"{error}; it is handed over")
+                self.closing = self.closing or Closing("queued", "another look at its journal")
+            case Diverged():
+                self._attend("diverged", str(error))
+            case DoesNotRest():
+                self._attend("stuck", str(error))
+            case PerdureError():
+                self._attend("error", f"{type(error).__name__}: {error}")
+            case _:
+                self._note("error", "unexpected error; the run is parked\n" + "".join(traceback.format_exception(error)))
+                self._attend("error", f"unexpected {type(error).__name__}: {describe(error).message}")  # its own __str__ may raise
 
     def _attend(self, reason: Reason, detail: str) -> None:
         """Stop the run until a person has looked. Attempts under way may still end, and are recorded."""
         if self.closing is None or self.closing.status == "queued":
             self.closing = Closing("needs_attention", f"a person: {reason.replace('_', ' ')}", reason)
             self._record(AttentionNeeded(reason, detail), cause=self._claimed_seq)
-
-    def _drain(self) -> None:
-        self.closing = self.closing or Closing("queued", "another worker: the one before was drained")
 
     def _stop_all(self) -> None:
         self._out.stop.extend(self._running)
@@ -426,7 +427,10 @@ class RunCore:
             deaths = f"{state.crashes} workers in a row died while they drove this run, without any progress in between"
             self._attend("poison", f"{deaths}; in {state.crashes_alone} of these deaths it was the worker's only suspect")
         else:
-            yield from self._guarded(self._rebuild(journal.events))
+            try:
+                yield from self._rebuild(journal.events)
+            except Exception as error:
+                self._go_wrong(error)
         yield from self._go_on()
 
     def _rebuild(self, events: Sequence[Event]) -> Asking[None]:
@@ -462,7 +466,10 @@ class RunCore:
         answers = [one for one in self._arrived if isinstance(one, Posted) and isinstance(one.row.body, _ANSWERS)]
         for posted in answers:
             self._arrived.remove(posted)
-            yield from self._read(posted.row)
+            try:
+                yield from self._read(posted.row)
+            except Exception as error:
+                self._go_wrong(error)
 
     def _load(self, payload: Payload) -> bytes:
         inline = payload.inline
@@ -488,7 +495,7 @@ class RunCore:
             # What was given up comes last: telling the machine so may end the run, and nothing can be recorded after its end.
             commands.sort(key=lambda command: isinstance(command, Abandon))
         if commands:
-            yield from self._obey([(event.seq, command) for command in commands])
+            yield from self._obey(list(zip(repeat(event.seq), commands)))
 
     def _obey(self, commands: Sequence[tuple[int, Command]]) -> Asking[None]:
         """Do what the machine wants. What is refused at once it hears when all of it is recorded, or its answer would get ahead of it."""
@@ -497,7 +504,7 @@ class RunCore:
             broken: Exception | None = None
             for cause, command in commands:
                 try:
-                    yield from self._do(command, cause)
+                    yield from self._call(command, cause) if type(command) is CallTool else self._do(command, cause)
                 except Exception as error:
                     # All of it is recorded before the run stops for that, or the half of it would look like another program's.
                     broken = broken or error
@@ -515,7 +522,7 @@ class RunCore:
     def _do(self, command: Command, cause: int) -> Asking[None]:
         match command:
             case CallTool():
-                yield from self._call(command, cause)
+                yield from self._call(command, cause)  # the common case: `_obey` comes there without the detour
             case Finish(Succeeded(output)):
                 self._record(RunSucceeded(self._pack(output)), cause=cause)
             case Finish(Failed(failure)):
@@ -595,7 +602,7 @@ class RunCore:
             settle_s=tool.settle_s,
             reconcile=tool.reconciler is not None,
             approval=approval,
-            pinned=self._pinned(tool) if attempt == 1 or approval is not None else None,
+            pinned=self._pinned(tool) if tool.name not in self._compared and (attempt == 1 or approval is not None) else None,
             estimate=tool.estimate,
         )
         self._record(intent, call=number, cause=cause)
@@ -612,8 +619,10 @@ class RunCore:
             self._due.append(call.number)
 
     def _begin_of(self, call: CallState, after_us: int = 0) -> Begin:
-        asked = self._tool_call(call)
-        covered_s = min(self._settings.patience.settle_s, settle_s(call, self._settings.patience))
+        asked: Any = self._asked[call.number]
+        covered_s = self._settings.patience.settle_s
+        if call.settle_s is not None:
+            covered_s = min(covered_s, call.settle_s)
         return Begin(call.number, call.attempt, asked.tool, asked.args, call.recorded_key, self.state.keys, covered_s, after_us)
 
     def _tool_call(self, call: CallState) -> CallTool:
@@ -623,14 +632,11 @@ class RunCore:
 
     def _pinned(self, tool: Any) -> str | None:
         """The tool's pin if this is the run's first call of it."""
-        what = f"tool {tool.name}"
-        if what in self._compared:
-            return None
-        pin: str = tool.pin()
+        what, pin = f"tool {tool.name}", tool.pin()
         before = self.state.pins.get(what)
         if before is None:
-            return pin
-        self._compared.add(what)
+            return str(pin)
+        self._compared.add(tool.name)
         if before != pin:
             self._note("warning", f"{what} has changed since the run first called it ({before}, now {pin})")
             self._record(PinChanged(what, before, pin), cause=self._claimed_seq)
@@ -884,21 +890,25 @@ class RunCore:
 
     # -- what came of an attempt ----------------------------------------------------------------------------------------
     def _take_end(self, ended: AttemptEnded) -> Asking[None]:
-        call = self.state.calls[ended.number]
-        self._running.discard(ended.number)
-        if call.ended or ended.attempt != call.attempt:
+        number, result = ended.number, ended.result
+        call = self.state.calls[number]
+        self._running.discard(number)
+        if call.phase in ENDED or ended.attempt != call.attempt:
             return  # a person has settled that attempt meanwhile
-        asked, result = self._tool_call(call), ended.result
-        wanted = call.number not in self._unwanted
-        if isinstance(result, Returned):
-            done = asked.tool.events.completed(result=self._pack(result.result), attempt=ended.attempt, usage=cost_of(call, ended.usage))
+        asked: Any = self._asked[number]
+        wanted = number not in self._unwanted
+        if isinstance(result, Returned | Unrecordable):
+            # What an attempt that happened is charged: what it said, or its estimate if it said nothing.
+            usage = call.estimate if ended.usage is None else ended.usage
             self._precious = self._precious or call.effect != "read"
-            yield from self._deliver(self._record(done, call=call.number, cause=call.intent_seq))
-            return
-        if isinstance(result, Unrecordable):
-            done = asked.tool.events.completed(failure=result.failure, attempt=ended.attempt, usage=cost_of(call, ended.usage))
-            self._precious = self._precious or call.effect != "read"
-            yield from self._deliver(self._record(done, call=call.number, cause=call.intent_seq))
+            completion: Completion
+            if isinstance(result, Returned):
+                done = asked.tool.events.completed(result=self._pack(result.result), attempt=ended.attempt, usage=usage)
+                completion = CallCompleted(number, result.result)
+            else:
+                done = asked.tool.events.completed(failure=result.failure, attempt=ended.attempt, usage=usage)
+                completion = CallFailed(number, result.failure, ended.attempt)
+            yield from self._deliver(self._record(done, call=number, cause=call.intent_seq), completion)
             return
         self._ended_mono[call.number] = self._mono
         loose, closing = isinstance(result, Abandoned), self.closing is not None
@@ -991,7 +1001,7 @@ class RunCore:
                     # The agent is told by the next worker: this one may have kept answers from it.
                     self.closing = Closing("queued", "another worker: it is to be cancelled")
                     self._stop_all()
-                yield from self._guarded(self._deliver(event))
+                yield from self._deliver(event)
             case RunPaused() if state.cancel is None:
                 self._record(body, event_id=event_id)
                 if self.closing is None or self.closing.status == "queued":
@@ -1004,17 +1014,17 @@ class RunCore:
             case BudgetRaised():
                 self._record(body, event_id=event_id)
             case SignalReceived():
-                yield from self._guarded(self._deliver(self._record(body, event_id=event_id)))
+                yield from self._deliver(self._record(body, event_id=event_id))
             case ToolCallResolved() if row.call in state.open and self._is_about(body, state.open[row.call]):
-                yield from self._guarded(self._hear_of_resolution(state.open[row.call], body, event_id))
+                yield from self._hear_of_resolution(state.open[row.call], body, event_id)
             case ApprovalVoted() | ApprovalEscalated() | ApprovalDecided() | ApprovalExpired() | ApprovalWithdrawn() if (
                 row.call in state.asks
             ):
-                yield from self._guarded(self._hear_of_approval(state.asks[row.call], body, event_id))
+                yield from self._hear_of_approval(state.asks[row.call], body, event_id)
             case ChildFinished() if row.call in state.alive:
                 self._last_news = self._mono
                 event = self._record(body, call=row.call, cause=state.alive[row.call].started_seq, event_id=event_id)
-                yield from self._guarded(self._deliver(event))
+                yield from self._deliver(event)
             case _:
                 self._note("warning", f"{tag_of(body)} came too late and changes nothing")
 
@@ -1028,7 +1038,7 @@ class RunCore:
         # What it costs is known here, where the call stands now, and not where the answer was given.
         charged = structs.replace(body, usage=call.cost_if(body.outcome))
         event = self._record(charged, call=call.number, cause=call.last_seq, event_id=event_id)
-        yield from self._guarded(self._deliver(event))
+        yield from self._deliver(event)
         if not call.ended and self.closing is None:
             yield from self._consider(call)
 
@@ -1165,7 +1175,7 @@ class RunCore:
         self._events[place] = structs.replace(self._events[place], event_id=next(self._ids), body=postponed)
         self.state.take_back(intent, before, self._events[place])
         if intent.pinned is not None:
-            self._compared.discard(f"tool {intent.tool}")
+            self._compared.discard(intent.tool)
         if number in self._due:
             self._due.remove(number)
 
@@ -1201,10 +1211,9 @@ class RunCore:
             self._out.cancel.append(CancelChild(state.alive[number].run_id, reason))
 
     # -- time -----------------------------------------------------------------------------------------------------------
-    def _wake_due(self) -> Asking[None]:
+    def _wake_due(self, machine: Machine) -> Asking[None]:
         """Fire the timers and go on with the calls that are due now; timers that are set by that wait for the next turn."""
-        machine, now = self._machine, self._now
-        assert machine is not None
+        now = self._now
         for number in [number for number, at in self._expiries.items() if at <= now]:
             self._settle(self.state.asks[number], Withdraw() if number in self._withdrawn else Expire())
         for number in sorted(number for number, at in self._waits.items() if at <= now):
@@ -1219,8 +1228,10 @@ class RunCore:
 
     def _arm(self) -> None:
         """Wait: for attempts, for the next timer, and for the moment when what is recorded must go out."""
+        if not (self._events or self._consumed or self._waits or self._expiries or (self._machine is not None and self._machine.timers)):
+            return  # the common case: nothing but attempts to wait for
         wakes: list[int] = []
-        if self._is_dirty:
+        if self._events or self._consumed:
             if self._dirty_since is None:
                 self._dirty_since = self._mono
             left_us = self._dirty_since + self._settings.flush_us - self._mono
@@ -1230,7 +1241,7 @@ class RunCore:
             wakes.append(left_us)
         if self.closing is None and self._machine is not None:
             times = [*self._waits.values(), *self._expiries.values()]
-            if self._machine.has_timers and (timer := self._machine.next_timer()) is not None:
+            if (timer := self._machine.next_timer()) is not None:
                 times.append(timer[0])
             if times:
                 wakes.append(min(times) - self._now)
@@ -1333,10 +1344,6 @@ class RunCore:
         )
 
     # -- the append -----------------------------------------------------------------------------------------------------
-    @property
-    def _is_dirty(self) -> bool:
-        return bool(self._events or self._consumed)
-
     def _record(self, body: AnyBody, *, call: int | None = None, cause: int | None = None, event_id: str | None = None) -> Event:
         """State a fact. It is in the state at once, and durable after the next append."""
         state = self.state
@@ -1355,6 +1362,8 @@ class RunCore:
 
     def _pack(self, encoded: bytes) -> Payload:
         """A payload for an event; what is too large to lie in place goes along as a blob in the same append."""
+        if len(encoded) <= self._settings.inline_bytes and b"\\ud" not in encoded:
+            return Payload(json=Raw(encoded))  # the common case
         payload, blob = codec.pack(encoded, self._settings.inline_bytes)
         if blob is not None:
             assert isinstance(payload.blob, str)
@@ -1404,26 +1413,11 @@ class RunCore:
             begin, call.intent_seq, next(self._ids), call.reserved, call.started_at, call.estimate, metered=bool(self._budgets)
         )
 
-    def _answered(self, sent: Append, answer: CommitAnswer) -> Asking[None]:
-        starting, self._starting = self._starting, []
-        if isinstance(answer, Committed):
-            yield from self._committed(sent, answer, starting)
-            return
-        self._due = starting + self._due
-        if isinstance(answer, AppendRefused):
-            yield from self._hear_of_refusal(sent, answer)
-            return
-        assert sent.transaction is not None, "only a transaction is rolled back; any other append is sent again until it is answered"
-        begin = sent.transaction.begin
-        if answer.failure is None:
-            self._due.insert(0, begin.number)
-        else:
-            # The effect has not happened. Its intent is still in the buffer and goes out with the failure.
-            self._arrived.appendleft(AttemptEnded(begin.number, begin.attempt, Raised(answer.failure)))
-        yield from self._go_on()
-
-    def _committed(self, sent: Append, answer: Committed, starting: list[int]) -> Asking[None]:
+    def _committed(self, answer: Committed) -> Asking[None]:
         """The append is durable. From here on a crash leaves intents without results: `decide` settles them by effect class."""
+        sent, self._sent = self._sent, None
+        starting, self._starting = self._starting, []
+        assert sent is not None
         state, row, result = self.state, sent.row, answer.result
         self._durable_seq += len(sent.events)
         self._events, self._consumed = [], []
@@ -1451,7 +1445,27 @@ class RunCore:
                 # They are handed over as not begun; if another worker has the run, that is refused like everything else.
                 self.closing = Closing("queued", "another worker: the one before gave no sign of life for longer than its lease")
         if result is not None:
-            yield from self._guarded(self._deliver(result))
+            try:
+                yield from self._deliver(result)
+            except Exception as error:
+                self._go_wrong(error)
+        yield from self._go_on()
+
+    def _unwritten(self, answer: RolledBack | AppendRefused) -> Asking[None]:
+        """The append was not written: everything in it is still here."""
+        sent, self._sent = self._sent, None
+        assert sent is not None
+        self._due, self._starting = self._starting + self._due, []
+        if isinstance(answer, AppendRefused):
+            yield from self._hear_of_refusal(sent, answer)
+            return
+        assert sent.transaction is not None, "only a transaction is rolled back; any other append is sent again until it is answered"
+        begin = sent.transaction.begin
+        if answer.failure is None:
+            self._due.insert(0, begin.number)
+        else:
+            # The effect has not happened. Its intent is still in the buffer and goes out with the failure.
+            self._arrived.appendleft(AttemptEnded(begin.number, begin.attempt, Raised(answer.failure)))
         yield from self._go_on()
 
     def _hear_of_refusal(self, sent: Append, refused: AppendRefused) -> Asking[None]:

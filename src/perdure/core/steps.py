@@ -181,10 +181,10 @@ class Append(Struct, frozen=True, gc=False):
 
     after_seq: int  # the run's seq before it
     events: Sequence[Event]  # may be empty: only the row changes
-    blobs: Sequence[bytes] = ()
+    blobs: tuple[bytes, ...] = ()
     row: RowChange | None = None
-    consumed: Sequence[int] = ()  # inbox rows that these events stand for
-    left: Sequence[int] = ()  # inbox rows that were seen and stay where they are
+    consumed: tuple[int, ...] = ()  # inbox rows that these events stand for
+    left: tuple[int, ...] = ()  # inbox rows that were seen and stay where they are
     charge: Charge | None = None  # only for runs under a budget
     transaction: Transaction | None = None
 

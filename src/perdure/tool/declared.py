@@ -83,6 +83,7 @@ class Tool(Generic[P, R]):
         # Whether somebody else may know a call by its key: the function is told it, or people will ask for it when there is doubt.
         self.shows_key = self._signature.call_parameter is not None or effect not in ("read", "idempotent")
         self._policy = policy_of(self.name, approval, self._signature.names)
+        self.approval: Approval | None = None if self._policy is None else self._policy.approval  # who approves its calls; None: nobody
         self._pin: str | None = None
         self.__name__, self.__qualname__, self.__module__, self.__doc__ = fn.__name__, fn.__qualname__, fn.__module__, fn.__doc__
         self.__wrapped__ = fn
@@ -130,11 +131,6 @@ class Tool(Generic[P, R]):
         """The result as the return annotation has it; the plain JSON value when that cannot be rebuilt."""
         converter = self._signature.result_converter
         return cast(R, codec.decode(encoded) if converter is None else converter.decode(encoded))
-
-    @property
-    def approval(self) -> Approval | None:
-        """Who approves its calls; None: nobody has to."""
-        return None if self._policy is None else self._policy.approval
 
     def asks(self, args: bytes) -> str | bool:
         """Whether a call with these arguments needs an approval: False, True, or the reason. A policy that fails asks."""

@@ -223,7 +223,7 @@ class Drive:
                 given = inputs.popleft()
                 host.entered = self.run_id
                 try:
-                    step = self._core.step(given, host.clock.now(), self._mono())
+                    step = self._core.step(given, host.clock.now(), int(host.loop.time() * 1_000_000))
                 finally:
                     host.entered = None
                 self._carry_out(step)
@@ -237,9 +237,6 @@ class Drive:
         finally:
             self._stepping = False
 
-    def _mono(self) -> int:
-        return int(self._host.loop.time() * 1_000_000)
-
     def _carry_out(self, step: Step) -> None:
         """In the order of `Step`. The append is last but for the end: everything before it needs no durable intent."""
         for note in step.notes:
@@ -248,7 +245,8 @@ class Drive:
             running = self._attempts.get(number)
             if running is not None:
                 running.cancel()
-        self._forget_hooks(step.forget)
+        if step.forget:
+            self._forget_hooks(step.forget)
         for agent in step.serve:
             self._host.serve_too(agent)
         for settle in step.settle:
@@ -333,7 +331,7 @@ class Drive:
 
         async def ask() -> None:
             await asyncio.sleep(begin.after_us / 1e6)
-            asked_at = self._mono()
+            asked_at = int(host.loop.time() * 1_000_000)
             tool, told = host.performing(begin.tool), self._told(begin, None)
             try:
                 outcome = await reconcile(tool, begin.args, told, threads=host.threads, grace_s=host.settings.cancel_grace_s)
@@ -362,31 +360,28 @@ class Drive:
     def _commit(self, append: CoreAppend, begin: Sequence[Begin]) -> None:
         """Make it durable; what is in `begin` starts afterwards."""
         self._begin = begin
-        sealed = tuple(seal_all(self._head, append.events))
         stored = Append(
             self.lease,
             append.after_seq,
-            sealed,
-            tuple(append.blobs),
+            tuple(seal_all(self._head, append.events)),
+            append.blobs,
             append.row,
-            tuple(append.consumed),
-            tuple(append.left),
+            append.consumed,
+            append.left,
             append.charge,
             self._host.clock.now(),
         )
+        self._sent_s = time.monotonic()
         if append.transaction is None:
-            self._send(stored)
-            return
-        self._sent_s = time.monotonic()
-        self._host.transact(stored, partial(self._transact, append, stored), partial(self._transacted, stored))
-
-    def _send(self, append: Append) -> None:
-        self._sent_s = time.monotonic()
-        self._host.commit(append, partial(self._answered, append))
+            self._host.commit(stored, partial(self._answered, stored))
+        else:
+            self._host.transact(stored, partial(self._transact, append, stored), partial(self._transacted, stored))
 
     def _send_again(self, append: Append) -> None:
         # The time at which it goes out counts, and not when it was recorded: an approval may have expired meanwhile (G9).
-        self._send(structs.replace(append, at=self._host.clock.now()))
+        append = structs.replace(append, at=self._host.clock.now())
+        self._sent_s = time.monotonic()
+        self._host.commit(append, partial(self._answered, append))
 
     def _answered(self, append: Append, said: Appended | Exception) -> None:
         if self.over:
@@ -415,14 +410,17 @@ class Drive:
         stepping, self._stepping = self._stepping, True
         try:
             host.committed(self.run_id, events)
-            in_doubt = bool(begin) and any(self._is_too_late(self._sent_s, one.covered_s) for one in begin)
-            begun = not in_doubt and not self._draining and self._core.may_begin
+            sent_s, now_s = self._sent_s, time.monotonic()
+            in_doubt = False
+            for one in begin:
+                in_doubt = in_doubt or (now_s - sent_s > one.covered_s and not host.has_held_since(sent_s))
+            begun = bool(begin) and not in_doubt and not self._draining and self._core.may_begin
             self._inputs.append(Committed(begun, in_doubt, None if result is None else result.event))
             if begun:
                 for one in begin:
                     # What waits for a thread asks once more when it has one.
                     waits = one.tool.isolate or not one.tool.is_async
-                    self._start(one, partial(self._is_too_late, self._sent_s, one.covered_s) if waits else None)
+                    self._start(one, partial(self._is_too_late, sent_s, one.covered_s) if waits else None)
         except Exception as error:
             host.broke(self, error)
         except BaseException:
