@@ -1,20 +1,22 @@
-"""What a tool's function is told about its call, and what a reconcile hook can say about one."""
+"""What a tool's function is told about its call, and how what it returns is recorded."""
 
 from __future__ import annotations
 
+import inspect
 import secrets
 import threading
 from collections.abc import Callable, Coroutine, Hashable
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any
 
-from msgspec import Struct
-
+from perdure.core.attempts import Returned, Unrecordable
 from perdure.core.budget import micros
 from perdure.core.codec import decode, encode
-from perdure.core.events import Usage
-from perdure.errors import InvalidInput
+from perdure.core.events import Failure, Usage
+from perdure.core.failures import describe
+from perdure.errors import InvalidInput, NotEncodable
+from perdure.interrupts import is_interrupt
 from perdure.tool.spend import added, capped, checked
 
 Closer = Callable[[], Coroutine[Any, Any, None]]
@@ -135,33 +137,14 @@ class Call:
         return f"<Call {self.number} of run {self.run_id or '(none)'}, attempt {self.attempt}>"
 
 
-class Outcome(Struct, frozen=True):
-    """What a reconcile hook knows about an attempt in doubt."""
-
-    kind: Literal["happened", "not_happened", "in_progress", "unknown"]
-    result: Any = None
-    why: str | None = None
-    final: bool = False
-
-    @classmethod
-    def happened(cls, result: Any = None) -> Outcome:
-        """It happened, and this is what the call returns."""
-        return cls("happened", result=result)
-
-    @classmethod
-    def not_happened(cls, *, final: bool = False) -> Outcome:
-        """It did not happen: the call may be made again, once the request can no longer be on its way.
-
-        `final=True`: the service has ruled it out, now and later (it has cancelled the key, or its database is yours). Believed at once.
-        """
-        return cls("not_happened", final=final)
-
-    @classmethod
-    def in_progress(cls) -> Outcome:
-        """The service is still at it: ask again later."""
-        return cls("in_progress")
-
-    @classmethod
-    def unknown(cls, why: str) -> Outcome:
-        """Nobody but a person can tell."""
-        return cls("unknown", why=why)
+def recordable(tool: Any, value: Any) -> Returned | Unrecordable:
+    """The answer for a call whose function returned this value."""
+    try:
+        return Returned(tool.encode_result(value))
+    except BaseException as error:  # the call has happened: whatever goes wrong from here on must not look like a failed call
+        if inspect.iscoroutine(value):
+            value.close()
+        if is_interrupt(error):
+            raise
+        kind = "NotEncodable" if isinstance(error, NotEncodable) else type(error).__name__
+        return Unrecordable(Failure(kind="not_encodable", type=kind, message=describe(error).message))
