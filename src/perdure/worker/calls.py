@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from msgspec import Struct, structs
 
 from perdure.core import codec
+from perdure.core.attempts import Abandoned, Performed, Raised, Returned, Unrecordable
 from perdure.core.chain import Sealed
 from perdure.core.decide import (
     GiveUp,
@@ -52,11 +53,11 @@ from perdure.settings import Settings
 from perdure.store.api import Append
 from perdure.tool import Call, Outcome
 from perdure.tool.call import Closer
+from perdure.worker.attempts import Attempt, attempt, perform_in_transaction, reconcile
 from perdure.worker.clock import Clock
 from perdure.worker.commits import ToolRaised
 from perdure.worker.ending import cancel
 from perdure.worker.pen import Pen
-from perdure.worker.perform import Abandoned, Attempt, Performed, Raised, Returned, Unrecordable, attempt, perform_in_transaction, reconcile
 from perdure.worker.threads import Threads
 
 log = logging.getLogger("perdure.worker")
@@ -136,7 +137,7 @@ class Calls:
         self._pen = pen
         self._closers = closers
         self._performing = performing
-        self._attempts: dict[int, Attempt[Any]] = {}
+        self._attempts: dict[int, Attempt] = {}
         self._asking: dict[int, asyncio.Task[Outcome]] = {}
         self.waits: dict[int, int] = {}  # calls that go on at a time: number → µs
         self._claimed_s = loop.time()
@@ -151,7 +152,16 @@ class Calls:
         running = attempt(tool, asked.args, told, threads=self._threads, grace_s=grace_s, is_too_late=is_too_late)
         self._attempts[call.number] = running
         self._ended_s.pop(call.number, None)
-        running.start(partial(self._ended, told))
+        starting = True
+
+        def ended(performed: Performed) -> None:
+            if starting:  # the drive is in the middle of a turn
+                self._loop.call_soon(self._ended, told, performed)
+            else:
+                self._ended(told, performed)
+
+        running.start(ended)
+        starting = False
 
     def _ended(self, told: Call, performed: Performed) -> None:
         if self._attempts.pop(told.number, None) is not None:

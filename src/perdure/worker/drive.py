@@ -18,6 +18,7 @@ from functools import wraps
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 from perdure.agent import Agent
+from perdure.core.attempts import Raised
 from perdure.core.budget import Amounts
 from perdure.core.circles import CircleWatch
 from perdure.core.codec import Payload
@@ -58,7 +59,6 @@ from perdure.settings import Settings
 from perdure.store.api import Claimed, InboxRow, RowChange, RunRow, Status, Store
 from perdure.tool import Outcome
 from perdure.tool.call import Closer
-from perdure.worker.answers import Raised
 from perdure.worker.asks import Asks
 from perdure.worker.calls import Calls, Ended, Performing, is_not_ready
 from perdure.worker.clock import Clock
