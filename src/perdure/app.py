@@ -43,7 +43,7 @@ from perdure.store.url import shown_url
 from perdure.transcript import transcript
 from perdure.undo import Undoer, UndoPlan, undoable
 from perdure.worker.asking import Asking
-from perdure.worker.attempt import is_inside_call
+from perdure.worker.attempts import is_inside_call
 from perdure.worker.clock import Clock
 from perdure.worker.outside import refuse_app
 from perdure.worker.worker import Observer, Worker

@@ -11,6 +11,7 @@ from msgspec import structs
 from perdure.core import decide as deciding
 from perdure.core import keys
 from perdure.core import replay as replaying
+from perdure.core.attempts import Raised, Returned
 from perdure.core.decide import Perform, Reconcile
 from perdure.core.events import Event, Failure, ToolCallCompleted
 from perdure.core.machine import CallCompleted
@@ -18,8 +19,7 @@ from perdure.store.liveness import FileLocks
 from perdure.store.postgres import queries as postgres
 from perdure.store.sqlite import queries as sqlite
 from perdure.store.statements import load
-from perdure.worker import calls, drive, lease, orders, perform
-from perdure.worker.answers import Raised, Returned
+from perdure.worker import attempts, calls, drive, lease, orders
 
 _POSTGRES = load(resources.files("perdure.store.postgres").joinpath("queries.sql").read_text("utf-8"))  # their parameters not yet numbered
 
@@ -62,13 +62,13 @@ def falsy_results_are_no_results() -> None:
 
 
 def a_result_that_cannot_be_encoded_is_a_failed_call() -> None:
-    real = perform.recordable
+    real = attempts.recordable  # type: ignore[attr-defined]
 
     def recordable(tool: Any, value: Any) -> Any:
         answer = real(tool, value)
         return answer if isinstance(answer, Returned) else Raised(Failure(kind="error", type="TypeError", message="not encodable"))
 
-    perform.recordable = recordable
+    attempts.recordable = recordable  # type: ignore[attr-defined]
 
 
 def replay_does_not_compare() -> None:

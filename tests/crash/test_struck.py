@@ -50,7 +50,7 @@ def test_a_signal_that_strikes_in_the_code_of_a_run_ends_the_process_and_is_nobo
         ("perdure notices", "begins"),
         ("perdure post", "entered"),
         ("perdure post", "begins"),
-        ("OnLoop", "entered"),
+        ("Attempt._run", "entered"),
         ("Event.wait", "entered"),
         ("Event.wait", "begins"),
     ],

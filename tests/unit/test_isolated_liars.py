@@ -14,11 +14,11 @@ from tests.unit.drive_tools import outline, perdure, run
 from tests.unit.test_perform_isolated import a_call, failure_of, loaded, performed
 
 from perdure import Run, agent
+from perdure.core.attempts import Raised, Returned, Unrecordable
 from perdure.core.codec import MAX_BYTES, decode, encode
 from perdure.core.failures import MAX_MESSAGE_CHARS
 from perdure.errors import ResultNotEncodable
 from perdure.worker.isolated import framed
-from perdure.worker.perform import Raised, Returned, Unrecordable
 
 LIARS = '''
 import base64, os

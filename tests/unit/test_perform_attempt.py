@@ -12,23 +12,13 @@ from typing import Any
 
 import pytest
 
+from perdure.core.attempts import Abandoned, Performed, Raised, Returned, Unrecordable
 from perdure.core.codec import MAX_BYTES
 from perdure.core.failures import IN_DOUBT_KINDS
 from perdure.errors import Fatal, InvalidInput, NotEncodable, NotSent, RetryLater
 from perdure.tool import Call, Outcome, Tool, tool
-from perdure.worker import perform as performing
-from perdure.worker.perform import (
-    Abandoned,
-    Attempt,
-    Performed,
-    Raised,
-    Returned,
-    Unrecordable,
-    attempt,
-    perform,
-    perform_in_transaction,
-    reconcile,
-)
+from perdure.worker import attempts
+from perdure.worker.attempts import Attempt, attempt, perform_in_transaction, reconcile
 from perdure.worker.threads import Threads
 
 NOTHING = b"{}"
@@ -41,20 +31,31 @@ def a_call(**fields: Any) -> Call:
 
 
 def performed(declared: Tool[..., Any], args: bytes = NOTHING, call: Call | None = None) -> Performed:
-    return asyncio.run(perform(declared, args, call or a_call(), threads=Threads(4), grace_s=GRACE_S))
+    """What comes of an attempt that is started as the worker starts it, in a plain callback of the loop."""
+
+    async def main() -> Performed:
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[Performed] = loop.create_future()
+        loop.call_soon(attempt(declared, args, call or a_call(), threads=Threads(4), grace_s=GRACE_S).start, answered.set_result)
+        return await answered
+
+    return asyncio.run(main())
 
 
-def both_ways(work: Callable[[], Any], **options: Any) -> list[Tool[..., Any]]:
-    """The same work as a sync and as an async tool."""
+def in_every_way(work: Callable[[], Any], **options: Any) -> list[Tool[..., Any]]:
+    """The same work as a sync tool, as an async one that ends in its first step, and as an async one that waits before it works."""
 
     def sync() -> Any:
         return work()
 
-    async def asynchronous() -> Any:
+    async def at_once() -> Any:
+        return work()
+
+    async def waiting() -> Any:
         await asyncio.sleep(0)
         return work()
 
-    return [tool(**options)(sync), tool(**options)(asynchronous)]
+    return [tool(**options)(sync), tool(**options)(at_once), tool(**options)(waiting)]
 
 
 def throw(error: BaseException) -> Any:
@@ -66,7 +67,7 @@ def throw(error: BaseException) -> Any:
 
 @pytest.mark.parametrize("value", [0, "", False, None, [], {}, {"id": "re-1"}])
 def test_what_a_tool_returns_is_its_result(value):
-    for declared in both_ways(lambda: value):
+    for declared in in_every_way(lambda: value):
         assert performed(declared) == Returned(declared.encode_result(value))
 
 
@@ -92,9 +93,25 @@ def test_a_sync_tool_runs_in_another_thread_with_the_callers_context():
     assert seen[1] == "from the caller"
 
 
+def test_what_a_sync_tool_sets_in_its_context_stays_there_and_its_answer_is_told_in_the_callers():
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
+
+    @tool
+    def change() -> None:
+        variable.set("by the tool")
+
+    async def main() -> str:
+        variable.set("by the caller")
+        seen: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        attempt(change, NOTHING, a_call(), threads=Threads(1), grace_s=GRACE_S).start(lambda _: seen.set_result(variable.get()))
+        return await seen
+
+    assert asyncio.run(main()) == "by the caller"
+
+
 @pytest.mark.parametrize("make", [object, lambda: {1: 2}, lambda: float("nan"), lambda: map(str, [1]), lambda: "x" * MAX_BYTES])
 def test_a_result_that_cannot_be_recorded_has_happened_all_the_same(make):
-    for declared in both_ways(make):
+    for declared in in_every_way(make):
         answer = performed(declared)
         assert isinstance(answer, Unrecordable)
         assert answer.failure.kind == "not_encodable"
@@ -103,7 +120,7 @@ def test_a_result_that_cannot_be_recorded_has_happened_all_the_same(make):
 def test_a_coroutine_as_result_is_closed_and_named():
     async def forgotten() -> None: ...
 
-    for declared in both_ways(lambda: forgotten()):
+    for declared in in_every_way(lambda: forgotten()):
         answer = performed(declared)
         assert isinstance(answer, Unrecordable)
         assert "await forgotten" in answer.failure.message
@@ -116,7 +133,7 @@ def test_an_encoder_that_fails_does_not_make_the_call_look_failed():
 
         keys = items = __iter__
 
-    for declared in both_ways(Hostile):
+    for declared in in_every_way(Hostile):
         assert isinstance(performed(declared), Unrecordable)
 
 
@@ -140,7 +157,7 @@ def test_an_encoder_that_fails_does_not_make_the_call_look_failed():
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_whatever_a_tool_raises_is_a_failure_of_its_call_alone(error, kind):
-    for declared in both_ways(lambda: throw(error)):
+    for declared in in_every_way(lambda: throw(error)):
         answer = performed(declared)
         assert isinstance(answer, Raised)
         assert answer.failure.kind == kind
@@ -240,7 +257,7 @@ def test_a_tool_that_swallows_its_cancellation_is_given_up_after_the_grace(caplo
 
     async def main() -> tuple[Performed, float]:
         began = time.monotonic()
-        answer = await perform(stubborn, NOTHING, a_call(), threads=Threads(1), grace_s=0.05)
+        answer = await attempt(stubborn, NOTHING, a_call(), threads=Threads(1), grace_s=0.05).run()
         took = time.monotonic() - began
         enough.set()
         async with asyncio.timeout(60):
@@ -272,7 +289,7 @@ def test_a_sync_tool_that_never_returns_is_given_up_after_the_grace(caplog):
 
 
 def test_the_deadline_of_a_tool_in_time_changes_nothing():
-    for declared in both_ways(lambda: 1, timeout=30):
+    for declared in in_every_way(lambda: 1, timeout=30):
         assert performed(declared) == Returned(b"1")
 
 
@@ -280,7 +297,7 @@ def test_the_deadline_of_a_tool_in_time_changes_nothing():
 
 
 def started(
-    declared: Tool[..., Any], then: Callable[[Attempt[Any], asyncio.Task[Any]], Coroutine[Any, Any, None]], grace_s: float = GRACE_S
+    declared: Tool[..., Any], then: Callable[[Attempt, asyncio.Task[Any]], Coroutine[Any, Any, None]], grace_s: float = GRACE_S
 ) -> Any:
     """What comes of an attempt to which `then` is done while it runs."""
 
@@ -294,15 +311,15 @@ def started(
     return asyncio.run(main())
 
 
-async def cancel_attempt(running: Attempt[Any], task: asyncio.Task[Any]) -> None:
+async def cancel_attempt(running: Attempt, task: asyncio.Task[Any]) -> None:
     running.cancel()
 
 
-async def cancel_task(running: Attempt[Any], task: asyncio.Task[Any]) -> None:
+async def cancel_task(running: Attempt, task: asyncio.Task[Any]) -> None:
     task.cancel()
 
 
-async def cancel_task_again_and_again(running: Attempt[Any], task: asyncio.Task[Any]) -> None:
+async def cancel_task_again_and_again(running: Attempt, task: asyncio.Task[Any]) -> None:
     while not task.done():
         task.cancel()
         await asyncio.sleep(0.005)
@@ -329,7 +346,7 @@ def test_a_cancelled_attempt_that_does_not_stop_is_given_up(then):
         begun.set()
         never.wait(30)
 
-    async def then_once_begun(running: Attempt[Any], task: asyncio.Task[Any]) -> None:
+    async def then_once_begun(running: Attempt, task: asyncio.Task[Any]) -> None:
         assert await asyncio.to_thread(begun.wait, 20)
         await then(running, task)
 
@@ -381,9 +398,9 @@ def test_what_a_sync_tool_waits_for_a_thread_does_not_count_against_its_time_out
 
     async def main() -> Any:
         threads = Threads(1)
-        holding = asyncio.create_task(perform(holder, NOTHING, a_call(), threads=threads, grace_s=GRACE_S))
+        holding = asyncio.create_task(attempt(holder, NOTHING, a_call(), threads=threads, grace_s=GRACE_S).run())
         await asyncio.sleep(0.02)
-        waiting = asyncio.create_task(perform(queued, NOTHING, a_call(), threads=threads, grace_s=GRACE_S))
+        waiting = asyncio.create_task(attempt(queued, NOTHING, a_call(), threads=threads, grace_s=GRACE_S).run())
         await asyncio.sleep(0.1)
         assert ran == []
         release.set()
@@ -512,4 +529,4 @@ def test_a_transaction_result_that_cannot_be_recorded_rolls_back():
 
 
 def test_a_hook_has_a_minute_where_its_tool_has_no_deadline():
-    assert performing.RECONCILE_TIMEOUT_S == 60
+    assert attempts.RECONCILE_TIMEOUT_S == 60

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from perdure.core.attempts import Raised, Returned
 from perdure.core.machine import CallTool, Facts, Machine
 from perdure.core.rate import Rate
 from perdure.core.retry import Retry
 from perdure.errors import InvalidInput
 from perdure.tool import Call, Tool, tool
-from perdure.worker.perform import Raised, Returned, perform
+from perdure.worker.attempts import attempt
 from perdure.worker.threads import Threads
 
 AT = datetime(2030, 1, 1, tzinfo=UTC)
@@ -87,7 +88,7 @@ def test_the_hook_gets_what_it_asks_for_typed_as_the_tool_has_it(is_async):
     call = Call(key="k-9", run_id="r", number=1, attempt=1, deadline=None, tenant="t", actor=None)
     args = undo.bind((), {"arguments": {"room": "7", "nights": 2, "at": "2030-01-01T00:00:00Z"}, "result": [2, "2030-01-01T00:00:00Z"]})
 
-    answer = asyncio.run(perform(undo, args, call, threads=Threads(1), grace_s=1))
+    answer = asyncio.run(attempt(undo, args, call, threads=Threads(1), grace_s=1).run())
 
     assert answer == Returned(b'"cancelled"')
     assert seen == [(2, AT, (2, AT), "k-9")]
@@ -114,7 +115,7 @@ def test_arguments_that_do_not_fit_the_tool_any_more_are_refused_before_the_hook
 
     undo = compensation(book)
     args = undo.bind((), {"arguments": {"room": "7"}, "result": None})
-    answer = asyncio.run(perform(undo, args, Call.outside(), threads=Threads(1), grace_s=1))
+    answer = asyncio.run(attempt(undo, args, Call.outside(), threads=Threads(1), grace_s=1).run())
     assert isinstance(answer, Raised)
     assert (answer.failure.kind, answer.failure.type) == ("refused", "InvalidInput")
     assert "tool hotel.book, parameter nights" in answer.failure.message

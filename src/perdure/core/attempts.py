@@ -1,4 +1,4 @@
-"""The four answers that there are about an attempt. None of them is an exception."""
+"""The four ways in which an attempt at a call can end. They are plain data, and none of them is an exception."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from perdure.core.events import Failure
 
 
 class Returned(Struct, frozen=True, gc=False):
-    """It happened; canonical JSON of what it returned."""
+    """It happened. `result` is canonical JSON of what the tool returned."""
 
     result: bytes
 
 
 class Unrecordable(Struct, frozen=True, gc=False):
-    """It happened, but what it returned cannot be recorded. It must never be repeated for that (T2)."""
+    """It happened, but what it returned cannot be recorded. It must never be repeated for that reason (T2)."""
 
     failure: Failure
 
 
 class Raised(Struct, frozen=True, gc=False):
-    """It has ended without a result; failure.kind says whether it may have happened."""
+    """It ended without a result. `failure.kind` says whether it may have happened."""
 
     failure: Failure
 
 
 class Abandoned(Struct, frozen=True, gc=False):
-    """It was told to stop and did not: it may have happened, and may still be running."""
+    """It was told to stop and did not stop. It may have happened, and may still be running."""
 
     failure: Failure
 

@@ -1,4 +1,4 @@
-"""What a reconcile hook can say about an attempt in doubt."""
+"""What a reconcile hook can say about an attempt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class Outcome(Struct, frozen=True):
-    """What a reconcile hook knows about an attempt in doubt."""
+    """What a reconcile hook knows about an attempt whose outcome is unknown."""
 
     kind: Literal["happened", "not_happened", "in_progress", "unknown"]
     result: Any = None
@@ -35,5 +35,5 @@ class Outcome(Struct, frozen=True):
 
     @classmethod
     def unknown(cls, why: str) -> Outcome:
-        """Nobody but a person can tell."""
+        """The hook cannot tell; a person has to decide."""
         return cls("unknown", why=why)

@@ -1,7 +1,8 @@
-"""What a tool's function is told about its call, and what a reconcile hook can say about one."""
+"""What a tool's function is told about its call, and how what it returns is recorded."""
 
 from __future__ import annotations
 
+import inspect
 import secrets
 import threading
 from collections.abc import Callable, Coroutine, Hashable
@@ -9,11 +10,13 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
+from perdure.core.attempts import Returned, Unrecordable
 from perdure.core.budget import micros
 from perdure.core.codec import decode, encode
-from perdure.core.events import Usage
-from perdure.core.outcome import Outcome as Outcome
-from perdure.errors import InvalidInput
+from perdure.core.events import Failure, Usage
+from perdure.core.failures import describe
+from perdure.errors import InvalidInput, NotEncodable
+from perdure.interrupts import is_interrupt
 from perdure.tool.spend import added, capped, checked
 
 Closer = Callable[[], Coroutine[Any, Any, None]]
@@ -132,3 +135,16 @@ class Call:
 
     def __repr__(self) -> str:
         return f"<Call {self.number} of run {self.run_id or '(none)'}, attempt {self.attempt}>"
+
+
+def recordable(tool: Any, value: Any) -> Returned | Unrecordable:
+    """The answer for a call whose function returned this value."""
+    try:
+        return Returned(tool.encode_result(value))
+    except BaseException as error:  # the call has happened: whatever goes wrong from here on must not look like a failed call
+        if inspect.iscoroutine(value):
+            value.close()
+        if is_interrupt(error):
+            raise
+        kind = "NotEncodable" if isinstance(error, NotEncodable) else type(error).__name__
+        return Unrecordable(Failure(kind="not_encodable", type=kind, message=describe(error).message))

@@ -22,6 +22,7 @@ from msgspec import structs
 from perdure.agent import Agent
 from perdure.core import codec
 from perdure.core.approval import Expire, Ruling, Standing, judge_expiry, judge_withdrawal
+from perdure.core.attempts import Performed
 from perdure.core.budget import Amounts, Charge, amounts_of
 from perdure.core.chain import Sealed, seal, seal_all
 from perdure.core.events import Event, ToolCallCompleted
@@ -58,10 +59,10 @@ from perdure.errors import Conflict, Fenced, NotFound, RunEnded, StoreError, Sto
 from perdure.settings import Settings
 from perdure.store.api import Append, Appended, ApprovalRow, Claimed, Refused, RunRow, Store
 from perdure.tool.call import Call, Closer
+from perdure.worker.attempts import Attempt, perform_in_transaction, reconcile
 from perdure.worker.clock import Clock
 from perdure.worker.ending import cancel
 from perdure.worker.limits import Debts, answer
-from perdure.worker.perform import Attempt, Performed, attempt, perform_in_transaction, reconcile
 from perdure.worker.threads import Threads
 
 log = logging.getLogger("perdure.worker")
@@ -69,6 +70,7 @@ T = TypeVar("T")
 Performing = Callable[[Any], Any]  # from a tool (or a question to a model) to what is performed in its place
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _BUSY_S = 0.02
+_LONGEST_TURN_S = 0.005
 _AGAIN_S = 1.0
 
 
@@ -145,7 +147,7 @@ class Drive:
         self._inputs: deque[Input] = deque()
         self._stepping = False
         self._draining = False
-        self._attempts: dict[int, Attempt[Any]] = {}
+        self._attempts: dict[int, Attempt] = {}
         self._hooks: dict[int, asyncio.Task[None]] = {}
         self._begin: Sequence[Begin] = ()  # when the append that is under way is durable
         self._sent_s = 0.0  # when that went out, by the monotonic clock
@@ -218,12 +220,18 @@ class Drive:
             return
         host, inputs = self._host, self._inputs
         self._stepping = True
+        begun_s = host.loop.time()
         try:
             while inputs and not self.over:
+                now_s = host.loop.time()
+                if now_s - begun_s > _LONGEST_TURN_S:
+                    # A tool that answers at once leads to the next commit, and that to the next tool: other runs want to go on, too.
+                    host.loop.call_soon(self._work)
+                    return
                 given = inputs.popleft()
                 host.entered = self.run_id
                 try:
-                    step = self._core.step(given, host.clock.now(), int(host.loop.time() * 1_000_000))
+                    step = self._core.step(given, host.clock.now(), int(now_s * 1_000_000))
                 finally:
                     host.entered = None
                 self._carry_out(step)
@@ -298,7 +306,7 @@ class Drive:
         assert begin.number not in self._attempts, begin.number
         told = self._told(begin, begin.tool.timeout_s)
         host = self._host
-        running = attempt(
+        running = Attempt(
             host.performing(begin.tool),
             begin.args,
             told,

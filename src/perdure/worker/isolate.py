@@ -27,6 +27,7 @@ import msgspec
 from msgspec import structs
 
 from perdure.core import codec
+from perdure.core.attempts import Raised, Returned, Unrecordable
 from perdure.core.events import Failure, Usage
 from perdure.core.failures import MAX_MESSAGE_CHARS, clean, describe, received
 from perdure.errors import NotEncodable
@@ -34,7 +35,6 @@ from perdure.store.url import without_password
 from perdure.tool import Call, Tool
 from perdure.tool.spend import checked
 from perdure.worker import isolated
-from perdure.worker.answers import Raised, Returned, Unrecordable
 
 MAX_LINE_BYTES = codec.MAX_BYTES + 64  # the longest value that can be recorded, its letter and its length
 # Secrets of perdure itself, of its database and of the models that it asks, by the names that libpq and the SDKs read. Credentials of a

@@ -153,9 +153,10 @@ def _run(request: dict[str, Any], answers: int) -> None:
 
     import msgspec
 
+    from perdure.core.attempts import Returned
     from perdure.core.events import Failure
     from perdure.core.failures import describe
-    from perdure.worker.answers import Returned, recordable
+    from perdure.tool.call import recordable
 
     one_at_a_time = threading.Lock()
 

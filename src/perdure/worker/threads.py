@@ -13,7 +13,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from perdure.worker.forked import GHOST
 
@@ -23,39 +23,39 @@ _IDLE_S = 10.0
 log = logging.getLogger("perdure.worker")
 
 
-class Job(Generic[T]):
-    """A piece of work, waiting for a thread or in one. `work` must not raise; what it returns arrives in `future`."""
+class Job:
+    """A piece of work, waiting for a thread or in one. `work` must not raise; `done` is called on the loop with what it returned."""
 
-    def __init__(self, work: Callable[[], T], loop: asyncio.AbstractEventLoop) -> None:
-        self.future: asyncio.Future[T] = loop.create_future()
+    __slots__ = ("_context", "_done", "_loop", "_on_begin", "_pid", "_work", "abandoned", "begun", "ended")
+
+    def __init__(self, work: Callable[[], T], done: Callable[[T], None], on_begin: Callable[[], None] | None) -> None:
         self.begun = False
         self.ended = False
         self.abandoned = False
-        self.on_begin: Callable[[], None] | None = None
-        self._work = work
+        self._work: Callable[[], Any] = work
+        self._done: Callable[[Any], None] = done
+        self._on_begin = on_begin
+        self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._pid = os.getpid()
 
     def run(self) -> None:
-        """Do the work, in the context of whoever asked for it, and tell their loop."""
-        if self.on_begin is not None:
-            self._tell(self.on_begin)
-        result: T = self._context.run(self._work)
+        """Do the work, in a copy of the context in which it was started, and tell the loop."""
+        if self._on_begin is not None:
+            self._tell(self._on_begin)
+        # A copy: what the work sets there must not be seen by what `done` begins, which runs in the context itself.
+        result = self._context.copy().run(self._work)
         if os.getpid() != self._pid:
             os._exit(GHOST)  # the tool has forked, and this is the child
-        if not self._tell(self._deliver, result):
+        if not self._tell(self._done, result):
             log.warning("a thread has ended after its event loop; its outcome %.200r is dropped", result)
 
     def _tell(self, callback: Callable[..., None], *args: Any) -> bool:
         try:
-            self.future.get_loop().call_soon_threadsafe(callback, *args)
+            self._loop.call_soon_threadsafe(callback, *args, context=self._context)
         except RuntimeError:
-            return False  # the loop was closed meanwhile: nobody is there to be told
+            return False  # the loop has been closed meanwhile
         return True
-
-    def _deliver(self, result: T) -> None:
-        if not self.future.done():
-            self.future.set_result(result)
 
 
 class Threads:
@@ -66,13 +66,16 @@ class Threads:
         self._limit = limit
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
-        self._waiting: deque[Job[Any]] = deque()
+        self._waiting: deque[Job] = deque()
         self._idle = 0
         self._alive = 0  # threads that count against the limit
 
-    def start(self, work: Callable[[], T]) -> Job[T]:
-        """Have the work done as soon as a thread is free. RuntimeError when the system gives us no thread."""
-        job = Job(work, asyncio.get_running_loop())
+    def start(self, work: Callable[[], T], done: Callable[[T], None], on_begin: Callable[[], None] | None = None) -> Job:
+        """Have the work done as soon as a thread is free. RuntimeError when the system gives us no thread.
+
+        On the loop's thread `on_begin` is called when a thread has begun with it, and `done` with what it returned.
+        """
+        job = Job(work, done, on_begin)
         with self._lock:
             self._waiting.append(job)
             if self._idle >= len(self._waiting):
@@ -86,15 +89,7 @@ class Threads:
                         raise
         return job
 
-    def when_begun(self, job: Job[Any], callback: Callable[[], None]) -> None:
-        """Call back, on the loop's thread, when a thread has begun with the job; at once if one has."""
-        with self._lock:
-            if not job.begun:
-                job.on_begin = callback
-                return
-        callback()
-
-    def withdraw(self, job: Job[Any]) -> bool:
+    def withdraw(self, job: Job) -> bool:
         """Take back a job that no thread has begun; False when one has."""
         with self._lock:
             if job.begun:
@@ -103,7 +98,7 @@ class Threads:
             self._waiting.remove(job)
             return True
 
-    def abandon(self, job: Job[Any]) -> None:
+    def abandon(self, job: Job) -> None:
         """Stop counting a job that does not end: its place is free for another one, its thread ends with it."""
         with self._lock:
             if not job.begun or job.ended or job.abandoned:
@@ -125,7 +120,7 @@ class Threads:
                 if job.abandoned:
                     return
 
-    def _next(self) -> Job[Any] | None:
+    def _next(self) -> Job | None:
         with self._lock:
             while not self._waiting:
                 self._idle += 1

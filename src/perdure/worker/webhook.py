@@ -77,17 +77,21 @@ class Endpoint:
         """Send it once. Cancelled: the line is cut."""
         line = _Line(self.host, self.port, self._context)
         request = self._headers(notice_id, body, now_s)
-        job = threads.start(lambda: _exchange(line, self.path, request, body))
-        alarm = asyncio.get_running_loop().call_later(GIVE_UP_S, line.cut)
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[Answer] = loop.create_future()
+        job = threads.start(
+            lambda: _exchange(line, self.path, request, body), lambda answer: None if answered.done() else answered.set_result(answer)
+        )
+        alarm = loop.call_later(GIVE_UP_S, line.cut)
         try:
             # A look-up of the host's name cannot be cut: then the thread is left to end by itself.
             async with asyncio.timeout(GIVE_UP_S + _LOOKUP_S):
-                return await job.future
+                return await answered
         except TimeoutError:
             return _TOO_LATE
         finally:
             alarm.cancel()
-            if job.future.cancelled():
+            if answered.cancelled():
                 line.cut()
                 if not threads.withdraw(job):
                     threads.abandon(job)
