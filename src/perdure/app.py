@@ -40,7 +40,6 @@ from perdure.starts import Starts
 from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow, CostRow, NewRun, RunRow, Served, Store
 from perdure.store.open import is_postgres, open_store
 from perdure.store.url import shown_url
-from perdure.transcript import transcript
 from perdure.undo import Undoer, UndoPlan, undoable
 from perdure.worker.asking import Asking
 from perdure.worker.attempt import is_inside_call
@@ -237,6 +236,8 @@ class Perdure:
         row = await self.handle(run_id, tenant=tenant).status()
         if row.status not in FINISHED:
             raise Conflict(f"run {run_id} is {row.status.replace('_', ' ')}: its conversation goes on. Wait for its end, or cancel it")
+        from perdure.transcript import transcript  # here: a worker that asks no model does not load what is known of models
+
         return await self.ask(lambda: transcript(run_id, self.store.read(run_id), self.load))
 
     # -- working ------------------------------------------------------------------------------------------------------
