@@ -19,8 +19,6 @@ from perdure.core import codec, keys
 from perdure.core.approval import ApprovalStatus, Vote
 from perdure.core.codec import Payload, shown
 from perdure.core.events import Event, Limits, RunCreated, RunSucceeded
-from perdure.core.machine import Facts
-from perdure.core.replay import replay
 from perdure.core.state import RunState, fold
 from perdure.desk import NOTHING, Desk, check_tenant, known_name, plain_text, role_names
 from perdure.errors import (
@@ -410,14 +408,8 @@ class Perdure:
         """Diverged when this code does not lead where the run has come to: nothing is recorded then."""
         events = self.store.read(run_id)
         state = fold(events)
-        created = state.created
-        assert created is not None
-        facts = Facts(run_id, created.tenant, created.actor, created.agent, agent.version, created.parent, created.depth)
-        machine = agent.machine(facts, self.load(created.input), self.settings.max_steps)
-        try:
-            replay(machine, events, self.load)
-        finally:
-            machine.close()
+        state.version = agent.version  # as it will be when it is adopted
+        agent.replayed(state, events, self.load, self.settings.max_steps)
 
     async def resolve(
         self,

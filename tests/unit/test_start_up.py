@@ -23,18 +23,18 @@ _LATE = (
     "zipfile",  # importlib.resources brings it
 )
 _AGENT = """
-import sys
+import gc, sys
 from perdure import Run, agent, tool
 
 @tool(effect="keyed")
-async def loaded(text: str, often: int | None = None) -> list[str]:
-    '''What this process has loaded.'''
-    return list(sys.modules)
+async def seen(text: str, often: int | None = None) -> dict[str, object]:
+    '''What this process has loaded, and how much of it the garbage collector leaves alone.'''
+    return {"modules": list(sys.modules), "frozen": gc.get_freeze_count()}
 
 @agent(version="1")
-async def looking(run: Run) -> list[str]:
-    await loaded("once")
-    return await loaded("twice")
+async def looking(run: Run) -> dict[str, object]:
+    await seen("once")
+    return await seen("twice")
 """
 _MODEL = """
 from perdure import ReAct, tool
@@ -49,27 +49,28 @@ thinking = ReAct("thinking", model=Scripted([]), tools=[look_up])
 """
 
 
-def test_a_worker_that_drives_a_plain_run_has_loaded_nothing_that_the_run_does_not_need(tmp_path: Path) -> None:
+def test_a_worker_that_drives_a_plain_run_has_loaded_only_what_it_needs_and_frozen_that(tmp_path: Path) -> None:
     file, url = tmp_path / "looking.py", f"sqlite:///{tmp_path}/perdure.db"
     file.write_text(_AGENT)
     command = [sys.executable, "-m", "perdure", "worker", str(file), "--url", url]
     worker = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": ""})
     try:
-        modules = asyncio.run(_result(url, file))
+        seen = asyncio.run(_result(url, file))
     finally:
         worker.send_signal(signal.SIGTERM)
         told = worker.communicate(timeout=60)[1]
     assert worker.returncode == 0, told
-    assert "perdure.worker.worker" in modules  # it is the worker that was asked
-    assert [name for name in _LATE if name in modules] == []
+    assert "perdure.cli.worker" in seen["modules"]  # it is the worker that was asked
+    assert [name for name in _LATE if name in seen["modules"]] == []
+    assert seen["frozen"] > 10_000
 
 
-async def _result(url: str, file: Path) -> list[str]:
+async def _result(url: str, file: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"__name__": "looking", "__file__": str(file)}
     exec(compile(file.read_text(), str(file), "exec"), found)
     async with Perdure(url) as app:
         handle = await app.start(found["looking"], id="one")
-        result: list[str] = await handle.result(timeout=60)
+        result: dict[str, Any] = await handle.result(timeout=60)
         return result
 
 
