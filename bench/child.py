@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import signal
 import sys
 import time
-from pathlib import Path
 
 import agents
+from memory import peak_mb
 
 from perdure import Perdure, Settings
 
@@ -96,15 +95,6 @@ async def crowd(url: str, runs: str) -> None:
             print(peak_mb(), flush=True)
             agents.crowd.may_go.set()
             app.drain()
-
-
-def peak_mb() -> float:
-    """The peak of this program. What getrusage tells on Linux includes the moment before exec, when this was still its parent."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        kilobytes = next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(kilobytes) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # bytes on macOS
 
 
 ROLES = {

@@ -64,6 +64,10 @@ class Measured:
             self.space,
         )
 
+    def new_database(self) -> str:
+        """The URL of an empty database."""
+        return self._server.new_database()
+
     def facts(self, folder: Path) -> dict[str, str]:
         with psycopg.connect(self._server.url) as connection:
             row = connection.execute(

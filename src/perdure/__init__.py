@@ -1,5 +1,6 @@
 """perdure: agents that outlive the process that runs them."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from perdure.agent import Agent, agent
@@ -44,14 +45,14 @@ from perdure.errors import (
     UnknownAgent,
     WrongVersion,
 )
-from perdure.plan import Plan, Step, param, ref
-from perdure.react import ReAct
 from perdure.run import Run
 from perdure.settings import Queue, Settings
 from perdure.tool import Call, Outcome, Tool, tool
 
 if TYPE_CHECKING:
     from perdure.integrations.mcp import mcp
+    from perdure.plan import Plan, Step, param, ref
+    from perdure.react import ReAct
 
 __version__ = "0.1.0"
 __all__ = [
@@ -114,9 +115,19 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "mcp":  # only who uses it pays for its import
-        from perdure.integrations.mcp import mcp
+# What not every process uses is loaded when it is asked for: a worker that serves neither plans nor models does not wait for them.
+_LATER = {
+    "Plan": "perdure.plan",
+    "ReAct": "perdure.react",
+    "Step": "perdure.plan",
+    "mcp": "perdure.integrations.mcp",
+    "param": "perdure.plan",
+    "ref": "perdure.plan",
+}
 
-        return mcp
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+    return value

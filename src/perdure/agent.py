@@ -7,13 +7,16 @@ import inspect
 import os
 import sys
 import typing
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 from perdure.core import codec, keys
 from perdure.core.circles import Circles
-from perdure.core.events import Limits
+from perdure.core.codec import Payload
+from perdure.core.events import Event, Limits
 from perdure.core.machine import Facts, Machine, current
+from perdure.core.replay import Frontier, replay
+from perdure.core.state import RunState
 from perdure.errors import InvalidInput, NotAllowedInAgent
 from perdure.interrupts import is_interrupt
 from perdure.run import Run
@@ -23,6 +26,7 @@ from perdure.tool.signature import EMPTY, Signature, resolve
 P = ParamSpec("P")
 R = TypeVar("R")
 MAX_DEPTH = 30  # of agents that call agents
+Load = Callable[[Payload], bytes]  # the JSON of a payload, also where it lies in the blob store
 AgentFunction = Callable[Concatenate[Run, P], Coroutine[Any, Any, R]]
 
 
@@ -135,6 +139,21 @@ class Agent(Generic[P, R]):
         arguments = self._signature.arguments(encoded_input)
         fn: Callable[..., Coroutine[Any, Any, Any]] = self.fn
         return Machine(facts, lambda machine: fn(Run(machine), **arguments), max_steps, self.encode_result, is_interrupt)
+
+    def machine_of(self, state: RunState, load: Load, max_steps: int) -> Machine:
+        """A fresh machine for a run that there is a journal of: it sees of itself what it saw before. A replay brings it on."""
+        created = state.created
+        assert created is not None
+        facts = Facts(created.run_id, created.tenant, created.actor, created.agent, state.version, created.parent, created.depth)
+        return self.machine(facts, load(created.input), max_steps)
+
+    def replayed(self, state: RunState, events: Sequence[Event], load: Load, max_steps: int) -> Frontier:
+        """Where this code comes to with the journal of that run; Diverged if it goes another way. Nothing is performed or recorded."""
+        machine = self.machine_of(state, load, max_steps)
+        try:
+            return replay(machine, events, load)
+        finally:
+            machine.close()
 
     def __repr__(self) -> str:
         return f"<agent {self.name}@{self.version}>"

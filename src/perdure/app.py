@@ -19,8 +19,6 @@ from perdure.core import codec, keys
 from perdure.core.approval import ApprovalStatus, Vote
 from perdure.core.codec import Payload, shown
 from perdure.core.events import Event, Limits, RunCreated, RunSucceeded
-from perdure.core.machine import Facts
-from perdure.core.replay import replay
 from perdure.core.state import RunState, fold
 from perdure.desk import NOTHING, Desk, check_tenant, known_name, plain_text, role_names
 from perdure.errors import (
@@ -40,7 +38,6 @@ from perdure.starts import Starts
 from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow, CostRow, NewRun, RunRow, Served, Store
 from perdure.store.open import is_postgres, open_store
 from perdure.store.url import shown_url
-from perdure.transcript import transcript
 from perdure.undo import Undoer, UndoPlan, undoable
 from perdure.worker.asking import Asking
 from perdure.worker.attempts import is_inside_call
@@ -237,6 +234,8 @@ class Perdure:
         row = await self.handle(run_id, tenant=tenant).status()
         if row.status not in FINISHED:
             raise Conflict(f"run {run_id} is {row.status.replace('_', ' ')}: its conversation goes on. Wait for its end, or cancel it")
+        from perdure.transcript import transcript  # here: a worker that asks no model does not load what is known of models
+
         return await self.ask(lambda: transcript(run_id, self.store.read(run_id), self.load))
 
     # -- working ------------------------------------------------------------------------------------------------------
@@ -409,14 +408,8 @@ class Perdure:
         """Diverged when this code does not lead where the run has come to: nothing is recorded then."""
         events = self.store.read(run_id)
         state = fold(events)
-        created = state.created
-        assert created is not None
-        facts = Facts(run_id, created.tenant, created.actor, created.agent, agent.version, created.parent, created.depth)
-        machine = agent.machine(facts, self.load(created.input), self.settings.max_steps)
-        try:
-            replay(machine, events, self.load)
-        finally:
-            machine.close()
+        state.version = agent.version  # as it will be when it is adopted
+        agent.replayed(state, events, self.load, self.settings.max_steps)
 
     async def resolve(
         self,

@@ -21,9 +21,8 @@ from perdure.core.codec import Payload
 from perdure.core.events import ChildFinished, Effect, Event, RunCancelled, RunCreated
 from perdure.core.failures import IN_DOUBT_KINDS
 from perdure.core.keys import KEY_SCHEME, undo_id, undone_by
-from perdure.core.machine import Asked, CallTool, Facts, StartChild
+from perdure.core.machine import Asked, CallTool, StartChild
 from perdure.core.prompts import is_request
-from perdure.core.replay import replay
 from perdure.core.state import CallState, RunState, fold
 from perdure.core.taken_back import taken_back
 from perdure.desk import Desk
@@ -186,22 +185,16 @@ class _Surveyor:
             )
 
     def _asked(self, agent: Agent[Any, Any], state: RunState, events: Sequence[Event]) -> dict[int, Asked]:
-        created = state.created
-        assert created is not None
-        facts = Facts(created.run_id, created.tenant, created.actor, created.agent, state.version, created.parent, created.depth)
         last = events[-1].body
         # A run that was ended by force did not come to its end by itself: its agent never said so.
         told = events[:-1] if isinstance(last, RunCancelled) and last.forced_by is not None else events
         try:
-            machine = agent.machine(facts, self._load(created.input), self._max_steps)
-            try:
-                return replay(machine, told, self._load).calls
-            finally:
-                machine.close()
+            return agent.replayed(state, told, self._load, self._max_steps).calls
         except PerdureError as error:
             seq, call = (error.seq, error.call) if isinstance(error, Diverged) else (1, None)
+            assert state.created is not None
             raise Diverged(
-                f"run {created.run_id} cannot be undone with this code, which is not what it ran with (version {state.version}): {error}",
+                f"run {state.created.run_id} cannot be undone with this code, which is not what it ran with (version {state.version}): {error}",
                 seq=seq,
                 call=call,
             ) from error

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,7 +25,7 @@ from perdure.agent import Agent
 from perdure.core import chain, codec
 from perdure.core.events import AnyBody, encode_body
 from perdure.core.state import fold
-from perdure.inspect.replay import Same, compare, machine_for
+from perdure.inspect.replay import Same, compare
 from perdure.inspect.verify import Verdict, payloads, verify_journal, verify_run
 from perdure.store.api import FINISHED, Filter, Store, Stored
 from perdure.store.open import open_store
@@ -118,7 +118,7 @@ def test_every_journal_replays_with_the_agents_that_wrote_it(golden: Golden) -> 
         if agent is None:
             assert run_id.endswith("/undo")  # the one agent that perdure makes by itself, of what another run has done
             continue
-        found = compare(run_id, events, state, lambda state, agent=agent: machine_for(agent, state, golden.load, 10_000), golden.load)  # type: ignore[misc]
+        found = compare(run_id, events, state, partial(agent.machine_of, load=golden.load, max_steps=10_000), golden.load)
         assert isinstance(found, Same), found
         replayed += 1
     assert replayed >= 20

@@ -12,7 +12,7 @@ import msgspec
 from perdure.cli import common
 from perdure.cli.target import load_target, load_targets, recorded_target, with_children
 from perdure.errors import InvalidInput, UnknownAgent
-from perdure.inspect.replay import Different, Same, compare, machine_for
+from perdure.inspect.replay import Different, Same, compare
 from perdure.inspect.view import all_rows, loader, read_run, require
 from perdure.inspect.words import plural
 from perdure.settings import Settings
@@ -80,7 +80,7 @@ def _exported(file: str, words: tuple[str, ...], tools: str | None, settings: Se
         if agent is None:
             common.note(common.clean(f"run {run.run_id} left out: it is of agent {run.agent}, which {' '.join(words)} does not have"))
             continue
-        make = partial(machine_for, agent, load=exported.load, max_steps=settings.max_steps)
+        make = partial(agent.machine_of, load=exported.load, max_steps=settings.max_steps)
         found = compare(run.run_id, run.events, run.state, make, exported.load)
         different += not found.same
         if as_json:
@@ -122,7 +122,7 @@ def _is_history(row: RunRow, agent: Agent[Any, Any]) -> bool:
 def _compare(store: Store, row: RunRow, agent: Agent[Any, Any], settings: Settings) -> Same | Different:
     reading = read_run(store, row.run_id)
     load = loader(store)
-    return compare(row.run_id, reading.events, reading.state, lambda state: machine_for(agent, state, load, settings.max_steps), load)
+    return compare(row.run_id, reading.events, reading.state, partial(agent.machine_of, load=load, max_steps=settings.max_steps), load)
 
 
 def _line(found: Same | Different, row: RunRow | Journal, agent: Agent[Any, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -93,6 +94,10 @@ async def _serve_once(
             common.note(f"perdure: the database is there, after {time.monotonic() - since_s:.0f} s")
         for line in _banner(settings, served, list(app.versions), queues, facts):
             common.note(common.clean(f"perdure: {line}"))
+        # Modules, agents and the open store live as long as the process. Frozen, they are not looked through again by every full
+        # collection, which would take a twentieth of a busy worker's time.
+        gc.collect()
+        gc.freeze()
         await app.work(stop=stop)
 
 

@@ -80,7 +80,7 @@ class Payload(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 def encode(value: Any) -> bytes:
     """Canonical JSON of the value; NotEncodable says where in it and why not."""
-    plain = _plain(value, 0, "value")
+    plain = value if type(value) in _SCALARS else _plain(value, 0, "value")
     try:
         text = _encode(plain)
         try:
@@ -224,10 +224,13 @@ def _plain(value: Any, depth: int, where: str) -> Any:
     if depth >= MAX_DEPTH:
         raise NotEncodable(f"{_place(where)} is nested deeper than {MAX_DEPTH} levels (or contains itself)")
     if kind is dict:
-        for key in value:
-            if type(key) is not str and not isinstance(key, str):
-                raise NotEncodable(f"{_place(where)} has the key {shown(key)} of type {type(key).__name__}; keys must be strings")
-        plain = {str.__str__(key): _plain(item, depth + 1, key) if type(item) not in _SCALARS else item for key, item in value.items()}
+        plain = {}
+        for key, item in value.items():
+            if type(key) is not str:
+                if not isinstance(key, str):
+                    raise NotEncodable(f"{_place(where)} has the key {shown(key)} of type {type(key).__name__}; keys must be strings")
+                key = str.__str__(key)
+            plain[key] = item if type(item) in _SCALARS else _plain(item, depth + 1, key)
         if len(plain) != len(value):
             raise NotEncodable(f"{_place(where)} has two keys that are the same text")
         return plain

@@ -15,7 +15,8 @@ import math
 import sys
 from asyncio import events as asyncio_events
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import Context
 from types import FrameType
 from typing import Any, NoReturn
@@ -88,20 +89,35 @@ class AgentLoop(asyncio.AbstractEventLoop):
         self._future_count = 0
         self.timers_set = 0
         self._running = False
+        self._hooked = False  # the hooks of async generators are ours for a whole replay
         self.let_go = False  # nobody is there any more to hear of an error that nobody has looked at
         self._exception_handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None = None
 
     # -- driven from outside ------------------------------------------------------------------------------------------
     def advance(self, now_s: float) -> None:
         """Set the clock. It never goes back, whatever the wall clock did."""
-        self._now_s = max(self._now_s, now_s)
+        if now_s > self._now_s:
+            self._now_s = now_s
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Set the hooks of async generators once for many activations. Between those only code of ours runs, which begins none."""
+        hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(None, self._close_stray)
+        self._hooked = True
+        try:
+            yield
+        finally:
+            self._hooked = False
+            sys.set_asyncgen_hooks(*hooks)
 
     def run_until_quiet(self) -> None:
         """Run everything that is ready, and what becomes ready by that. DoesNotRest after max_steps."""
         outer = asyncio_events._get_running_loop()
-        hooks = sys.get_asyncgen_hooks()
+        hooks = None if self._hooked else sys.get_asyncgen_hooks()
         asyncio_events._set_running_loop(self)
-        sys.set_asyncgen_hooks(firstiter=None, finalizer=self._close_stray)
+        if hooks is not None:
+            sys.set_asyncgen_hooks(None, self._close_stray)
         self._running = True
         ready = self._ready
         steps = 0
@@ -124,7 +140,8 @@ class AgentLoop(asyncio.AbstractEventLoop):
                         # sys.exit() in an agent ends that task; it stands in the task as its exception
         finally:
             self._running = False
-            sys.set_asyncgen_hooks(*hooks)
+            if hooks is not None:
+                sys.set_asyncgen_hooks(*hooks)
             asyncio_events._set_running_loop(outer)
 
     def go_on(self) -> None:
@@ -253,11 +270,12 @@ class AgentLoop(asyncio.AbstractEventLoop):
     def is_closed(self) -> bool:
         return False
 
-    def get_debug(self) -> bool:
-        return False
+    # Always False: debug mode reads the real clock. A type, because asyncio asks for every future and every handle, and calling a
+    # function of ours would take longer than all else that it does there.
+    get_debug = bool
 
     def set_debug(self, enabled: bool) -> None:
-        """Accepted and ignored: debug mode reads the real clock."""
+        """Accepted and ignored."""
 
     def get_exception_handler(self) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None:
         return self._exception_handler

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 from asyncio import events as asyncio_events
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -176,8 +178,8 @@ class _Open(Struct):
     kind: Literal["tool", "approval", "child"]
     callee: Any  # the tool or the agent
     future: asyncio.Future[Any]
-    input: bytes = b""  # of an approval, or the arguments of a tool
-    result: Any = None  # the coroutine that the agent was given
+    input: bytes  # of an approval, or the arguments of a tool
+    result: Any  # the coroutine that the agent was given
 
 
 class Machine:
@@ -231,12 +233,23 @@ class Machine:
             return []
         assert not self.finished, "a finished machine takes no completions"
         self._loop.advance(now / 1e6)
+        if type(completion) is CallCompleted:  # nearly all are: they do not go through the patterns below
+            opened, result = self._close(completion.number), completion.result
+            self.prompts.recorded(result, self.cause)
+            if not opened.future.done():
+                opened.future.set_result(opened.callee.decode_result(result))
+        else:
+            self._take(completion)
+        return self._settle()
+
+    @contextmanager
+    def replayed(self) -> Iterator[None]:
+        """Around the activations of a replay: what each of them would set up and take down is done once."""
+        with self._loop.hooked():
+            yield
+
+    def _take(self, completion: Completion) -> None:
         match completion:
-            case CallCompleted(number, result):
-                opened = self._close(number)
-                self.prompts.recorded(result, self.cause)
-                if not opened.future.done():
-                    opened.future.set_result(opened.callee.decode_result(result))
             case CallFailed(number, failure, attempts):
                 opened = self._close(number)
                 _fail(opened, _failed(opened.callee, number, failure, attempts))
@@ -259,9 +272,11 @@ class Machine:
                     raise UnknownCompletion(f"timer {timer}")
             case CancelAsked():
                 if not self.cancel_asked:  # a second one must not interrupt the cleanup that the first one led to
+                    assert self._main is not None
                     self.cancel_asked = True
                     self._main.cancel()
-        return self._settle()
+            case _:
+                raise AssertionError(completion)
 
     def close(self) -> None:
         """Let go of the agent where it stands; whoever made the machine calls this when it needs it no more.
@@ -438,13 +453,12 @@ class Machine:
     def _begin_call(
         self, kind: Literal["tool", "approval", "child"], callee: Any, name: str, encoded: bytes = b""
     ) -> tuple[int, Coroutine[Any, Any, Any]]:
-        self._loop.go_on()
-        self._calls += 1
-        number = self._calls
+        if sys.exception() is not None:
+            self._loop.go_on()
+        self._calls = number = self._calls + 1
         future: asyncio.Future[Any] = asyncio.Future(loop=self._loop)
-        self._open[number] = _Open(kind, callee, future, encoded)
         result = self._result_of(number, future)
-        self._open[number].result = result
+        self._open[number] = _Open(kind, callee, future, encoded, result)
         result.__qualname__ = name  # type: ignore[attr-defined]  # or Python's "was never awaited" would name something that the user has never heard of
         return number, result
 
@@ -499,23 +513,29 @@ class Machine:
 
     def _settle(self) -> list[Command]:
         self._loop.run_until_quiet()
-        assert self._main is not None
-        if self._main.done() and not self._winding_up:
-            self._winding_up = True
-            del self._loop.tasks[self._main.number]
-            if self._loop.tasks:
-                for task in list(self._loop.tasks.values()):
-                    task.cancel()
-                self._loop.run_until_quiet()
-            for number, opened in self._open.items():
-                if self._is_left(opened):
-                    self._commands.append(Abandon(number))
-                    _close_unawaited(opened)
-        if self._main.done() and not self._loop.tasks and not self._open:
-            self.finished = True
-            self._commands.append(Finish(self._outcome(self._main)))
+        main = self._main
+        assert main is not None
+        if main.done():
+            if not self._winding_up:
+                self._wind_up(main)
+            if not self._loop.tasks and not self._open:
+                self.finished = True
+                self._commands.append(Finish(self._outcome(main)))
         commands, self._commands = self._commands, []
         return commands
+
+    def _wind_up(self, main: AgentTask) -> None:
+        """The agent's own coroutine has ended: end its other tasks, and give up what nobody will ask for."""
+        self._winding_up = True
+        del self._loop.tasks[main.number]
+        if self._loop.tasks:
+            for task in list(self._loop.tasks.values()):
+                task.cancel()
+            self._loop.run_until_quiet()
+        for number, opened in self._open.items():
+            if self._is_left(opened):
+                self._commands.append(Abandon(number))
+                _close_unawaited(opened)
 
     def _is_left(self, opened: _Open) -> bool:
         """Whether something is given up with the agent's own end. What an agent that succeeds has called and not awaited is still a

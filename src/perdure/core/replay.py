@@ -75,6 +75,7 @@ from perdure.core.prompts import difference, in_short, is_request
 from perdure.core.state import refusal
 from perdure.errors import Diverged
 
+_ASKED = frozenset((CallTool, AskApproval, StartChild))
 _STATED = frozenset(
     (
         ThoughtRecorded,
@@ -108,7 +109,8 @@ def completion_of(event: Event, load: Callable[[Payload], bytes]) -> Completion 
             if body.result is None:
                 assert body.failure is not None
                 return CallFailed(event.call, body.failure, body.attempt)
-            return CallCompleted(event.call, load(body.result))
+            inline = body.result.inline
+            return CallCompleted(event.call, load(body.result) if inline is None else inline)
         case ToolCallFailed() if event.call is not None and body.final:
             return CallFailed(event.call, body.failure, body.attempt)
         case ToolCallResolved() if event.call is not None:
@@ -171,26 +173,10 @@ def replay(machine: Machine, events: Sequence[Event], load: Callable[[Payload], 
         elif is_stated(event):
             assert event.cause is not None
             stated.setdefault(event.cause, []).append(event)
+    machine.patches = frozenset(event.body.name for some in stated.values() for event in some if isinstance(event.body, PatchMarked))
     frontier = Frontier({}, set(), [])
-    marks = [event.body.name for some in stated.values() for event in some if isinstance(event.body, PatchMarked)]
-    machine.patches = frozenset(marks)
-    started = False
-    for event in events:
-        if not started and isinstance(event.body, RunClaimed):
-            started = True
-            machine.cause, machine.replaying = event.seq, event.seq < last or event.seq in stated
-            commands = machine.start(event.ts)
-        else:
-            completion = completion_of(event, load) if type(event.body) in _WAKES else None
-            if completion is None or machine.finished:
-                continue
-            machine.cause, machine.replaying = event.seq, event.seq < last or event.seq in stated
-            try:
-                commands = machine.deliver(event.ts, completion)
-            except UnknownCompletion as unknown:
-                raise _nothing_asked(event, unknown) from None
-        frontier.activations += 1
-        _compare(frontier, commands, stated.pop(event.seq, []), event, load)
+    with machine.replayed():
+        _replay(machine, events, stated, last, frontier, load)
     machine.replaying = False
     if stated:
         first = min(stated.values(), key=lambda some: some[0].seq)[0]
@@ -198,6 +184,42 @@ def replay(machine: Machine, events: Sequence[Event], load: Callable[[Payload], 
     return frontier
 
 
+def _replay(
+    machine: Machine,
+    events: Sequence[Event],
+    stated: dict[int, list[Event]],
+    last: int,
+    frontier: Frontier,
+    load: Callable[[Payload], bytes],
+) -> None:
+    """Wake the machine with every event that wakes it, and compare what it states then with what was `stated` because of that event."""
+    started = False
+    for event in events:
+        kind = type(event.body)
+        if kind in _WAKES:
+            completion = completion_of(event, load)
+            if completion is None or machine.finished:
+                continue
+        elif kind is RunClaimed and not started:
+            completion = None
+        else:
+            continue
+        seq = event.seq
+        recorded = stated.pop(seq, _NOTHING)
+        machine.cause, machine.replaying = seq, seq < last or bool(recorded)
+        if completion is None:
+            started = True
+            commands = machine.start(event.ts)
+        else:
+            try:
+                commands = machine.deliver(event.ts, completion)
+            except UnknownCompletion as unknown:
+                raise _nothing_asked(event, unknown) from None
+        frontier.activations += 1
+        _compare(frontier, commands, recorded, event, load)
+
+
+_NOTHING: list[Event] = []
 _WAKES = frozenset(
     (
         *(
@@ -220,24 +242,27 @@ _PASSES = _WAKES | {RunReleased}
 
 
 def _compare(frontier: Frontier, commands: list[Command], recorded: list[Event], cause: Event, load: Callable[[Payload], bytes]) -> None:
-    recorded = _without_old_marks(recorded, commands)
+    if len(recorded) > 1 or (recorded and type(recorded[0].body) is PatchMarked):
+        recorded = _without_old_marks(recorded, commands)
     at = 0
     for command in commands:
-        if isinstance(command, Abandon):
+        kind = type(command)
+        if kind in _ASKED:
+            frontier.calls[command.number] = command  # type: ignore[union-attr, assignment]
+        elif isinstance(command, Abandon):
             frontier.abandoned.add(command.number)
             continue
-        if isinstance(command, Asked):
-            frontier.calls[command.number] = command
         if at == len(recorded):
             if at:
                 raise _beyond(command, cause, recorded[-1])
             frontier.pending.append((cause.seq, command))
             continue
-        _compare_one(command, recorded[at], load)
+        if not _same(command, recorded[at], load):
+            raise _different(command, recorded[at], load)
         at += 1
     if at < len(recorded):
         raise _missing(recorded[at])
-    if at and any(earlier != cause.seq for earlier, _ in frontier.pending):
+    if at and frontier.pending and any(earlier != cause.seq for earlier, _ in frontier.pending):
         earlier, command = frontier.pending[0]
         raise Diverged(
             f"the code asks for {_asked(command)} after event {earlier}, where the journal has nothing; the journal goes on with "
@@ -249,21 +274,17 @@ def _compare(frontier: Frontier, commands: list[Command], recorded: list[Event],
 
 def _without_old_marks(recorded: list[Event], commands: list[Command]) -> list[Event]:
     """Without the marks of changes that the code does not ask about any more: it has only the new side of them."""
-    if PatchMarked not in [type(event.body) for event in recorded]:  # a list: nearly always it has one event
-        return recorded
     asked = {command.body.name for command in commands if isinstance(command, Record) and isinstance(command.body, PatchMarked)}
     return [event for event in recorded if not isinstance(event.body, PatchMarked) or event.body.name in asked]
 
 
-def _compare_one(command: Command, event: Event, load: Callable[[Payload], bytes]) -> None:
-    if not _same(command, event, load):
-        number = command.number if isinstance(command, Asked) else event.call
-        raise Diverged(
-            f"at event {event.seq} the journal has {_recorded(event.body, event.call)}; the code asks for {_asked(command)}"
-            + _more_about(command, event, load),
-            seq=event.seq,
-            call=number,
-        )
+def _different(command: Command, event: Event, load: Callable[[Payload], bytes]) -> Diverged:
+    return Diverged(
+        f"at event {event.seq} the journal has {_recorded(event.body, event.call)}; the code asks for {_asked(command)}"
+        + _more_about(command, event, load),
+        seq=event.seq,
+        call=command.number if isinstance(command, Asked) else event.call,
+    )
 
 
 def _more_about(command: Command, event: Event, load: Callable[[Payload], bytes]) -> str:
@@ -279,12 +300,13 @@ def _more_about(command: Command, event: Event, load: Callable[[Payload], bytes]
 
 def _same(command: Command, event: Event, load: Callable[[Payload], bytes]) -> bool:
     body = event.body
+    if type(command) is CallTool:  # nearly all are: they do not go through the patterns below
+        tool = command.tool
+        if not isinstance(body, (ToolCallInitiated, ToolCallProposed)) or event.call != command.number or body.tool != tool.name:
+            return False
+        assert body.args is not None
+        return _same_input(tool, command.args, body.args, load)
     match command:
-        case CallTool(number, tool, args):
-            if not isinstance(body, (ToolCallInitiated, ToolCallProposed)) or event.call != number or body.tool != tool.name:
-                return False
-            assert body.args is not None
-            return _same_input(tool, args, body.args, load)
         case AskApproval(number, action, asked, _, _):
             if not isinstance(body, ApprovalRequested) or event.call != number or body.action != action:
                 return False

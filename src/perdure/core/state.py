@@ -280,15 +280,25 @@ class RunState(Struct, gc=False, eq=False):
         """Fold one more event in."""
         if event.seq != self.seq + 1:
             raise StoreCorrupt(f"{self._name()}: event {event.seq} follows event {self.seq}; `perdure verify` tells what is missing")
-        if self.finished:
+        if self.status in FINISHED:
             raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) comes after the run's end")
         self.seq = event.seq
         self.epoch = event.epoch
         self.updated_at = event.ts
-        body = event.body
-        if event.call is not None:
-            self._apply_call(event, event.call)
+        number = event.call
+        if number is None:
+            self._apply_run(event)
             return
+        kind = type(event.body)
+        if kind in _ABOUT_ASKS:
+            self._apply_ask(event, number)
+        elif kind in _ABOUT_CHILDREN:
+            self._apply_child(event, number)
+        else:
+            self._apply_tool(event, number)
+
+    def _apply_run(self, event: Event) -> None:
+        body = event.body
         match body:
             case RunCreated():
                 self.created, self.created_at = body, event.ts
@@ -373,15 +383,6 @@ class RunState(Struct, gc=False, eq=False):
         """Something from outside has reached the run: what that does to a run that nobody holds."""
         if self.worker is None:
             self.status = landing(self.status, self.attention.reason if self.attention else None, body)[0]
-
-    def _apply_call(self, event: Event, number: int) -> None:
-        kind = type(event.body)
-        if kind in _ABOUT_ASKS:
-            self._apply_ask(event, number)
-        elif kind in _ABOUT_CHILDREN:
-            self._apply_child(event, number)
-        else:
-            self._apply_tool(event, number)
 
     def _new_number(self, event: Event, number: int) -> None:
         if number != self.numbers + 1:
@@ -471,8 +472,6 @@ class RunState(Struct, gc=False, eq=False):
         call = self.calls.get(number) or self._first(event, number)
         call.last_seq, call.last_ts = event.seq, event.ts
         match body:
-            case ToolCallProposed():
-                call.retry_at = call.turn = body.at
             case ToolCallInitiated():
                 if call.phase == "started" and call.effect in ("once", "keyed"):
                     # Its worker died inside it, and the same key is sent again: the attempt before may have happened.
@@ -488,12 +487,16 @@ class RunState(Struct, gc=False, eq=False):
                     self.pins.setdefault(f"tool {body.tool}", body.pinned)
                 self.attempts += 1
                 call.estimate = body.estimate
-                self._hold(call)
+                if call.estimate is not None or call.reserved is not NOTHING or call.unsettled is not None:
+                    self._hold(call)
             case ToolCallCompleted():
                 self._move(call, event, "completed")
                 call.result, call.failure = body.result, body.failure
                 self._take_time(call, event.ts - call.started_at)
-                self._settle_cost(call, body.usage)
+                if body.usage is not None or call.estimate is not None or call.unsettled is not None:
+                    self._settle_cost(call, body.usage)
+            case ToolCallProposed():
+                call.retry_at = call.turn = body.at
             case ToolCallFailed():
                 began = call.phase == "started" and body.failure.type not in (NOT_STARTED, LOST)
                 call.withdrawn += body.failure.type == NOT_STARTED
@@ -528,7 +531,7 @@ class RunState(Struct, gc=False, eq=False):
                     self.status = "cancelling" if self.cancel else "queued"
             case _:
                 raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) is not about a call")
-        if call.ended:
+        if call.phase in ENDED:
             self.open.pop(number, None)
             self.crashes = self.crashes_alone = 0
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from msgspec import Struct
 
-from perdure.agent import Agent
 from perdure.core.codec import Payload
 from perdure.core.events import Event
-from perdure.core.machine import Facts, Machine
+from perdure.core.machine import Machine
 from perdure.core.replay import replay
 from perdure.core.state import RunState
 from perdure.errors import Diverged, PerdureError
@@ -37,14 +35,6 @@ class Different(Struct, frozen=True):
     call: int | None
     difference: str
     same: bool = False
-
-
-def machine_for(agent: Agent[Any, Any], state: RunState, load: Callable[[Payload], bytes], max_steps: int) -> Machine:
-    """A fresh machine for the run, which sees of itself what it saw in its worker."""
-    created = state.created
-    assert created is not None
-    facts = Facts(created.run_id, created.tenant, created.actor, created.agent, state.version, created.parent, created.depth)
-    return agent.machine(facts, load(created.input), max_steps)
 
 
 def compare(run_id: str, events: Sequence[Event], state: RunState, make: MakeMachine, load: Callable[[Payload], bytes]) -> Same | Different:

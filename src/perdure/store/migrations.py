@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from importlib import resources
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -17,12 +17,10 @@ class Migration(Struct, frozen=True):
     sql: str
 
 
-def load(package: str) -> tuple[Migration, ...]:
-    """Every schema/NNNN_*.sql of the package, in order, without a hole."""
-    files = sorted(
-        (file for file in resources.files(package).joinpath("schema").iterdir() if file.name.endswith(".sql")),
-        key=lambda file: file.name,
-    )
+def load(dialect: str) -> tuple[Migration, ...]:
+    """Every schema/NNNN_*.sql of the dialect, in order, without a hole."""
+    # By its path: importlib.resources would bring zipfile, tempfile and shutil along, which every start would wait for.
+    files = sorted((Path(__file__).parent / dialect / "schema").glob("*.sql"))
     found = tuple(
         Migration(int(file.name.split("_")[0]), hashlib.sha256(file.read_bytes()).hexdigest(), file.read_text("utf-8")) for file in files
     )

@@ -23,6 +23,7 @@ _COLUMNS: tuple[tuple[type, ...], ...] = (
 
 
 _EMPTY: dict[tuple[type, ...], Any] = {_TEXT: "", _MAYBE_TEXT: None, _NUMBER: 0, _MAYBE_NUMBER: None, _BYTES: b""}
+_UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, TypeError)
 _WIDTH = len(_COLUMNS)
 _STATUS, _ATTENTION, _ERROR = (RunRow.__struct_fields__.index(name) for name in ("status", "attention", "error"))
 _sound: set[tuple[type, ...]] = set()  # types of columns that were found in order before: a few dozen at most
@@ -99,15 +100,22 @@ def event_from(run_id: str, row: Row) -> Event:
     seq, event_id, ts, epoch, call, cause, data = row
     if not (isinstance(event_id, bytes) and isinstance(ts, int) and isinstance(epoch, int)):
         raise StoreCorrupt(f"event {seq} of run {run_id} is damaged; see what else is: {shell.command('verify', run_id)}")
-    return Event(seq, event_id.hex(), ts, epoch, call, cause, body_from(data, f"event {seq} of run {run_id}"))
+    try:
+        return Event(seq, event_id.hex(), ts, epoch, call, cause, decode_body(data))
+    except _UNDECODABLE as error:
+        raise _undecodable(f"event {seq} of run {run_id}", error) from None
 
 
 def body_from(data: bytes, what: str) -> AnyBody:
     try:
         body: AnyBody = decode_body(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, TypeError) as error:
-        raise StoreCorrupt(f"{what} cannot be decoded ({error}); see what else is damaged: perdure verify") from None
+    except _UNDECODABLE as error:
+        raise _undecodable(what, error) from None
     return body
+
+
+def _undecodable(what: str, error: Exception) -> StoreCorrupt:
+    return StoreCorrupt(f"{what} cannot be decoded ({error}); see what else is damaged: perdure verify")
 
 
 def body_or_none(data: bytes, what: str) -> AnyBody | None:

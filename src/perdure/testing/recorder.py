@@ -18,7 +18,7 @@ from perdure.core.codec import Payload, shown
 from perdure.errors import InvalidInput
 from perdure.inspect.export import Export, Journal, export_run, load
 from perdure.inspect.newfile import new_file
-from perdure.inspect.replay import Different, compare, machine_for
+from perdure.inspect.replay import Different, compare
 from perdure.settings import Settings
 from perdure.store.open import open_store
 from perdure.testing.rerun import Answers, Changed, Rerun, Rerunning
@@ -107,7 +107,7 @@ class Recording:
     def _anew(self, run: Journal, agent: Agent[Any, Any]) -> Rerun:
         answers = Answers(run, self._export)
         recorded_lines = list(answers.lines)
-        machine = machine_for(agent, run.state, self._export.load, Settings().max_steps)
+        machine = agent.machine_of(run.state, self._export.load, Settings().max_steps)
         try:
             return Rerun(recorded_lines, Rerunning(machine, run, answers).run())
         finally:
@@ -115,7 +115,7 @@ class Recording:
 
     def _compare(self, run: Journal, agent: Agent[Any, Any]) -> Different | None:
         guard()
-        make = partial(machine_for, agent, load=self._export.load, max_steps=Settings().max_steps)
+        make = partial(agent.machine_of, load=self._export.load, max_steps=Settings().max_steps)
         found = _on_a_thread(lambda: compare(run.run_id, run.events, run.state, make, self._export.load))
         return found if isinstance(found, Different) else None
 

@@ -130,7 +130,8 @@ class Tool(Generic[P, R]):
     def decode_result(self, encoded: bytes) -> R:
         """The result as the return annotation has it; the plain JSON value when that cannot be rebuilt."""
         converter = self._signature.result_converter
-        return cast(R, codec.decode(encoded) if converter is None else converter.decode(encoded))
+        result: R = codec.decode(encoded) if converter is None else converter.decode(encoded)
+        return result
 
     def asks(self, args: bytes) -> str | bool:
         """Whether a call with these arguments needs an approval: False, True, or the reason. A policy that fails asks."""

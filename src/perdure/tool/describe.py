@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import inspect
+import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from perdure.tool.signature import EMPTY, Parameter
 
+_MARKS = ("\n", ":", "@")
+_SCALARS: dict[Any, str] = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    type(None): "null",
+    None: "null",
+}
+
 
 def documented(fn: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """What the docstring says the function does, without its sections, and what it says about each parameter."""
+    text = inspect.getdoc(fn) or ""
+    if not any(mark in text for mark in _MARKS):
+        return text, {}  # one line, and no style of docstrings has a section in it
     from docstring_parser import ParseError, parse
 
-    text = inspect.getdoc(fn) or ""
     try:
         parsed = parse(text)
     except ParseError:
@@ -24,10 +38,11 @@ def documented(fn: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 def properties_of(parameters: Sequence[Parameter], words: Mapping[str, str]) -> dict[str, Any]:
     """{"properties": …}, and the "$defs" that they refer to, if they do."""
-    from perdure.tool.convert import json_schemas
-
     wanted = {parameter.name: Any if parameter.annotation is EMPTY else parameter.annotation for parameter in parameters}
-    properties, shared = json_schemas(wanted)
+    plain = {name: plain_schema(annotation) for name, annotation in wanted.items()}
+    structured = {name: wanted[name] for name, schema in plain.items() if schema is None}
+    schemas, shared = _of_pydantic(structured) if structured else ({}, {})
+    properties = {name: schemas[name] if schema is None else schema for name, schema in plain.items()}
     for parameter in parameters:
         described = words.get(parameter.name)
         if described is not None:
@@ -36,6 +51,26 @@ def properties_of(parameters: Sequence[Parameter], words: Mapping[str, str]) -> 
             exact = parameter.exact is None or type(parameter.default) in parameter.exact
             properties[parameter.name].setdefault("default", parameter.default if exact else parameter.coerce(parameter.default))
     return {"properties": properties} | ({"$defs": shared} if shared else {})
+
+
+def plain_schema(annotation: Any) -> dict[str, Any] | None:
+    """What pydantic says of an annotation of JSON's own scalars, without loading it; None: pydantic must be asked."""
+    if annotation is Any:
+        return {}
+    if annotation is None or (isinstance(annotation, type) and annotation in _SCALARS):
+        return {"type": _SCALARS[annotation]}
+    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
+        return None
+    members = typing.get_args(annotation)
+    nullable = type(None) in members
+    schemas = [plain_schema(member) for member in members if member is not type(None)]
+    return None if None in schemas or {} in schemas else {"anyOf": [*schemas, {"type": "null"}] if nullable else schemas}
+
+
+def _of_pydantic(annotations: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    from perdure.tool.convert import json_schemas  # late: it takes pydantic, and many tools take nothing but text and numbers
+
+    return json_schemas(annotations)
 
 
 def argument_schema(parameters: Sequence[Parameter], words: Mapping[str, str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -131,19 +131,18 @@ class Signature:
     def _positional(self) -> tuple[str, ...]:
         return tuple(parameter.name for parameter in self.parameters if parameter.positional)
 
+    @cached_property
+    def _by_place(self) -> int:
+        """With so many positional arguments everything is given, in order; -1: some can only be given by name."""
+        return len(self.parameters) if len(self._positional) == len(self.parameters) else -1
+
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """Canonical JSON of all named arguments, defaults applied; InvalidInput names the parameter and the rule."""
-        given = dict(zip(self._positional, args, strict=False))
-        if kwargs or len(args) > len(given):
-            self._add_named(given, args, kwargs)
+        values = self._in_order(args, kwargs) if kwargs or len(args) != self._by_place else args
         bound = {}
-        for parameter in self.parameters:
-            name = parameter.name
-            value = given.get(name, parameter.default)
-            if value is EMPTY:
-                raise InvalidInput(f"{self._label}: the argument {name} is missing; it takes {self._takes()}")
+        for parameter, value in zip(self.parameters, values, strict=True):
             exact = parameter.exact
-            bound[name] = value if exact is None or type(value) in exact else parameter.coerce(value)
+            bound[parameter.name] = value if exact is None or type(value) in exact else parameter.coerce(value)
         try:
             return encode(bound)
         except NotEncodable as error:
@@ -180,6 +179,17 @@ class Signature:
         if plain:
             raise InvalidInput(f"{self._label}: the recorded call has {', '.join(map(ascii, plain))}, but it takes {self._takes()}")
         return typed
+
+    def _in_order(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+        """The value of each parameter, given or its default. One by one: what is wrong is said of the first parameter that it is wrong with."""
+        given = dict(zip(self._positional, args, strict=False))
+        if kwargs or len(args) > len(given):
+            self._add_named(given, args, kwargs)
+        for parameter in self.parameters:
+            value = given.get(parameter.name, parameter.default)
+            if value is EMPTY:
+                raise InvalidInput(f"{self._label}: the argument {parameter.name} is missing; it takes {self._takes()}")
+            yield value
 
     def _add_named(self, given: dict[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if len(args) > len(given):

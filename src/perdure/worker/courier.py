@@ -19,7 +19,6 @@ from perdure.core.keys import jitter
 from perdure.errors import InvalidInput, StoreError
 from perdure.settings import Settings
 from perdure.store.api import NoticeRow, Store
-from perdure.worker import wording
 from perdure.worker.asking import Asking
 from perdure.worker.clock import Clock
 from perdure.worker.threads import Threads
@@ -176,6 +175,8 @@ class Courier:
 
     async def _tell(self, notice: NoticeRow) -> str | None:
         """Why it has to be sent again; None when it is done."""
+        from perdure.worker import wording  # here: most workers never have anything to tell
+
         # One that comes again for the sake of its webhook has been in the log; without a webhook it comes again only after a crash.
         if notice.attempts == 0 or not self._settings.webhook_url:
             notify.info("%s", wording.line(notice))

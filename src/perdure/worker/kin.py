@@ -12,8 +12,7 @@ from typing import Any
 
 from perdure.agent import Agent
 from perdure.core.codec import Payload
-from perdure.core.machine import Facts, StartChild
-from perdure.core.replay import replay
+from perdure.core.machine import StartChild
 from perdure.core.state import fold
 from perdure.errors import StoreCorrupt, StoreError
 from perdure.store.api import Served, Store
@@ -78,15 +77,9 @@ class Kin:
     def _replayed(self, run_id: str) -> list[Agent[Any, Any]]:
         events = self._store.read(run_id)
         state = fold(events)
-        created = state.created
-        assert created is not None
-        agent = self._served[Served(created.agent, state.version)]
-        facts = Facts(run_id, created.tenant, created.actor, created.agent, state.version, created.parent, created.depth)
-        machine = agent.machine(facts, self._load(created.input), self._max_steps)
-        try:
-            asked = replay(machine, events, self._load).calls.values()
-        finally:
-            machine.close()
+        assert state.created is not None
+        agent = self._served[Served(state.created.agent, state.version)]
+        asked = agent.replayed(state, events, self._load, self._max_steps).calls.values()
         return [one.agent for one in asked if isinstance(one, StartChild)]
 
     def _load(self, payload: Payload) -> bytes:

@@ -12,7 +12,7 @@ from perdure.store.postgres.faults import translated
 
 _PATIENCE_S = 30.0
 _LONGEST_S = 3600.0  # a large table may take its time
-MIGRATIONS: tuple[Migration, ...] = load("perdure.store.postgres")
+MIGRATIONS: tuple[Migration, ...] = load("postgres")
 
 
 def require_journal(connection: Connection, where: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -51,5 +51,5 @@ def shown(value: Any) -> Any:
 
 
 QUERIES: dict[str, Statement] = {
-    name: numbered(sql) for name, sql in load(resources.files("perdure.store.postgres").joinpath("queries.sql").read_text("utf-8")).items()
+    name: numbered(sql) for name, sql in load(Path(__file__).with_name("queries.sql").read_text("utf-8")).items()
 }

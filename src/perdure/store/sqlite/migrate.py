@@ -11,7 +11,7 @@ from perdure.store.migrations import Migration, check_applied, load
 from perdure.store.sqlite.queries import QUERIES
 
 APPLICATION_ID = int.from_bytes(b"perd", "big")  # what `file journal.db` shows
-MIGRATIONS = load("perdure.store.sqlite")
+MIGRATIONS = load("sqlite")
 
 
 def migrate(connection: apsw.Connection, where: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from importlib import resources
+from pathlib import Path
 
 from perdure.store.statements import load
 
-QUERIES = load(resources.files("perdure.store.sqlite").joinpath("queries.sql").read_text("utf-8"))
+QUERIES = load(Path(__file__).with_name("queries.sql").read_text("utf-8"))

@@ -1,0 +1,169 @@
+"""One measurement of `bench/ab.py`, in a process of its own: `ab_child.py WORKLOAD URL`. It prints wall seconds, CPU seconds and the
+peak memory of the process in MB.
+
+It uses the public API of perdure alone: the same file measures this checkout and an older one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from memory import peak_mb
+
+from perdure import Perdure, Run, Settings, agent, tool
+
+RESUMED_CALLS = 10_000
+_LINE_CALLS = 1_000
+_SIGNALS = 40
+_PATIENCE_S = 60.0
+
+
+@tool(effect="keyed")
+async def step(text: str) -> str:
+    """Does nothing: its intent is durable before it begins."""
+    return text
+
+
+@tool(effect="idempotent")
+async def die() -> None:
+    """Ends its process as `kill -9` does, where this process is told to; else it says that it was reached."""
+    if os.environ.get("AB_DIES"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    reached.set()
+
+
+@tool(effect="idempotent")
+async def when() -> float:
+    """The moment at which the effect begins."""
+    return time.perf_counter()
+
+
+@agent(version="1")
+async def steps(run: Run, calls: int) -> int:
+    for number in range(calls):
+        await step(f"{number:020d}")
+    return calls
+
+
+@agent(version="1")
+async def doomed(run: Run, calls: int) -> None:
+    for number in range(calls):
+        await step(f"{number:020d}")
+    await die()
+
+
+@agent(version="1")
+async def listening(run: Run) -> float:
+    await run.receive("go")
+    return await when()
+
+
+reached = asyncio.Event()
+
+
+class Stopwatch:
+    """Wall and CPU seconds of this process since it was started."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    def read(self) -> tuple[float, float]:
+        return time.perf_counter() - self._wall, time.process_time() - self._cpu
+
+
+async def fan(url: str) -> tuple[float, float]:
+    """200 runs of 20 calls at a time."""
+    return await _worked(url, [20] * 200)
+
+
+async def queued(url: str) -> tuple[float, float]:
+    """1,000 queued runs of one call, drained by one worker."""
+    return await _worked(url, [1] * 1000)
+
+
+async def line(url: str) -> tuple[float, float]:
+    """One run, its calls one after the other, on a file whose log has its full length."""
+    async with Perdure(url, agents=[steps]) as app:
+        await app.run(steps, _LINE_CALLS)
+        watch = Stopwatch()
+        await app.run(steps, _LINE_CALLS)
+        return watch.read()
+
+
+async def build(url: str) -> tuple[float, float]:
+    """A run of 10,000 calls whose process dies in the call after: what `resume` resumes."""
+    async with Perdure(url, agents=[doomed], settings=Settings(synchronous="normal")) as app:
+        await app.run(doomed, RESUMED_CALLS, id="long")
+    raise AssertionError("the process outlived its last call")
+
+
+async def resume(url: str) -> tuple[float, float]:
+    """That run again, from the opening of the journal to its next call."""
+    watch = Stopwatch()
+    async with Perdure(url, agents=[doomed]) as app, asyncio.TaskGroup() as group:
+        driving = group.create_task(app.drive("long"))
+        await reached.wait()
+        taken = watch.read()
+        await driving
+    return taken
+
+
+async def signalled(url: str) -> tuple[float, float]:
+    """From `signal` to the next effect of a run that is parked, with an idle worker in this process: the mean of many."""
+    async with Perdure(url, agents=[listening]) as app, Perdure(url) as sender, asyncio.TaskGroup() as group:
+        stop = asyncio.Event()
+        group.create_task(app.work(stop=stop))
+        handles = [await app.start(listening) for _ in range(_SIGNALS + 1)]
+        for handle in handles:
+            while (await handle.status()).status != "waiting":
+                await asyncio.sleep(0.02)
+        taken, watch = 0.0, Stopwatch()
+        for number, handle in enumerate(handles):
+            begun = time.perf_counter()
+            await sender.signal(handle.id, "go")
+            effect_at = await handle.result(timeout=_PATIENCE_S)
+            if number:  # the first one also opens what is opened once
+                taken += effect_at - begun
+        cpu = watch.read()[1]
+        stop.set()
+        return taken / _SIGNALS, cpu / _SIGNALS
+
+
+async def _worked(url: str, inputs: Sequence[int]) -> tuple[float, float]:
+    """From the worker's start until it has finished all of these runs, which were queued before."""
+    left, stop = len(inputs), asyncio.Event()
+
+    def count(run_id: str, events: Sequence[Any]) -> None:
+        nonlocal left
+        left -= sum(event.type == "run_succeeded" for event in events)
+        if not left:
+            stop.set()
+
+    async with Perdure(url, agents=[steps], observers=[count]) as app:
+        for calls in inputs:
+            await app.start(steps, calls)
+        watch = Stopwatch()
+        await app.work(stop=stop)
+        return watch.read()
+
+
+WORKLOADS: dict[str, Callable[[str], Coroutine[Any, Any, tuple[float, float]]]] = {
+    "fan": fan,
+    "line": line,
+    "queued": queued,
+    "build": build,
+    "resume": resume,
+    "signal": signalled,
+}
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for bench/ab.py, which ends this process then
+    workload, url = sys.argv[1:]
+    wall_s, cpu_s = asyncio.run(WORKLOADS[workload](url))
+    print(wall_s, cpu_s, peak_mb())
