@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import traceback
 from collections import deque
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import repeat
 from typing import Any, Literal, Protocol, TypeVar
@@ -99,7 +99,6 @@ from perdure.core.machine import (
     Cancelled,
     Command,
     Completion,
-    Facts,
     Failed,
     Finish,
     Machine,
@@ -182,7 +181,7 @@ class AgentCode(Protocol):
     @property
     def circles(self) -> Circles | None: ...
 
-    def machine(self, facts: Facts, encoded_input: bytes, max_steps: int) -> Machine: ...
+    def machine_of(self, state: RunState, load: Callable[[Payload], bytes], max_steps: int) -> Machine: ...
 
 
 class Closing(Struct, frozen=True, gc=False):
@@ -435,10 +434,7 @@ class RunCore:
 
     def _rebuild(self, events: Sequence[Event]) -> Asking[None]:
         state = self.state
-        created = state.created
-        assert created is not None
-        facts = Facts(self.run_id, created.tenant, created.actor, created.agent, state.version, created.parent, created.depth)
-        self._machine = self._code.machine(facts, self._load(created.input), self._settings.max_steps)
+        self._machine = self._code.machine_of(state, self._load, self._settings.max_steps)
         frontier = replay(self._machine, events, self._load)
         self._asked, self._unwanted = frontier.calls, frontier.abandoned
         for tool in {asked.tool.name: asked.tool for asked in self._asked.values() if isinstance(asked, CallTool)}.values():
