@@ -166,6 +166,17 @@ STORE = (
         store="sqlite",
     ),
     Mutant(
+        name="a_vote_counts_when_it_was_asked_for",
+        guard="a vote that had to wait for the database until the approval's time was over comes too late",
+        promise="G9",
+        file="store/approvals.py",
+        where="Approvals.decide",
+        old="judgement, now + waited_us)",
+        new="judgement, now)",
+        red="tests/unit/test_desk.py::test_a_yes_that_had_to_wait_for_the_database_until_the_time_was_over_comes_too_late",
+        store="sqlite",
+    ),
+    Mutant(
         name="handles_reach_across_tenants",
         guard="a run of another tenant is not there",
         promise="G16",

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from perdure.core import codec
 from perdure.core.approval import ApprovalStatus as ApprovalStatus
-from perdure.core.approval import Ruling, Standing
+from perdure.core.approval import Judgement, Standing
 from perdure.core.budget import Amounts
 from perdure.core.chain import Sealed
 from perdure.core.events import AnyBody, Event, Limits, Reason
@@ -551,21 +551,12 @@ class Store(Protocol):
         with the run's row inside the transaction and raises to refuse. NotFound, RunEnded, AlreadyRunning.
         """
 
-    def decide(
-        self,
-        approval: str,
-        judge: Callable[[Standing, ApprovalRow], Ruling],
-        *,
-        event_id: str,
-        now: int,
-        tenant: str | None = None,
-        blobs: tuple[bytes, ...] = (),
-    ) -> ApprovalRow:
+    def decide(self, approval: str, judgement: Judgement, *, event_id: str, now: int, tenant: str | None = None) -> ApprovalRow:
         """The only way in which an approval changes: judge it and write what follows, in one transaction.
 
-        `judge` gets its standing as it is in that transaction, and raises to refuse. The ruling's standing is stored, and its body
-        handed to the run as `post` does. Of two who decide at once, the second one judges what the first has left. NotFound, also
-        when it is another tenant's; RunEnded.
+        `core.approval.judge` gets its standing as it is in that transaction, and raises to refuse; a vote must be in time when it is
+        written. The ruling's standing is stored, and its body handed to the run as `post` does. Of two who decide at once, the second
+        one is judged by what the first has left. NotFound, also when it is another tenant's; RunEnded.
         """
 
     def approval(self, approval: str) -> ApprovalRow | None: ...

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from perdure.core.approval import Ruling, Standing
+from perdure.core.approval import Judgement
 from perdure.core.budget import Amounts
 from perdure.core.events import AnyBody, Event, Terminal
 from perdure.core.rate import Rate
@@ -230,17 +230,8 @@ class SqlStore(ABC):
         self._mailbox.end(run_id, body, event_id=event_id, now=now, expect=expect)
         self._bell.ring()
 
-    def decide(
-        self,
-        approval: str,
-        judge: Callable[[Standing, ApprovalRow], Ruling],
-        *,
-        event_id: str,
-        now: int,
-        tenant: str | None = None,
-        blobs: tuple[bytes, ...] = (),
-    ) -> ApprovalRow:
-        decided = self._approvals.decide(approval, judge, event_id=event_id, now=now, tenant=tenant, blobs=blobs)
+    def decide(self, approval: str, judgement: Judgement, *, event_id: str, now: int, tenant: str | None = None) -> ApprovalRow:
+        decided = self._approvals.decide(approval, judgement, event_id=event_id, now=now, tenant=tenant)
         self._bell.ring()
         return decided
 

@@ -10,10 +10,9 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from perdure.core.approval import Ruling, Standing, judge_expiry, judge_withdrawal
+from perdure.core.approval import Expire, Judgement, Withdraw
 from perdure.core.state import AskState, RunState
 from perdure.errors import Conflict, NotFound, RunEnded, StoreError
-from perdure.store.api import ApprovalRow
 from perdure.worker.clock import Clock
 
 log = logging.getLogger("perdure.worker")
@@ -21,7 +20,7 @@ _AGAIN_US = 1_000_000
 
 
 class Decides(Protocol):
-    def decide(self, approval: str, judge: Callable[[Standing, ApprovalRow], Ruling], done: Callable[[Exception | None], None]) -> None: ...
+    def decide(self, approval: str, judgement: Judgement, done: Callable[[Exception | None], None]) -> None: ...
 
 
 class Asks:
@@ -52,11 +51,11 @@ class Asks:
     def withdraw(self, ask: AskState) -> None:
         """Nobody wants the answer any more."""
         self._unwanted.add(ask.number)
-        self._settle(ask, lambda standing, _: judge_withdrawal(standing))
+        self._settle(ask, Withdraw())
 
     def expire(self, ask: AskState) -> None:
         """Its time is over: pending, or granted and not started."""
-        self._settle(ask, lambda standing, _: judge_expiry(standing, self._clock.now()))
+        self._settle(ask, Expire())
 
     def settle_due(self, now: int) -> None:
         """Settle what has expired, and what could not be settled when it was tried before."""
@@ -67,7 +66,7 @@ class Asks:
     def next_due(self) -> int | None:
         return min(self.waits.values(), default=None)
 
-    def _settle(self, ask: AskState, judge: Callable[[Standing, ApprovalRow], Ruling]) -> None:
+    def _settle(self, ask: AskState, judgement: Judgement) -> None:
         number = ask.number
         # Kept until the answer is here: a run that came to rest meanwhile would have nothing to wake it, should this fail.
         self.waits[number] = self._clock.now() + _AGAIN_US
@@ -87,4 +86,4 @@ class Asks:
                 case _:
                     raise error
 
-        self._host.decide(ask.request.approval, judge, done)
+        self._host.decide(ask.request.approval, judgement, done)
