@@ -71,7 +71,7 @@ def decisions_are_judged_before_their_transaction() -> None:
     real = approvals.Approvals.decide
 
     def decide(self: Any, approval: str, judgement: Any, **told: Any) -> Any:
-        before = self.get(approval)
+        before = self.approval(approval)
         approvals.judge = lambda standing, *rest: approving.judge(before.standing, *rest)  # type: ignore[attr-defined]
         return real(self, approval, judgement, **told)
 

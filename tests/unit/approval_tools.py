@@ -170,6 +170,6 @@ def fills_up(app: Perdure) -> Full:
         check(head)
         return transact(head, work)
 
-    app.store.send = nothing_sent  # type: ignore[method-assign, assignment]
+    app.store.send = nothing_sent  # type: ignore[attr-defined]
     app.store.append, app.store.transact = appended, transacted  # type: ignore[method-assign]
     return full

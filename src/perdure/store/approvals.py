@@ -13,10 +13,11 @@ from perdure.core.approval import ApprovalFacts, Judgement, Standing, Vote, judg
 from perdure.core.codec import Payload
 from perdure.core.events import ApprovalRequested, Event, ToolCallInitiated
 from perdure.errors import NotFound, RunEnded, StoreCorrupt
-from perdure.store import blobs
 from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow, ApprovalStatus, Refused
-from perdure.store.cursor import Cursor, Database, Row
+from perdure.store.blobs import Blobs
+from perdure.store.cursor import Cursor, Row
 from perdure.store.delivery import Delivery, Letter
+from perdure.store.part import Means
 from perdure.store.rows import body_from, has_arrived, run_row
 
 log = logging.getLogger("perdure.store")
@@ -78,14 +79,14 @@ def withdraw_rest(cursor: Cursor, key: int, ts: int) -> None:
     cursor.change("withdraw_approvals", {"run": key, "ts": ts})
 
 
-class Approvals:
-    """The inbox of people, and what they say."""
+class Approvals(Blobs):
+    """The inbox of people, and what they say. An edit is judged by what it edits, which may lie in a blob."""
 
-    def __init__(self, database: Database, delivery: Delivery) -> None:
-        self._database = database
-        self._delivery = delivery
+    def __init__(self, means: Means) -> None:
+        super().__init__(means)
+        self._delivery = Delivery(means.liveness)
 
-    def decide(self, approval: str, judgement: Judgement, *, event_id: str, now: int, tenant: str | None) -> ApprovalRow:
+    def decide(self, approval: str, judgement: Judgement, *, event_id: str, now: int, tenant: str | None = None) -> ApprovalRow:
         called_s = time.monotonic()
 
         def rule(cursor: Cursor) -> ApprovalRow:
@@ -109,7 +110,9 @@ class Approvals:
             self._delivery.deliver(cursor, run, Letter(row.call, ruling.body, event_id, now, cause=seq))
             return after
 
-        return self._database.write(rule, lambda cursor, after: has_arrived(cursor, after.run_id, event_id))
+        decided = self._database.write(rule, lambda cursor, after: has_arrived(cursor, after.run_id, event_id))
+        self._bell.ring()
+        return decided
 
     def _facts(self, row: ApprovalRow, judgement: Judgement) -> ApprovalFacts:
         if not isinstance(judgement, Vote) or judgement.edit is None:
@@ -119,13 +122,13 @@ class Approvals:
 
     def _load(self, payload: Payload) -> bytes:
         inline = payload.inline
-        return blobs.get(self._database, str(payload.blob)) if inline is None else inline
+        return self.blob(str(payload.blob)) if inline is None else inline
 
-    def get(self, approval: str) -> ApprovalRow | None:
+    def approval(self, approval: str) -> ApprovalRow | None:
         rows = self._database.read("approval_by_id", (approval,))
         return approval_row(rows[0]) if rows else None
 
-    def list(self, wanted: ApprovalFilter) -> list[ApprovalRow]:
+    def approvals(self, wanted: ApprovalFilter) -> list[ApprovalRow]:
         # Named one by one in any case, so that the index over them is used: the settled ones grow for ever.
         statuses = get_args(ApprovalStatus) if wanted.status is None else (wanted.status,)
         values = {**msgspec.structs.asdict(wanted), "statuses": msgspec.json.encode(statuses).decode()}
