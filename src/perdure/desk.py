@@ -14,9 +14,9 @@ from msgspec import structs
 
 from perdure import shell
 from perdure.core import codec, keys
-from perdure.core.approval import A_NAME, Ruling, Standing, Vote, judge_vote, same_name
+from perdure.core.approval import A_NAME, Vote, same_name
 from perdure.core.budget import Amounts, exceeded, too_much
-from perdure.core.codec import Payload, shown
+from perdure.core.codec import shown
 from perdure.core.decide import Patience, quiet_at
 from perdure.core.events import (
     AnyBody,
@@ -72,11 +72,7 @@ class Desk:
         if vote.digest is not None:
             plain_text(vote.digest, "the digest of what was seen")
 
-        def judge(standing: Standing, row: ApprovalRow) -> Ruling:
-            # The time is read with the lock in hand: it may have been waited for until the approval's time was over.
-            return judge_vote(standing, known, requester=row.actor, load=self._load, now=self._clock.now())
-
-        return self._store.decide(approval, judge, event_id=self._clock.new_id(), now=self._clock.now(), tenant=tenant)
+        return self._store.decide(approval, known, event_id=self._clock.new_id(), now=self._clock.now(), tenant=tenant)
 
     # -- steering -----------------------------------------------------------------------------------------------------
     def signal(self, run_id: str, topic: str, payload: Any, *, by: str, key: str | None, tenant: str | None) -> None:
@@ -291,10 +287,6 @@ class Desk:
 
     def _alive(self) -> set[str | None]:
         return {worker.worker for worker in self._store.workers(self._clock.now(), self._lease_us) if worker.alive}
-
-    def _load(self, payload: Payload) -> bytes:
-        inline = payload.inline
-        return self._store.blob(str(payload.blob)) if inline is None else inline
 
 
 class _AskedBefore(Exception):

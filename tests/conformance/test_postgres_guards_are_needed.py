@@ -81,7 +81,7 @@ def fence_refuses(part: str) -> Check:
         append = forged(held, part).append(ThoughtRecorded("from a zombie"))
         zombie = opened(store.url)
         try:
-            zombie._journal._doubtful.add(append.events[0].event.event_id)
+            zombie._doubtful.add(append.events[0].event.event_id)
             (answer,) = zombie.append([append])
         finally:
             zombie.close()
@@ -95,7 +95,7 @@ def a_fenced_append_comes_too_late(store: PostgresStore) -> None:
     """After the fence the same append under the old nonce changes nothing, wherever it was meanwhile."""
     held = hold_one(store, "r")
     append = held.append(ThoughtRecorded("x"))
-    store._journal._doubtful.add(append.events[0].event.event_id)
+    store._doubtful.add(append.events[0].event.event_id)
     assert store.append([append]) == [Committed()]
     late = Held(held.lease, held.seq + 1, append.events[-1].hash).append(ThoughtRecorded("late"))
     other = opened(store.url)
@@ -171,7 +171,7 @@ def what_has_changed_since_it_was_seen_is_not_taken(store: PostgresStore) -> Non
     plain = Taking._take
 
     def take(self: Taking, values: Any) -> set[int]:
-        (other,) = Claims.claim(store._claims, "w2", serving("a"), 1, T0, None, {})
+        (other,) = Claims._claim_by_turns(store, "w2", serving("a"), 1, T0, None, {})
         assert store.let_go("w2", [("r1", other.lease.epoch)], T0) == 1
         return plain(self, values)
 

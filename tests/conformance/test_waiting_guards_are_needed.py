@@ -13,7 +13,7 @@ from tests.unit import test_store_deciding as deciding
 from perdure.core.codec import pack
 from perdure.core.events import SignalReceived
 from perdure.errors import StoreError
-from perdure.store import approvals, delivery, family, lines, notices, sql
+from perdure.store import approvals, delivery, family, journal, lines, notices
 from perdure.store.api import Store
 from perdure.store.open import open_store
 from perdure.store.sqlite.queries import QUERIES
@@ -161,7 +161,7 @@ FUNCTIONS: dict[str, tuple[ModuleType | type, str, Any, Check]] = {
         SUITE.test_limits_apply_to_a_run_that_is_asked_for_by_its_id_when_they_are_given,
     ),
     "a transaction rings": (
-        sql,
+        journal,
         "concerns_others",
         lambda batch, answers: False,
         SUITE.test_a_child_that_begins_in_a_transaction_is_made_known_like_any_other,

@@ -20,7 +20,7 @@ def answers_in_the_journal_are_taken_for_failures() -> None:
     def read(self: SqlStore, run_id: str, after: int = 0) -> list[Event]:
         return [_failed(event) if isinstance(event.body, ModelCallCompleted) else event for event in real(self, run_id, after)]
 
-    SqlStore.read = read  # type: ignore[method-assign]
+    SqlStore.read = read  # type: ignore[method-assign, assignment]
 
 
 def _failed(event: Event) -> Event:

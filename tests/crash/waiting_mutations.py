@@ -70,9 +70,10 @@ def decisions_are_judged_before_their_transaction() -> None:
     _without_trigger()
     real = approvals.Approvals.decide
 
-    def decide(self: Any, approval: str, judge: Any, **told: Any) -> Any:
-        before = self.get(approval)
-        return real(self, approval, lambda *_: judge(before.standing, before), **told)
+    def decide(self: Any, approval: str, judgement: Any, **told: Any) -> Any:
+        before = self.approval(approval)
+        approvals.judge = lambda standing, *rest: approving.judge(before.standing, *rest)  # type: ignore[attr-defined]
+        return real(self, approval, judgement, **told)
 
     approvals.Approvals.decide = decide  # type: ignore[method-assign]
 

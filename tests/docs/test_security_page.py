@@ -18,7 +18,7 @@ import pytest
 from tests.e2e.test_postgres_cli import Desk
 from tests.servers.postgres import Server
 
-from perdure.core.approval import judge_expiry
+from perdure.core.approval import Expire
 from perdure.core.events import Body
 from perdure.store.open import open_store
 from perdure.store.postgres.queries import QUERIES
@@ -212,12 +212,9 @@ def escalate(url: str, approval: str) -> None:
     """What another worker does when nobody has decided in time: others are asked, who are to hear of it."""
     store = open_store(url)
     try:
-        store.decide(
-            approval,
-            lambda standing, _: judge_expiry(standing, standing.request.expires_at or 0),
-            event_id=uuid.uuid4().hex,
-            now=time.time_ns() // 1000,
-        )
+        asked = store.approval(approval)
+        assert asked is not None
+        store.decide(approval, Expire(), event_id=uuid.uuid4().hex, now=asked.standing.request.expires_at or 0)
     finally:
         store.close()
 

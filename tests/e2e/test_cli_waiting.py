@@ -20,9 +20,9 @@ import pytest
 from tests.e2e.test_cli_acting import Shop, until
 from tests.servers import forked
 
-from perdure.core.approval import Ruling, Standing
+from perdure.core.approval import ApprovalFacts, Ruling, Standing, Vote
 from perdure.core.events import ApprovalVoted
-from perdure.store.api import ApprovalRow
+from perdure.store import approvals
 from perdure.store.open import open_store
 
 AGENTS = """
@@ -229,16 +229,17 @@ def test_approvers_see_every_invisible_character_in_every_verb_that_shows_what_i
     assert "none of them invisible" in refusal
 
 
-def test_a_journal_in_which_an_older_version_counted_one_person_twice_is_shown_and_goes_on_with_the_true_number(desk):
+def test_a_journal_in_which_an_older_version_counted_one_person_twice_is_shown_and_goes_on_with_the_true_number(desk, monkeypatch):
     approval = desk.asks("asker", "old", "--input", json.dumps({"quorum": 3}))
     store = open_store(f"sqlite:///{desk.folder}/perdure.db", create=False)
     for number, voter in enumerate(("ann", "ann\ufe0f")):  # as 0.1 took the votes
 
-        def took(standing: Standing, row: ApprovalRow, voter: str = voter) -> Ruling:
-            voted = ApprovalVoted(approval, voter, standing.request.digest, source="cli")
-            return Ruling(msgspec.structs.replace(standing, voters=(*standing.voters, voter)), voted)
+        def took(standing: Standing, facts: ApprovalFacts, vote: Vote, now: int) -> Ruling:
+            voted = ApprovalVoted(approval, vote.by, standing.request.digest, source="cli")
+            return Ruling(msgspec.structs.replace(standing, voters=(*standing.voters, vote.by)), voted)
 
-        store.decide(approval, took, event_id=f"{number:032x}", now=time.time_ns() // 1000)
+        monkeypatch.setattr(approvals, "judge", took)
+        store.decide(approval, Vote(voter, True), event_id=f"{number:032x}", now=time.time_ns() // 1000)
     store.close()
     assert "1 of 3 have agreed (ann, ann\\ufe0f)" in desk("approvals").stdout
     for words in (("events", "old"), ("why", "old"), ("show", "old"), ("verify", "old")):

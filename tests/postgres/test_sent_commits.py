@@ -108,7 +108,7 @@ def test_without_its_mark_one_whose_answer_is_lost_would_be_refused(cut_off, mon
             """Nothing is in doubt."""
 
     store, proxy = cut_off
-    monkeypatch.setattr(store._journal, "_doubtful", Forgetful())
+    monkeypatch.setattr(store, "_doubtful", Forgetful())
     hand = hold(store, "r")
     proxy.rule(Cut(ONE, "after"))
     assert isinstance(heard(store, thought(hand))[0], Refused)
@@ -124,7 +124,7 @@ def test_a_letter_that_another_worker_has_journaled_is_not_taken_for_ones_own(cu
     heir = hold(store, "r", worker="another")
     assert store.append([with_last_id(heir.sealed(ThoughtRecorded("letter")), heir, letter)]) == [Committed()]
     assert append.events[-1].event.seq == found(store, "r").seq
-    store._journal._doubtful.add(append.events[0].event.event_id)  # its answer was lost
+    store._doubtful.add(append.events[0].event.event_id)  # its answer was lost
     assert isinstance(store.append([append])[0], Refused)
 
 

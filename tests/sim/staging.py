@@ -13,7 +13,7 @@ from tests.sim.threads import Pool, Queues, Threading, Time
 
 from perdure import app as apps
 from perdure.errors import PerdureError
-from perdure.store import claims, family, journal, writer
+from perdure.store import approvals, claims, family, journal, writer
 from perdure.worker import asking, calls, commits, drive, lease, threads, worker
 from perdure.worker.clock import Clock
 
@@ -40,7 +40,7 @@ class SimClock(Clock):
 
 
 class _JournalTime(Time):
-    """The real journal counts how long an append had to wait, from when it was asked; that was when the operation began."""
+    """The real store counts how long an append, or a vote, had to wait, from when it was asked; that was when the operation began."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world.kernel)
@@ -82,7 +82,7 @@ def staged(world: World) -> Iterator[None]:
     changes: list[tuple[Any, str, Any]] = [
         (apps, "open_store", lambda url, **_: world.open_store()),
         *((module, "time", time) for module in (lease, writer, worker, drive, commits, calls, claims)),
-        (journal, "time", _JournalTime(world)),
+        *((module, "time", _JournalTime(world)) for module in (journal, approvals)),
         *((module, "threading", threading) for module in (lease, writer, threads)),
         (writer, "queue", Queues(kernel)),
         *((module, "ThreadPoolExecutor", pool) for module in (asking, worker)),

@@ -6,7 +6,7 @@ from tests.unit.drive_tools import ManualClock, perdure, run, status_of
 
 from perdure import Approval, NotApproved, Run, agent, tool
 from perdure.core import chain
-from perdure.core.approval import judge_expiry
+from perdure.core.approval import Expire
 from perdure.core.events import Event, ThoughtRecorded
 from perdure.inspect.verify import verify_run
 from perdure.store.api import Append, ApprovalFilter, Committed, Served
@@ -69,7 +69,7 @@ def test_an_approval_that_somebody_elses_clock_has_ended_needs_no_person() -> No
             app.store.register("ahead", "host:1", 1, clock.now(), SERVED)
             assert app.store.claim("ahead", SERVED, 1, clock.now())
             later = clock.now() + 60_000_000
-            app.store.decide(asked.approval, lambda standing, _: judge_expiry(standing, later), event_id="0" * 32, now=later)
+            app.store.decide(asked.approval, Expire(), event_id="0" * 32, now=later)
             app.store.unregister("ahead", clock.now())
             await app.drive("r", wait=False)
             assert status_of(app, "r") == "succeeded"

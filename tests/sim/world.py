@@ -34,6 +34,7 @@ from perdure.core import codec
 from perdure.errors import StoreError
 from perdure.inspect.verify import verify_run
 from perdure.store.liveness import InProcess
+from perdure.store.part import Means
 
 LEASE_S = 2.0
 OPERATIONS = 500  # while things go wrong
@@ -89,7 +90,7 @@ class World:
         self._workers = chance.choice((1, 2, 2, 3))
         self._liveness = InProcess()
         database = Ground.new()
-        self.truth = Truth("sqlite://", database, self, self._liveness)  # type: ignore[arg-type]
+        self.truth = Truth(Means("sqlite://", database, self, self._liveness))  # type: ignore[arg-type]
         assert database._writer is not None
         self._connection = database._writer
         self.checker = Checker(self.kernel, database._writer, self.remote)

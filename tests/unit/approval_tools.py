@@ -10,7 +10,7 @@ from typing import Any
 from tests.unit.drive_tools import ManualClock, outline, perdure, until
 
 from perdure import Agent, Decision, NotApproved, Perdure, Run, agent, tool
-from perdure.core.approval import judge_withdrawal
+from perdure.core.approval import Withdraw
 from perdure.core.events import ToolCallInitiated
 from perdure.core.machine import Facts
 from perdure.core.replay import replay
@@ -111,7 +111,7 @@ def check_replay(app: Perdure, code: Agent[Any, Any], run_id: str = "r") -> None
 
 async def withdraw(app: Perdure, approval: str) -> None:
     """Somebody withdraws the request from outside."""
-    app.store.decide(approval, lambda standing, _: judge_withdrawal(standing), event_id=app.clock.new_id(), now=app.clock.now())
+    app.store.decide(approval, Withdraw(), event_id=app.clock.new_id(), now=app.clock.now())
 
 
 def told(decision: Decision) -> list[Any]:
@@ -170,6 +170,6 @@ def fills_up(app: Perdure) -> Full:
         check(head)
         return transact(head, work)
 
-    app.store.send = nothing_sent  # type: ignore[method-assign, assignment]
+    app.store.send = nothing_sent  # type: ignore[attr-defined]
     app.store.append, app.store.transact = appended, transacted  # type: ignore[method-assign]
     return full

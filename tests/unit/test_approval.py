@@ -14,12 +14,15 @@ from perdure.core import codec
 from perdure.core.approval import (
     MAX_DECIDERS,
     Approval,
+    ApprovalFacts,
     ApprovalStatus,
+    Expire,
     Ruling,
     Standing,
     Vote,
+    Withdraw,
+    judge,
     judge_expiry,
-    judge_vote,
     judge_withdrawal,
     may_decide,
     same_name,
@@ -56,7 +59,9 @@ def load(payload: Payload) -> bytes:
 
 
 def vote(standing: Standing, by: str = "ann", granted: bool = True, *, requester: str | None = None, now: int = NOW, **more: Any) -> Ruling:
-    return judge_vote(standing, Vote(by, granted, **more), requester=requester, load=load, now=now)
+    request = standing.request
+    facts = ApprovalFacts(requester, load(request.input), None if request.schema is None else load(request.schema))
+    return judge(standing, facts, Vote(by, granted, **more), now)
 
 
 def decided(ruling: Ruling) -> ApprovalDecided:
@@ -607,9 +612,9 @@ def test_in_whatever_order_things_come_one_decision_counts_and_enough_allowed_pe
                 assert before.request.expires_at is None or now < before.request.expires_at or on_expiry == "wait"
                 assert may_decide(before.request.by, step[1], roles)
             elif step[0] == "expire":
-                ruling = judge_expiry(standing, now)
+                ruling = judge(standing, ApprovalFacts(), Expire(), now)
             else:
-                ruling = judge_withdrawal(standing)
+                ruling = judge(standing, ApprovalFacts(), Withdraw(), now)
         except (Conflict, NotPermitted):
             assert standing is before
             continue

@@ -6,6 +6,7 @@ import asyncio
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run,
 
 from perdure import Approval, Budget, Conflict, InvalidInput, NotApproved, NotPermitted, Perdure, Run, ToolFailed, agent, tool
 from perdure.inspect.why import why
+from perdure.store import approvals
 from perdure.store.api import ApprovalFilter, ApprovalRow
 
 COMPOSED, SPLIT = "jos\u00e9", "jose\u0301"  # the same name, in two encodings
@@ -148,19 +150,14 @@ def test_roles_are_looked_up_with_the_name_that_is_counted(member: str, by: str)
     assert run(main()) == "paid"
 
 
-def test_a_yes_that_had_to_wait_for_the_database_until_the_time_was_over_comes_too_late() -> None:
+def test_a_yes_that_had_to_wait_for_the_database_until_the_time_was_over_comes_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     payments, clock = Payments(Approval(expires=HOUR)), ManualClock()
+    asked_and_written = iter((0.0, float(HOUR)))  # somebody else had the write lock meanwhile
 
     async def main() -> None:
         async with perdure(None, [payments.agent], clock) as app:
             approval = await payments.ask(app)
-            decide = app.store.decide
-
-            def locked(*args: Any, **options: Any) -> ApprovalRow:
-                clock.advance(HOUR)  # somebody else has the write lock meanwhile
-                return decide(*args, **options)
-
-            app.store.decide = locked  # type: ignore[method-assign]
+            monkeypatch.setattr(approvals, "time", SimpleNamespace(monotonic=lambda: next(asked_and_written)))
             with pytest.raises(Conflict, match="has expired"):
                 await app.approve(approval, by="ann")
 

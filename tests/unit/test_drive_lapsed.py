@@ -12,7 +12,7 @@ from tests.unit.drive_tools import SETTINGS, ManualClock, outline, run, until
 from tests.unit.postgres_tools import cleared
 
 from perdure import Agent, Approval, Budget, NotApproved, Perdure, Run, agent, tool
-from perdure.core.approval import judge_expiry
+from perdure.core.approval import Expire
 from perdure.core.events import ApprovalExpired, RunClaimed, RunReleased, ToolCallFailed, ToolCallInDoubt
 from perdure.core.state import fold
 
@@ -86,7 +86,7 @@ def expire(app: Perdure, clock: ManualClock, whose: str) -> None:
         clock.advance(LATE_S)
         return
     later = clock.now() + LATE_S * 1_000_000
-    app.store.decide(asked(app, "pay"), lambda standing, _: judge_expiry(standing, later), event_id=clock.new_id(), now=clock.now())
+    app.store.decide(asked(app, "pay"), Expire(), event_id=clock.new_id(), now=later)
 
 
 def has_heard(app: Perdure) -> bool:

@@ -83,7 +83,7 @@ def test_a_claim_at_once_leaves_the_same_behind_as_one_in_a_transaction(store: P
     store.create_run(new_run("at once"))
     (at_once,) = store.claim("w", serving("a"), 9, T0)
     store.create_run(new_run("weighed"))
-    (weighed,) = Claims.claim(store._claims, "w", serving("a"), 9, T0, None, {})
+    (weighed,) = Claims._claim_by_turns(store, "w", serving("a"), 9, T0, None, {})
     assert [tuple(store.read(one.lease.run_id)) for one in (at_once, weighed)] == [at_once.events, weighed.events]
     assert left_behind("at once") == left_behind("weighed")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.core.approval import judge_withdrawal
+from perdure.core.approval import Withdraw
 from perdure.core.events import ApprovalDecided, ApprovalExpired, ApprovalWithdrawn, Event, RunReleased
 from perdure.errors import Conflict
 from perdure.store.api import Committed, RowChange, Store
@@ -127,7 +127,7 @@ def test_a_yes_is_used_or_withdrawn_but_not_both(tmp_path: Path) -> None:
         for n in range(60):
             start.wait()
             try:
-                stores[1].decide(f"ap{n}", lambda standing, row: judge_withdrawal(standing), event_id=uuid.uuid4().hex, now=NOW)
+                stores[1].decide(f"ap{n}", Withdraw(), event_id=uuid.uuid4().hex, now=NOW)
             except Conflict:
                 continue
             withdrawn.add(n)

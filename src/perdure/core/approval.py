@@ -4,8 +4,8 @@
        │            └──────→ expired  (lapsed: the call could not start in time) | withdrawn (nobody wants the call any more)
        └──→ rejected | expired | withdrawn
 
-Every change goes through one of the `judge_…` functions here, inside one transaction of the store, so that of two who decide at
-once the second one sees what the first has left (T17).
+A change is asked for as data, a `Judgement`: somebody votes, time is over, or nobody wants the answer any more. `judge` says what
+follows, inside one transaction of the store, so that of two who decide at once the second one sees what the first has left (T17).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, Literal, get_args
+from typing import Any, Literal, assert_never, get_args
 
 import msgspec
 from msgspec import Struct
@@ -179,6 +179,9 @@ class Withdraw(Struct, frozen=True, gc=False):
     """The run does not want the answer any more."""
 
 
+Judgement = Vote | Expire | Withdraw
+
+
 class Standing(Struct, frozen=True, gc=False):
     """How an approval stands."""
 
@@ -202,17 +205,38 @@ class Ruling(Struct, frozen=True, gc=False):
     body: AnyBody
 
 
-def judge_vote(standing: Standing, vote: Vote, *, requester: str | None, load: Callable[[Payload], bytes], now: int) -> Ruling:
+class ApprovalFacts(Struct, frozen=True, gc=False):
+    """What a judgement must know beside the standing. The two texts are JSON, and only a vote that edits needs them."""
+
+    requester: str | None = None  # whom the run acts for
+    input: bytes | None = None  # what is proposed
+    schema: bytes | None = None  # of its editable fields, where the request has one
+
+
+def judge(standing: Standing, facts: ApprovalFacts, judgement: Judgement, now: int) -> Ruling:
+    """What follows from the judgement; the error says why nothing does."""
+    match judgement:
+        case Vote():
+            return judge_vote(standing, facts, judgement, now)
+        case Expire():
+            return judge_expiry(standing, now)
+        case Withdraw():
+            return judge_withdrawal(standing)
+        case _:
+            assert_never(judgement)
+
+
+def judge_vote(standing: Standing, facts: ApprovalFacts, vote: Vote, now: int) -> Ruling:
     """What a vote does; Conflict when it is too late, NotPermitted when it is not theirs to say, InvalidInput for a wrong edit."""
     request = standing.request
     _check_pending(standing, now)
-    _check_permitted(request, vote, requester)
+    _check_permitted(request, vote, facts.requester)
     if vote.digest is not None and vote.digest != request.digest:
         raise Conflict(
             f"approval {request.approval} is about {request.digest[:12]}, not about {vote.digest[:12]}; look at it again: perdure approvals"
         )
     # Checked whatever the vote comes to: an edit that is passed over would have somebody agree to what they wanted to change.
-    encoded = None if vote.edit is None else _edited(request, vote, load)
+    encoded = None if vote.edit is None else _edited(request, facts, vote)
     if not vote.granted:
         body = ApprovalDecided(request.approval, False, vote.by, request.digest, note=vote.note, source=vote.source)
         return Ruling(_settled(standing, "rejected", vote.by, vote.note), body)
@@ -341,9 +365,10 @@ def _settled(standing: Standing, status: ApprovalStatus, by: str | None, note: s
     return msgspec.structs.replace(standing, status=status, settled_by=by, note=note)
 
 
-def _edited(request: ApprovalRequested, vote: Vote, load: Callable[[Payload], bytes]) -> bytes:
+def _edited(request: ApprovalRequested, facts: ApprovalFacts, vote: Vote) -> bytes:
     """The input as edited; InvalidInput names the field and the rule."""
-    before, edit = codec.decode(load(request.input)), vote.edit
+    assert facts.input is not None, request.approval
+    before, edit = codec.decode(facts.input), vote.edit
     if not isinstance(edit, dict) or not isinstance(before, dict):
         raise InvalidInput(f"approval {request.approval}: an edit is an object of fields, and so must be what is edited")
     if not vote.granted:
@@ -352,15 +377,15 @@ def _edited(request: ApprovalRequested, vote: Vote, load: Callable[[Payload], by
         if name not in request.editable:
             allowed = ", ".join(request.editable) or "nothing"
             raise InvalidInput(f"approval {request.approval}: {shown(name)} may not be edited; {allowed} may")
-        wrong = _wrong(request, before.get(name), name, value, load)
+        wrong = _wrong(facts, before.get(name), name, value)
         if wrong is not None:
             raise InvalidInput(f"approval {request.approval}: {name} = {codec.encode(value)[:80].decode('utf-8', 'replace')}: {wrong}")
     return codec.encode({**before, **edit})
 
 
-def _wrong(request: ApprovalRequested, before: Any, name: str, value: Any, load: Callable[[Payload], bytes]) -> str | None:
-    if request.schema is not None:
-        whole = codec.decode(load(request.schema))
+def _wrong(facts: ApprovalFacts, before: Any, name: str, value: Any) -> str | None:
+    if facts.schema is not None:
+        whole = codec.decode(facts.schema)
         return schema.problem(value, whole.get("properties", {}).get(name, {}), whole.get("$defs", {}))
     if _kind(value) != _kind(before) and not (type(before) is float and type(value) is int):
         return f"must be {_kind(before)}, as what was asked for"

@@ -1,4 +1,4 @@
-"""The Store protocol: what a journal's database must do, and nothing more.
+"""The Store protocol: what a journal's database must do, and nothing more. It is the union of smaller ones, by concern.
 
 Blocking, thread-safe, and one commit path: `append` checks the guard (run, epoch, nonce, expected seq) and inserts in one
 transaction. Leases say who should work; the guard says who may write. The conformance suite in perdure.testing holds every
@@ -7,7 +7,6 @@ implementation to what is written here.
 
 from __future__ import annotations
 
-from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Protocol
@@ -16,7 +15,7 @@ from msgspec import Struct
 
 from perdure.core import codec
 from perdure.core.approval import ApprovalStatus as ApprovalStatus
-from perdure.core.approval import Ruling, Standing
+from perdure.core.approval import Judgement, Standing
 from perdure.core.budget import Amounts
 from perdure.core.budget import Charge as Charge
 from perdure.core.budget import Ledger as Ledger
@@ -366,46 +365,24 @@ class Tombstone(Struct, frozen=True, gc=False):
     by: str
 
 
-class Store(Protocol):
-    """The journal's database. Every method may be called from any thread and may block."""
+class Reading(Protocol):
+    """What can be read of runs: all that the app, the command line and `inspect` ask. Every store is one.
+
+    It is the half of an engine that changes nothing (see perdure.engine.api). Blocking: whoever has a loop asks on a thread where
+    `remote` says that an answer may take long.
+    """
 
     url: str
     remote: bool  # a commit crosses a network: then nobody waits for one on the event loop's own thread
-    pause_s: float  # after it was out of reach it may be for this long that a process does not ask whether it is back
 
     @property
     def ahead_us(self) -> int:
         """How far the database's clock is ahead of this machine's (µs); 0 where they are the same."""
 
-    # -- runs ---------------------------------------------------------------------------------------------------------
-    def create_run(self, new: NewRun) -> tuple[RunRow, bool]:
-        """Create the run (True), or return the one that has this id already (False). Conflict when that one was pruned (T14)."""
-
-    def create_runs(self, news: Sequence[NewRun]) -> list[tuple[RunRow, bool]]:
-        """As create_run for several runs, in one commit: all of them, or an error and none."""
-
     def get(self, run_id: str) -> RunRow | None: ...
 
     def family(self, run_id: str) -> list[RunRow]:
         """The unfinished runs below this one: its children, theirs, and so on."""
-
-    # -- the journal --------------------------------------------------------------------------------------------------
-    def append(self, batch: Sequence[Append]) -> list[Appended]:
-        """Commit all whose guard holds, in one transaction; an answer for each, in order. Durable when it returns."""
-
-    def send(self, batch: Sequence[Append], loop: AbstractEventLoop, done: Callable[[list[Appended | None]], None]) -> list[Append]:
-        """Begin to commit on this loop's thread, without waiting for anything; those that must be appended in the ordinary way come back.
-
-        `done` is called later, on the loop, with an answer for each of the others, in order. None: it has to be appended after all,
-        and only then is it known whether it was written. A store whose commits cross no network gives everything back.
-        """
-
-    def transact(self, head: Append, work: Callable[[Any], tuple[Append, Any]]) -> tuple[Appended, Any]:
-        """One transaction: check the guard and insert `head`, call work(connection), insert the Append it returns, commit.
-
-        When work raises, everything is rolled back and the exception goes up: nothing has happened. The connection refuses
-        transaction control and any write to perdure's own tables.
-        """
 
     def read(self, run_id: str, after: int = 0) -> list[Event]:
         """The events with seq > after, in order. StoreCorrupt when one cannot be decoded."""
@@ -426,7 +403,97 @@ class Store(Protocol):
     def blob(self, digest: str) -> bytes:
         """The blob, verified against its digest; StoreCorrupt when it is missing or differs."""
 
-    # -- who works ----------------------------------------------------------------------------------------------------
+    def approval(self, approval: str) -> ApprovalRow | None: ...
+
+    def approvals(self, wanted: ApprovalFilter) -> list[ApprovalRow]:
+        """Those that expire first come first, then the oldest."""
+
+    def unread(self, run_id: str) -> list[InboxRow]:
+        """What has arrived for this run and is not in its journal, in order of arrival, whoever holds it.
+
+        Of a finished run: what somebody was told had arrived, and what came too late for it to read.
+        """
+
+    def ledgers(self, run_id: str) -> list[Ledger]:
+        """The budgets that apply to the run, its own first, then those of its parents. Empty: none."""
+
+    def over_budget(self, run_id: str) -> list[str]:
+        """The unfinished runs that stand still because of this run's budget: themselves `needs_attention` for `budget`."""
+
+    def costs(
+        self, by: Literal["agent", "tenant", "model", "day", "run", "root", "tool"], *, since: int = 0, tenant: str | None = None
+    ) -> list[CostRow]:
+        """What runs have used, by group, the most expensive first; "root": children with the run that was started.
+
+        Counted from the journals: once, whatever was replayed.
+        """
+
+    def workers(self, now: int, lease_us: int) -> list[WorkerRow]: ...
+
+    def backlog(self, now: int) -> list[Backlog]:
+        """What is ready and what is held, of each tenant in each queue, in that order; who has neither is left out."""
+
+    def suspects(self) -> dict[str, Group]:
+        """Of each worker that holds suspects, the group of them."""
+
+    def tombstone(self, run_id: str) -> Tombstone | None: ...
+
+    def tombstones(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Tombstone]]:
+        """Those placed after `after`, each with its place, in the order in which they came."""
+
+    def moved(self) -> Moved | None:
+        """Where the journal is moving to, or was moved to; None while it is open."""
+
+    def facts(self) -> dict[str, str]:
+        """What `doctor` shows: file, sizes, pragmas, schema version, library version."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with the database as a whole, in words: journals whose run is gone, guards that are missing or changed.
+
+        What is wrong inside a journal is verify's to find.
+        """
+
+    def version(self) -> int:
+        """A number that changes when anything was committed, by any process. Cheap."""
+
+    def close(self) -> None: ...
+
+    # Last, because inside the class the name `list` means this method from here on.
+    def list(self, wanted: Filter) -> list[RunRow]:
+        """Newest first."""
+
+
+class JournalStore(Protocol):
+    """Runs and their journals: created, appended to under the guard, and who hears of a commit."""
+
+    remote: bool  # as in Reading
+
+    def create_run(self, new: NewRun) -> tuple[RunRow, bool]:
+        """Create the run (True), or return the one that has this id already (False). Conflict when that one was pruned (T14)."""
+
+    def create_runs(self, news: Sequence[NewRun]) -> list[tuple[RunRow, bool]]:
+        """As create_run for several runs, in one commit: all of them, or an error and none."""
+
+    def append(self, batch: Sequence[Append]) -> list[Appended]:
+        """Commit all whose guard holds, in one transaction; an answer for each, in order. Durable when it returns."""
+
+    def transact(self, head: Append, work: Callable[[Any], tuple[Append, Any]]) -> tuple[Appended, Any]:
+        """One transaction: check the guard and insert `head`, call work(connection), insert the Append it returns, commit.
+
+        When work raises, everything is rolled back and the exception goes up: nothing has happened. The connection refuses
+        transaction control and any write to perdure's own tables.
+        """
+
+    def listen(self, ring: Callable[[], None]) -> Callable[[], None]:
+        """Call `ring`, from any thread, soon after something was committed that a worker may have to act on; returns how to end that.
+
+        A hint: it may come late, more than once, or not at all. Whoever listens also looks at `version` from time to time.
+        """
+
+
+class LeaseStore(Protocol):
+    """Who works on what."""
+
     def register(
         self, worker: str, name: str, pid: int, now: int, serves: Sequence[Served] = (), queues: Sequence[str] | None = None
     ) -> None:
@@ -478,15 +545,19 @@ class Store(Protocol):
         For a worker that holds what it does not drive: it was cut off, or interrupted, before it heard that its claim had arrived.
         """
 
-    def workers(self, now: int, lease_us: int) -> list[WorkerRow]: ...
+    def next_ready(self, served: Sequence[Served], queues: Sequence[str] | None = None) -> int | None:
+        """When the next run of these agents becomes ready (µs); in the past if one is ready now; None if none will by itself."""
 
-    def backlog(self, now: int) -> list[Backlog]:
-        """What is ready and what is held, of each tenant in each queue, in that order; who has neither is left out."""
+    def left_behind(self, served: Sequence[Served], now: int, *, but: Sequence[str] = ()) -> list[tuple[Served, Served, str]]:
+        """What a worker must know to go on with ready children that it does not serve, whose parents, or theirs, it serves.
 
-    def suspects(self) -> dict[str, Group]:
-        """Of each worker that holds suspects, the group of them."""
+        (the parent's kind, the kind of child that it can name, the run id of such a parent that is not in `but`), each pair of kinds once.
+        """
 
-    # -- from outside -------------------------------------------------------------------------------------------------
+
+class InboxStore(Protocol):
+    """What reaches a run from outside. Whoever holds the run journals it; while nobody does, it is appended at once."""
+
     def post(
         self,
         run_id: str,
@@ -517,80 +588,34 @@ class Store(Protocol):
         with the run's row inside the transaction and raises to refuse. NotFound, RunEnded, AlreadyRunning.
         """
 
-    def decide(
-        self,
-        approval: str,
-        judge: Callable[[Standing, ApprovalRow], Ruling],
-        *,
-        event_id: str,
-        now: int,
-        tenant: str | None = None,
-        blobs: tuple[bytes, ...] = (),
-    ) -> ApprovalRow:
+    def decide(self, approval: str, judgement: Judgement, *, event_id: str, now: int, tenant: str | None = None) -> ApprovalRow:
         """The only way in which an approval changes: judge it and write what follows, in one transaction.
 
-        `judge` gets its standing as it is in that transaction, and raises to refuse. The ruling's standing is stored, and its body
-        handed to the run as `post` does. Of two who decide at once, the second one judges what the first has left. NotFound, also
-        when it is another tenant's; RunEnded.
+        `core.approval.judge` gets its standing as it is in that transaction, and raises to refuse; a vote must be in time when it is
+        written. The ruling's standing is stored, and its body handed to the run as `post` does. Of two who decide at once, the second
+        one is judged by what the first has left. NotFound, also when it is another tenant's; RunEnded.
         """
-
-    def approval(self, approval: str) -> ApprovalRow | None: ...
-
-    def approvals(self, wanted: ApprovalFilter) -> list[ApprovalRow]:
-        """Those that expire first come first, then the oldest."""
 
     def inbox(self, worker: str) -> list[InboxRow]:
         """What has arrived for the runs that this worker holds, in order of arrival."""
 
-    def unread(self, run_id: str) -> list[InboxRow]:
-        """What has arrived for this run and is not in its journal, in order of arrival, whoever holds it.
 
-        Of a finished run: what somebody was told had arrived, and what came too late for it to read.
-        """
+class LimitStore(Protocol):
+    """What runs may use, over all workers."""
 
-    def next_ready(self, served: Sequence[Served], queues: Sequence[str] | None = None) -> int | None:
-        """When the next run of these agents becomes ready (µs); in the past if one is ready now; None if none will by itself."""
-
-    def left_behind(self, served: Sequence[Served], now: int, *, but: Sequence[str] = ()) -> list[tuple[Served, Served, str]]:
-        """What a worker must know to go on with ready children that it does not serve, whose parents, or theirs, it serves.
-
-        (the parent's kind, the kind of child that it can name, the run id of such a parent that is not in `but`), each pair of kinds once.
-        """
-
-    def version(self) -> int:
-        """A number that changes when anything was committed, by any process. Cheap."""
-
-    def listen(self, ring: Callable[[], None]) -> Callable[[], None]:
-        """Call `ring`, from any thread, soon after something was committed that a worker may have to act on; returns how to end that.
-
-        A hint: it may come late, more than once, or not at all. Whoever listens also looks at `version` from time to time.
-        """
-
-    # -- limits -------------------------------------------------------------------------------------------------------
     def admit(self, rate: Rate, now: int) -> int:
         """Take the next place in the rate's line, over all workers: the time (µs) from which the attempt may start."""
 
     def hold_back(self, key: str, until: int) -> None:
         """Nobody starts anything under this rate's key before then."""
 
-    def ledgers(self, run_id: str) -> list[Ledger]:
-        """The budgets that apply to the run, its own first, then those of its parents. Empty: none."""
-
     def reserved(self, run_id: str) -> Amounts:
         """What the ledgers have reserved for the run's own attempts."""
 
-    def over_budget(self, run_id: str) -> list[str]:
-        """The unfinished runs that stand still because of this run's budget: themselves `needs_attention` for `budget`."""
 
-    def costs(
-        self, by: Literal["agent", "tenant", "model", "day", "run", "root", "tool"], *, since: int = 0, tenant: str | None = None
-    ) -> list[CostRow]:
-        """What runs have used, by group, the most expensive first; "root": children with the run that was started.
+class OutboxStore(Protocol):
+    """What people should hear of: written in the commit of the event, sent at least once."""
 
-        Counted from the journals: once, whatever was replayed.
-        """
-
-    # -- notices ------------------------------------------------------------------------------------------------------
     def take_notices(self, now: int, limit: int, hold_us: int) -> list[NoticeRow]:
         """Notices that are due, for this caller alone for the next hold_us: whoever takes one and dies leaves it to the next."""
 
@@ -601,9 +626,9 @@ class Store(Protocol):
     def next_notice(self) -> int | None:
         """When the next notice is due (µs)."""
 
-    # -- moving -------------------------------------------------------------------------------------------------------
-    def moved(self) -> Moved | None:
-        """Where the journal is moving to, or was moved to; None while it is open."""
+
+class ArchiveStore(Protocol):
+    """Journals that move, and families that are deleted."""
 
     def close_journal(self, to_url: str, *, by: str, now: int, lease_us: int) -> Moved:
         """Close it for a move: from now on whatever would change a run, or register a worker, is refused with a StoreError.
@@ -654,7 +679,6 @@ class Store(Protocol):
 
     def take_in_rates(self, rates: Sequence[RateRow]) -> None: ...
 
-    # -- retention ----------------------------------------------------------------------------------------------------
     def prunable(self, before: int, statuses: Sequence[str], *, after: int = 0, limit: int = 100) -> list[Prunable]:
         """Families placed after `after` whose root has one of these statuses, all of which ended before then, with no notice left to send."""
 
@@ -664,26 +688,11 @@ class Store(Protocol):
         One that is not over any more, because somebody has begun to undo it or the like, is left alone.
         """
 
-    def tombstone(self, run_id: str) -> Tombstone | None: ...
-
-    def tombstones(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Tombstone]]:
-        """Those placed after `after`, each with its place, in the order in which they came."""
-
     def take_in_tombstones(self, tombstones: Sequence[Tombstone]) -> None:
         """Of another journal, which moves here; those whose run has one already are left out."""
 
-    # -- house --------------------------------------------------------------------------------------------------------
-    def facts(self) -> dict[str, str]:
-        """What `doctor` shows: file, sizes, pragmas, schema version, library version."""
 
-    def problems(self) -> list[str]:
-        """What is wrong with the database as a whole, in words: journals whose run is gone, guards that are missing or changed.
+class Store(Reading, JournalStore, LeaseStore, InboxStore, LimitStore, OutboxStore, ArchiveStore, Protocol):
+    """The journal's database. Every method may be called from any thread and may block."""
 
-        What is wrong inside a journal is verify's to find.
-        """
-
-    def close(self) -> None: ...
-
-    # Last, because inside the class the name `list` means this method from here on.
-    def list(self, wanted: Filter) -> list[RunRow]:
-        """Newest first."""
+    pause_s: float  # after it was out of reach it may be for this long that a process does not ask whether it is back

@@ -1,22 +1,24 @@
-"""Approvals: asked for in the run's commit, changed only by a judge inside one transaction, used up by the commit that starts the call."""
+"""Approvals: asked for in the run's commit, changed only by a judgement inside one transaction, used up by the commit that starts the call."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
 from typing import get_args
 
 import msgspec
 
 from perdure import shell
-from perdure.core.approval import Ruling, Standing
+from perdure.core.approval import ApprovalFacts, Judgement, Standing, Vote, judge
+from perdure.core.codec import Payload
 from perdure.core.events import ApprovalRequested, Event, ToolCallInitiated
 from perdure.errors import NotFound, RunEnded, StoreCorrupt
-from perdure.store import blobs as blob_store
 from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow, ApprovalStatus, Refused
-from perdure.store.cursor import Cursor, Database, Row
+from perdure.store.blobs import Blobs
+from perdure.store.cursor import Cursor, Row
 from perdure.store.delivery import Delivery, Letter
-from perdure.store.rows import body_from, has_arrived, key_of, run_row
+from perdure.store.part import Means
+from perdure.store.rows import body_from, has_arrived, run_row
 
 log = logging.getLogger("perdure.store")
 _decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
@@ -77,23 +79,16 @@ def withdraw_rest(cursor: Cursor, key: int, ts: int) -> None:
     cursor.change("withdraw_approvals", {"run": key, "ts": ts})
 
 
-class Approvals:
-    """The inbox of people, and what they say."""
+class Approvals(Blobs):
+    """The inbox of people, and what they say. An edit is judged by what it edits, which may lie in a blob."""
 
-    def __init__(self, database: Database, delivery: Delivery) -> None:
-        self._database = database
-        self._delivery = delivery
+    def __init__(self, means: Means) -> None:
+        super().__init__(means)
+        self._delivery = Delivery(means.liveness)
 
-    def decide(
-        self,
-        approval: str,
-        judge: Callable[[Standing, ApprovalRow], Ruling],
-        *,
-        event_id: str,
-        now: int,
-        tenant: str | None,
-        blobs: tuple[bytes, ...],
-    ) -> ApprovalRow:
+    def decide(self, approval: str, judgement: Judgement, *, event_id: str, now: int, tenant: str | None = None) -> ApprovalRow:
+        called_s = time.monotonic()
+
         def rule(cursor: Cursor) -> ApprovalRow:
             known = cursor.one("approval_by_id", (approval,))
             # Another tenant's is not there: whoever asks must not learn even that it exists (G16).
@@ -106,22 +101,34 @@ class Approvals:
             status = run_row(run).status
             if status in FINISHED:
                 raise RunEnded(f"approval {approval}: its run {row.run_id} has finished ({status}) and takes nothing more")
-            ruling = judge(row.standing, row)
+            # A vote counts at the moment at which it is written: others may have had the write lock until the approval's time was over.
+            waited_us = round((time.monotonic() - called_s) * 1e6) if isinstance(judgement, Vote) else 0
+            ruling = judge(row.standing, self._facts(row, judgement), judgement, now + waited_us)
             settled = ruling.standing.status != row.standing.status
             after = msgspec.structs.replace(row, standing=ruling.standing, settled_at=now if settled else row.settled_at)
             _change(cursor, found[16], after)
-            if blobs:
-                blob_store.put(cursor, key_of(run), blobs)
             self._delivery.deliver(cursor, run, Letter(row.call, ruling.body, event_id, now, cause=seq))
             return after
 
-        return self._database.write(rule, lambda cursor, after: has_arrived(cursor, after.run_id, event_id))
+        decided = self._database.write(rule, lambda cursor, after: has_arrived(cursor, after.run_id, event_id))
+        self._bell.ring()
+        return decided
 
-    def get(self, approval: str) -> ApprovalRow | None:
+    def _facts(self, row: ApprovalRow, judgement: Judgement) -> ApprovalFacts:
+        if not isinstance(judgement, Vote) or judgement.edit is None:
+            return ApprovalFacts(row.actor)
+        request = row.standing.request
+        return ApprovalFacts(row.actor, self._load(request.input), None if request.schema is None else self._load(request.schema))
+
+    def _load(self, payload: Payload) -> bytes:
+        inline = payload.inline
+        return self.blob(str(payload.blob)) if inline is None else inline
+
+    def approval(self, approval: str) -> ApprovalRow | None:
         rows = self._database.read("approval_by_id", (approval,))
         return approval_row(rows[0]) if rows else None
 
-    def list(self, wanted: ApprovalFilter) -> list[ApprovalRow]:
+    def approvals(self, wanted: ApprovalFilter) -> list[ApprovalRow]:
         # Named one by one in any case, so that the index over them is used: the settled ones grow for ever.
         statuses = get_args(ApprovalStatus) if wanted.status is None else (wanted.status,)
         values = {**msgspec.structs.asdict(wanted), "statuses": msgspec.json.encode(statuses).decode()}

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import msgspec
 
 from perdure.errors import InvalidInput, StoreCorrupt
-from perdure.store.cursor import Cursor, Database
+from perdure.store.cursor import Cursor
+from perdure.store.part import Part
 
 
 def put(cursor: Cursor, key: int, blobs: Iterable[bytes]) -> None:
@@ -30,16 +31,19 @@ def put_unused(cursor: Cursor, blobs: Iterable[bytes]) -> list[bytes]:
     return digests
 
 
-def get(database: Database, digest: str) -> bytes:
-    """The bytes that have this digest; StoreCorrupt when they are missing or have another."""
-    try:
-        key = bytes.fromhex(digest)
-    except ValueError:
-        raise InvalidInput(f"{digest[:80]!r} is not the digest of a blob: it has 64 hexadecimal digits") from None
-    rows = database.read("blob", (key,))
-    if not rows:
-        raise StoreCorrupt(f"blob {digest} is missing from {database.where}; restore it from a backup")
-    data = rows[0][0]
-    if not isinstance(data, bytes) or hashlib.sha256(data).digest() != key:  # in a damaged page it may not even be bytes
-        raise StoreCorrupt(f"blob {digest} in {database.where} does not have the content that it was stored with; restore it from a backup")
-    return data
+class Blobs(Part):
+    def blob(self, digest: str) -> bytes:
+        """The bytes that have this digest; StoreCorrupt when they are missing or have another."""
+        try:
+            key = bytes.fromhex(digest)
+        except ValueError:
+            raise InvalidInput(f"{digest[:80]!r} is not the digest of a blob: it has 64 hexadecimal digits") from None
+        rows = self._database.read("blob", (key,))
+        if not rows:
+            raise StoreCorrupt(f"blob {digest} is missing from {self._database.where}; restore it from a backup")
+        data = rows[0][0]
+        if not isinstance(data, bytes) or hashlib.sha256(data).digest() != key:  # in a damaged page it may not even be bytes
+            raise StoreCorrupt(
+                f"blob {digest} in {self._database.where} does not have the content that it was stored with; restore it from a backup"
+            )
+        return data

@@ -6,7 +6,8 @@ from perdure.core.budget import NOTHING, Amounts
 from perdure.core.events import BudgetExceeded, BudgetRaised, Limits
 from perdure.errors import Conflict
 from perdure.store.api import Charge, Ledger
-from perdure.store.cursor import Cursor, Database, Row
+from perdure.store.cursor import Cursor, Row
+from perdure.store.part import Part
 from perdure.store.rows import body_or_none
 
 
@@ -74,19 +75,20 @@ def raise_limits(cursor: Cursor, key: int, run_id: str, raised: BudgetRaised) ->
     raise Conflict(f"run {run_id} has no budget of its own; {way_out}")
 
 
-def ledgers(database: Database, run_id: str) -> list[Ledger]:
-    return [_ledger(row) for row in database.read("ledgers_of_run", (run_id,))]
+class Budgets(Part):
+    def ledgers(self, run_id: str) -> list[Ledger]:
+        return [_ledger(row) for row in self._database.read("ledgers_of_run", (run_id,))]
 
+    def reserved(self, run_id: str) -> Amounts:
+        rows = self._database.read("reserved_by_run", (run_id,))
+        return Amounts(*rows[0]) if rows else NOTHING
 
-def reserved(database: Database, run_id: str) -> Amounts:
-    rows = database.read("reserved_by_run", (run_id,))
-    return Amounts(*rows[0]) if rows else NOTHING
-
-
-def over_budget(database: Database, run_id: str) -> list[str]:
-    return [
-        stopped for stopped, data in database.read("over_budget", (run_id,)) if data is not None and _budget_of(stopped, data) == run_id
-    ]
+    def over_budget(self, run_id: str) -> list[str]:
+        return [
+            stopped
+            for stopped, data in self._database.read("over_budget", (run_id,))
+            if data is not None and _budget_of(stopped, data) == run_id
+        ]
 
 
 def _budget_of(run_id: str, data: bytes) -> str | None:

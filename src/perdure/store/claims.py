@@ -18,11 +18,10 @@ from perdure.core.suspects import Group
 from perdure.errors import AlreadyRunning, Conflict, NotFound, RunEnded, StoreCorrupt, UnknownAgent, WrongVersion
 from perdure.settings import Queue
 from perdure.store.api import FINISHED, Backlog, Claimed, Lease, RunRow, Served, WorkerRow
-from perdure.store.cursor import Cursor, Database, Row
-from perdure.store.journal import Journal
+from perdure.store.cursor import Cursor, Row
 from perdure.store.lines import Choice, Room, Suspects, which
-from perdure.store.liveness import Liveness
 from perdure.store.losing import LEASE_RAN_OUT, PROVEN_DEAD, load_of, lose_runs, lose_runs_of_silent_worker, lose_some
+from perdure.store.part import Means, Part
 from perdure.store.rows import as_lost, event_from, event_row, key_of, run_row
 
 T = TypeVar("T")
@@ -48,16 +47,16 @@ class _Beat(NamedTuple):
         return now_s - self.since_s >= lease_s or (long_gone and not self.heard and is_steady)
 
 
-class Claims:
+class Claims(Part):
     """Leases on runs, and the signs of life of those who hold them."""
 
-    def __init__(self, database: Database, journal: Journal, liveness: Liveness) -> None:
-        self._database = database
-        self._journal = journal
-        self._liveness = liveness
+    def __init__(self, means: Means) -> None:
+        super().__init__(means)
         self._beats: dict[str, _Beat] = {}  # of the other workers
 
-    def register(self, worker: str, name: str, pid: int, now: int, serves: Sequence[Served], queues: Sequence[str] | None) -> None:
+    def register(
+        self, worker: str, name: str, pid: int, now: int, serves: Sequence[Served] = (), queues: Sequence[str] | None = None
+    ) -> None:
         values = {"worker": worker, "name": name, "pid": pid, "now": now, **which(serves, queues)}
         # The lock first: whoever sees the row can rely on it.
         newly = self._liveness.hold(worker)
@@ -86,6 +85,7 @@ class Claims:
             self._liveness.cling(worker)
             raise
         self._liveness.free(worker)
+        self._bell.ring()
 
     def renew(self, worker: str, now: int) -> None:
         self._liveness.refresh(worker)
@@ -104,13 +104,31 @@ class Claims:
         served: Sequence[Served],
         limit: int,
         now: int,
+        *,
+        run_id: str | None = None,
+        below: str | None = None,
+        queues: Sequence[str] | None = None,
+        limits: Mapping[str, Queue] | None = None,
+    ) -> list[Claimed]:
+        if run_id is not None:
+            return self._claim_this(worker, served, run_id, now, limits or {})
+        if below is not None:
+            return self._claim_below(worker, served, below, limit, now)
+        return self._claim_by_turns(worker, served, limit, now, queues, limits or {})
+
+    def _claim_by_turns(
+        self,
+        worker: str,
+        served: Sequence[Served],
+        limit: int,
+        now: int,
         queues: Sequence[str] | None,
         limits: Mapping[str, Queue],
     ) -> list[Claimed]:
         """Ready runs, up to the limit, by turns."""
         return self._take(worker, now, lambda cursor: Choice(cursor, worker, limits, now).take(served, queues, limit))
 
-    def claim_this(self, worker: str, served: Sequence[Served], run_id: str, now: int, limits: Mapping[str, Queue]) -> list[Claimed]:
+    def _claim_this(self, worker: str, served: Sequence[Served], run_id: str, now: int, limits: Mapping[str, Queue]) -> list[Claimed]:
         """That run alone, ready or not, unless the limits or this worker's suspects leave no room for it.
 
         Turns do not apply to what somebody asks for by name.
@@ -126,7 +144,7 @@ class Claims:
 
         return self._take(worker, now, choose)
 
-    def claim_below(self, worker: str, served: Sequence[Served], run_id: str, limit: int, now: int) -> list[Claimed]:
+    def _claim_below(self, worker: str, served: Sequence[Served], run_id: str, limit: int, now: int) -> list[Claimed]:
         """Ready runs of that run's family."""
 
         def choose(cursor: Cursor) -> list[Row]:
@@ -153,20 +171,26 @@ class Claims:
 
         taken = self._database.write(take, arrived)
         for key, claimed in taken:
-            self._journal.remember(claimed.lease.run_id, key)
+            self._keys[claimed.lease.run_id] = key
         return [claimed for _, claimed in taken]
 
-    def next_ready(self, served: Sequence[Served], queues: Sequence[str] | None) -> int | None:
+    def next_ready(self, served: Sequence[Served], queues: Sequence[str] | None = None) -> int | None:
         ((ready_at,),) = self._database.read("next_ready", which(served, queues))
         assert ready_at is None or isinstance(ready_at, int), ready_at
         return ready_at
 
-    def left_behind(self, served: Sequence[Served], now: int, but: Sequence[str]) -> list[tuple[Served, Served, str]]:
+    def left_behind(self, served: Sequence[Served], now: int, *, but: Sequence[str] = ()) -> list[tuple[Served, Served, str]]:
         values = {"served": which(served, None)["served"], "now": now, "but": msgspec.json.encode(but).decode()}
         rows = self._database.read("left_behind", values)
         return [(Served(*row[:2]), Served(*row[2:4]), row[4]) for row in rows]
 
     def reap(self, worker: str, lease_us: int, now: int) -> int:
+        lost = self._reap(worker, lease_us, now)
+        if lost:
+            self._bell.ring()
+        return lost
+
+    def _reap(self, worker: str, lease_us: int, now: int) -> int:
         # Nobody declares itself dead: a worker that asks is alive, and its renewer decides about its own leases.
         long_ago = {"lease_us": LONG_AGO * lease_us, "now": now}
         rows = [row for row in self._database.read("list_workers", long_ago) if row[0] != worker]
@@ -211,7 +235,10 @@ class Claims:
 
     def let_go(self, worker: str, runs: Sequence[tuple[str, int]], now: int) -> int:
         # What cannot be looked up is done again at the next round.
-        return self._database.write(lambda cursor: lose_some(cursor, worker, now, runs), lambda cursor, _: False)
+        lost = self._database.write(lambda cursor: lose_some(cursor, worker, now, runs), lambda cursor, _: False)
+        if lost:
+            self._bell.ring()
+        return lost
 
     def workers(self, now: int, lease_us: int) -> list[WorkerRow]:
         return [

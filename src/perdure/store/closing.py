@@ -9,22 +9,18 @@ from datetime import UTC, datetime
 
 from perdure.errors import AlreadyRunning, Conflict, StoreError, StoreUnavailable
 from perdure.store.api import Moved
-from perdure.store.cursor import Cursor, Database, Row
-from perdure.store.liveness import Liveness
+from perdure.store.cursor import Cursor, Row
 from perdure.store.losing import LEASE_RAN_OUT, PROVEN_DEAD, lose_runs
+from perdure.store.part import Part
 
 
-class Closing:
+class Closing(Part):
     """From open to moving to moved; and back, as long as the move has not ended."""
-
-    def __init__(self, database: Database, liveness: Liveness) -> None:
-        self._database = database
-        self._liveness = liveness
 
     def moved(self) -> Moved | None:
         return moved_from(self._database.read("moved"))
 
-    def close(self, to_url: str, *, by: str, now: int, lease_us: int) -> Moved:
+    def close_journal(self, to_url: str, *, by: str, now: int, lease_us: int) -> Moved:
         """One transaction: nobody who lives works here, what the dead have held is free, and from its commit on nothing is written."""
 
         def shut(cursor: Cursor) -> Moved:
@@ -39,12 +35,12 @@ class Closing:
 
         return self._database.write(shut, lambda cursor, _: bool(cursor.all("moved")))
 
-    def finish(self) -> None:
+    def finish_move(self) -> None:
         self._database.write(
             lambda cursor: cursor.change("finish_move"), lambda cursor, _: (moved_from(cursor.all("moved")) or _NEVER).done
         )
 
-    def reopen(self) -> None:
+    def reopen_journal(self) -> None:
         def open_again(cursor: Cursor) -> None:
             found = moved_from(cursor.all("moved"))
             if found is not None and found.done:
@@ -54,6 +50,7 @@ class Closing:
             cursor.change("reopen_journal")
 
         self._database.write(open_again, lambda cursor, _: not cursor.all("moved"))
+        self._bell.ring()
 
     def _free_runs(self, cursor: Cursor, now: int, lease_us: int) -> None:
         workers = cursor.all("list_workers", {"now": now, "lease_us": lease_us})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import groupby
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -14,6 +15,7 @@ from perdure.core.state import LOST
 from perdure.errors import StoreCorrupt
 from perdure.store.api import CostRow
 from perdure.store.cursor import Database, Row
+from perdure.store.part import Part
 
 _PAGE = 2000  # events: however long a journal is, this much of it is in memory
 _NOTHING = Usage()
@@ -93,23 +95,26 @@ class _Sums:
         return CostRow(group, self.runs, self.calls, self.busy_us, self.usd_micros, *tokens, self.lost)
 
 
-def costs(database: Database, by: str, since: int, tenant: str | None) -> list[CostRow]:
-    """By group, the most expensive first; an attempt counts on the day on which it began."""
-    groups: dict[str, _Sums] = {}
-    for (_, run_id, agent, its_tenant), rows in groupby(_told(database, since, tenant), lambda row: (row[0], *row[2:5])):
-        calls: set[tuple[str, int]] = set()
-        for (call, _), attempt in _attempts(run_id, rows).items():
-            if attempt.began is None or attempt.began < since:
-                continue
-            group = _group(by, run_id, agent, its_tenant, attempt, attempt.began)
-            groups.setdefault(group, _Sums()).add(attempt, attempt.began)
-            calls.add((group, call))
-        for group, _ in calls:
-            groups[group].calls += 1
-        for group in {group for group, _ in calls}:
-            groups[group].runs += 1
-    found = [sums.row(group) for group, sums in groups.items()]
-    return sorted(found, key=lambda row: (-row.usd_micros, -row.tokens_in - row.tokens_out, -row.calls, row.group))
+class Costs(Part):
+    def costs(
+        self, by: Literal["agent", "tenant", "model", "day", "run", "root", "tool"], *, since: int = 0, tenant: str | None = None
+    ) -> list[CostRow]:
+        """By group, the most expensive first; an attempt counts on the day on which it began."""
+        groups: dict[str, _Sums] = {}
+        for (_, run_id, agent, its_tenant), rows in groupby(_told(self._database, since, tenant), lambda row: (row[0], *row[2:5])):
+            calls: set[tuple[str, int]] = set()
+            for (call, _), attempt in _attempts(run_id, rows).items():
+                if attempt.began is None or attempt.began < since:
+                    continue
+                group = _group(by, run_id, agent, its_tenant, attempt, attempt.began)
+                groups.setdefault(group, _Sums()).add(attempt, attempt.began)
+                calls.add((group, call))
+            for group, _ in calls:
+                groups[group].calls += 1
+            for group in {group for group, _ in calls}:
+                groups[group].runs += 1
+        found = [sums.row(group) for group, sums in groups.items()]
+        return sorted(found, key=lambda row: (-row.usd_micros, -row.tokens_in - row.tokens_out, -row.calls, row.group))
 
 
 def _told(database: Database, since: int, tenant: str | None) -> Iterator[Row]:

@@ -14,27 +14,32 @@ from perdure.core.events import Event
 from perdure.errors import NotFound, StoreCorrupt
 from perdure.store import blobs, budgets
 from perdure.store.api import FINISHED, Append, Appended, Committed, Refused, RowChange, Stored
+from perdure.store.bell import concerns_others
 from perdure.store.consequences import Consequences, consequential, may_be_refused
-from perdure.store.cursor import Cursor, Database, Gone, Row
+from perdure.store.cursor import Cursor, Gone, Row
+from perdure.store.delivery import Delivery
+from perdure.store.part import Means, Part
 from perdure.store.rows import event_from, event_row
 
 _COMMITTED = Committed()
 
 
-class Journal:
-    """Appends and reads. Knows the integer key of every run that is being worked on, so that an append need not look it up."""
+class Journal(Part):
+    """Appends and reads."""
 
-    def __init__(self, database: Database, consequences: Consequences) -> None:
-        self._database = database
-        self._consequences = consequences
-        self._keys: dict[str, int] = {}
+    def __init__(self, means: Means) -> None:
+        super().__init__(means)
+        self._consequences = Consequences(Delivery(means.liveness))
 
     def append(self, batch: Sequence[Append]) -> list[Appended]:
         """One transaction for the whole batch; a refused append writes nothing and does not hinder the others."""
         called_s = time.monotonic()
-        return self._database.write(
+        answers = self._database.write(
             lambda cursor: self._append_all(cursor, batch, called_s), lambda cursor, answers: self._arrived(cursor, batch, answers)
         )
+        if concerns_others(batch, answers):
+            self._bell.ring()
+        return answers
 
     def transact(self, head: Append, work: Callable[[Any], tuple[Append, Any]]) -> tuple[Appended, Any]:
         """`head`, the tool's own writes and the Append it returns: one commit, or nothing."""
@@ -55,18 +60,20 @@ class Journal:
             return _COMMITTED, value
 
         try:
-            return self._database.write(both, lambda cursor, _: self._arrived(cursor, [head, *tail], [_COMMITTED, _COMMITTED]), again=False)
+            answer = self._database.write(
+                both, lambda cursor, _: self._arrived(cursor, [head, *tail], [_COMMITTED, _COMMITTED]), again=False
+            )
         except _Stopped as stopped:
             return stopped.answer, None
         except _ToolRaised as raised:
             error = raised.error
+        else:
+            if concerns_others([head, *tail], [_COMMITTED, _COMMITTED]):
+                self._bell.ring()
+            return answer
         raise error
 
-    def remember(self, run_id: str, key: int) -> None:
-        """Told by a claim, after its commit."""
-        self._keys[run_id] = key
-
-    def read(self, run_id: str, after: int) -> list[Event]:
+    def read(self, run_id: str, after: int = 0) -> list[Event]:
         events = [event_from(run_id, row) for row in self._database.read("read_events", {"run_id": run_id, "after": after})]
         for seq, event in enumerate(events, after + 1):
             if event.seq != seq:

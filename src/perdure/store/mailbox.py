@@ -26,21 +26,22 @@ from perdure.store import budgets, family, lines
 from perdure.store.api import FINISHED, Charge, InboxRow, NewRun, RunRow, Status, Tombstone
 from perdure.store.consequences import Consequences
 from perdure.store.creation import insert_run
-from perdure.store.cursor import Cursor, Database, Row
+from perdure.store.cursor import Cursor, Row
 from perdure.store.delivery import Delivery, Letter
+from perdure.store.part import Means, Part
 from perdure.store.rows import body_or_none, event_row, has_arrived, key_of, run_row
 
 _ERROR_CHARS = 500  # of the row; the journal has all of it
 _STATUS: dict[type, Status] = {RunSucceeded: "succeeded", RunFailed: "failed", RunCancelled: "cancelled"}
 
 
-class Mailbox:
+class Mailbox(Part):
     """Writes to a run by somebody who does not hold it."""
 
-    def __init__(self, database: Database, delivery: Delivery, consequences: Consequences) -> None:
-        self._database = database
-        self._delivery = delivery
-        self._consequences = consequences
+    def __init__(self, means: Means) -> None:
+        super().__init__(means)
+        self._delivery = Delivery(means.liveness)
+        self._consequences = Consequences(self._delivery)
 
     def create_run(self, new: NewRun) -> tuple[RunRow, bool]:
         (answer,) = self.create_runs([new])
@@ -48,10 +49,13 @@ class Mailbox:
 
     def create_runs(self, news: Sequence[NewRun]) -> list[tuple[RunRow, bool]]:
         # After an unknown commit the runs are there or they are not, all of them; asking for the same ids again is safe either way.
-        return self._database.write(
+        answers = self._database.write(
             lambda cursor: [_created(cursor, new) for new in news],
             lambda cursor, _: all(cursor.one("run_key", (new.run_id,)) is not None for new in news),
         )
+        if any(created for _, created in answers):
+            self._bell.ring()
+        return answers
 
     def post(
         self,
@@ -61,7 +65,7 @@ class Mailbox:
         *,
         event_id: str,
         now: int,
-        status: Status | None,
+        status: Status | None = None,
         expect: Callable[[RunRow], None],
     ) -> bool:
         """Whether it is in the journal; one letter that the run has had before is."""
@@ -85,9 +89,12 @@ class Mailbox:
 
         # A letter that was none leaves no trace to look for: nothing was written, and saying so again is safe.
         appended, _ = self._database.write(deliver, lambda cursor, done: not done[1] or has_arrived(cursor, run_id, event_id))
+        self._bell.ring()
         return appended
 
-    def end(self, run_id: str, body: Terminal, *, event_id: str, now: int, expect: Callable[[RunRow], None] | None = None) -> None:
+    def end(self, run_id: str, body: AnyBody, *, event_id: str, now: int, expect: Callable[[RunRow], None] | None = None) -> None:
+        assert isinstance(body, Terminal), body
+
         def finish(cursor: Cursor) -> None:
             _lock_parent(cursor, run_id)
             found = _unfinished(cursor, run_id)
@@ -108,6 +115,7 @@ class Mailbox:
             family.cancel_children(cursor, self._delivery, run_id, below, now)
 
         self._database.write(finish, lambda cursor, _: has_arrived(cursor, run_id, event_id))
+        self._bell.ring()
 
     def inbox(self, worker: str) -> list[InboxRow]:
         return [_inbox_row(row) for row in self._database.read("inbox_of_worker", (worker,))]

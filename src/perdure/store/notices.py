@@ -7,7 +7,8 @@ import logging
 from perdure.core.events import AnyBody, ApprovalEscalated, ApprovalRequested, AttentionNeeded, BudgetExceeded, Event
 from perdure.errors import StoreCorrupt
 from perdure.store.api import NoticeRow
-from perdure.store.cursor import Cursor, Database, Row
+from perdure.store.cursor import Cursor, Row
+from perdure.store.part import Part
 from perdure.store.rows import event_from, run_row
 
 TOLD = (ApprovalRequested, ApprovalEscalated, AttentionNeeded, BudgetExceeded)  # and the failure of a run that has no parent
@@ -25,13 +26,10 @@ def tell(cursor: Cursor, key: int, event: Event) -> None:
     cursor.change("insert_notice", (key, event.seq, event.ts))
 
 
-class Notices:
+class Notices(Part):
     """Notices that are due, each for one taker at a time."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def take(self, now: int, limit: int, hold_us: int) -> list[NoticeRow]:
+    def take_notices(self, now: int, limit: int, hold_us: int) -> list[NoticeRow]:
         # Looked at without the write lock first: most of the time there is nothing to take.
         if not self._database.read("due_notices", (now, 1)):
             return []
@@ -47,19 +45,19 @@ class Notices:
         taken = [self._notice(*row) for row in self._database.write(take, arrived)]
         return [notice for notice in taken if notice is not None]
 
-    def done(self, notice_id: int) -> None:
+    def notice_done(self, notice_id: int) -> None:
         self._database.write(
             lambda cursor: cursor.change("delete_notice", (notice_id,)),
             lambda cursor, _: cursor.one("notice", (notice_id,)) is None,
         )
 
-    def failed(self, notice_id: int, next_at: int, error: str) -> None:
+    def notice_failed(self, notice_id: int, *, next_at: int, error: str) -> None:
         self._database.write(
             lambda cursor: cursor.change("put_notice_off", (next_at, error, notice_id)),
             lambda cursor, _: (cursor.one("notice", (notice_id,)) or (next_at,))[0] == next_at,
         )
 
-    def next_at(self) -> int | None:
+    def next_notice(self) -> int | None:
         at: int | None = self._database.read("next_notice")[0][0]
         return at
 
@@ -70,7 +68,7 @@ class Notices:
             log.error(
                 "notice %d is about event %d of run number %d, which is not there: somebody has changed the database", notice_id, seq, key
             )
-            self.done(notice_id)
+            self.notice_done(notice_id)
             return None
         run_id, *event = found[0]
         try:

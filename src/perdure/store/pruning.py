@@ -12,8 +12,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from perdure.store.api import FINISHED, Prunable, Pruned, Store, Tombstone
-from perdure.store.cursor import Cursor, Database, Row
+from perdure.store.api import FINISHED, ArchiveStore, Prunable, Pruned, Tombstone
+from perdure.store.cursor import Cursor, Row
+from perdure.store.part import Part
 from perdure.store.wholes import as_json
 
 NOTHING = Pruned(0, 0, 0, 0)
@@ -21,7 +22,7 @@ BATCH_FAMILIES, BATCH_EVENTS = 100, 5_000  # in one transaction, unless a single
 _TURN_S = 0.02
 
 
-def found(store: Store, before: int, statuses: Sequence[str], limit: int | None) -> Iterator[Prunable]:
+def found(store: ArchiveStore, before: int, statuses: Sequence[str], limit: int | None) -> Iterator[Prunable]:
     """What a prune would delete, the oldest first."""
     after, left = 0, limit
     while page := store.prunable(before, statuses, after=after, limit=BATCH_FAMILIES if left is None else min(left, BATCH_FAMILIES)):
@@ -33,7 +34,7 @@ def found(store: Store, before: int, statuses: Sequence[str], limit: int | None)
 
 
 def prune(
-    store: Store,
+    store: ArchiveStore,
     before: int,
     statuses: Sequence[str],
     limit: int | None,
@@ -64,13 +65,10 @@ def _batches(families: Iterator[Prunable]) -> Iterator[list[Prunable]]:
         yield batch
 
 
-class Pruning:
+class Pruning(Part):
     """The statements behind it."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def prunable(self, before: int, statuses: Sequence[str], after: int, limit: int) -> list[Prunable]:
+    def prunable(self, before: int, statuses: Sequence[str], *, after: int = 0, limit: int = 100) -> list[Prunable]:
         values = {"before": before, "statuses": as_json(statuses), "after": after, "limit": limit}
         return [Prunable(*row) for row in self._database.read("prunable", values)]
 
@@ -106,10 +104,10 @@ class Pruning:
         rows = self._database.read("tombstone", (run_id,))
         return Tombstone(*rows[0][1:]) if rows else None
 
-    def tombstones(self, after: int, limit: int) -> list[tuple[int, Tombstone]]:
+    def tombstones(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Tombstone]]:
         return [(row[0], Tombstone(*row[1:])) for row in self._database.read("tombstones", {"after": after, "limit": limit})]
 
-    def take_in(self, tombstones: Sequence[Tombstone]) -> None:
+    def take_in_tombstones(self, tombstones: Sequence[Tombstone]) -> None:
         """Those that were pruned before the journal was moved here: their ids stay taken."""
 
         def write(cursor: Cursor) -> None:
@@ -120,7 +118,7 @@ class Pruning:
 
         self._database.write(write, lambda cursor, _: False)
 
-    def facts(self) -> dict[str, str]:
+    def pruned_facts(self) -> dict[str, str]:
         ((pruned, last_at),) = self._database.read("count_pruned")
         return {"pruned": str(pruned), "pruned_at": "" if last_at is None else str(last_at)}
 

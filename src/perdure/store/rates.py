@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from perdure.core.rate import Rate, next_start
-from perdure.store.cursor import Cursor, Database
+from perdure.store.cursor import Cursor
+from perdure.store.part import Part
 
 # Whoever has waited for the write lock is seconds behind the others. A clock that is further behind than this was set back.
 _SET_BACK_US = 60_000_000
 _PATIENCE_S = 0.1  # for a rate that somebody else has locked: a worker asks on its event loop, and asks again later
 
 
-class Rates:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class Rates(Part):
     def admit(self, rate: Rate, now: int) -> int:
         """Take the next place; the time (µs) from which the attempt may start. A place that was taken is not given back."""
         assert rate.key is not None, "a tool gives its rate a key before anybody asks for a place"

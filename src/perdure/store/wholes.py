@@ -12,25 +12,26 @@ from perdure import shell
 from perdure.errors import Conflict, StoreCorrupt
 from perdure.store.api import FINISHED, Family, Head, Member, RateRow, Stored, Whole
 from perdure.store.blobs import put_unused
-from perdure.store.cursor import Cursor, Database, Row
+from perdure.store.cursor import Cursor, Row
 from perdure.store.lines import line_of
+from perdure.store.part import Part
 
 _AGENT, _VERSION, _TENANT, _QUEUE, _PRIORITY = 1, 2, 3, 5, 19  # where they are in Whole.run
 _FEW_BLOBS = 500
 
 
-class Wholes:
+class Wholes(Part):
     """Reads and writes runs with everything that belongs to them. What a number means is this database's own affair: run ids travel."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def count(self) -> int:
+    def count_runs(self) -> int:
         ((runs,),) = self._database.read("count_runs")
         assert isinstance(runs, int)
         return runs
 
-    def families(self, after: int, limit: int) -> list[Family]:
+    def other_tables(self) -> list[str]:
+        return [str(name) for (name,) in self._database.read("other_tables")]
+
+    def families(self, after: int = 0, limit: int = 500) -> list[Family]:
         roots = self._database.read("roots", {"after": after, "limit": limit})
         members: dict[str, list[Member]] = defaultdict(list)
         for root, run_id, _, seq, head, status, _ in self._database.read("families", {"roots": as_json([row[1] for row in roots])}):
@@ -42,7 +43,7 @@ class Wholes:
         found = {row[0]: Head(row[1], row[2], pruned=True) for row in self._database.read("pruned_heads", wanted)}
         return found | {row[0]: Head(row[1], row[2], pruned=False) for row in self._database.read("heads", wanted)}
 
-    def get(self, run_ids: Sequence[str]) -> list[Whole]:
+    def wholes(self, run_ids: Sequence[str]) -> list[Whole]:
         rows = self._database.read("whole_runs", {"run_ids": as_json(run_ids)})
         keys = {"runs": as_json([row[0] for row in rows])}
         beside = {name: self._beside(name, keys) for name in _BESIDE}
@@ -83,6 +84,7 @@ class Wholes:
                     self._take_in_events(cursor, events)
 
         self._database.write(write, lambda cursor, _: not first or cursor.one("run_key", (first[0],)) is not None)
+        self._bell.ring()
 
     def _take_in_events(self, cursor: Cursor, events: Sequence[Row]) -> None:
         cursor.each("insert_event", events)

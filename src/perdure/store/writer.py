@@ -14,11 +14,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol, cast
 
 from msgspec import structs
 
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.store.api import Append, Appended, Store
+from perdure.store.api import Append, Appended, JournalStore
 from perdure.store.cursor import Locked
 
 Done = Callable[[Appended | Exception], None]
@@ -27,14 +28,26 @@ _LONG_S = 0.1
 _WEIGHT = 0.2  # of the newest commit in what is expected of the next
 
 
+class Sends(Protocol):
+    """What a remote store can do besides: PostgreSQL alone. Nothing but the writer here sends."""
+
+    def send(self, batch: Sequence[Append], loop: asyncio.AbstractEventLoop, done: Callable[[list[Appended | None]], None]) -> list[Append]:
+        """Begin to commit on this loop's thread, without waiting for anything; those that must be appended in the ordinary way come back.
+
+        `done` is called later, on the loop, with an answer for each of the others, in order. None: it has to be appended after all,
+        and only then is it known whether it was written.
+        """
+
+
 class GroupCommit:
     """A thread that commits whatever has queued up. Answers come back to the event loop, one hop for each commit.
 
     `locked` says whether somebody in this process may have the write lock for long: then the loop's own thread waits for nothing.
     """
 
-    def __init__(self, store: Store, loop: asyncio.AbstractEventLoop, locked: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, store: JournalStore, loop: asyncio.AbstractEventLoop, locked: Callable[[], bool] = lambda: False) -> None:
         self._store = store
+        self._sends = cast(Sends, store) if store.remote else None
         self._loop = loop
         self._locked = locked
         self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
@@ -58,7 +71,7 @@ class GroupCommit:
         Only on the loop's own thread.
         """
         waiting = _Waiting(append, done, None)
-        if self._store.remote:
+        if self._sends is not None:
             self._here.append(waiting)
             if len(self._here) == 1 and not self._sent:
                 self._loop.call_soon(self._send_here)
@@ -83,10 +96,11 @@ class GroupCommit:
         group = self._take_here()
         if not group:
             return
+        assert self._sends is not None
         appends = [waiting.as_of_now() for waiting in group]
         self._sent = True
         try:
-            left = {id(append) for append in self._store.send(appends, self._loop, lambda answers: self._landed(sent, answers))}
+            left = {id(append) for append in self._sends.send(appends, self._loop, lambda answers: self._landed(sent, answers))}
         except Exception:  # whatever it is, the thread meets it too, and whoever waits is told; nobody would ever send again otherwise
             left = set(map(id, appends))
         sent = [waiting for waiting, append in zip(group, appends, strict=True) if id(append) not in left]
@@ -140,7 +154,7 @@ class GroupCommit:
 
     def close(self) -> None:
         """Commit what is queued, then end the thread; answers are still delivered."""
-        if self._store.remote:
+        if self._sends is not None:
             self._leave_to_thread(self._take_here())
         else:
             self._commit_here()

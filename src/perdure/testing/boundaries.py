@@ -136,7 +136,7 @@ class WatchedStore:
     """A store that tells of each commit before it is made and after it is durable. Everything else goes straight through."""
 
     def __init__(self, store: Store, points: Points) -> None:
-        self._store = store
+        self._store: Any = store
         self._points = points
 
     def __getattr__(self, name: str) -> Any:
@@ -158,7 +158,7 @@ class WatchedStore:
 
     def claim(self, *args: Any, **kwargs: Any) -> list[Claimed]:
         self._points.tell([Boundary("before_claim_persisted")])
-        claimed = self._store.claim(*args, **kwargs)
+        claimed: list[Claimed] = self._store.claim(*args, **kwargs)
         self._points.tell([Boundary("after_claim_persisted", self._points.below(one.lease.run_id)) for one in claimed])
         return claimed
 

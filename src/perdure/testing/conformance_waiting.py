@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from perdure.core.approval import Ruling, Standing, Vote, judge_expiry, judge_vote, judge_withdrawal
+from perdure.core.approval import Expire, Standing, Vote, Withdraw
 from perdure.core.budget import NOTHING, Amounts
 from perdure.core.chain import seal_all
 from perdure.core.codec import decode, digest, encode, pack
@@ -51,7 +51,7 @@ from perdure.core.events import (
     Unsettled,
     Usage,
 )
-from perdure.errors import AlreadyRunning, Conflict, NotFound, NotPermitted, RunEnded
+from perdure.errors import AlreadyRunning, Conflict, InvalidInput, NotFound, NotPermitted, RunEnded
 from perdure.store.api import (
     Append,
     Appended,
@@ -210,13 +210,32 @@ class WaitingConformance:
         assert expire(store, "ap", NOW + 2 * HOUR).standing.status == "expired"
         assert store.read("r")[-1].body == ApprovalExpired("ap")
 
-    def test_an_edited_decision_stores_its_blob_and_its_digest(self, store: Store) -> None:
+    def test_an_edited_decision_has_the_digest_of_what_was_approved(self, store: Store) -> None:
         hand = hold(store, "r")
         hand.write(asking("ap", editable=("cents",)), call=1)
         edited = encode({**ARGS, "cents": 400})
-        row = vote(store, "ap", "ann", edit={"cents": 400}, blobs=(edited,))
+        row = vote(store, "ap", "ann", edit={"cents": 400})
         assert row.standing.digest == digest(edited)
-        assert store.blob(hashlib.sha256(edited).hexdigest()) == edited
+        assert approval(store, "ap") == row
+
+    def test_an_edit_of_what_lies_in_a_blob_is_judged_by_the_blob(self, store: Store) -> None:
+        hand = hold(store, "r")
+        long = encode({**ARGS, "note": "x" * 100})
+        packed, blob = pack(long, 10)
+        assert blob is not None
+        asked = msgspec.structs.replace(asking("ap", editable=("cents",)), input=packed, digest=digest(long))
+        hand.write(asked, call=1, blobs=(blob,))
+        with pytest.raises(InvalidInput, match='cents = "many"'):
+            vote(store, "ap", "ann", edit={"cents": "many"})
+        row = vote(store, "ap", "ann", edit={"cents": 400})
+        assert row.standing.digest == digest(encode({**ARGS, "note": "x" * 100, "cents": 400}))
+
+    def test_a_vote_is_in_time_if_it_is_when_it_is_written(self, store: Store) -> None:
+        hand = hold(store, "r")
+        hand.write(asking("ap", expires_at=NOW + HOUR), call=1)
+        with pytest.raises(Conflict, match="has expired"):
+            vote(store, "ap", "ann", now=NOW + HOUR - 1)  # one microsecond too early for the transaction to begin in time
+        assert vote(store, "ap", "ann", now=NOW).standing.status == "approved"
 
     # -- the approved bytes, once, in time ----------------------------------------------------------------------------
 
@@ -281,8 +300,8 @@ class WaitingConformance:
         assert approval(store, "ap").standing.status == "approved"
 
     def test_a_call_that_may_not_start_does_not_hinder_the_others_of_its_batch(self, store: Store) -> None:
-        hand, other, third = approved(store, expires_at=NOW + 1), hold(store, "other"), hold(store, "third")
-        late = hand.sealed(ThoughtRecorded("before"), starting("ap"), call=1, ts=NOW + 1)
+        hand, other, third = approved(store, expires_at=NOW + HOUR), hold(store, "other"), hold(store, "third")
+        late = hand.sealed(ThoughtRecorded("before"), starting("ap"), call=1, ts=NOW + HOUR)
         answers = store.append([other.sealed(ThoughtRecorded("x")), late, third.sealed(asking("ap3"), call=1)])
         assert [type(answer) for answer in answers] == [Committed, Refused, Committed]
         assert (found(store, "r").seq, len(store.read("r"))) == (hand.seq, hand.seq)
@@ -941,21 +960,17 @@ def vote(
     edit: dict[str, Any] | None = None,
     now: int = NOW,
     tenant: str | None = None,
-    blobs: tuple[bytes, ...] = (),
 ) -> ApprovalRow:
-    def judge(standing: Standing, row: ApprovalRow) -> Ruling:
-        assert row.standing == standing
-        return judge_vote(standing, Vote(by, granted, note=note, edit=edit), requester=row.actor, load=raw_of, now=now)
-
-    return store.decide(approval_id, judge, event_id=uuid.uuid4().hex, now=now, tenant=tenant, blobs=blobs)
+    said = Vote(by, granted, note=note, edit=edit)
+    return store.decide(approval_id, said, event_id=uuid.uuid4().hex, now=now, tenant=tenant)
 
 
 def expire(store: Store, approval_id: str, now: int) -> ApprovalRow:
-    return store.decide(approval_id, lambda standing, row: judge_expiry(standing, now), event_id=uuid.uuid4().hex, now=now)
+    return store.decide(approval_id, Expire(), event_id=uuid.uuid4().hex, now=now)
 
 
 def withdraw(store: Store, approval_id: str, now: int = NOW) -> ApprovalRow:
-    return store.decide(approval_id, lambda standing, row: judge_withdrawal(standing), event_id=uuid.uuid4().hex, now=now)
+    return store.decide(approval_id, Withdraw(), event_id=uuid.uuid4().hex, now=now)
 
 
 def post(store: Store, run_id: str, body: AnyBody, *, now: int = NOW) -> bool:

@@ -21,7 +21,7 @@ from msgspec import structs
 
 from perdure.agent import Agent
 from perdure.core import codec
-from perdure.core.approval import Expire, Ruling, Standing, judge_expiry, judge_withdrawal
+from perdure.core.approval import Expire, Withdraw
 from perdure.core.attempts import Performed
 from perdure.core.budget import Amounts, Charge, amounts_of
 from perdure.core.chain import Sealed, seal, seal_all
@@ -57,7 +57,7 @@ from perdure.core.steps import (
 )
 from perdure.errors import Conflict, Fenced, NotFound, RunEnded, StoreError, StoreUnavailable
 from perdure.settings import Settings
-from perdure.store.api import Append, Appended, ApprovalRow, Claimed, Refused, RunRow, Store
+from perdure.store.api import Append, Appended, Claimed, Refused, RunRow, Store
 from perdure.tool.call import Call, Closer
 from perdure.worker.attempts import Attempt, perform_in_transaction, reconcile
 from perdure.worker.clock import Clock
@@ -110,7 +110,7 @@ class Host(Protocol):
         self, head: Append, work: Callable[[Any], tuple[Append, Any]], done: Callable[[tuple[Appended, Any] | Exception], None]
     ) -> None: ...
 
-    def decide(self, approval: str, judge: Callable[[Standing, ApprovalRow], Ruling], done: Callable[[Exception | None], None]) -> None: ...
+    def decide(self, approval: str, judgement: Expire | Withdraw, done: Callable[[Exception | None], None]) -> None: ...
 
     def cancel_run(self, run_id: str, by: str, reason: str, done: Callable[[Exception | None], None]) -> None: ...
 
@@ -516,10 +516,6 @@ class Drive:
     # -- what the core wants of others ----------------------------------------------------------------------------------
     def _settle(self, settle: Settle) -> None:
         """People may decide at the same time: the store knows who was first, and the answer comes as post."""
-        expires = isinstance(settle.how, Expire)
-
-        def judge(standing: Standing, _: ApprovalRow) -> Ruling:
-            return judge_expiry(standing, self._host.clock.now()) if expires else judge_withdrawal(standing)
 
         def done(error: Exception | None) -> None:
             match error:
@@ -533,7 +529,7 @@ class Drive:
                 case _:
                     raise error
 
-        self._host.decide(settle.approval, judge, done)
+        self._host.decide(settle.approval, settle.how, done)
 
     def _cancel_child(self, child: CancelChild) -> None:
         def done(error: Exception | None) -> None:

@@ -22,7 +22,7 @@ from msgspec import structs
 
 from perdure import shell
 from perdure.agent import Agent
-from perdure.core.approval import Ruling, Standing
+from perdure.core.approval import Judgement
 from perdure.core.budget import NOTHING, Amounts
 from perdure.core.decide import Patience
 from perdure.core.events import CancelRequested, ChildStarted, Event, RunUnpaused
@@ -40,7 +40,7 @@ from perdure.errors import (
     WrongVersion,
 )
 from perdure.settings import Queue, Settings
-from perdure.store.api import FINISHED, Append, Appended, ApprovalFilter, ApprovalRow, Claimed, Committed, InboxRow, RunRow, Served, Store
+from perdure.store.api import FINISHED, Append, Appended, ApprovalFilter, Claimed, Committed, InboxRow, RunRow, Served, Store
 from perdure.store.url import shown_url
 from perdure.store.writer import GroupCommit
 from perdure.tool.call import Closer
@@ -858,10 +858,10 @@ class Worker:
         future.add_done_callback(self._readers.discard)
         future.add_done_callback(finish)
 
-    def decide(self, approval: str, judge: Callable[[Standing, ApprovalRow], Ruling], done: Callable[[Exception | None], None]) -> None:
+    def decide(self, approval: str, judgement: Judgement, done: Callable[[Exception | None], None]) -> None:
         """Settle an approval, then done(error or None). What follows reaches the drive through its inbox."""
         event_id, now = self.clock.new_id(), self.clock.now()
-        self._write(lambda: self.store.decide(approval, judge, event_id=event_id, now=now), done)
+        self._write(lambda: self.store.decide(approval, judgement, event_id=event_id, now=now), done)
 
     def cancel_run(self, run_id: str, by: str, reason: str, done: Callable[[Exception | None], None]) -> None:
         """Ask another run to stop, then done(error or None). One that has ended, or was asked before, is fine."""

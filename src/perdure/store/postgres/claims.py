@@ -11,9 +11,8 @@ from perdure.settings import Queue
 from perdure.store.api import Claimed, Served
 from perdure.store.claims import Claims
 from perdure.store.cursor import Cursor
-from perdure.store.journal import Journal
-from perdure.store.liveness import Liveness
 from perdure.store.losing import lose_runs_of_silent_worker
+from perdure.store.part import Means
 from perdure.store.postgres.bell import NotifyBell
 from perdure.store.postgres.database import PostgresDatabase
 from perdure.store.postgres.taking import Taking, Unheard
@@ -27,15 +26,17 @@ _FORGET_US = 3_600_000_000
 
 
 class PostgresClaims(Claims):
-    def __init__(self, database: PostgresDatabase, journal: Journal, liveness: Liveness, bell: NotifyBell) -> None:
-        super().__init__(database, journal, liveness)
-        self._bell = bell
-        self._taking = Taking(database)
+    _bell: NotifyBell
+    _database: PostgresDatabase
+
+    def __init__(self, means: Means) -> None:
+        super().__init__(means)
+        self._taking = Taking(self._database)
         self._cut_off: dict[str, tuple[int, float]] = {}  # worker → its last beat, and when we first saw it without a connection
         self._counted_s = float("-inf")
         self._look_s = float("-inf")  # when it is our turn again
 
-    def claim(
+    def _claim_by_turns(
         self,
         worker: str,
         served: Sequence[Served],
@@ -47,10 +48,10 @@ class PostgresClaims(Claims):
         try:
             taken = self._taking.claim(worker, served, limit, now, queues, limits)
         except Unheard as unheard:
-            weighed = super().claim(worker, served, limit, now, queues, limits)
+            weighed = super()._claim_by_turns(worker, served, limit, now, queues, limits)
             return [*weighed, *self._heard_late(unheard, weighed)]
         if taken is None:
-            return super().claim(worker, served, limit, now, queues, limits)
+            return super()._claim_by_turns(worker, served, limit, now, queues, limits)
         return self._known(taken)
 
     def _heard_late(self, unheard: Unheard, weighed: Sequence[Claimed]) -> list[Claimed]:
@@ -64,17 +65,17 @@ class PostgresClaims(Claims):
 
     def _known(self, taken: Sequence[tuple[int, Claimed]]) -> list[Claimed]:
         for key, claimed in taken:
-            self._journal.remember(claimed.lease.run_id, key)
+            self._keys[claimed.lease.run_id] = key
         return [claimed for _, claimed in taken]
 
-    def reap(self, worker: str, lease_us: int, now: int) -> int:
+    def _reap(self, worker: str, lease_us: int, now: int) -> int:
         """Among many workers it is not always one's turn: then nothing, and another one looks."""
         self._count(lease_us)
         if self._bell.crowd > _FEW:
             if time.monotonic() < self._look_s:
                 return 0
             self._look_s = time.monotonic() + self._bell.crowd * _SPREAD_S * random.uniform(0.5, 1.5)
-        lost = super().reap(worker, lease_us, now)
+        lost = super()._reap(worker, lease_us, now)
         # Whoever judges nobody by silence has been out of touch itself: then everybody else's connection may be on its way back as well.
         return lost + (self._reap_cut_off(worker, now) if lease_us < _FOR_EVER_US else 0)
 

@@ -25,9 +25,10 @@ from psycopg.pq.abc import PGresult
 from perdure.core.events import RunCancelled, RunSucceeded, Terminal
 from perdure.errors import StoreUnavailable
 from perdure.store.api import FINISHED, Append, Appended, Committed, Lease, Refused
-from perdure.store.consequences import Consequences, consequential
+from perdure.store.consequences import consequential
 from perdure.store.cursor import Cursor, Locked
 from perdure.store.journal import Journal, latest, refusal
+from perdure.store.part import Means
 from perdure.store.postgres import flight, wire
 from perdure.store.postgres.arrays import Array, Bools, Byteas, Int8s, Texts
 from perdure.store.postgres.database import PostgresDatabase
@@ -51,11 +52,11 @@ _Settled = tuple[list[Appended], dict[tuple[str, int], bool]]  # the answers, an
 class PostgresJournal(Journal):
     _database: PostgresDatabase
 
-    def __init__(self, database: PostgresDatabase, consequences: Consequences) -> None:
-        super().__init__(database, consequences)
+    def __init__(self, means: Means) -> None:
+        super().__init__(means)
         self._nonces: dict[tuple[str, int], list[bytes]] = {}  # of leases that were fenced by ourselves: all that may be there now
         # Tools may take their time, and everybody else needs connections meanwhile: leases are renewed over them.
-        self._room_for_tools = threading.BoundedSemaphore(max(database.connections.limit // 2, 1))
+        self._room_for_tools = threading.BoundedSemaphore(max(self._database.connections.limit // 2, 1))
         self._doubtful: set[str] = set()  # first event ids of appends of which nobody knows whether they have arrived
 
     def append(self, batch: Sequence[Append]) -> list[Appended]:
@@ -83,7 +84,7 @@ class PostgresJournal(Journal):
         return heard
 
     def send(self, batch: Sequence[Append], loop: asyncio.AbstractEventLoop, done: Callable[[list[Appended | None]], None]) -> list[Append]:
-        """As Store.send: what goes in one statement, over a connection that lies ready."""
+        """As writer.Sends: what goes in one statement, over a connection that lies ready. Nothing follows from it for which to ring."""
         if (self._doubtful or self._nonces) and any(map(self._is_doubtful, batch)):
             return list(batch)
         # One without an event has no name to be doubted by: should its answer be lost, it has to be fenced right there, as `append` does.

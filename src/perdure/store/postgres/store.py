@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from asyncio import AbstractEventLoop
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import psycopg
 
 from perdure.store.api import Append, Appended, NewRun, RunRow
-from perdure.store.consequences import Consequences
+from perdure.store.bell import concerns_others
 from perdure.store.creation import first_event
-from perdure.store.journal import Journal
+from perdure.store.part import Means
 from perdure.store.postgres import soundness
 from perdure.store.postgres.bell import NotifyBell
 from perdure.store.postgres.claims import PostgresClaims
@@ -28,33 +27,24 @@ from perdure.store.sql import SqlStore
 _LOOK_S, _LOOK_DEAF_S = 1.0, 0.25
 
 
-class PostgresStore(SqlStore):
+class PostgresStore(PostgresJournal, PostgresClaims, PostgresWholes, SqlStore):
     """A journal in a PostgreSQL database, shared by any number of workers on any number of machines."""
 
     remote = True
     pause_s = LONGEST_PAUSE_S
     _database: PostgresDatabase
-    _journal: PostgresJournal
+    _bell: NotifyBell
 
     def __init__(self, url: str, connections: Connections, schema: str) -> None:
         self._connections = connections
         self._notify = NotifyBell(connections, schema)
-        database = PostgresDatabase(connections)
-        super().__init__(url, database, self._notify, MachineLocks(self._notify, f"{connections.where} {schema}"))
+        locks = MachineLocks(self._notify, f"{connections.where} {schema}")
+        super().__init__(Means(url, PostgresDatabase(connections), self._notify, locks))
         self.schema = schema
 
     @property
     def ahead_us(self) -> int:
         return self._connections.ahead_us
-
-    def _make_journal(self, consequences: Consequences) -> PostgresJournal:
-        return PostgresJournal(self._database, consequences)
-
-    def _make_claims(self, journal: Journal) -> PostgresClaims:
-        return PostgresClaims(self._database, journal, self._liveness, self._notify)
-
-    def _make_wholes(self) -> PostgresWholes:
-        return PostgresWholes(self._database)
 
     def create_run(self, new: NewRun) -> tuple[RunRow, bool]:
         try:
@@ -69,9 +59,11 @@ class PostgresStore(SqlStore):
         self._notify.ring()
         return row, True
 
-    def send(self, batch: Sequence[Append], loop: AbstractEventLoop, done: Callable[[list[Appended | None]], None]) -> list[Append]:
-        # Nobody has to be rung for: from what goes in one statement nothing follows for others.
-        return self._journal.send(batch, loop, done)
+    def append(self, batch: Sequence[Append]) -> list[Appended]:
+        answers = super().append(batch)
+        if concerns_others(batch, answers):
+            self._notify.ring()
+        return answers
 
     def version(self) -> int:
         """Changes when anything was committed here or heard of, and from time to time anyway. Nothing is asked of the server for it."""
@@ -88,7 +80,7 @@ class PostgresStore(SqlStore):
             **said,
             "clock_ahead": f"{self.ahead_us / 1000:.1f} ms",
             "doorbell": "listening" if self._notify.listening else "not listening in this process",
-            **self.notice_facts(),
+            **self.common_facts(),
             "schema_version": str(len(MIGRATIONS)),
             "psycopg": psycopg.__version__,
         }

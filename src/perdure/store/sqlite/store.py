@@ -8,6 +8,7 @@ import apsw
 
 from perdure.store.bell import Listeners
 from perdure.store.liveness import FileLocks, InProcess
+from perdure.store.part import Means
 from perdure.store.sql import SqlStore
 from perdure.store.sqlite import soundness
 from perdure.store.sqlite.database import SqliteDatabase
@@ -24,10 +25,10 @@ class SqliteStore(SqlStore):
     def __init__(self, url: str, path: Path | None, *, synchronous: str = "full", busy_s: float = 10.0) -> None:
         database = SqliteDatabase(path, synchronous, busy_s)
         if path is None:
-            super().__init__(url, database, Listeners(), InProcess())
+            super().__init__(Means(url, database, Listeners(), InProcess()))
         else:
             folder = workers_folder(path)
-            super().__init__(url, database, PipeBell(folder), FileLocks(folder))
+            super().__init__(Means(url, database, PipeBell(folder), FileLocks(folder)))
 
     def facts(self) -> dict[str, str]:
         path = self._database.path
@@ -39,7 +40,7 @@ class SqliteStore(SqlStore):
             "file": self._database.where,
             **sizes,
             **pragmas,
-            **self.notice_facts(),
+            **self.common_facts(),
             "schema_version": str(len(MIGRATIONS)),
             "sqlite": apsw.sqlite_lib_version(),
             "apsw": apsw.apsw_version(),
