@@ -76,7 +76,8 @@ class Perdure:
         self.versions = _by_version(agents)
         self.agents = {agent.name: agent for agent in self.versions.values()}  # of several versions the one given last is started
         self.queues = queues
-        self.clock = clock or Clock(lambda: 0 if self._store is None else self._store.ahead_us)
+        is_remote = is_postgres(self.url)  # a server has a clock, which all go by; a file has none
+        self.clock = clock or Clock((lambda: 0 if self._store is None else self._store.ahead_us) if is_remote else None)
         self._observers = list(observers)
         self._audit_log = audit_log
         self._audit: AuditLog | None = None

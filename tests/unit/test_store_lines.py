@@ -17,7 +17,7 @@ from perdure.settings import Queue
 from perdure.store.api import Served, Store
 from perdure.store.lines import Choice, which
 from perdure.store.open import open_store
-from perdure.store.sqlite.cursor import SqliteCursor
+from perdure.store.sqlite.database import SqliteCursor
 from perdure.store.sqlite.migrate import APPLICATION_ID, MIGRATIONS
 from perdure.store.sqlite.queries import QUERIES
 from perdure.testing.conformance import T0, new_run, serving

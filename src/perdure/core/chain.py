@@ -5,8 +5,8 @@ hash(n) = sha256(hash(n-1) + envelope + stored bytes); hash(0) comes from the ru
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
+from hashlib import sha256
 
 from msgspec import Struct
 
@@ -23,13 +23,13 @@ class Sealed(Struct, frozen=True, gc=False):
 
 def genesis(run_id: str) -> bytes:
     """The hash before the first event of a run."""
-    return hashlib.sha256(b"perdure-journal-1\0" + run_id.encode()).digest()
+    return sha256(b"perdure-journal-1\0" + run_id.encode()).digest()
 
 
 def link(before: bytes, seq: int, event_id: str, ts: int, epoch: int, call: int | None, cause: int | None, data: bytes) -> bytes:
     """The hash of one event. All envelope fields are numbers or hex, so that `|` cannot occur inside one."""
     envelope = f"{seq}|{event_id}|{ts}|{epoch}|{'' if call is None else call}|{'' if cause is None else cause}|"
-    return hashlib.sha256(before + envelope.encode() + data).digest()
+    return sha256(before + envelope.encode() + data).digest()
 
 
 def seal(before: bytes, event: Event) -> Sealed:
@@ -39,9 +39,11 @@ def seal(before: bytes, event: Event) -> Sealed:
 
 
 def seal_all(before: bytes, events: Iterable[Event]) -> list[Sealed]:
-    """A run of events sealed onto `before`, in order."""
+    """A run of events sealed onto `before`, in order. Written out, as `link` and `seal` have it: every commit of every run comes by here."""
     sealed = []
     for event in events:
-        sealed.append(seal(before, event))
-        before = sealed[-1].hash
+        data, call, cause = encode_body(event.body), event.call, event.cause
+        envelope = f"{event.seq}|{event.event_id}|{event.ts}|{event.epoch}|{'' if call is None else call}|{'' if cause is None else cause}|"
+        before = sha256(before + envelope.encode() + data).digest()
+        sealed.append(Sealed(event, data, before))
     return sealed

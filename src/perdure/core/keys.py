@@ -30,6 +30,7 @@ class CallKeys:
         self._covers_tool = scheme == 2
         self._parts = ("perdure-call-1", tenant, run_id) if scheme == 1 else ("perdure-call-2", namespace, tenant, run_id, agent)
         self._hash: hashlib._Hash | None = None  # of the parts; many a run never asks for a key
+        self._tools: dict[str, bytes] = {}  # their names, framed
 
     @classmethod
     def of(cls, created: RunCreated) -> CallKeys:
@@ -51,11 +52,16 @@ class CallKeys:
     def key(self, call: int, tool: str) -> str:
         if self._hash is None:
             self._hash = _hashed(*self._parts)
+        number = b"%d" % call
         whole = self._hash.copy()
-        whole.update(_framed(str(call)))
+        whole.update(len(number).to_bytes(8, "big") + number)  # as `_framed` has it
         if self._covers_tool:
-            whole.update(_framed(tool))
+            whole.update(self._tools.get(tool) or self._framed_tool(tool))
         return whole.hexdigest()
+
+    def _framed_tool(self, tool: str) -> bytes:
+        framed = self._tools[tool] = _framed(tool)
+        return framed
 
 
 def approval_id(tenant: str, run_id: str, call: int) -> str:

@@ -109,7 +109,7 @@ from perdure.core.machine import (
 )
 from perdure.core.replay import completion_of, replay
 from perdure.core.rest import Ask, Sleep, Stay, Stuck, at_rest
-from perdure.core.state import ENDED, LOST, NOT_STARTED, AskState, CallState, RunState, refusal
+from perdure.core.state import ENDED, FINISHED, LOST, NOT_STARTED, AskState, CallState, RunState, refusal
 from perdure.core.steps import (
     Answer,
     Append,
@@ -346,7 +346,8 @@ class RunCore:
             closing = self.closing
         if self._orphans and not self._events and not self._consumed:
             self._let_orphans_go()
-        if (self._due or self._precious or self._orphans) and self.may_begin and not self.state.finished:
+        may_begin = closing is None or closing.attention == "budget"
+        if (self._due or self._precious or self._orphans) and may_begin and self.state.status not in FINISHED:
             self._append(None)
         elif not self._running and not self._hooks and (closing is not None or not self._due):
             yield from self._rest()
@@ -557,7 +558,10 @@ class RunCore:
             case None:
                 key = self.state.keys.key(number, tool.name) if tool.shows_key else ""
                 self._initiate(tool, number, cause, effect=tool.effect, key=key, args=self._pack(command.args))
-                self._ready(self.state.calls[number])
+                if tool.effect == "read":
+                    self._ready(self.state.calls[number])
+                else:
+                    self._due.append(number)
             case Later(at, has_place):
                 self._propose(command, cause, "rate" if tool.rate is not None else "budget", at if has_place else None)
                 self._waits[number] = at
@@ -1377,14 +1381,15 @@ class RunCore:
         precious, self._precious, self._urgent, self._dirty_since = self._precious, False, False, None
         transaction = None
         if row is None:
-            if self._due and self.may_begin and not state.finished:
+            if self._due and (self.closing is None or self.may_begin) and state.status not in FINISHED:
                 due, self._due = self._due, []
                 for number in due:
-                    if state.calls[number].effect == "transaction":
+                    call = state.calls[number]
+                    if call.effect == "transaction":
                         self._due.append(number)  # its turn comes with an append of its own
                     else:
                         self._starting.append(number)
-                        out.begin.append(self._begin_of(state.calls[number]))
+                        out.begin.append(self._begin_of(call))
                 # What came of an effect does not wait for the transaction's tool: a crash inside it would make a doubt of a known result.
                 if self._due and not precious:
                     transaction = self._transaction(state.calls[self._due.pop(0)])

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
-
-from perdure.core.events import ChildStarted
-from perdure.store.api import FINISHED, Append, Appended, Committed
 
 log = logging.getLogger("perdure.store")
 Ring = Callable[[], None]
@@ -64,19 +61,3 @@ def call(ring: Ring) -> None:
         ring()
     except Exception as error:
         log.debug("a listener could not be rung: %r", error)  # its loop has been closed; the commit has nothing to do with it
-
-
-def concerns_others(batch: Sequence[Append], answers: Sequence[Appended]) -> bool:
-    """Whether these appends leave something for another worker to do now: a run that was given up, a child, the end of one."""
-    # Lists, here and below: this is asked about every commit, and a generator costs more than what it saves.
-    return True in [isinstance(answer, Committed) and _leaves_work(append) for append, answer in zip(batch, answers, strict=True)]
-
-
-def _leaves_work(append: Append) -> bool:
-    row = append.row
-    if row is not None and row.status in FINISHED:
-        return "/" in append.lease.run_id  # a child: its parent has heard of it
-    if row is not None and row.release and row.ready_at is not None:
-        # Whoever sleeps until then looks again long before: only what is ready now is worth a ring.
-        return not append.events or row.ready_at <= append.events[-1].event.ts
-    return ChildStarted in [type(sealed.event.body) for sealed in append.events]

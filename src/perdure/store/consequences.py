@@ -21,7 +21,7 @@ from perdure.store.api import Append, Charge, Refused
 from perdure.store.cursor import Cursor
 from perdure.store.delivery import Delivery
 
-_CONSEQUENTIAL = frozenset((*notices.TOLD, ChildStarted, RunSucceeded, RunFailed, RunCancelled))
+CONSEQUENTIAL = frozenset((*notices.TOLD, ChildStarted, RunSucceeded, RunFailed, RunCancelled))
 
 
 def consequential(append: Append) -> list[Event]:
@@ -29,7 +29,7 @@ def consequential(append: Append) -> list[Event]:
     return [
         sealed.event
         for sealed in append.events
-        if type(sealed.event.body) in _CONSEQUENTIAL
+        if type(sealed.event.body) in CONSEQUENTIAL
         or (type(sealed.event.body) is ToolCallInitiated and sealed.event.body.approval is not None)
     ]
 

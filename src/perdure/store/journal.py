@@ -10,16 +10,15 @@ import msgspec
 
 from perdure import shell
 from perdure.core.chain import genesis
-from perdure.core.events import Event
+from perdure.core.events import ChildStarted, Event, ToolCallInitiated
 from perdure.errors import NotFound, StoreCorrupt
 from perdure.store import blobs, budgets
 from perdure.store.api import FINISHED, Append, Appended, Committed, Refused, RowChange, Stored
-from perdure.store.bell import concerns_others
-from perdure.store.consequences import Consequences, consequential, may_be_refused
+from perdure.store.consequences import CONSEQUENTIAL, Consequences, may_be_refused
 from perdure.store.cursor import Cursor, Gone, Row
 from perdure.store.delivery import Delivery
 from perdure.store.part import Means, Part
-from perdure.store.rows import event_from, event_row
+from perdure.store.rows import event_from
 
 _COMMITTED = Committed()
 
@@ -99,24 +98,29 @@ class Journal(Part):
         for append in batch:
             run_id = append.lease.run_id
             key = self._keys.get(run_id) or self._look_up_key(cursor, run_id)
-            answer = Refused(f"there is no run {run_id}") if key is None else self._append_one(cursor, append, key, called_s)
+            if key is None:
+                answers.append(Refused(f"there is no run {run_id}"))
+                continue
+            before = len(rows)
+            following, last_ts = _collect(append, key, rows)
+            answer = self._append_one(cursor, append, key, following, last_ts, called_s)
             answers.append(answer)
-            if key is not None and answer is _COMMITTED:
-                _collect(append, key, rows)
-                if append.blobs:
-                    blobs.put(cursor, key, append.blobs)
-                if append.row is not None and _gives_up(append.row):
-                    self._keys.pop(run_id, None)  # or the keys of a worker's whole life would pile up
+            if answer is not _COMMITTED:
+                del rows[before:]
+                continue
+            if append.blobs:
+                blobs.put(cursor, key, append.blobs)
+            if append.row is not None and _gives_up(append.row):
+                self._keys.pop(run_id, None)  # or the keys of a worker's whole life would pile up
         cursor.each("insert_event", rows)
         return answers
 
-    def _append_one(self, cursor: Cursor, append: Append, key: int, called_s: float) -> Appended:
-        """The guard, and what follows from the events. Anything but Committed means that nothing was written."""
-        events = consequential(append)
+    def _append_one(self, cursor: Cursor, append: Append, key: int, events: list[Event], last_ts: int, called_s: float) -> Appended:
+        """The guard, and what follows from these events of it. Anything but Committed means that nothing was written."""
         undoable = bool(events) and may_be_refused(events)
         if undoable:
             cursor.change("begin_append")
-        answer = _advance(cursor, append, key)
+        answer = _advance(cursor, append, key, last_ts)
         if append.charge is not None and answer is _COMMITTED:
             budgets.charge(cursor, key, append.charge)
         if events and answer is _COMMITTED:
@@ -160,11 +164,11 @@ class Journal(Part):
         return not absent  # False: whoever asked may append the same events again
 
 
-def _advance(cursor: Cursor, append: Append, key: int) -> Appended:
+def _advance(cursor: Cursor, append: Append, key: int, last_ts: int) -> Appended:
     """The guard and the projection in one UPDATE. Anything but Committed means that nothing was written."""
     lease, row, events, before = append.lease, append.row, append.events, append.expected_seq
     head, ts = (events[-1].hash, events[-1].event.ts) if events else (None, 0)
-    guarded = (before + len(events), head, latest(append), key, lease.epoch, lease.nonce, lease.worker, before)
+    guarded = (before + len(events), head, last_ts, key, lease.epoch, lease.nonce, lease.worker, before)
     if row is None:
         moved = cursor.change("advance", guarded)
     elif not _gives_up(row):
@@ -204,12 +208,40 @@ def _gives_up(row: RowChange) -> bool:
     return row.release or row.status in FINISHED
 
 
-def _collect(append: Append, key: int, rows: list[Row]) -> None:
-    seq, epoch = append.expected_seq, append.lease.epoch
+def _collect(append: Append, key: int, rows: list[Row]) -> tuple[list[Event], int]:
+    """Its rows as `event_row` has them, the events from which something follows, and the latest time that they tell."""
+    seq, epoch, last_ts = append.expected_seq, append.lease.epoch, 0
+    following: list[Event] = []
     for sealed in append.events:
-        seq += 1
-        assert sealed.event.seq == seq and sealed.event.epoch == epoch, (append.lease, sealed.event.seq, seq)
-        rows.append(event_row(key, sealed))
+        event = sealed.event
+        seq, ts, body = seq + 1, event.ts, event.body
+        assert event.seq == seq and event.epoch == epoch, (append.lease, event.seq, seq)
+        rows.append((key, seq, bytes.fromhex(event.event_id), ts, epoch, event.call, event.cause, sealed.data.decode(), sealed.hash))
+        if ts > last_ts:
+            last_ts = ts  # not the last event's: the clock may have been set back in between
+        if type(body) in CONSEQUENTIAL or (type(body) is ToolCallInitiated and body.approval is not None):
+            following.append(event)
+    return following, last_ts
+
+
+def concerns_others(batch: Sequence[Append], answers: Sequence[Appended]) -> bool:
+    """Whether these appends leave something for another worker to do now: a run that was given up, a child, the end of one."""
+    for append, answer in zip(batch, answers, strict=True):
+        row, events = append.row, append.events
+        if not isinstance(answer, Committed):
+            continue
+        if row is not None and row.status in FINISHED:
+            if "/" in append.lease.run_id:
+                return True  # a child: its parent has heard of it
+        elif row is not None and row.release and row.ready_at is not None:
+            # A worker that sleeps until then looks again long before: only what is ready now is worth a ring.
+            if not events or row.ready_at <= events[-1].event.ts:
+                return True
+        else:
+            for sealed in events:
+                if type(sealed.event.body) is ChildStarted:
+                    return True
+    return False
 
 
 def refusal(cursor: Cursor, append: Append, key: int) -> Refused | None:

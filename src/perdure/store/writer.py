@@ -54,6 +54,7 @@ class GroupCommit:
         self._closing = threading.Lock()
         self._closed = False
         self._committing = False
+        self.under_way = 0  # appends that the thread has to commit
         self._here: list[_Waiting] = []  # submitted in this turn of the loop, to be committed at its end
         self._sent = False  # a commit is on its way to a remote store
         self._cost_s = 0.0  # what a commit has cost each append lately
@@ -140,8 +141,7 @@ class GroupCommit:
     def commit_now(self, append: Append) -> Appended:
         """Commit it and wait: on this thread when nothing is queued, else together with what is."""
         if self.idle:
-            (answer,) = self._store.append([append])
-            return answer
+            return self._store.append([append])[0]
         # Not through the loop: the calling thread may be the loop's own, which waits here.
         waiting = _Waiting(append, None, threading.Event())
         self._put(waiting)
@@ -169,6 +169,7 @@ class GroupCommit:
         with self._closing:
             if self._closed:
                 raise StoreError("the writer has been closed; nothing more can be appended through it")
+            self.under_way += 1
             self._queue.put(waiting)
 
     def _run(self) -> None:
@@ -180,8 +181,11 @@ class GroupCommit:
             while not self._queue.empty():
                 group.append(self._queue.get_nowait())
             open_ = None not in group
-            self._commit_and_tell([waiting for waiting in group if waiting is not None])
+            appends = [waiting for waiting in group if waiting is not None]
+            self._commit_and_tell(appends)
             self._committing = False
+            with self._closing:
+                self.under_way -= len(appends)
 
     def _commit(self, group: list[_Waiting]) -> None:
         if not group:

@@ -79,7 +79,6 @@ class Tool(Generic[P, R]):
         self.compensator: Compensator | None = None
         self._check_options()
         self._signature = Signature(f"tool {self.name}", fn, names or {})
-        self._function = Hook(fn, self._signature.call_parameter)
         # Whether somebody else may know a call by its key: the function is told it, or people will ask for it when there is doubt.
         self.shows_key = self._signature.call_parameter is not None or effect not in ("read", "idempotent")
         self._policy = policy_of(self.name, approval, self._signature.names)
@@ -120,7 +119,8 @@ class Tool(Generic[P, R]):
 
     def with_call(self, arguments: dict[str, Any], call: Call) -> dict[str, Any]:
         """The arguments with the Call under the name that the function gives it, if it takes it."""
-        return self._function.with_call(arguments, call)
+        name = self._signature.call_parameter
+        return arguments if name is None else {**arguments, name: call}
 
     def encode_result(self, value: Any) -> bytes:
         """Canonical JSON of what the function returned; NotEncodable says why not."""

@@ -175,7 +175,8 @@ class Signature:
             value = plain.pop(parameter.name, parameter.default)
             if value is EMPTY:
                 raise parameter.refuse("the recorded call does not have it, and it has no default")
-            typed[parameter.name] = parameter.rebuild(value)
+            exact = parameter.exact
+            typed[parameter.name] = value if exact is None or type(value) in exact else parameter.rebuild(value)
         if plain:
             raise InvalidInput(f"{self._label}: the recorded call has {', '.join(map(ascii, plain))}, but it takes {self._takes()}")
         return typed

@@ -25,7 +25,7 @@ from perdure.core.approval import Expire, Withdraw
 from perdure.core.attempts import Performed
 from perdure.core.budget import Amounts, Charge, amounts_of
 from perdure.core.chain import Sealed, seal, seal_all
-from perdure.core.events import Event, ToolCallCompleted
+from perdure.core.events import Event, ModelCallCompleted, ModelCallInitiated, ToolCallCompleted, ToolCallInitiated
 from perdure.core.failures import describe
 from perdure.core.outcome import Outcome
 from perdure.core.rate import Rate
@@ -58,6 +58,7 @@ from perdure.core.steps import (
 from perdure.errors import Conflict, Fenced, NotFound, RunEnded, StoreError, StoreUnavailable
 from perdure.settings import Settings
 from perdure.store.api import Append, Appended, Claimed, Refused, RunRow, Store
+from perdure.store.writer import GroupCommit
 from perdure.tool.call import Call, Closer
 from perdure.worker.attempts import Attempt, perform_in_transaction, reconcile
 from perdure.worker.clock import Clock
@@ -68,14 +69,11 @@ from perdure.worker.threads import Threads
 log = logging.getLogger("perdure.worker")
 T = TypeVar("T")
 Performing = Callable[[Any], Any]  # from a tool (or a question to a model) to what is performed in its place
+_PLAIN = frozenset((ToolCallInitiated, ToolCallCompleted, ModelCallInitiated, ModelCallCompleted))  # that concern nobody but the run
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _BUSY_S = 0.02
 _LONGEST_TURN_S = 0.005
 _AGAIN_S = 1.0
-
-
-def as_it_is(tool: Any) -> Any:
-    return tool
 
 
 class ToolRaised(Exception):
@@ -98,7 +96,10 @@ class Host(Protocol):
     blobs: Mapping[str, bytes]
     threads: Threads
     closers: dict[Hashable, Closer]
-    performing: Performing
+    performing: Performing | None
+    observers: Sequence[Callable[[str, Sequence[Event]], None]]
+    group: GroupCommit
+    commits_here: bool
     entered: str | None
 
     @property
@@ -118,7 +119,7 @@ class Host(Protocol):
 
     def serve_too(self, agent: Agent[Any, Any]) -> None: ...
 
-    def committed(self, run_id: str, events: Sequence[Event]) -> None: ...
+    def committed(self, run_id: str, sealed: Sequence[Sealed]) -> None: ...
 
     def rested(self, drive: Drive) -> None: ...
 
@@ -307,7 +308,7 @@ class Drive:
         told = self._told(begin, begin.tool.timeout_s)
         host = self._host
         running = Attempt(
-            host.performing(begin.tool),
+            begin.tool if host.performing is None else self._performed(begin.tool),
             begin.args,
             told,
             threads=host.threads,
@@ -317,9 +318,14 @@ class Drive:
         self._attempts[begin.number] = running
         running.start(partial(self._ended, told))
 
+    def _performed(self, tool: Any) -> Any:
+        return tool if self._host.performing is None else self._host.performing(tool)
+
     def _ended(self, told: Call, performed: Performed) -> None:
         if self._attempts.pop(told.number, None) is not None:
-            self._feed(AttemptEnded(told.number, told.attempt, performed, told.usage))
+            self._inputs.append(AttemptEnded(told.number, told.attempt, performed, told.usage))
+            if not self._stepping:
+                self._work()
 
     def _told(self, begin: Begin, timeout_s: float | None, connection: Any = None) -> Call:
         return Call(
@@ -340,7 +346,7 @@ class Drive:
         async def ask() -> None:
             await asyncio.sleep(begin.after_us / 1e6)
             asked_at = int(host.loop.time() * 1_000_000)
-            tool, told = host.performing(begin.tool), self._told(begin, None)
+            tool, told = self._performed(begin.tool), self._told(begin, None)
             try:
                 outcome = await reconcile(tool, begin.args, told, threads=host.threads, grace_s=host.settings.cancel_grace_s)
             except Exception as error:
@@ -379,17 +385,27 @@ class Drive:
             append.charge,
             self._host.clock.now(),
         )
-        self._sent_s = time.monotonic()
         if append.transaction is None:
-            self._host.commit(stored, partial(self._answered, stored))
+            self._send(stored)
         else:
+            self._sent_s = time.monotonic()
             self._host.transact(stored, partial(self._transact, append, stored), partial(self._transacted, stored))
+
+    def _send(self, append: Append) -> None:
+        host = self._host
+        self._sent_s = time.monotonic()
+        if not host.commits_here or host.group.under_way:
+            host.commit(append, partial(self._answered, append))
+            return
+        try:
+            said: Appended | Exception = host.store.append([append])[0]
+        except Exception as error:
+            said = error
+        self._answered(append, said)
 
     def _send_again(self, append: Append) -> None:
         # The time at which it goes out counts, and not when it was recorded: an approval may have expired meanwhile (G9).
-        append = structs.replace(append, at=self._host.clock.now())
-        self._sent_s = time.monotonic()
-        self._host.commit(append, partial(self._answered, append))
+        self._send(structs.replace(append, at=self._host.clock.now()))
 
     def _answered(self, append: Append, said: Appended | Exception) -> None:
         if self.over:
@@ -407,22 +423,21 @@ class Drive:
     def _durable(self, append: Append, result: Sealed | None) -> None:
         """It is written. From here on a crash leaves intents without results: core/decide.py settles them by effect class."""
         host = self._host
-        events = [sealed.event for sealed in append.events]
-        if result is not None:
-            self._head = result.hash
-            events.append(result.event)
-        elif append.events:
-            self._head = append.events[-1].hash
+        sealed = append.events if result is None else (*append.events, result)
+        if sealed:
+            self._head = sealed[-1].hash
         self._failures = 0
         begin, self._begin = self._begin, ()
         stepping, self._stepping = self._stepping, True
         try:
-            host.committed(self.run_id, events)
+            if host.observers or not _PLAIN.issuperset([type(one.event.body) for one in sealed]):
+                host.committed(self.run_id, sealed)
             sent_s, now_s = self._sent_s, time.monotonic()
             in_doubt = False
             for one in begin:
                 in_doubt = in_doubt or (now_s - sent_s > one.covered_s and not host.has_held_since(sent_s))
-            begun = bool(begin) and not in_doubt and not self._draining and self._core.may_begin
+            core = self._core
+            begun = bool(begin) and not in_doubt and not self._draining and (core.closing is None or core.may_begin)
             self._inputs.append(Committed(begun, in_doubt, None if result is None else result.event))
             if begun:
                 for one in begin:
@@ -436,7 +451,8 @@ class Drive:
             raise
         finally:
             self._stepping = stepping
-        self._work()
+        if not stepping:
+            self._work()
 
     def _is_too_late(self, sent_s: float, covered_s: float) -> bool:
         """From any thread: may another worker have the run by now, because this process slept past its lease after the append was sent?
@@ -489,7 +505,7 @@ class Drive:
         """What the tool returns. Whatever it raises, and a result that comes too late, rolls everything back."""
         timeout_s, begun_s = begin.tool.timeout_s, time.monotonic()
         try:
-            result = perform_in_transaction(self._host.performing(begin.tool), begin.args, told)
+            result = perform_in_transaction(self._performed(begin.tool), begin.args, told)
             if timeout_s is not None and time.monotonic() - begun_s > timeout_s:
                 raise TimeoutError(f"tool {begin.tool.name} took longer than {timeout_s:g} s; its transaction was rolled back")
         except BaseException as error:

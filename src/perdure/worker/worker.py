@@ -24,6 +24,7 @@ from perdure import shell
 from perdure.agent import Agent
 from perdure.core.approval import Judgement
 from perdure.core.budget import NOTHING, Amounts
+from perdure.core.chain import Sealed
 from perdure.core.decide import Patience
 from perdure.core.events import CancelRequested, ChildStarted, Event, RunUnpaused
 from perdure.core.run_core import RunSettings
@@ -48,7 +49,7 @@ from perdure.worker import forked, outside
 from perdure.worker.asking import Asking
 from perdure.worker.clock import Clock
 from perdure.worker.courier import TOLD, Courier
-from perdure.worker.drive import Drive, Performing, as_it_is
+from perdure.worker.drive import Drive, Performing
 from perdure.worker.ending import disown, end
 from perdure.worker.kin import Kin
 from perdure.worker.lease import Renewer, Watchdog
@@ -119,7 +120,7 @@ class Worker:
         clock: Clock,
         observers: Sequence[Observer] = (),
         queues: Sequence[str] | None = None,
-        performing: Performing = as_it_is,
+        performing: Performing | None = None,
     ) -> None:
         self.store = store
         self.settings = settings
@@ -130,11 +131,12 @@ class Worker:
         self.queues = queues
         self.performing = performing
         self.run_settings = run_settings(settings, still=clock.still)
-        self.ids = iter(clock.new_id, "")
+        self.ids = clock.ids()
         self.blobs: Mapping[str, bytes] = StoredBlobs(store)
         self.loop: asyncio.AbstractEventLoop
-        self._observers = tuple(observers)
+        self.observers: Sequence[Observer] = tuple(observers)
         self._drives: dict[str, Drive] = {}
+        self.commits_here = False  # one run alone: it commits by itself, on the loop's own thread
         self._readers: set[asyncio.Future[Any]] = set()
         self._changes = 0  # how often something has happened that those who wait here should look at
         self._napping: set[asyncio.Future[None]] = set()
@@ -163,7 +165,7 @@ class Worker:
         self.loop = asyncio.get_running_loop()
         outside.guard()
         forked.guard(self.loop)
-        self._group = GroupCommit(self.store, self.loop, lambda: self.transacting)
+        self.group = GroupCommit(self.store, self.loop, lambda: self.transacting)
         self._renewer = Renewer(self.store, self.id, self.clock, self.settings.lease_s, Watchdog(self.loop, self._inside))
         self._courier = Courier(self.store, self.settings, self.clock, self._asking, busy=lambda: self.transacting)
         self._tasks: list[asyncio.Task[None]] = []
@@ -238,7 +240,7 @@ class Worker:
     def _leave(self) -> None:
         # In one go: whoever is cancelled while it waits for this leaves nothing half done.
         self._renewer.stop()
-        self._group.close()
+        self.group.close()
         self._sign_off()
 
     def _sign_on(self) -> None:
@@ -658,6 +660,7 @@ class Worker:
         if before is not None:
             before.abort()  # it lost the run while we slept, and has not noticed yet
         drive = self._drives[run_id] = Drive(claimed, self.agents[Served(claimed.row.agent, claimed.row.version)], self)
+        self._see_who_commits()
         came_along = claimed.events is not None and not may_owe(claimed.events[0].body)
         if came_along or (claimed.row.seq <= _READ_HERE and not self.store.remote):
             # A plain callback, never inside a task: from CPython 3.14 on an agent's tasks cannot be entered there. And one for each run:
@@ -819,16 +822,16 @@ class Worker:
 
     # -- what drives ask of their host --------------------------------------------------------------------------------
     def commit(self, append: Append, done: Callable[[Appended | Exception], None]) -> None:
-        """Durable, then done(answer). One run alone commits right here; many share commits."""
+        """Durable, then done(answer). One run alone commits right here (most often by itself, see `commits_here`); many share commits."""
         if len(self._drives) > 1 or self.transacting:
             # A transaction's tool may hold the write lock for long: then the writer's thread waits for it, and not the loop.
-            self._group.submit(append, done)
+            self.group.submit(append, done)
             return
         if self.store.remote:
-            self._group.send_now(append, done)
+            self.group.send_now(append, done)
             return
         try:
-            answer: Appended | Exception = self._group.commit_now(append)
+            answer: Appended | Exception = self.group.commit_now(append)
         except Exception as error:
             answer = error
         done(answer)
@@ -847,12 +850,14 @@ class Worker:
 
         def finish(future: asyncio.Future[Any]) -> None:
             self._transactions -= 1
+            self._see_who_commits()
             if future.cancelled():
                 return  # the worker has ended, and its drives with it
             error = future.exception()
             done(future.result() if error is None else error if isinstance(error, Exception) else PerdureError(repr(error)))
 
         self._transactions += 1
+        self._see_who_commits()
         future = self.loop.run_in_executor(self._transactors, begin)
         self._readers.add(future)
         future.add_done_callback(self._readers.discard)
@@ -929,6 +934,9 @@ class Worker:
             answer = error
         done(answer)
 
+    def _see_who_commits(self) -> None:
+        self.commits_here = len(self._drives) == 1 and not self._transactions and not self.store.remote
+
     @property
     def transacting(self) -> bool:
         """Whether a tool of this process is inside a transaction, and so in possession of the write lock, where there is only one."""
@@ -938,13 +946,16 @@ class Worker:
         """Whether nobody can have taken a run from this worker between that moment and now, for want of a sign of life."""
         return self._renewer.has_held_since(then_s)
 
-    def committed(self, run_id: str, events: Sequence[Event]) -> None:
-        for event in events:
-            if type(event.body) in TOLD:
+    def committed(self, run_id: str, sealed: Sequence[Sealed]) -> None:
+        """These events of a run of ours are durable."""
+        for one in sealed:
+            kind = type(one.event.body)
+            if kind in TOLD:
                 self._courier.poke()
-            elif type(event.body) is ChildStarted:
+            elif kind is ChildStarted:
                 self._wake_beside(run_id)
-        for observe in self._observers:
+        events = [one.event for one in sealed]
+        for observe in self.observers:
             try:
                 observe(run_id, events)
             except Exception:
@@ -953,6 +964,7 @@ class Worker:
     def rested(self, drive: Drive) -> None:
         if self._drives.get(drive.run_id) is drive:
             del self._drives[drive.run_id]
+            self._see_who_commits()
         self._wake_beside(drive.run_id)
         self._notice()
 

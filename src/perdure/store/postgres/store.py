@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import psycopg
 
 from perdure.store.api import Append, Appended, NewRun, RunRow
-from perdure.store.bell import concerns_others
 from perdure.store.creation import first_event
+from perdure.store.journal import concerns_others
 from perdure.store.part import Means
 from perdure.store.postgres import soundness
 from perdure.store.postgres.bell import NotifyBell

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,6 @@ from perdure.store.closing import moved_error, moved_from
 from perdure.store.cursor import Cursor, Params, Row
 from perdure.store.sqlite.confined import ToolConnection, confined
 from perdure.store.sqlite.connect import check_synchronous, connect_file, connect_memory
-from perdure.store.sqlite.cursor import SqliteCursor
 from perdure.store.sqlite.faults import not_text, translated
 from perdure.store.sqlite.guard import unwatch, watch
 from perdure.store.sqlite.migrate import migrate
@@ -26,6 +25,36 @@ from perdure.store.sqlite.queries import QUERIES
 T = TypeVar("T")
 MOVED = "this journal was moved"  # as the triggers of the schema say it
 _BEGIN, _COMMIT, _ROLLBACK, _DATA_VERSION = (QUERIES[name] for name in ("begin", "commit", "rollback", "data_version"))
+
+
+class SqliteCursor:
+    """Every statement has run to its end when a method returns: nothing stays open beside the next one."""
+
+    __slots__ = ("_cursor", "connection")
+
+    def __init__(self, cursor: apsw.Cursor) -> None:
+        self._cursor = cursor
+        self.connection: apsw.Connection = cursor.connection
+
+    def all(self, name: str, params: Params = ()) -> list[Row]:
+        return self._cursor.execute(QUERIES[name], params).fetchall()
+
+    def one(self, name: str, params: Params = ()) -> Row | None:
+        rows = self._cursor.execute(QUERIES[name], params).fetchall()
+        return rows[0] if rows else None
+
+    def change(self, name: str, params: Params = ()) -> int:
+        self._cursor.execute(QUERIES[name], params)
+        return self.connection.changes()
+
+    def each(self, name: str, many: Sequence[Params]) -> None:
+        self._cursor.executemany(QUERIES[name], many)
+
+    def alone(self, key: str) -> None:
+        """Nothing to do: a transaction that writes is alone from its BEGIN IMMEDIATE on."""
+
+    def patience(self, seconds: float) -> None:
+        """Nothing to do: for the same reason there is nothing left to wait for."""
 
 
 class SqliteDatabase:
@@ -65,14 +94,17 @@ class SqliteDatabase:
         with self._write_lock:
             self._check_file()
             try:
-                connection = self._connection()
+                connection = self._connection() if self._writer is None or self._writer.in_transaction else self._writer
                 cursor = connection.cursor()
                 cursor.execute(_BEGIN)
             except apsw.Error as error:
                 raise translated(error, self.where) from None
             try:
                 done = work(SqliteCursor(cursor))
-                self._commit(connection, cursor, lambda fresh: arrived(fresh, done))
+                try:
+                    cursor.execute(_COMMIT)
+                except apsw.Error as error:
+                    self._find_out(error, lambda fresh: arrived(fresh, done))
             except BaseException as error:
                 self._rollback(connection)
                 if isinstance(error, apsw.FullError):
@@ -168,18 +200,16 @@ class SqliteDatabase:
         assert not self._writer.in_transaction, "a transaction was begun inside another: a tool's work must not use the store"
         return self._writer
 
-    def _commit(self, connection: apsw.Connection, cursor: apsw.Cursor, arrived: Callable[[Cursor], bool]) -> None:
-        try:
-            cursor.execute(_COMMIT)
-        except apsw.Error as error:
-            if self.path is None:
-                raise
-            # The outcome is unknown, and after a failed fsync this connection would show things that are not on the disk.
-            self._discard_writer()
-            if not self._look(arrived):
-                if isinstance(error, apsw.FullError):
-                    self._empty_log()
-                raise translated(error, self.where) from None
+    def _find_out(self, error: apsw.Error, arrived: Callable[[Cursor], bool]) -> None:
+        """COMMIT has failed: return if it took effect all the same, and raise its error if it did not."""
+        if self.path is None:
+            raise error
+        # The outcome is unknown, and after a failed fsync this connection would show things that are not on the disk.
+        self._discard_writer()
+        if not self._look(arrived):
+            if isinstance(error, apsw.FullError):
+                self._empty_log()
+            raise translated(error, self.where) from None
 
     def _rollback(self, connection: apsw.Connection) -> None:
         try:
