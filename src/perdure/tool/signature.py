@@ -66,9 +66,7 @@ class Parameter:
             raise self.refuse(str(unusable)) from None
 
     def rebuild(self, plain: Any) -> Any:
-        """The typed argument of a JSON value."""
-        if self.exact is None or type(plain) in self.exact:
-            return plain
+        """The typed argument of a JSON value that is not one of the exact types."""
         try:
             return self.converter.rebuild(plain)
         except ValueError as error:
@@ -176,7 +174,8 @@ class Signature:
             value = plain.pop(parameter.name, parameter.default)
             if value is EMPTY:
                 raise parameter.refuse("the recorded call does not have it, and it has no default")
-            typed[parameter.name] = parameter.rebuild(value)
+            exact = parameter.exact
+            typed[parameter.name] = value if exact is None or type(value) in exact else parameter.rebuild(value)
         if plain:
             raise InvalidInput(f"{self._label}: the recorded call has {', '.join(map(ascii, plain))}, but it takes {self._takes()}")
         return typed
