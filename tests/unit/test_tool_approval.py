@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, cast
@@ -292,3 +294,19 @@ def test_asking_a_plain_policy_needs_no_pydantic():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_rule_that_takes_long_is_named_in_the_log(caplog, raises):
+    def slow(cents: int) -> bool:
+        time.sleep(0.15)
+        if raises:
+            raise ValueError("and knows nothing")
+        return False
+
+    @tool(approval=slow)
+    async def pay(cents: int) -> None: ...
+
+    with caplog.at_level(logging.WARNING, "perdure.worker"):
+        assert (pay.asks(b'{"cents":1}') is False) is not raises
+    assert "the approval rule of tool pay took" in caplog.text

@@ -79,6 +79,8 @@ class Tool(Generic[P, R]):
         self.compensator: Compensator | None = None
         self._check_options()
         self._signature = Signature(f"tool {self.name}", fn, names or {})
+        # The arguments of a recorded call, typed by the function's annotations: the same live and after a crash.
+        self.arguments = self._signature.arguments
         # Whether somebody else may know a call by its key: the function is told it, or people will ask for it when there is doubt.
         self.shows_key = self._signature.call_parameter is not None or effect not in ("read", "idempotent")
         self._policy = policy_of(self.name, approval, self._signature.names)
@@ -112,10 +114,6 @@ class Tool(Generic[P, R]):
             return self._signature.bind((), codec.decode(encoded))
         except InvalidInput:
             return None
-
-    def arguments(self, encoded: bytes) -> dict[str, Any]:
-        """What the function is called with, typed by its annotations; without the Call. The same live and after a crash."""
-        return self._signature.arguments(encoded)
 
     def with_call(self, arguments: dict[str, Any], call: Call) -> dict[str, Any]:
         """The arguments with the Call under the name that the function gives it, if it takes it."""

@@ -6,6 +6,8 @@ It fails closed: whatever goes wrong with a policy, somebody is asked, and is to
 from __future__ import annotations
 
 import inspect
+import logging
+import time
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -17,7 +19,10 @@ from perdure.interrupts import is_interrupt
 
 Predicate = Callable[..., bool | str]
 MAX_REASON_CHARS = 1_000
+_SLOW_S = 0.1
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+log = logging.getLogger("perdure.worker")
 
 
 class Policy:
@@ -38,6 +43,7 @@ class Policy:
         when = self.approval.when
         if when is None:
             return True
+        begun_s = time.monotonic()
         try:
             typed = arguments()
             answer = when(**{name: typed[name] for name in self._looks_at})
@@ -46,6 +52,9 @@ class Policy:
                 raise
             failure = describe(error)
             return clean(f"the approval policy of {self._tool} raised {failure.type}: {failure.message}", MAX_REASON_CHARS)
+        finally:
+            if (took_s := time.monotonic() - begun_s) > _SLOW_S:
+                log.warning("the approval rule of tool %s took %.1f s, and every run of this worker waited for it", self._tool, took_s)
         if isinstance(answer, bool):
             return answer
         if isinstance(answer, str) and answer:

@@ -66,9 +66,7 @@ class Parameter:
             raise self.refuse(str(unusable)) from None
 
     def rebuild(self, plain: Any) -> Any:
-        """The typed argument of a JSON value."""
-        if self.exact is None or type(plain) in self.exact:
-            return plain
+        """The typed argument of a JSON value that is not one of the exact types."""
         try:
             return self.converter.rebuild(plain)
         except ValueError as error:

@@ -114,8 +114,10 @@ class Attempt:
         except BaseException as error:
             loop.call_soon(self._finish, self._not_started(error))
             return
-        if self._answer is not None and not self._struck:
-            self._finish(self._heard(self._answer))
+        answer = self._answer
+        if answer is not None and not self._struck:
+            self._done = None
+            done(answer if self._stopped is None else self._stopped_answer(answer))
             return
         # Not in a TaskGroup: a tool that does not stop must not keep the run, or the worker, from going on.
         self._task = task
@@ -243,7 +245,7 @@ class Attempt:
         if self._done is None:
             log.warning("%s has ended after it was given up; its outcome is dropped: %.200r", self._what, answer)
         else:
-            self._finish(self._heard(answer))
+            self._finish(answer if self._stopped is None else self._stopped_answer(answer))
 
     def _finish(self, answer: Performed) -> None:
         done, self._done = self._done, None
@@ -253,9 +255,10 @@ class Attempt:
         if done is not None:
             done(answer)
 
-    def _heard(self, answer: Returned | Unrecordable | Raised) -> Performed:
-        """The answer, where it was told to stop: unless its failure knows better, the interruption is the reason for it."""
-        if self._stopped is None or not isinstance(answer, Raised):
+    def _stopped_answer(self, answer: Returned | Unrecordable | Raised) -> Performed:
+        """The answer of a tool that was told to stop: unless its failure knows better, the interruption is the reason for it."""
+        assert self._stopped is not None
+        if not isinstance(answer, Raised):
             return answer
         failure = answer.failure
         if failure.kind in ("cancelled", "process_died"):
@@ -350,7 +353,7 @@ class _Asked:
         self.outcome: Outcome | None = None
 
     def encode_result(self, value: Any) -> bytes:
-        """Keep what it said; nothing of it is recorded as a result."""
+        """Keep what it said. The bytes are for the log, if they come after the hook was given up."""
         if isinstance(value, Outcome) and value.kind in ("happened", "not_happened", "in_progress", "unknown"):
             self.outcome = value
         else:
@@ -358,7 +361,7 @@ class _Asked:
             self.outcome = Outcome.unknown(f"{self.name} returned a {type(value).__name__}; {expected}")
             if inspect.iscoroutine(value):
                 value.close()
-        return b""
+        return repr(self.outcome).encode()
 
 
 async def reconcile(tool: Tool[..., Any], args: bytes, call: Call, *, threads: Threads, grace_s: float) -> Outcome:
