@@ -42,6 +42,7 @@ def effects_start_before_their_intent_is_durable() -> None:
     def ready(self: Any, call: Any) -> None:
         self._running.add(call.number)
         self._out.begin_now.append(self._begin_of(call))
+        self._dirty_since = self._mono  # the flush of what was recorded before must not get ahead of the effect
 
     run_core.RunCore._ready = ready  # type: ignore[method-assign]
 

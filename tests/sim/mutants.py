@@ -50,6 +50,7 @@ def effects_begin_before_their_intent_is_durable(patch: pytest.MonkeyPatch) -> N
     def ready(self: Any, call: Any) -> None:
         self._running.add(call.number)
         self._out.begin_now.append(self._begin_of(call))
+        self._dirty_since = self._mono  # the flush of what was recorded before must not get ahead of the effect
 
     patch.setattr(RunCore, "_ready", ready)
 
