@@ -128,6 +128,7 @@ from perdure.core.steps import (
     Input,
     JournalRead,
     LedgersRead,
+    NoAnswer,
     Note,
     NotNow,
     NotSettled,
@@ -290,7 +291,10 @@ class RunCore:
                 return out  # what has arrived waits for an answer to the append or to the question, or for the journal
             turn = self._go_on()
         try:
-            out.question = turn.send(answer)  # type: ignore[arg-type]  # None begins it
+            if kind is NoAnswer:
+                out.question = turn.throw(given.error)  # type: ignore[union-attr]
+            else:
+                out.question = turn.send(answer)  # type: ignore[arg-type]  # None begins it
             self._turn = turn
         except StopIteration:
             self._turn = self._ledgers = None
