@@ -306,6 +306,10 @@ class RunCore:
             self._machine.close()
             self._machine = None
 
+    def hand_over(self) -> None:
+        """What `Drain` says, known at once: an append may become durable before the core takes that, and begins nothing then."""
+        self.closing = self.closing or Closing("queued", "another worker: the one before was drained")
+
     @property
     def may_begin(self) -> bool:
         """Whether calls begin whose intents are recorded: not when the run is given up, unless only those after them lack the money."""
@@ -325,7 +329,7 @@ class RunCore:
                     self._seen.add(row.inbox_id)
                     self._arrived.append(given)
             case Drain():
-                self.closing = self.closing or Closing("queued", "another worker: the one before was drained")
+                self.hand_over()
             case StopAttempts():
                 self._stop_all()
             case ClockReached():
