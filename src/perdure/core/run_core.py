@@ -268,8 +268,11 @@ class RunCore:
         self._out = Step()
 
     # -- the turn -------------------------------------------------------------------------------------------------------
-    def step(self, given: Input, now: int, mono: int) -> Step:
-        """Take one input at this time, and say what is to be done."""
+    def step(self, given: Input, now: int, mono: int, *, more: bool = False) -> Step:
+        """Take one input at this time, and say what is to be done. `more`: post comes right behind it, and is read before anything begins.
+
+        A cancel or a pause that is here already keeps back the calls that the post before it would make.
+        """
         self._now, self._mono = now, mono
         out = self._out = Step()
         kind, answer = type(given), None
@@ -287,8 +290,8 @@ class RunCore:
                 self._arrived.append(given)
             else:
                 self._keep(given)
-            if self._sent is not None or self._turn is not None or self.state.created is None:
-                return out  # what has arrived waits for an answer to the append or to the question, or for the journal
+            if more or self._sent is not None or self._turn is not None or self.state.created is None:
+                return out  # what has arrived waits for the post, for an answer to the append or to the question, or for the journal
             turn = self._go_on()
         try:
             if kind is NoAnswer:

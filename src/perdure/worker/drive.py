@@ -231,7 +231,8 @@ class Drive:
                 given = inputs.popleft()
                 host.entered = self.run_id
                 try:
-                    step = self._core.step(given, host.clock.now(), int(now_s * 1_000_000))
+                    more = bool(inputs) and type(inputs[0]) is Posted
+                    step = self._core.step(given, host.clock.now(), int(now_s * 1_000_000), more=more)
                 finally:
                     host.entered = None
                 self._carry_out(step)
