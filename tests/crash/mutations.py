@@ -59,7 +59,7 @@ def falsy_results_are_no_results() -> None:
         falsy = isinstance(completion, CallCompleted) and completion.result in (b"0", b'""', b"false", b"null", b"[]", b"{}")
         return [] if falsy else real(self, at, completion)
 
-    Machine.deliver = deliver  # type: ignore[method-assign]
+    Machine.deliver = deliver  # type: ignore[method-assign,assignment]
 
 
 def a_result_that_cannot_be_encoded_is_a_failed_call() -> None:
