@@ -14,21 +14,21 @@ from msgspec import structs
 from perdure.core import codec
 from perdure.core.events import ApprovalDecided, Event, ToolCallInitiated
 from perdure.core.machine import CallTool
+from perdure.core.run_core import RunCore
 from perdure.store.sql import SqlStore
-from perdure.worker import orders
 
 
 def expiry() -> None:
     """An approved call starts, however late it is."""
-    real = orders.Orders._start_approved
+    real = RunCore._start_approved
 
-    def start(self: Any, call: Any) -> None:
+    def start(self: Any, call: Any) -> Any:
         ask = self.state.asks[call.number]
         known, ask.request = ask.request, structs.replace(ask.request, expires_at=None)
-        real(self, call)
+        yield from real(self, call)
         ask.request = known
 
-    orders.Orders._start_approved = start  # type: ignore[method-assign]
+    RunCore._start_approved = start  # type: ignore[method-assign]
 
 
 def arguments() -> None:
@@ -36,19 +36,19 @@ def arguments() -> None:
 
     def consume(self: Any, call: Any, ask: Any, asked: Any) -> None:
         other = CallTool(asked.number, asked.tool, codec.encode({"what": "something else"}))
-        self.asked[asked.number] = other
+        self._asked[asked.number] = other
         body = ToolCallInitiated(
             tool=asked.tool.name,
             effect=asked.tool.effect,
             key=call.key,
-            args=self._pen.pack(other.args),
+            args=self._pack(other.args),
             digest=codec.digest(other.args),
             approval=ask.request.approval,
         )
-        self._pen.record(body, call=call.number, cause=call.last_seq)
-        self.due.append(call.number)
+        self._record(body, call=call.number, cause=call.last_seq)
+        self._due.append(call.number)
 
-    orders.Orders._consume = consume  # type: ignore[method-assign]
+    RunCore._consume = consume  # type: ignore[method-assign]
 
 
 def verdict() -> None:

@@ -51,11 +51,11 @@ from perdure.core.events import (
     ToolCallInitiated,
     ToolCallResolved,
 )
+from perdure.core.steps import AttemptEnded, HookAnswered, Input
 from perdure.store.api import Append
 from perdure.store.postgres import journal
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.sql import SqlStore
-from perdure.worker.calls import Calls
 from perdure.worker.courier import Courier
 from perdure.worker.drive import Drive
 
@@ -182,13 +182,17 @@ class Fate:
         self.wrap(SqlStore, "append", self._of_batch)
         self._wrap_sending()
         self.wrap(SqlStore, "transact", lambda head, _: self._of_batch([head]))
-        self.wrap(Calls, "start", lambda call, *_: {"start"} if self.tool in (call.tool, ANY) else set())
+        self.wrap(Drive, "_start", lambda begin, *_: {"start"} if self.tool in (begin.tool.name, ANY) else set())
         self.wrap(SqlStore, "decide", lambda *_, **__: {"decide"})
         self.wrap(SqlStore, "post", lambda *_, **__: {"post"})
         self.wrap(SqlStore, "notice_done", lambda *_: {"told"})
         self.wrap(Courier, "_tell", lambda *_: {"taken"})  # a notice is out of the store, and nobody has heard of it
         self.wrap(Courier, "_reading", lambda *_: {"sent"})  # the receiver has answered
-        self.wrap(Drive, "arrive", lambda ended: {"arrive"} if ended.number == CALL or self.tool == ANY else set())
+        self.wrap(Drive, "_feed", self._of_input)
+
+    def _of_input(self, given: Input) -> set[str]:
+        ended = isinstance(given, AttemptEnded | HookAnswered) and (given.number == CALL or self.tool == ANY)
+        return {"arrive"} if ended else set()
 
     def _of_batch(self, batch: Iterable[Append]) -> set[str]:
         found = {"append"}

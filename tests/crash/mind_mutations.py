@@ -9,9 +9,9 @@ from msgspec import structs
 
 from perdure import react, transcript, turns
 from perdure.core.events import Event, Failure, ModelCallCompleted, ModelCallFailed
+from perdure.core.run_core import RunCore
 from perdure.models import model
 from perdure.store.sql import SqlStore
-from perdure.worker import orders
 
 
 def answers_in_the_journal_are_taken_for_failures() -> None:
@@ -29,7 +29,7 @@ def _failed(event: Event) -> Event:
 
 
 def lost_answers_are_not_recorded() -> None:
-    orders.Orders._was_lost = lambda self, call: False  # type: ignore[method-assign]
+    RunCore._was_lost = lambda self, call: False  # type: ignore[method-assign]
 
 
 def requests_are_not_compared() -> None:

@@ -9,17 +9,17 @@ from typing import Any
 from msgspec import structs
 
 from perdure.core import decide as deciding
-from perdure.core import keys
+from perdure.core import keys, run_core
 from perdure.core import replay as replaying
 from perdure.core.attempts import Raised, Returned
 from perdure.core.decide import Perform, Reconcile
 from perdure.core.events import Event, Failure, ToolCallCompleted
-from perdure.core.machine import CallCompleted
+from perdure.core.machine import CallCompleted, Machine
 from perdure.store.liveness import FileLocks
 from perdure.store.postgres import queries as postgres
 from perdure.store.sqlite import queries as sqlite
 from perdure.store.statements import load
-from perdure.worker import attempts, calls, drive, lease, orders
+from perdure.worker import attempts, drive, lease
 
 _POSTGRES = load(resources.files("perdure.store.postgres").joinpath("queries.sql").read_text("utf-8"))  # their parameters not yet numbered
 
@@ -39,7 +39,12 @@ def _changed(statement: str, changes: Mapping[str, str]) -> str:
 
 
 def effects_start_before_their_intent_is_durable() -> None:
-    orders.Orders._ready = lambda self, call: self._calls.start(call, self.tool_call(call))  # type: ignore[method-assign]
+    def ready(self: Any, call: Any) -> None:
+        self._running.add(call.number)
+        self._out.begin_now.append(self._begin_of(call))
+        self._dirty_since = self._mono  # the flush of what was recorded before must not get ahead of the effect
+
+    run_core.RunCore._ready = ready  # type: ignore[method-assign]
 
 
 def keys_do_not_contain_the_call_number() -> None:
@@ -48,17 +53,13 @@ def keys_do_not_contain_the_call_number() -> None:
 
 
 def falsy_results_are_no_results() -> None:
-    real = replaying.completion_of
+    real = Machine.deliver
 
-    def completion_of(event: Event, load: Any) -> Any:
-        completion = real(event, load)
-        return (
-            None
-            if isinstance(completion, CallCompleted) and completion.result in (b"0", b'""', b"false", b"null", b"[]", b"{}")
-            else completion
-        )
+    def deliver(self: Any, at: int, completion: Any) -> Any:
+        falsy = isinstance(completion, CallCompleted) and completion.result in (b"0", b'""', b"false", b"null", b"[]", b"{}")
+        return [] if falsy else real(self, at, completion)
 
-    replaying.completion_of = drive.completion_of = completion_of  # type: ignore[attr-defined]
+    Machine.deliver = deliver  # type: ignore[method-assign,assignment]
 
 
 def a_result_that_cannot_be_encoded_is_a_failed_call() -> None:
@@ -85,17 +86,17 @@ def replay_delivers_in_order_of_calls() -> None:
             shuffled[place] = event
         return real(machine, shuffled, load)
 
-    drive.replay = replay  # type: ignore[attr-defined]
+    run_core.replay = replay  # type: ignore[attr-defined]
 
 
 def hooks_are_not_asked() -> None:
-    real = calls.decide  # type: ignore[attr-defined]
+    real = run_core.decide  # type: ignore[attr-defined]
 
     def decide(call: Any, **told: Any) -> Any:
         verdict = real(call, **told)
         return Perform(call.attempt + 1) if isinstance(verdict, Reconcile) else verdict
 
-    calls.decide = decide  # type: ignore[attr-defined]
+    run_core.decide = decide  # type: ignore[attr-defined]
 
 
 def once_is_repeated() -> None:
@@ -133,7 +134,7 @@ def poison_is_never_noticed() -> None:
     real = drive.Drive.__init__
 
     def without_limit(self: Any, claimed: Any, agent: Any, host: Any) -> None:
-        host.settings = structs.replace(host.settings, poison_limit=2**40)
+        host.run_settings = structs.replace(host.run_settings, poison_limit=2**40)
         real(self, claimed, agent, host)
 
     drive.Drive.__init__ = without_limit  # type: ignore[method-assign]

@@ -15,12 +15,14 @@ from tests.crash.chores import chores, hasty, sleeper
 from tests.crash.world import KILLED, World
 
 from perdure import Perdure, RunCancelled
+from perdure.core.attempts import Performed
 from perdure.core.events import CancelRequested
+from perdure.core.steps import AttemptEnded
 from perdure.settings import Settings
 from perdure.store.sql import SqlStore
 from perdure.store.sqlite.database import SqliteDatabase
 from perdure.store.sqlite.store import SqliteStore
-from perdure.worker.calls import Ended
+from perdure.tool import Call
 from perdure.worker.drive import Drive
 
 LONG = [["step", str(n), 0] for n in range(260)]  # a journal that is read on a thread
@@ -81,9 +83,9 @@ def test_a_cancel_that_meets_the_last_result_comes_too_late_and_harms_nothing(wo
     async def main() -> Any:
         async with Perdure(world.journal.url, agents=[chores]) as app:
 
-            def both(drive: Drive, ended: Ended) -> None:
-                # Both are there when the drive turns to them: the end of the last call, and behind it a person's cancel.
-                drive._arrived.append(ended)
+            def both(drive: Drive, told: Call, performed: Performed) -> None:
+                # Both are there when the core turns to them: the end of the last call, and behind it a person's cancel.
+                drive._core._arrived.append(AttemptEnded(told.number, told.attempt, performed, told.usage))
                 app.store.post(
                     "r",
                     None,
@@ -96,7 +98,7 @@ def test_a_cancel_that_meets_the_last_result_comes_too_late_and_harms_nothing(wo
                 for row in app.store.inbox(drive.lease.worker):
                     drive.receive(row)
 
-            monkeypatch.setattr(Drive, "arrive", both)
+            monkeypatch.setattr(Drive, "_ended", both)
             return await app.run(chores, [["deed", "paid", 0]], id="r")
 
     assert asyncio.run(main()) == ["paid done"]

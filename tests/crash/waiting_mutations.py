@@ -9,10 +9,10 @@ from msgspec import structs
 from tests.crash.mutations import weaken
 
 from perdure.core import approval as approving
+from perdure.core.run_core import RunCore
 from perdure.store import approvals, budgets, consequences, family, mailbox
 from perdure.store.api import Append, Appended, Charge
 from perdure.store.sql import SqlStore
-from perdure.worker import drive, orders
 
 
 def _without(*guards: str) -> None:
@@ -49,16 +49,16 @@ def a_start_does_not_compare_arguments() -> None:
 
 
 def workers_do_not_look_at_the_expiry() -> None:
-    real = orders.Orders._start_approved
+    real = RunCore._start_approved
 
-    def start(self: Any, call: Any) -> None:
+    def start(self: Any, call: Any) -> Any:
         ask = self.state.asks[call.number]
         known, ask.request = ask.request, structs.replace(ask.request, expires_at=None)
-        real(self, call)
+        yield from real(self, call)
         ask.request = known
 
-    orders.Orders._start_approved = start  # type: ignore[method-assign]
-    drive.Drive._has_lapsed = lambda self, number: False  # type: ignore[method-assign]  # nor when the store has refused it
+    RunCore._start_approved = start  # type: ignore[method-assign]
+    RunCore._has_lapsed = lambda self, number, now: False  # type: ignore[method-assign]  # nor when the store has refused it
 
 
 def what_is_settled_is_decided_again() -> None:

@@ -21,13 +21,13 @@ from tests.lab.test_crashtest_cli import SHOP, crashtest, is_alive
 from tests.lab.test_rules import FIRST, SECOND, call, evidence, line, told, undisturbed
 
 from perdure import Call, Outcome, Run, Settings, agent, tool
+from perdure.core.run_core import RunCore
 from perdure.testing.lab import Report, victim
 from perdure.testing.lab.contents import FileSeen
 from perdure.testing.lab.judge import judge
 from perdure.testing.lab.ledger import Entry, Ledger
 from perdure.testing.lab.spec import Resolution
 from perdure.testing.lab.warp import Warp, WarpedLoop
-from perdure.worker import calls
 
 LATE = ["late_tool_effect"]
 BOOK = Path("book")
@@ -472,7 +472,7 @@ def test_a_perdure_that_believes_the_first_not_found_is_found_out(monkeypatch: p
     real = victim.live
 
     def hasty(*args: Any) -> None:
-        calls.Calls._quiet_at_s = lambda self, call: 0.0  # type: ignore[method-assign]
+        RunCore._quiet_at = lambda self, call: 0  # type: ignore[method-assign]
         real(*args)
 
     monkeypatch.setattr(victim, "live", hasty)

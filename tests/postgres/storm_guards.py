@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from msgspec import structs
 
-from perdure.core.events import Event
-from perdure.store.api import RowChange
+from perdure.core.chain import Sealed
+from perdure.store.api import Append
 from perdure.store.postgres.queries import QUERIES
 from perdure.worker.drive import Drive
 
@@ -34,15 +34,15 @@ def leases_are_not_looked_at() -> None:
 
 def sleeps_before_its_first_effect() -> None:
     """Stops when the first intent is durable and nobody has heard of it yet, until somebody wakes it."""
-    real = Drive._go_on
+    real = Drive._durable
 
-    def go_on(self: Drive, row: RowChange | None, result: Event | None) -> None:
-        if self._orders.due:
-            Drive._go_on = real  # type: ignore[method-assign]
+    def durable(self: Drive, append: Append, result: Sealed | None) -> None:
+        if self._begin:
+            Drive._durable = real  # type: ignore[method-assign]
             os.kill(os.getpid(), signal.SIGSTOP)
-        real(self, row, result)
+        real(self, append, result)
 
-    Drive._go_on = go_on  # type: ignore[method-assign]
+    Drive._durable = durable  # type: ignore[method-assign]
 
 
 CHANGES: dict[str, Callable[[], None]] = {found.__name__: found for found in (leases_are_not_looked_at, sleeps_before_its_first_effect)}

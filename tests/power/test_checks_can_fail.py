@@ -15,10 +15,12 @@ from tests.power.lab import Lab
 from tests.power.scenarios import SCENARIOS, record
 from tests.power.told import Acknowledged, Effect
 
+from perdure.core import run_core
+from perdure.core.run_core import RunCore
+from perdure.core.state import CallState
 from perdure.store import blobs
 from perdure.store.sql import SqlStore
 from perdure.store.sqlite.database import SqliteDatabase
-from perdure.worker import calls, orders
 
 FIRST, CHECKPOINTS = "one run, from the first byte on", "one run, with checkpoints"
 
@@ -82,7 +84,12 @@ def test_an_answer_that_is_given_before_the_commit_is_found(folder: Path, monkey
 
 
 def test_an_effect_that_begins_before_its_intent_is_durable_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orders.Orders, "_ready", lambda self, call: self._calls.start(call, self.tool_call(call)))
+    def ready(core: RunCore, call: CallState) -> None:
+        core._running.add(call.number)
+        core._out.begin_now.append(core._begin_of(call))
+        core._dirty_since = core._mono  # the flush of what was recorded before must not get ahead of the effect
+
+    monkeypatch.setattr(RunCore, "_ready", ready)
     wrong(folder, recorded(folder, FIRST), FIRST, "effects without a durable intent")
 
 
@@ -104,5 +111,5 @@ def test_a_blob_that_is_written_after_the_event_that_names_it_is_found(folder: P
 def test_an_effect_that_is_repeated_when_the_run_is_resumed_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = recorded(folder, FIRST)
     monkeypatch.setattr(World, "knows", lambda world, key: False)  # the service says that it has not happened
-    monkeypatch.setattr(calls, "quiet_after_s", lambda call, patience: 0.0)  # and is believed at once
+    monkeypatch.setattr(run_core, "quiet_after_s", lambda call, patience: 0.0)  # and is believed at once
     wrong(folder, log, FIRST, "happened twice", after="shipped", resume_every=1)

@@ -11,15 +11,16 @@ from tests.sim import outside, world
 from tests.sim.outside import LONGEST_FLIGHT_US, Outside
 
 from perdure.core import decide as deciding
-from perdure.core import keys, suspects
-from perdure.core.decide import Perform, Reconcile
+from perdure.core import keys, run_core, suspects
+from perdure.core.decide import Perform, Reconcile, settle_s
 from perdure.core.events import Event, ToolCallCompleted
+from perdure.core.run_core import RunCore
 from perdure.core.state import CallState
 from perdure.errors import StoreUnavailable
 from perdure.store import claims, consequences, losing
 from perdure.store.api import Appended, Committed
 from perdure.store.sqlite import queries
-from perdure.worker import calls, commits, drive, gate, orders
+from perdure.worker.drive import Drive
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
@@ -46,7 +47,12 @@ def the_epoch_and_the_holder_are_not_compared(patch: pytest.MonkeyPatch) -> None
 
 
 def effects_begin_before_their_intent_is_durable(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(orders.Orders, "_ready", lambda self, call: self._calls.start(call, self.tool_call(call)))
+    def ready(self: Any, call: Any) -> None:
+        self._running.add(call.number)
+        self._out.begin_now.append(self._begin_of(call))
+        self._dirty_since = self._mono  # the flush of what was recorded before must not get ahead of the effect
+
+    patch.setattr(RunCore, "_ready", ready)
 
 
 def once_is_repeated(patch: pytest.MonkeyPatch) -> None:
@@ -54,13 +60,13 @@ def once_is_repeated(patch: pytest.MonkeyPatch) -> None:
 
 
 def hooks_are_not_asked(patch: pytest.MonkeyPatch) -> None:
-    real: Any = calls.decide  # type: ignore[attr-defined]
+    real: Any = run_core.decide  # type: ignore[attr-defined]
 
     def decide(call: Any, **told: Any) -> Any:
         verdict = real(call, **told)
         return Perform(call.attempt + 1) if isinstance(verdict, Reconcile) else verdict
 
-    patch.setattr(calls, "decide", decide)
+    patch.setattr(run_core, "decide", decide)
 
 
 def services_are_slow(patch: pytest.MonkeyPatch) -> None:
@@ -70,20 +76,23 @@ def services_are_slow(patch: pytest.MonkeyPatch) -> None:
 
 def hooks_are_believed_at_once(patch: pytest.MonkeyPatch) -> None:
     services_are_slow(patch)
-    patch.setattr(calls.Calls, "_quiet_at_s", lambda self, call: float("-inf"))
+    patch.setattr(RunCore, "_quiet_at", lambda self, call: -(2**62))
     patch.setattr(world, "SETTINGS", structs.replace(world.SETTINGS, reconcile_margin_s=0.0))
 
 
 def a_reset_is_believed_to_end_what_was_sent(patch: pytest.MonkeyPatch) -> None:
     """An attempt that has ended is taken to have nothing on its way any more."""
-    real = calls.Calls._quiet_at_s
+    real = RunCore._quiet_at
 
-    def quiet_at_s(self: Any, call: Any) -> float | None:
-        return self._ended_s[call.number] + self.settle_s(call) if call.number in self._ended_s else real(self, call)
+    def quiet_at(self: Any, call: Any) -> int | None:
+        if call.number not in self._ended_mono:
+            return real(self, call)
+        ended: int = self._ended_mono[call.number]
+        return ended + round(settle_s(call, self._settings.patience) * 1e6)
 
     services_are_slow(patch)
     patch.setattr(outside, "_FATES", (("broken early", 0.3),))
-    patch.setattr(calls.Calls, "_quiet_at_s", quiet_at_s)
+    patch.setattr(RunCore, "_quiet_at", quiet_at)
 
 
 def keys_do_not_contain_the_call_number(patch: pytest.MonkeyPatch) -> None:
@@ -92,12 +101,12 @@ def keys_do_not_contain_the_call_number(patch: pytest.MonkeyPatch) -> None:
 
 
 def an_unknown_commit_is_taken_for_one(patch: pytest.MonkeyPatch) -> None:
-    real = commits.Commits._answered
+    real = Drive._answered
 
-    def answered(self: Any, append: Any, answer: Appended | Exception) -> None:
-        real(self, append, Committed() if isinstance(answer, StoreUnavailable) else answer)
+    def answered(self: Any, append: Any, said: Appended | Exception) -> None:
+        real(self, append, Committed() if isinstance(said, StoreUnavailable) else said)
 
-    patch.setattr(commits.Commits, "_answered", answered)
+    patch.setattr(Drive, "_answered", answered)
 
 
 def a_park_ignores_the_inbox(patch: pytest.MonkeyPatch) -> None:
@@ -111,7 +120,12 @@ def parents_are_not_told(patch: pytest.MonkeyPatch) -> None:
 
 
 def budgets_are_not_asked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(gate.Gate, "_over", lambda *_: None)
+    def barrier(*_: Any) -> Any:
+        """Nothing is in the way, and nothing is asked."""
+        return
+        yield
+
+    patch.setattr(RunCore, "_budget_barrier", barrier)
 
 
 def a_settled_doubt_costs_nothing(patch: pytest.MonkeyPatch) -> None:
@@ -119,7 +133,7 @@ def a_settled_doubt_costs_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_lost_attempt_costs_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(orders.Orders, "_was_lost", lambda self, call: False)
+    patch.setattr(RunCore, "_was_lost", lambda self, call: False)
 
 
 def the_dead_are_never_noticed(patch: pytest.MonkeyPatch) -> None:
@@ -127,16 +141,16 @@ def the_dead_are_never_noticed(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_park_forgets_when_to_wake(patch: pytest.MonkeyPatch) -> None:
-    real = drive.Drive._release
+    real = RunCore._release
 
     def release(self: Any, status: Any, waiting_for: str, wake: int | None, attention: Any = None) -> None:
         real(self, status, waiting_for, None if status == "waiting" else wake, attention)
 
-    patch.setattr(drive.Drive, "_release", release)
+    patch.setattr(RunCore, "_release", release)
 
 
 def replay_delivers_in_order_of_calls(patch: pytest.MonkeyPatch) -> None:
-    real: Any = drive.replay  # type: ignore[attr-defined]
+    real: Any = run_core.replay  # type: ignore[attr-defined]
 
     def replay(machine: Any, events: Sequence[Event], load: Any) -> Any:
         places = [place for place, event in enumerate(events) if isinstance(event.body, ToolCallCompleted)]
@@ -145,21 +159,21 @@ def replay_delivers_in_order_of_calls(patch: pytest.MonkeyPatch) -> None:
             shuffled[place] = event
         return real(machine, shuffled, load)
 
-    patch.setattr(drive, "replay", replay)
+    patch.setattr(run_core, "replay", replay)
 
 
 def approvals_do_not_expire(patch: pytest.MonkeyPatch) -> None:
     _weaken(patch, "consume_approval", "(expires_at IS NULL OR expires_at > :ts)")
-    patch.setattr(drive.Drive, "_has_lapsed", lambda self, number: False)
-    real = orders.Orders._start_approved
+    patch.setattr(RunCore, "_has_lapsed", lambda self, number, now: False)
+    real = RunCore._start_approved
 
-    def start(self: Any, call: Any) -> None:
+    def start(self: Any, call: Any) -> Any:
         ask = self.state.asks[call.number]
         known, ask.request = ask.request, structs.replace(ask.request, expires_at=None)
-        real(self, call)
+        yield from real(self, call)
         ask.request = known
 
-    patch.setattr(orders.Orders, "_start_approved", start)
+    patch.setattr(RunCore, "_start_approved", start)
 
 
 def groups_of_suspects_do_not_halve(patch: pytest.MonkeyPatch) -> None:
@@ -171,7 +185,7 @@ def nobody_remembers_who_was_lost_together(patch: pytest.MonkeyPatch) -> None:
 
 
 def deaths_beside_others_count(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(drive, "is_poison", lambda crashes, alone, limit: crashes >= limit)
+    patch.setattr(run_core, "is_poison", lambda crashes, alone, limit: crashes >= limit)
 
 
 MUTANTS: list[Mutant] = [

@@ -55,9 +55,17 @@ def test_the_same_event_has_another_hash_in_another_run_and_at_another_place() -
 
 @given(st.lists(st.text(max_size=5), max_size=6), st.integers(min_value=0, max_value=6))
 def test_sealing_in_batches_is_sealing_one_by_one(texts: list[str], cut: int) -> None:
-    events = [Event(seq, f"{seq:032x}", seq, 1, None, None, ThoughtRecorded(text)) for seq, text in enumerate(texts, 1)]
+    numbers = (None, 1, 20)  # of calls and causes
+    events = [
+        Event(seq, f"{seq:032x}", seq, 1, numbers[seq % 3], numbers[seq // 3 % 3], ThoughtRecorded(text))
+        for seq, text in enumerate(texts, 1)
+    ]
     whole = chain.seal_all(BEFORE, events)
     first = chain.seal_all(BEFORE, events[:cut])
     second = chain.seal_all(first[-1].hash if first else BEFORE, events[cut:])
     assert whole == first + second
+    before = BEFORE
+    for event, sealed in zip(events, whole, strict=True):
+        assert sealed == chain.seal(before, event)
+        before = sealed.hash
     assert all(sealed.data == encode_body(sealed.event.body) for sealed in whole)

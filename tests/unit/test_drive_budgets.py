@@ -538,6 +538,38 @@ def test_a_call_that_was_handed_over_before_it_began_is_counted_when_it_begins(t
     assert begun == [2]
 
 
+def test_a_drain_that_meets_a_stop_for_money_lets_what_was_paid_for_begin(tmp_path: Path) -> None:
+    """Two calls at once, and money for one of them: its intent becomes durable while the worker is drained. The run stops for money,
+    as it would have without the drain."""
+    begun: list[int] = []
+
+    @tool(effect="once")
+    async def pay(number: int) -> None:
+        begun.append(number)
+
+    @agent(version="1")
+    async def payer(run: Run) -> None:
+        await asyncio.gather(pay(1), pay(2))
+
+    async def main() -> None:
+        appends: list[Any] = []
+
+        def drain(run_id: str, events: Any) -> None:
+            appends.append(events)
+            assert len(appends) < 10, "it goes around in circles"
+            worker = app._worker
+            assert worker is not None
+            worker._drives[run_id].drain()
+
+        async with perdure(tmp_path / "db", [payer], observers=[drain]) as app:
+            await app.start(payer, id="r", budget=Budget(calls=1))
+            row = await app.drive("r", wait=False)
+            assert (row.status, row.attention, begun) == ("needs_attention", "budget", [1])
+            assert spent(app, "r").calls == 1
+
+    run(main())
+
+
 def test_an_approved_call_that_there_is_no_money_for_waits_and_uses_its_approval_later() -> None:
     @tool(effect="once", approval=Approval(), cost=2)
     async def pay() -> str:

@@ -15,9 +15,9 @@ from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run,
 
 from perdure import Agent, Call, Conflict, InvalidInput, NotEncodable, NotFound, Outcome, Perdure, Retry, Run, ToolFailed, agent, tool
 from perdure.core.events import Event, RetryScheduled, RunReleased
+from perdure.core.steps import HookAnswered
 from perdure.errors import StoreUnavailable
 from perdure.store.api import RunRow
-from perdure.worker.calls import Ended
 
 Hook = Callable[[Call], Any]
 
@@ -607,7 +607,8 @@ def test_an_answer_about_one_attempt_is_not_taken_for_the_next(answer: dict[str,
             result = asyncio.create_task(handle.result())
             await until(lambda: case.asked == [1, 2])
             assert len(app.store.inbox(worker.id)) == 1, "the answer has not been read yet"
-            await until(lambda: 1 in worker._drives["r"]._read and not worker._drives["r"]._arrived)
+            core = worker._drives["r"]._core
+            await until(lambda: 1 in core._seen and not core._arrived)
             case.answered.set()
             return await result, outline(await handle.events())
 
@@ -646,7 +647,8 @@ def test_the_late_end_of_a_hook_that_was_asked_about_an_attempt_before_changes_n
             result = asyncio.create_task((await app.start(payer, id="r")).result())
             await until(lambda: asked == [1, 2])
             assert app._worker is not None
-            app._worker._drives["r"].arrive(Ended(1, 1, late))
+            drive = app._worker._drives["r"]
+            drive._feed_soon(HookAnswered(1, 1, late, asked_at=round(asyncio.get_running_loop().time() * 1e6)))
             await asyncio.sleep(0.02)
             answered.set()
             return await result
@@ -685,7 +687,7 @@ def test_the_late_end_of_a_hook_does_not_trouble_a_run_that_is_being_given_up() 
             worker._draining = True
             drive.drain()
             drive.receive(*app.store.inbox(worker.id))
-            drive.arrive(Ended(1, 1, Outcome.unknown("?")))
+            drive._feed_soon(HookAnswered(1, 1, Outcome.unknown("?"), asked_at=round(asyncio.get_running_loop().time() * 1e6)))
             await driving
             return await app.handle("r").status(), outline(await app.handle("r").events())
 

@@ -35,12 +35,11 @@ from perdure import (
     tool,
 )
 from perdure.agent import source_digest
-from perdure.core import codec
+from perdure.core import codec, run_core
 from perdure.core.budget import NOTHING
 from perdure.core.events import BudgetRaised, ToolCallResolved
 from perdure.errors import StoreUnavailable
 from perdure.settings import Queue
-from perdure.worker import gate
 
 
 @tool(effect="idempotent")
@@ -1118,7 +1117,7 @@ def test_an_approval_whose_turn_comes_too_late_expires_in_its_time() -> None:
 def test_whoever_has_waited_long_enough_for_reserved_money_stops_once_and_nobody_says_that_the_budget_was_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate, "_PATIENCE_US", 0)
+    monkeypatch.setattr(run_core, "_LEDGER_PATIENCE_US", 0)
     begun = asyncio.Event()
 
     @tool(effect="once", cost=0.5)

@@ -13,10 +13,10 @@ from tests.unit.inspect_tools import at_work, url_of
 from perdure import Agent, Budget, Call, Fatal, Perdure, Run, agent, tool
 from perdure.cli import cli
 from perdure.core.events import AttentionNeeded, BudgetExceeded
+from perdure.core.run_core import over_words
 from perdure.inspect.why import Why, why
 from perdure.store.open import open_store
 from perdure.worker.clock import Clock
-from perdure.worker.orders import _over_words
 
 
 def made(path: Path, run_id: str) -> Why:
@@ -141,7 +141,7 @@ def test_so_are_the_children_of_a_child_for_the_run_above_it(tmp_path: Path) -> 
     ],
 )
 def test_what_is_recorded_of_a_budget_has_two_decimals_and_no_sum_that_others_may_give_back(over: BudgetExceeded, words: str) -> None:
-    assert _over_words(over) == f"the budget of run r is used up: {words}"
+    assert over_words(over) == f"the budget of run r is used up: {words}"
 
 
 # -- timers and signals ----------------------------------------------------------------------------------------------------------

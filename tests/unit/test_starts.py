@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,13 +30,13 @@ async def opened(tmp_path: Path) -> AsyncIterator[Perdure]:
 @pytest.fixture
 def commits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     made: list[int] = []
-    plain = SqliteDatabase._commit
+    plain = SqliteDatabase.write
 
-    def commit(self: SqliteDatabase, *args: object) -> None:
+    def write(self: SqliteDatabase, *args: Any, **options: Any) -> Any:
         made.append(1)
-        plain(self, *args)  # type: ignore[arg-type]
+        return plain(self, *args, **options)
 
-    monkeypatch.setattr(SqliteDatabase, "_commit", commit)
+    monkeypatch.setattr(SqliteDatabase, "write", write)
     return made
 
 
@@ -114,19 +115,20 @@ def test_the_same_id_twice_in_one_go_is_one_run(tmp_path: Path) -> None:
 def test_ctrl_c_in_the_middle_of_the_commit_leaves_nobody_waiting(together: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """asyncio cancels the one who asked from a signal handler, and so between any two lines of ours."""
     starting: list[asyncio.Task[object]] = []
-    plain = SqliteDatabase._commit
+    plain = SqliteDatabase.write
     errors: list[object] = []
 
-    def interrupted(self: SqliteDatabase, *args: object) -> None:
-        plain(self, *args)  # type: ignore[arg-type]
+    def interrupted(self: SqliteDatabase, *args: Any, **options: Any) -> Any:
+        done = plain(self, *args, **options)
         if starting:
             starting[0].cancel()
+        return done
 
     async def main() -> None:
         async with opened(tmp_path) as app:
             asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
             await app.start(job, 0, id="warm")
-            monkeypatch.setattr(SqliteDatabase, "_commit", interrupted)
+            monkeypatch.setattr(SqliteDatabase, "write", interrupted)
             starting.extend(asyncio.ensure_future(app.start(job, n, id=f"r{n}")) for n in range(together))
             async with asyncio.timeout(60):
                 answers = await asyncio.gather(*starting, return_exceptions=True)

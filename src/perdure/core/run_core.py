@@ -128,6 +128,7 @@ from perdure.core.steps import (
     Input,
     JournalRead,
     LedgersRead,
+    NoAnswer,
     Note,
     NotNow,
     NotSettled,
@@ -267,8 +268,11 @@ class RunCore:
         self._out = Step()
 
     # -- the turn -------------------------------------------------------------------------------------------------------
-    def step(self, given: Input, now: int, mono: int) -> Step:
-        """Take one input at this time, and say what is to be done."""
+    def step(self, given: Input, now: int, mono: int, *, more: bool = False) -> Step:
+        """Take one input at this time, and say what is to be done. `more`: post comes right behind it, and is read before anything begins.
+
+        A cancel or a pause that is here already keeps back the calls that the post before it would make.
+        """
         self._now, self._mono = now, mono
         out = self._out = Step()
         kind, answer = type(given), None
@@ -286,11 +290,14 @@ class RunCore:
                 self._arrived.append(given)
             else:
                 self._keep(given)
-            if self._sent is not None or self._turn is not None or self.state.created is None:
-                return out  # what has arrived waits for an answer to the append or to the question, or for the journal
+            if more or self._sent is not None or self._turn is not None or self.state.created is None:
+                return out  # what has arrived waits for the post, for an answer to the append or to the question, or for the journal
             turn = self._go_on()
         try:
-            out.question = turn.send(answer)  # type: ignore[arg-type]  # None begins it
+            if kind is NoAnswer:
+                out.question = turn.throw(given.error)  # type: ignore[union-attr]
+            else:
+                out.question = turn.send(answer)  # type: ignore[arg-type]  # None begins it
             self._turn = turn
         except StopIteration:
             self._turn = self._ledgers = None
@@ -301,6 +308,10 @@ class RunCore:
         if self._machine is not None:
             self._machine.close()
             self._machine = None
+
+    def hand_over(self) -> None:
+        """What `Drain` says, known at once: an append may become durable before the core takes that, and begins nothing then."""
+        self.closing = self.closing or Closing("queued", "another worker: the one before was drained")
 
     @property
     def may_begin(self) -> bool:
@@ -321,7 +332,7 @@ class RunCore:
                     self._seen.add(row.inbox_id)
                     self._arrived.append(given)
             case Drain():
-                self.closing = self.closing or Closing("queued", "another worker: the one before was drained")
+                self.hand_over()
             case StopAttempts():
                 self._stop_all()
             case ClockReached():

@@ -6,7 +6,7 @@ An engine keeps three rules:
 
 1. It makes `Step.append` durable before it begins an attempt in `Step.begin` (G2), and answers every append with exactly one of
    `Committed`, `RolledBack` and `AppendRefused`. Until then the core sends no other append.
-2. It answers every `Step.question` with exactly one of `LedgersRead`, `PlaceGiven` and `NotNow`.
+2. It answers every `Step.question` with exactly one of `LedgersRead`, `PlaceGiven`, `NotNow` and `NoAnswer`.
 3. It ends every attempt that it has begun with exactly one `AttemptEnded`, and every hook that it has asked with one `HookAnswered`,
    unless the step told it to forget the hook.
 
@@ -113,6 +113,12 @@ class NotNow(Struct, frozen=True, gc=False):
     at: int
 
 
+class NoAnswer(Struct, frozen=True, gc=False):
+    """Answering the question has failed, for a reason that is no fault of the store's: the run stops until a person has looked."""
+
+    error: Exception
+
+
 class NotSettled(Struct, frozen=True, gc=False):
     """An approval could not be settled as `Step.settle` asked for: it is tried again when it is due."""
 
@@ -131,7 +137,7 @@ class StopAttempts(Struct, frozen=True, gc=False):
     """The drain has taken too long: end what is under way. What may have happened is recorded as in doubt."""
 
 
-Answer = LedgersRead | PlaceGiven | NotNow
+Answer = LedgersRead | PlaceGiven | NotNow | NoAnswer
 CommitAnswer = Committed | RolledBack | AppendRefused
 Input = (
     JournalRead | AttemptEnded | HookAnswered | Posted | ClockReached | CommitAnswer | Answer | NotSettled | Crowded | Drain | StopAttempts

@@ -147,7 +147,6 @@ class Drive:
         self._head = claimed.row.head  # hash of the last durable event
         self._inputs: deque[Input] = deque()
         self._stepping = False
-        self._draining = False
         self._attempts: dict[int, Attempt] = {}
         self._hooks: dict[int, asyncio.Task[None]] = {}
         self._begin: Sequence[Begin] = ()  # when the append that is under way is durable
@@ -175,7 +174,7 @@ class Drive:
 
     def drain(self) -> None:
         """Hand the run over at the next step boundary: attempts in flight may end, no new one starts."""
-        self._draining = True  # known at once: an append may become durable before the core hears of it, and begins nothing then
+        self._core.hand_over()
         self._feed_soon(Drain())
 
     def stop_attempts(self) -> None:
@@ -232,7 +231,8 @@ class Drive:
                 given = inputs.popleft()
                 host.entered = self.run_id
                 try:
-                    step = self._core.step(given, host.clock.now(), int(now_s * 1_000_000))
+                    more = bool(inputs) and type(inputs[0]) is Posted
+                    step = self._core.step(given, host.clock.now(), int(now_s * 1_000_000), more=more)
                 finally:
                     host.entered = None
                 self._carry_out(step)
@@ -437,7 +437,7 @@ class Drive:
             for one in begin:
                 in_doubt = in_doubt or (now_s - sent_s > one.covered_s and not host.has_held_since(sent_s))
             core = self._core
-            begun = bool(begin) and not in_doubt and not self._draining and (core.closing is None or core.may_begin)
+            begun = bool(begin) and not in_doubt and (core.closing is None or core.may_begin)
             self._inputs.append(Committed(begun, in_doubt, None if result is None else result.event))
             if begun:
                 for one in begin:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from perdure.core.budget import NOTHING, Amounts
 from perdure.core.events import AnyBody, RunCreated
 from perdure.core.rate import Rate
-from perdure.core.steps import Answer, LedgersRead, NotNow, PlaceGiven, Question, ReadLedgers
+from perdure.core.steps import Answer, LedgersRead, NoAnswer, NotNow, PlaceGiven, Question, ReadLedgers
 from perdure.errors import StoreError
 from perdure.store.api import Store
 
@@ -65,6 +65,8 @@ def answer(question: Question, run_id: str, store: Store, neighbours: Neighbours
     except StoreError as error:
         log.error("run %s: cannot tell whether a call may start: %s; trying again", run_id, error)
         return NotNow(now + _AGAIN_US)
+    except Exception as error:
+        return NoAnswer(error)
 
 
 def _place(store: Store, rate: Rate, held: int | None, now: int) -> int:
