@@ -212,6 +212,16 @@ CORE = (
         red="tests/unit/test_codec.py::test_what_json_cannot_hold_is_refused_by_name[dict-keys must be strings0]",
     ),
     Mutant(
+        name="fractions_are_written_in_another_form",
+        guard="the journal has one form for every value, whichever encoder writes it",
+        promise="G7",
+        file="core/codec.py",
+        where="encode",
+        old="            if type(item) not in _SCALARS or type(key) is not str:",
+        new="            if type(item) not in (*_SCALARS, float) or type(key) is not str:",
+        red="tests/unit/test_codec.py::test_the_form_is_that_of_json_for_every_value[much]",
+    ),
+    Mutant(
         name="nesting_has_no_limit",
         guard="what is nested too deeply is refused",
         promise="G14",
