@@ -26,7 +26,7 @@ from perdure.core.approval import Approval, Decision, Outcome
 from perdure.core.events import OF_MODEL, AnyBody, Failure, PatchMarked
 from perdure.core.failures import describe
 from perdure.core.loop import AgentLoop, AgentTask
-from perdure.core.prompts import Prompts
+from perdure.core.prompts import LONG_CHARS, Prompts
 from perdure.errors import (
     BudgetExceeded,
     ChildFailed,
@@ -234,7 +234,8 @@ class Machine:
         self._loop.advance(now / 1e6)
         if type(completion) is CallCompleted:  # nearly all are: they do not go through the patterns below
             opened, result = self._close(completion.number), completion.result
-            self.prompts.recorded(result, self.cause)
+            if len(result) > LONG_CHARS:
+                self.prompts.recorded(result, self.cause)
             if not opened.future.done():
                 opened.future.set_result(opened.callee.decode_result(result))
         else:
