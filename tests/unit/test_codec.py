@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 import math
 import uuid
 from collections import OrderedDict, defaultdict, namedtuple
@@ -53,6 +54,33 @@ def same(left: Any, right: Any) -> bool:
 @given(values)
 def test_every_json_value_comes_back_the_same(value):
     assert same(decode(encode(value)), value)
+
+
+def written_by_json(value):
+    """The canonical form by its definition, which needs no module of ours."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")).encode()
+
+
+def test_every_character_is_written_as_json_writes_it_and_read_again():
+    characters = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
+    for first in range(0, len(characters), 100):
+        text = "".join(characters[first : first + 100])
+        assert encode(text) == written_by_json(text)
+        assert decode(encode(text)) == text
+        assert encode({text: text}) == written_by_json({text: text})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *({"b": 1, "a": None, "é": True, "\uffff": 2, "\U0001f600": 3, "Z": "z"}, {}, {"": ""}),
+        *({"much": 1e16}, {"little": 1e-7}, {"none": -0.0}, {"whole": 2.0}, {"deep": {"b": 1e22, "a": [1.5]}}, 1e16),
+        *({"large": 2**64}, {"larger": -(10**600)}, 10**4000, "x" * 5000, {"x": "y" * 5000}),
+    ],
+    ids=lambda value: next(iter(value), "") if isinstance(value, dict) else type(value).__name__,
+)
+def test_the_form_is_that_of_json_for_every_value(value):
+    assert encode(value) == written_by_json(value)
 
 
 @given(values)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import sys
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests.unit.drive_tools import ManualClock, outline, perdure, run
 
 from perdure import Agent, Diverged, NeedsAttention, Run, agent, tool
 from perdure.core.events import AttentionNeeded, Event, RunCreated, RunSucceeded
-from perdure.core.machine import Facts
+from perdure.core.machine import Facts, TimerDue
 from perdure.core.replay import Frontier, replay
 from perdure.store.api import RunRow
 
@@ -177,6 +178,50 @@ def replayed(events: list[Event], code: Code) -> Frontier:
     assert isinstance(created, RunCreated)
     machine = as_agent(code).machine(Facts("r", created.tenant, created.actor, created.agent, created.version), b"{}", 1000)
     return replay(machine, events, lambda payload: payload.inline or b"")
+
+
+@pytest.fixture
+def outer_hooks() -> Iterator[Any]:
+    """The hooks of async generators outside of any agent."""
+    before = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(lambda _: None, lambda _: None)
+    yield sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(*before)
+
+
+def test_a_replay_leaves_the_hooks_of_async_generators_as_they_were(tmp_path: Path, outer_hooks: Any) -> None:
+    events = run(half_way(tmp_path / "db", ManualClock()))
+    replayed(events, original)
+    assert sys.get_asyncgen_hooks() == outer_hooks
+    with pytest.raises(Diverged):
+        replayed(events, changed_amount)
+    assert sys.get_asyncgen_hooks() == outer_hooks
+
+
+def test_async_generators_are_the_agents_own_in_a_replay_and_after_it(tmp_path: Path, outer_hooks: Any) -> None:
+    finalizers: list[Any] = []
+
+    async def noting(run: Run) -> str:
+        found = await look("a")
+        finalizers.append(sys.get_asyncgen_hooks().finalizer)
+        run.note(f"found {found}")
+        await asyncio.sleep(5)
+        first = await pay(500)
+        await asyncio.sleep(60)
+        finalizers.append(sys.get_asyncgen_hooks().finalizer)
+        return f"{first}, then {await pay(7)}"
+
+    events = run(half_way(tmp_path / "db", ManualClock()))
+    created = events[0].body
+    assert isinstance(created, RunCreated)
+    machine = as_agent(noting).machine(Facts("r", created.tenant, created.actor, created.agent, created.version), b"{}", 1000)
+    replay(machine, events, lambda payload: payload.inline or b"")
+    due = machine.next_timer()
+    assert due is not None
+    assert machine.deliver(due[0], TimerDue(due[1]))
+    assert [finalizer.__name__ for finalizer in finalizers] == ["_close_stray", "_close_stray"]
+    assert sys.get_asyncgen_hooks() == outer_hooks
+    machine.close()
 
 
 def test_after_the_code_is_put_right_the_run_is_sent_back_and_finishes(tmp_path: Path) -> None:

@@ -32,18 +32,16 @@ def link(before: bytes, seq: int, event_id: str, ts: int, epoch: int, call: int 
     return sha256(before + envelope.encode() + data).digest()
 
 
-def seal(before: bytes, event: Event) -> Sealed:
-    """The event with its bytes and its hash, ready to be stored."""
-    data = encode_body(event.body)
-    return Sealed(event, data, link(before, event.seq, event.event_id, event.ts, event.epoch, event.call, event.cause, data))
-
-
 def seal_all(before: bytes, events: Iterable[Event]) -> list[Sealed]:
-    """A run of events sealed onto `before`, in order. Written out, as `link` and `seal` have it: every commit of every run comes by here."""
+    """Events with their bytes and their hashes, in order onto `before`, ready to be stored."""
     sealed = []
     for event in events:
-        data, call, cause = encode_body(event.body), event.call, event.cause
-        envelope = f"{event.seq}|{event.event_id}|{event.ts}|{event.epoch}|{'' if call is None else call}|{'' if cause is None else cause}|"
-        before = sha256(before + envelope.encode() + data).digest()
+        data = encode_body(event.body)
+        before = link(before, event.seq, event.event_id, event.ts, event.epoch, event.call, event.cause, data)
         sealed.append(Sealed(event, data, before))
     return sealed
+
+
+def seal(before: bytes, event: Event) -> Sealed:
+    """The same for one event."""
+    return seal_all(before, (event,))[0]

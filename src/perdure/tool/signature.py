@@ -130,6 +130,10 @@ class Signature:
         return tuple(parameter.name for parameter in self.parameters if parameter.positional)
 
     @cached_property
+    def _exact(self) -> tuple[tuple[str, frozenset[type] | None], ...]:
+        return tuple((parameter.name, parameter.exact) for parameter in self.parameters)
+
+    @cached_property
     def _by_place(self) -> int:
         """With so many positional arguments everything is given, in order; -1: some can only be given by name."""
         return len(self.parameters) if len(self._positional) == len(self.parameters) else -1
@@ -138,9 +142,8 @@ class Signature:
         """Canonical JSON of all named arguments, defaults applied; InvalidInput names the parameter and the rule."""
         values = self._in_order(args, kwargs) if kwargs or len(args) != self._by_place else args
         bound = {}
-        for parameter, value in zip(self.parameters, values, strict=True):
-            exact = parameter.exact
-            bound[parameter.name] = value if exact is None or type(value) in exact else parameter.coerce(value)
+        for (name, exact), value in zip(self._exact, values, strict=True):
+            bound[name] = value if exact is None or type(value) in exact else self._by_name[name].coerce(value)
         try:
             return encode(bound)
         except NotEncodable as error:
