@@ -305,6 +305,18 @@ WORKER = (
         store="sqlite",
     ),
     Mutant(
+        name="an_answer_is_given_by_an_old_look",
+        guard="an answer about a call that rests on an older state of the run is refused",
+        promise="T31",
+        file="engine/local.py",
+        where="LocalEngine.post",
+        old="            if seen is not None and row.holder is None and row.seq != seen:\n",
+        new="            if False:\n",
+        red="tests/unit/test_engine.py::test_what_rests_on_an_older_state_of_the_run_is_refused[post]",
+        store="sqlite",
+        says="Failed",
+    ),
+    Mutant(
         name="a_forced_end_charges_by_an_old_look",
         guard="a forced end charges what is in doubt when it comes, and not what was",
         promise="T24",
