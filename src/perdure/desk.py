@@ -1,14 +1,12 @@
-"""What people and programs say to runs: decisions, signals, cancel, pause, answers about a doubt, money. Blocking, one write each.
+"""What people and programs say to runs: decisions, signals, cancel, pause, answers about a doubt, money.
 
-A run that somebody holds reads it from its inbox; in a run that nobody holds it is in the journal when this returns. Either way it
-is durable then, and counts once.
+Checked here, put into words of the journal, and handed to the engine, one write each: durable when this returns, and counted once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import structs
 
@@ -36,34 +34,31 @@ from perdure.core.events import (
 )
 from perdure.core.failures import clean
 from perdure.core.state import CallState, RunState, fold
+from perdure.engine.api import AskReading, Engine, no_such_run
 from perdure.errors import Conflict, InvalidInput, NotFound, StoreCorrupt
 from perdure.settings import Settings
-from perdure.store.api import ApprovalRow, Ledger, RunRow, Status, Store
+from perdure.store.api import ApprovalRow, Ledger, RunRow
+from perdure.worker.clock import Clock
 
 MAX_SIGNAL_BYTES = 1024 * 1024
 NOTHING: Any = object()
 _LIMITS = {"usd": "usd_micros", "tokens": "tokens", "calls": "calls", "seconds": "busy_us"}
 
 
-class Clock(Protocol):
-    def now(self) -> int: ...
-
-    def new_id(self) -> str: ...
-
-
 class Desk:
     """Where runs are spoken to. `tenant`, where given, must be the run's: another tenant's runs do not exist (G16)."""
 
-    def __init__(self, store: Store, clock: Clock, settings: Settings) -> None:
-        self._store = store
+    def __init__(self, engine: Engine, ask: AskReading, clock: Clock, settings: Settings) -> None:
+        self._engine = engine
+        self._ask = ask
         self._clock = clock
         self._roles = settings.roles
         self._lease_us = round(settings.lease_s * 1e6)
         self._patience = Patience.of(settings)
 
     # -- approvals ----------------------------------------------------------------------------------------------------
-    def vote(self, approval: str, vote: Vote, *, tenant: str | None = None) -> ApprovalRow:
-        """Approve or reject: counted once, against the approval as it stands in that very transaction."""
+    async def vote(self, approval: str, vote: Vote, *, tenant: str | None = None) -> ApprovalRow:
+        """Approve or reject: counted once, against the approval as it stands at that very moment."""
         approval = plain_text(approval, "an approval's id")
         check_tenant(tenant)
         who = known_name(vote.by)
@@ -72,10 +67,10 @@ class Desk:
         if vote.digest is not None:
             plain_text(vote.digest, "the digest of what was seen")
 
-        return self._store.decide(approval, known, event_id=self._clock.new_id(), now=self._clock.now(), tenant=tenant)
+        return await self._engine.vote(approval, known, tenant=tenant)
 
     # -- steering -----------------------------------------------------------------------------------------------------
-    def signal(self, run_id: str, topic: str, payload: Any, *, by: str, key: str | None, tenant: str | None) -> None:
+    async def signal(self, run_id: str, topic: str, payload: Any, *, by: str, key: str | None, tenant: str | None) -> None:
         topic = keys.check_id(topic, "the topic")
         if key is not None:
             key = keys.check_id(key, "the signal's key")
@@ -83,78 +78,45 @@ class Desk:
         if len(encoded) > MAX_SIGNAL_BYTES:
             raise InvalidInput(f"a signal of {len(encoded):,} bytes; the limit is {MAX_SIGNAL_BYTES:,}: send a reference to it instead")
         body = SignalReceived(topic, codec.pack(encoded, MAX_SIGNAL_BYTES)[0], known_name(by), key)
-        self._post(run_id, body, tenant=tenant)
+        await self._tell(run_id, body, tenant)
 
-    def cancel(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
-        def expect(row: RunRow) -> None:
-            if row.status == "cancelling":
-                raise _AskedBefore
+    async def cancel(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
+        body = CancelRequested(by=known_name(by), reason=_words(reason, "reason"))
+        await self._tell(run_id, body, tenant)
 
-        try:
-            self._post(run_id, CancelRequested(by=known_name(by), reason=_words(reason, "reason")), expect=expect, tenant=tenant)
-        except _AskedBefore:
-            pass  # asking twice is asking once
-
-    def end(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
+    async def end(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
         """End a run for good, without its agent: for one whose code is gone, or that no longer replays."""
-        self._row(run_id, tenant)
+        await self._row(run_id, tenant)
         try:
-            state: RunState | None = self._state(run_id)
+            state: RunState | None = await self._state(run_id)
         except StoreCorrupt:
             state = None  # a damaged journal can be ended all the same
         body = RunCancelled(reason=_words(reason, "reason"), forced_by=known_name(by), unsettled=() if state is None else _unsettled(state))
+        await self._engine.end(run_id, body, seen=None if state is None else state.seq)
 
-        def expect(row: RunRow) -> None:
-            if state is not None and row.seq != state.seq:
-                raise _moved_on(row, state)
+    async def pause(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
+        await self._tell(run_id, RunPaused(by=known_name(by), reason=_words(reason, "reason")), tenant)
 
-        self._store.end(run_id, body, event_id=self._clock.new_id(), now=self._clock.now(), expect=expect)
-
-    def pause(self, run_id: str, *, by: str, reason: str | None, tenant: str | None) -> None:
-        run_id = plain_text(run_id, "a run's id")
-
-        def expect(row: RunRow) -> None:
-            if row.status == "paused":
-                raise _AskedBefore
-            if row.status in ("cancelling", "needs_attention"):
-                raise Conflict(f"run {run_id} is {row.status.replace('_', ' ')}, and stands still or ends without a pause")
-
-        try:
-            self._post(run_id, RunPaused(by=known_name(by), reason=_words(reason, "reason")), expect=expect, tenant=tenant)
-        except _AskedBefore:
-            pass
-
-    def unpause(self, run_id: str, *, by: str, note: str | None, add: Limits | None, tenant: str | None) -> list[str]:
+    async def unpause(self, run_id: str, *, by: str, note: str | None, add: Limits | None, tenant: str | None) -> list[str]:
         """Let a paused run, or one that needs attention, go on, after adding to its budget where said; which runs do."""
-        row = self._row(run_id, tenant)
+        row = await self._row(run_id, tenant)
         who, note = known_name(by), _words(note, "note")
         if add is not None:
-            return self._raise(row, add, who, note)
-        self._let_go_on(row, who, note)
+            return await self._raise(row, add, who, note)
+        await self._engine.post(row.run_id, RunUnpaused(by=who, note=note))
         return [run_id]
 
-    def requeue(self, run_id: str, *, by: str, note: str | None, tenant: str | None = None) -> None:
-        run_id = self._row(run_id, tenant).run_id
+    async def requeue(self, run_id: str, *, by: str, note: str | None, tenant: str | None = None) -> None:
+        row = await self._row(run_id, tenant)
+        await self._engine.post(row.run_id, RunRequeued(by=known_name(by), note=_words(note, "note")), tenant=tenant)
 
-        def expect(row: RunRow) -> None:
-            if row.status != "needs_attention":
-                raise Conflict(f"run {run_id} is {row.status}; only a run that needs attention can be sent back to work")
-
-        self._post(
-            run_id, RunRequeued(by=known_name(by), note=_words(note, "note")), status=self._after(run_id), expect=expect, tenant=tenant
-        )
-
-    def adopt(self, run_id: str, version: str, *, by: str, note: str | None, tenant: str | None = None) -> None:
+    async def adopt(self, run_id: str, version: str, *, by: str, note: str | None, tenant: str | None = None) -> None:
         """Let another version of the agent go on with the run."""
         keys.check_id(version, "the version")
+        body = RunAdopted(version=version, by=known_name(by), note=_words(note, "note"))
+        await self._tell(run_id, body, tenant)
 
-        def expect(row: RunRow) -> None:
-            if row.holder is not None and row.holder in self._alive():
-                raise Conflict(f"run {run_id} is being driven in version {row.version}; wait until it rests, or stop that worker")
-
-        self._post(run_id, RunAdopted(version=version, by=known_name(by), note=_words(note, "note")), expect=expect, tenant=tenant)
-
-    def resolve(
+    async def resolve(
         self,
         run_id: str,
         call: int,
@@ -168,18 +130,18 @@ class Desk:
         tenant: str | None = None,
     ) -> None:
         """Settle a call that is in doubt."""
-        self._row(run_id, tenant)
+        row = await self._row(run_id, tenant)
         _check_answer(call, did_not_happen, fail, final)
         if (happened is not NOTHING) + did_not_happen + (fail is not None) != 1:
             raise InvalidInput("say exactly one of: happened=RESULT, did_not_happen=True, fail=TEXT")
-        state = self._state(run_id)
+        state = await self._state(run_id)
         found = state.calls.get(call)
         if found is None:
             raise NotFound(f"run {run_id} has no call {call}; its calls are {_numbers(state)}")
         if found.phase != "in_doubt" and not (found.phase == "started" and found.effect in ("once", "keyed")):
             stands = f"was settled by {found.resolved_by}" if found.resolved_by else f"is {found.phase.replace('_', ' ')}"
             raise Conflict(f"call {call} ({found.tool}) of run {run_id} {stands}; only a call in doubt can be resolved")
-        if found.phase == "started" and self._row(run_id, None).holder in self._alive():
+        if found.phase == "started" and (await self._row(run_id, None)).holder in await self._alive():
             raise Conflict(f"call {call} ({found.tool}) of run {run_id} is being performed by a live worker; wait for what it says")
         if did_not_happen and not final:
             self._check_quiet(run_id, found)
@@ -193,14 +155,13 @@ class Desk:
             failure = Failure(kind="fatal", type="Resolved", message=clean(fail or "", 2000))
             body = ToolCallResolved("failed", by=who, attempt=found.attempt, failure=failure, note=note)
         body = structs.replace(body, usage=found.cost_if(body.outcome))
-
-        def expect(row: RunRow) -> None:
-            if row.holder is None and row.seq != state.seq:
-                raise _moved_on(row, state)
-
-        self._post(run_id, body, call=call, status="cancelling" if state.cancel else None, expect=expect, tenant=tenant)
+        await self._engine.post(row.run_id, body, call=call, seen=state.seq, tenant=tenant)
 
     # -- inside -------------------------------------------------------------------------------------------------------
+    async def _tell(self, run_id: str, body: AnyBody, tenant: str | None) -> None:
+        check_tenant(tenant)
+        await self._engine.post(plain_text(run_id, "a run's id"), body, tenant=tenant)
+
     def _check_quiet(self, run_id: str, call: CallState) -> None:
         """Conflict while the request of a lost attempt may still arrive: a look at the service before then proves nothing (T31)."""
         until = quiet_at(call, self._patience)
@@ -219,78 +180,38 @@ class Desk:
             "cancelled its key, for example), say so: --final (final=True)"
         )
 
-    def _raise(self, row: RunRow, add: Limits, by: str, note: str | None) -> list[str]:
-        ledgers = self._store.ledgers(row.run_id)
+    async def _raise(self, row: RunRow, add: Limits, by: str, note: str | None) -> list[str]:
+        reading = self._engine.reading
+        ledgers = await self._ask(lambda: reading.ledgers(row.run_id))
         if not ledgers:
             raise Conflict(f"run {row.run_id} has no budget, so that nothing can be added to it")
-        over = self._state(row.run_id).over
+        over = (await self._state(row.run_id)).over
         owner = over.budget_of if over is not None else ledgers[0].run_id
         _check_helps(row.run_id, next(ledger for ledger in ledgers if ledger.run_id == owner), add, over)
-        self._post(owner, BudgetRaised(add, by, note))
-        stopped = self._store.over_budget(owner)
-        for run_id in stopped:
-            self._let_go_on(self._row(run_id, None), by, note)
-        if row.status == "paused":
-            self._let_go_on(row, by, note)
-            return [*stopped, row.run_id]
-        return stopped
+        await self._engine.post(owner, BudgetRaised(add, by, note))
+        stopped = await self._ask(lambda: reading.over_budget(owner))
+        go_on = [*stopped, row.run_id] if row.status == "paused" else stopped
+        for run_id in go_on:
+            await self._engine.post(run_id, RunUnpaused(by=by, note=note))
+        return go_on
 
-    def _let_go_on(self, row: RunRow, by: str, note: str | None) -> None:
-        run_id = row.run_id
-
-        def expect(row: RunRow) -> None:
-            if row.status not in ("paused", "needs_attention") and not (row.holder is not None and self._is_pausing(row)):
-                raise Conflict(f"run {run_id} is {row.status}; only a paused run, or one that needs attention, can be let go on")
-
-        self._post(run_id, RunUnpaused(by=by, note=note), status=self._after(run_id), expect=expect)
-
-    def _is_pausing(self, row: RunRow) -> bool:
-        """Whether somebody has asked for a pause that the run has not come to yet: it ends what is under way first."""
-        on_its_way = any(post.run_id == row.run_id and isinstance(post.body, RunPaused) for post in self._store.inbox(str(row.holder)))
-        return on_its_way or self._state(row.run_id).paused is not None
-
-    def _after(self, run_id: str) -> Status | None:
-        return "cancelling" if self._state(run_id).cancel else None
-
-    def _post(
-        self,
-        run_id: str,
-        body: AnyBody,
-        *,
-        call: int | None = None,
-        status: Status | None = None,
-        expect: Callable[[RunRow], None] | None = None,
-        tenant: str | None = None,
-    ) -> None:
-        def check(row: RunRow) -> None:
-            if tenant is not None and row.tenant != tenant:
-                raise _no_such(run_id)
-            if expect is not None:
-                expect(row)
-
-        run_id = plain_text(run_id, "a run's id")
-        if tenant is not None:
-            self._row(run_id, tenant)  # or an ended run of another tenant would be told apart from one that does not exist
-        self._store.post(run_id, call, body, event_id=self._clock.new_id(), now=self._clock.now(), status=status, expect=check)
-
-    def _row(self, run_id: str, tenant: str | None) -> RunRow:
+    async def _row(self, run_id: str, tenant: str | None) -> RunRow:
         run_id = plain_text(run_id, "a run's id")
         check_tenant(tenant)
-        row = self._store.get(run_id)
+        reading = self._engine.reading
+        row = await self._ask(lambda: reading.get(run_id))
         if row is None or (tenant is not None and row.tenant != tenant):
-            raise _no_such(run_id)
+            raise no_such_run(run_id)
         return row
 
-    def _state(self, run_id: str) -> RunState:
-        self._row(run_id, None)
-        return fold(self._store.read(run_id))
+    async def _state(self, run_id: str) -> RunState:
+        await self._row(run_id, None)
+        reading = self._engine.reading
+        return await self._ask(lambda: fold(reading.read(run_id)))
 
-    def _alive(self) -> set[str | None]:
-        return {worker.worker for worker in self._store.workers(self._clock.now(), self._lease_us) if worker.alive}
-
-
-class _AskedBefore(Exception):
-    """The same has been asked for already."""
+    async def _alive(self) -> set[str | None]:
+        reading, now = self._engine.reading, self._clock.now()
+        return {worker.worker for worker in await self._ask(lambda: reading.workers(now, self._lease_us)) if worker.alive}
 
 
 def _unsettled(state: RunState) -> tuple[Unsettled, ...]:
@@ -300,16 +221,6 @@ def _unsettled(state: RunState) -> tuple[Unsettled, ...]:
         for call in state.open.values()
         if call.may_cost is not None and call.effect != "transaction"  # a transaction without a result did not happen
     )
-
-
-def _moved_on(row: RunRow, state: RunState) -> Conflict:
-    return Conflict(
-        f"run {row.run_id} has moved on meanwhile (event {row.seq}, not {state.seq}); look again: {shell.command('why', row.run_id)}"
-    )
-
-
-def _no_such(run_id: str) -> NotFound:
-    return NotFound(f"there is no run {run_id}; `perdure list` shows those that there are")
 
 
 def _numbers(state: RunState) -> str:

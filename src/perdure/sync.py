@@ -16,9 +16,10 @@ from perdure.agent import Agent
 from perdure.app import CostsBy
 from perdure.core.events import Event
 from perdure.core.state import RunState
+from perdure.engine.api import Reading
 from perdure.errors import InvalidInput, PerdureError
 from perdure.settings import Settings
-from perdure.store.api import ApprovalRow, CostRow, RunRow, Store
+from perdure.store.api import ApprovalRow, CostRow, RunRow
 from perdure.undo import UndoPlan
 from perdure.worker.clock import Clock
 from perdure.worker.outside import refuse_app
@@ -92,8 +93,9 @@ class Perdure:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     @property
-    def store(self) -> Store:
-        return self._app.store
+    def reading(self) -> Reading:
+        """What can be read of the runs."""
+        return self._app.reading
 
     def start(self, agent: Agent[Any, Any] | str, /, *args: Any, **options: Any) -> Handle:
         """Create a run; it is durable when this returns."""

@@ -26,15 +26,14 @@ from perdure.core.prompts import is_request
 from perdure.core.state import CallState, RunState, fold
 from perdure.core.taken_back import taken_back
 from perdure.desk import Desk
-from perdure.errors import Conflict, Diverged, InvalidInput, NotFound, PerdureError, ResultNotEncodable, ToolFailed, UnknownAgent
+from perdure.engine.api import AskReading, Engine, Reading, no_such_run
+from perdure.errors import Conflict, Diverged, InvalidInput, PerdureError, ResultNotEncodable, ToolFailed, UnknownAgent
 from perdure.run import Run
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, ApprovalFilter, NewRun, RunRow, Store
-from perdure.store.url import shown_url
+from perdure.store.api import FINISHED, ApprovalFilter, NewRun, RunRow
 from perdure.tool import Tool
 from perdure.worker import outside
 from perdure.worker.clock import Clock
-from perdure.worker.worker import Observer, Worker
 
 _VERSION = "undo-1"  # of the loop in undo_agent; what is undone, and in which order, is the run's input
 _NEVER = 1 << 62  # a child that its parent has not seen end comes after everything that it has
@@ -103,11 +102,11 @@ class Survey:
 
 
 # -- what there is to undo --------------------------------------------------------------------------------------------
-def undoable(store: Store, run_id: str) -> RunRow:
+def undoable(reading: Reading, run_id: str) -> RunRow:
     """The row of a run that may be undone; the error says why another may not, and what to do."""
-    row = store.get(run_id)
+    row = reading.get(run_id)
     if row is None:
-        raise NotFound(f"there is no run {run_id} in {shown_url(store.url)}; `perdure list` shows those that there are")
+        raise no_such_run(run_id, reading)
     undone = undone_by(run_id)
     if undone is not None:
         raise InvalidInput(f"run {run_id} is the undo of run {undone}, and an undo is not undone; start the agent again instead")
@@ -135,24 +134,24 @@ def _how_to_end(row: RunRow) -> str:
     return f"have it end: {resume}, or without its agent: {cancel} --force"
 
 
-def survey(store: Store, row: RunRow, agent: Agent[Any, Any], max_steps: int) -> Survey:
+def survey(reading: Reading, row: RunRow, agent: Agent[Any, Any], max_steps: int) -> Survey:
     """Everything that the run and its children have changed, in reverse order of completion. Blocking; replays their journals."""
     if agent.name != row.agent:
         raise UnknownAgent(f"run {row.run_id} belongs to agent {row.agent!r}, and here is {agent.name!r}; name the code that it belongs to")
     outside.guard()  # a replayed agent must not touch the world either
-    created = fold(store.read(row.run_id)).created
+    created = fold(reading.read(row.run_id)).created
     assert created is not None
-    return Survey(row, created.key_namespace, _Surveyor(store, max_steps).deeds(row.run_id, agent))
+    return Survey(row, created.key_namespace, _Surveyor(reading, max_steps).deeds(row.run_id, agent))
 
 
 class _Surveyor:
-    def __init__(self, store: Store, max_steps: int) -> None:
-        self._store = store
+    def __init__(self, reading: Reading, max_steps: int) -> None:
+        self._reading = reading
         self._max_steps = max_steps
 
     def deeds(self, run_id: str, agent: Agent[Any, Any]) -> list[_Found]:
         """A child stands where its parent saw it end: whatever the parent did after that is undone first."""
-        events = self._store.read(run_id)
+        events = self._reading.read(run_id)
         state = fold(events)
         asked = self._asked(agent, state, events)
         found: list[tuple[int, list[_Found]]] = []
@@ -176,7 +175,7 @@ class _Surveyor:
         return [one for _, some in sorted(found, key=lambda item: item[0], reverse=True) for one in some]
 
     def _require_end(self, parent: str, run_id: str) -> None:
-        row = self._store.get(run_id)
+        row = self._reading.get(run_id)
         assert row is not None, run_id  # created in the commit that names it
         if row.status not in FINISHED:
             # Its parent was ended by force.
@@ -220,7 +219,7 @@ class _Surveyor:
 
     def _load(self, payload: Payload) -> bytes:
         inline = payload.inline
-        return self._store.blob(str(payload.blob)) if inline is None else inline
+        return self._reading.blob(str(payload.blob)) if inline is None else inline
 
 
 def _hook(call: CallState, tool: Tool[..., Any], arguments: Any, result: Any) -> tuple[Tool[..., Any] | None, str | None]:
@@ -297,12 +296,12 @@ def _name(step: dict[str, Any]) -> str:
     return f"call {step['call']} ({step['tool']}) of run {step['run']}"
 
 
-def progress(store: Store, run_id: str) -> Progress:
+def progress(reading: Reading, run_id: str) -> Progress:
     """How far the undo of this run has come."""
-    state = fold(store.read(undo_id(run_id)))
+    state = fold(reading.read(undo_id(run_id)))
     assert state.created is not None
     payload = state.created.input
-    planned = codec.decode(payload.inline if payload.inline is not None else store.blob(str(payload.blob)))
+    planned = codec.decode(payload.inline if payload.inline is not None else reading.blob(str(payload.blob)))
     given_up = [ask.number for ask in state.asks.values() if ask.outcome not in (None, "approved")]
     undone = [call.number for call in state.calls.values() if call.phase == "completed"]
     # One step after the other: the numbers of what has settled one follow the order of the steps.
@@ -311,7 +310,7 @@ def progress(store: Store, run_id: str) -> Progress:
     return Progress(steps, len(settled), [steps[at] for at, number in enumerate(settled) if number in given_up], planned["left"])
 
 
-def begin(store: Store, clock: Clock, surveyed: Survey, settings: Settings, *, by: str) -> RunRow:
+async def begin(engine: Engine, clock: Clock, surveyed: Survey, settings: Settings, *, by: str) -> RunRow:
     """Create the run that undoes; the one that there is, if somebody was faster."""
     plan, row = surveyed.plan, surveyed.row
     planned = {
@@ -334,54 +333,54 @@ def begin(store: Store, clock: Clock, surveyed: Survey, settings: Settings, *, b
         key_namespace=surveyed.key_namespace,
     )
     new = NewRun(run_id, created, clock.new_id(), clock.now(), codec.digest(encoded), () if blob is None else (blob,))
-    return store.create_run(new)[0]
+    return (await engine.start(new))[0]
 
 
 class Undoer:
-    """Undoes runs in this process, each with a worker of its own: the code of an undo is the run that it undoes."""
+    """Undoes runs in this process, each driven with code of its own: the code of an undo is the run that it undoes."""
 
-    def __init__(self, store: Store, settings: Settings, clock: Clock, desk: Desk, observers: Sequence[Observer]) -> None:
-        self._store = store
+    def __init__(self, engine: Engine, ask: AskReading, settings: Settings, clock: Clock, desk: Desk) -> None:
+        self._engine = engine
+        self._reading = engine.reading
+        self._ask = ask
         self._settings = settings
         self._clock = clock
         self._desk = desk
-        self._observers = observers
 
     async def survey(self, row: RunRow, agent: Agent[Any, Any]) -> Survey:
         # On a thread: agents are replayed, and from CPython 3.14 on their tasks cannot be entered inside a task of ours.
-        return await asyncio.to_thread(survey, self._store, row, agent, self._settings.max_steps)
+        return await asyncio.to_thread(survey, self._reading, row, agent, self._settings.max_steps)
 
     async def undo(self, row: RunRow, agent: Agent[Any, Any], *, by: str, accept: bool, wait: bool, stop: asyncio.Event | None) -> RunRow:
         """Begin the undo, or go on with it, until it ends or rests."""
         run_id = undo_id(row.run_id)
-        begun = self._store.get(run_id)
+        begun = await self._ask(lambda: self._reading.get(run_id))
         if begun is not None and begun.status in FINISHED:
             return begun
         surveyed = await self.survey(row, agent)
         if begun is None:
             _check_accepted(surveyed.plan, accept)
-            begun = begin(self._store, self._clock, surveyed, self._settings, by=by)
-        self._check_hooks(surveyed)
-        async with Worker(self._store, [undo_agent(surveyed)], self._settings, self._clock, self._observers) as worker:
-            self._send_back(begun, by)
-            return await worker.drive_one(run_id, wait=wait, stop=stop)
+            begun = await begin(self._engine, self._clock, surveyed, self._settings, by=by)
+        await self._check_hooks(surveyed)
+        await self._send_back(begun, by)
+        return await self._engine.drive(run_id, wait=wait, stop=stop, agents=[undo_agent(surveyed)])
 
-    def _check_hooks(self, surveyed: Survey) -> None:
+    async def _check_hooks(self, surveyed: Survey) -> None:
         """Conflict unless this code has the hooks that the undo was begun with."""
-        found = progress(self._store, surveyed.row.run_id)
+        found = await self._ask(lambda: progress(self._reading, surveyed.row.run_id))
         for step in found.steps[found.done :]:
             if (step["run"], step["call"]) not in surveyed.hooks:
                 raise Conflict(
                     f"{_name(step)} is to be undone, and its tool has no compensate hook in this code; use the code that the undo was begun with"
                 )
 
-    def _send_back(self, row: RunRow, by: str) -> None:
+    async def _send_back(self, row: RunRow, by: str) -> None:
         """Asking again for an undo that has stopped means: try again."""
         try:
             if row.status == "needs_attention":
-                self._desk.requeue(row.run_id, by=by, note="undo")
-            for asked in self._store.approvals(ApprovalFilter(run_id=row.run_id)):
-                self._desk.vote(asked.approval, Vote(by, True, note="undo", source="undo"))
+                await self._desk.requeue(row.run_id, by=by, note="undo")
+            for asked in await self._ask(lambda: self._reading.approvals(ApprovalFilter(run_id=row.run_id))):
+                await self._desk.vote(asked.approval, Vote(by, True, note="undo", source="undo"))
         except Conflict:
             pass  # somebody else has said something meanwhile, or works on it: driving it shows which
 

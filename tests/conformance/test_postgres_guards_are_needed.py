@@ -148,7 +148,7 @@ def claims_at_once_pass_by_what_others_take(store: PostgresStore) -> None:
         raise AssertionError("it has waited in vain, and the rest is weighed afterwards")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Claims, "claim", in_a_transaction)
+        patch.setattr(Claims, "_claim_by_turns", in_a_transaction)
         taken = claimed_while_the_first_is_locked(store, "t1", "t1")
     assert [claimed.row.run_id for claimed in taken] == ["r2"]
 

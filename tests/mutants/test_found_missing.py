@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from tests.unit.drive_tools import SETTINGS, ManualClock, perdure, run, status_of
+from tests.unit.drive_tools import SETTINGS, ManualClock, perdure, run, status_of, worker_of
 
 from perdure import Approval, Budget, Call, NotApproved, Run, Settings, agent, tool
 from perdure.core.events import Event, ToolCallFailed, ToolCallInitiated
@@ -128,8 +128,7 @@ def test_an_intent_that_was_withdrawn_does_not_begin_after_its_approval_has_expi
 
         def drained_at_the_intent(run_id: str, events: Sequence[Event]) -> None:
             if any(isinstance(event.body, ToolCallInitiated) and event.body.attempt == 1 for event in events):
-                assert app._worker is not None
-                app._worker._drives[run_id].drain()
+                worker_of(app)._drives[run_id].drain()
                 clock.advance(61)
 
         async with perdure(tmp_path / "j.db", [pays], clock, observers=[drained_at_the_intent]) as app:

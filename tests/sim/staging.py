@@ -11,7 +11,7 @@ from uuid import UUID
 
 from tests.sim.threads import Pool, Queues, Threading, Time
 
-from perdure import app as apps
+from perdure.engine import local
 from perdure.errors import PerdureError
 from perdure.store import approvals, claims, family, journal, writer
 from perdure.worker import asking, drive, lease, threads, worker
@@ -80,7 +80,7 @@ def staged(world: World) -> Iterator[None]:
 
     uuids = SimpleNamespace(uuid4=lambda: UUID(int=chance(128), version=4))
     changes: list[tuple[Any, str, Any]] = [
-        (apps, "open_store", lambda url, **_: world.open_store()),
+        (local, "open_store", lambda url, **_: world.open_store()),
         *((module, "time", time) for module in (lease, writer, worker, drive, claims)),
         *((module, "time", _JournalTime(world)) for module in (journal, approvals)),
         *((module, "threading", threading) for module in (lease, writer, threads)),

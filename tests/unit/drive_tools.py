@@ -20,8 +20,10 @@ from perdure.core.events import (
     ToolCallInitiated,
     ToolCallResolved,
 )
+from perdure.engine.local import LocalEngine
 from perdure.testing import clock as clocks
 from perdure.worker.clock import Clock
+from perdure.worker.worker import Worker
 
 T = TypeVar("T")
 # Any wait at all parks the run, hooks are asked at once, and a tool that will not stop is given up quickly.
@@ -50,6 +52,30 @@ def perdure(
     """An app on this file, or in memory; to be entered."""
     url = "sqlite://" if where is None else f"sqlite:///{where}"
     return Perdure(url, agents, settings=settings, clock=clock or ManualClock(), observers=observers)
+
+
+def local(app: Perdure) -> LocalEngine:
+    """The app's engine, with its worker and its store."""
+    engine = app._engine
+    assert isinstance(engine, LocalEngine)
+    return engine
+
+
+def worker_of(app: Perdure) -> Worker:
+    """The worker that it has, for one that drives something."""
+    worker = local(app)._worker
+    assert worker is not None
+    return worker
+
+
+def at_once(work: Coroutine[Any, Any, T]) -> T:
+    """The result of what waits for nothing, as all that is said to a run on SQLite: where nobody can await it."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    raise AssertionError("it has waited for something")
 
 
 def run(main: Coroutine[Any, Any, T], seconds: float = 100.0) -> T:

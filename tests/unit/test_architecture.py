@@ -42,10 +42,17 @@ def test_imports_point_down_only():
         ("core/chain.py", "import perdure.core.keys", "no cycles"),
         ("store/journal.py", "import perdure.store.sqlite", "the store's logic knows no database"),
         ("store/planted.py", "", "the store's logic knows no database"),
+        ("app.py", "import perdure.store.journal", "the app, inspect and the command line know engines"),
+        ("app.py", "import perdure.engine.local", "the app, inspect and the command line know engines"),
+        ("inspect/__init__.py", "import perdure.store.sqlite", "the app, inspect and the command line know engines"),
+        ("cli/__init__.py", "import perdure.store.journal", "the app, inspect and the command line know engines"),
     ],
 )
 def test_a_forbidden_import_breaks_a_contract(tmp_path, importer, statement, contract):
-    modules = "errors settings core/__init__ core/chain store/__init__ store/api store/journal store/sqlite/__init__ testing/__init__"
+    modules = (
+        "errors settings core/__init__ core/chain store/__init__ store/api store/journal store/sqlite/__init__ testing/__init__ "
+        "engine/__init__ engine/local desk undo inspect/__init__ app sync cli/__init__"
+    )
     for module in ("__init__", *modules.split()):
         write(tmp_path / f"perdure/{module}.py", "")
     write(tmp_path / "perdure/core/keys.py", "import perdure.core.chain, perdure.errors")

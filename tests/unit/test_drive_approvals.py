@@ -27,7 +27,7 @@ from tests.unit.approval_tools import (
     told,
     withdraw,
 )
-from tests.unit.drive_tools import ManualClock, outline, perdure, run, until
+from tests.unit.drive_tools import ManualClock, local, outline, perdure, run, until, worker_of
 
 from perdure import (
     Approval,
@@ -60,8 +60,8 @@ async def edit(app: Perdure) -> None:
 
 async def expire(app: Perdure) -> None:
     clock_of(app).advance(HOUR)
-    if app._worker is not None:
-        for drive in list(app._worker._drives.values()):
+    if local(app)._worker is not None:
+        for drive in list(worker_of(app)._drives.values()):
             asyncio.get_running_loop().call_soon(drive.look_at_clock)  # the clock is ours: nothing else tells a worker that it has moved
 
 

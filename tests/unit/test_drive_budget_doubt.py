@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.drive_tools import SETTINGS, ManualClock, outline, run, status_of, until
+from tests.unit.drive_tools import SETTINGS, ManualClock, local, outline, run, status_of, until
 from tests.unit.postgres_tools import cleared
 
 from perdure import (
@@ -480,7 +480,7 @@ def test_a_reading_that_a_drain_has_stopped_is_charged(where: str, said: str | N
             stop = asyncio.Event()
             working = asyncio.create_task(app.work(stop=stop))
             await begun.wait()
-            worker = app._worker
+            worker = local(app)._worker
             assert worker is not None
             worker._drives["r"].drain()
             worker._drives["r"].stop_attempts()

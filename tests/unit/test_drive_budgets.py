@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, status_of, until
+from tests.unit.drive_tools import SETTINGS, ManualClock, local, outline, perdure, run, status_of, until, worker_of
 
 from perdure import (
     Approval,
@@ -520,13 +520,13 @@ def test_a_call_that_was_handed_over_before_it_began_is_counted_when_it_begins(t
     async def main() -> None:
         def drain(run_id: str, events: Any) -> None:
             if events[-1].type == "tool_call_initiated":
-                worker = app._worker
+                worker = local(app)._worker
                 assert worker is not None
                 worker._drives[run_id].drain()
 
         async with perdure(tmp_path / "db", [payer], observers=[drain]) as app:
             await app.start(payer, id="r", budget=Budget(usd=0.75, calls=1))
-            worker = await app._working()
+            worker = await local(app)._working()
             await worker._take_up("r")
             await until(lambda: status_of(app, "r") == "queued")
             assert (begun, spent(app, "r"), reserved(app, "r")) == ([], NOTHING, NOTHING)
@@ -557,9 +557,7 @@ def test_a_drain_that_meets_a_stop_for_money_lets_what_was_paid_for_begin(tmp_pa
         def drain(run_id: str, events: Any) -> None:
             appends.append(events)
             assert len(appends) < 10, "it goes around in circles"
-            worker = app._worker
-            assert worker is not None
-            worker._drives[run_id].drain()
+            worker_of(app)._drives[run_id].drain()
 
         async with perdure(tmp_path / "db", [payer], observers=[drain]) as app:
             await app.start(payer, id="r", budget=Budget(calls=1))

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import pytest
-from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, status_of, until
+from tests.unit.drive_tools import SETTINGS, ManualClock, local, outline, perdure, run, status_of, until
 
 from perdure import AlreadyRunning, Budget, Call, NotSent, Outcome, Perdure, Retry, Run, RunCancelled, RunEnded, Settings, agent, tool
 from perdure.core.events import CancelRequested, Event, ToolCallFailed
@@ -143,7 +143,7 @@ def test_a_second_cancel_does_not_interrupt_the_cleaning_up(when: str) -> None:
                 app.store.post(
                     handle.id, None, body, event_id=app.clock.new_id(), now=app.clock.now(), status="cancelling", expect=lambda _: None
                 )
-                worker = app._worker
+                worker = local(app)._worker
                 assert worker is not None
                 await until(lambda: not app.store.inbox(worker.id) or worker._drives[handle.id]._core._seen)
                 await asyncio.sleep(0.02)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.garbage import own_garbage
-from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, status_of, until
+from tests.unit.drive_tools import SETTINGS, ManualClock, local, outline, perdure, run, status_of, until
 
 from perdure import (
     Agent,
@@ -649,7 +649,7 @@ def test_a_worker_that_serves_only_the_parent_finds_the_children_also_after_a_re
             await app.start(top, id="p")
             for run_id in ["p", "p/1"][:generations]:
                 # One run at a time, by the worker's own hand: the rest is left to the next one.
-                worker = await app._working()
+                worker = await local(app)._working()
                 await worker._take_up(run_id)
                 await until(lambda run_id=run_id: status_of(app, run_id) == "waiting")
         async with perdure(tmp_path / "db", [top]) as app, at_work(app):
@@ -754,7 +754,7 @@ def test_children_that_another_worker_has_left_are_found_by_one_that_is_at_work_
         async with perdure(tmp_path / "db", [parent_of_two]) as second, at_work(second):
             async with perdure(tmp_path / "db", [parent_of_two]) as first:
                 await first.start(parent_of_two, id="p", not_before=timedelta(hours=1))  # or the second one would take it
-                await (await first._working())._take_up("p")
+                await (await local(first)._working())._take_up("p")
                 await until(lambda: status_of(first, "p") == "waiting")
             await until(lambda: status_of(second, "p") == "succeeded")
             return await second.handle("p").result()
@@ -771,7 +771,7 @@ def test_driving_a_run_by_name_after_a_restart_drives_everything_below_it(tmp_pa
         async with perdure(tmp_path / "db", [grandparent]) as app:
             await app.start(grandparent, id="p")
             for run_id in ("p", "p/1"):
-                await (await app._working())._take_up(run_id)
+                await (await local(app)._working())._take_up(run_id)
                 await until(lambda run_id=run_id: status_of(app, run_id) == "waiting")
         async with perdure(tmp_path / "db", [grandparent]) as app:
             return await app.run(grandparent, id="p")
@@ -797,7 +797,7 @@ def test_a_child_of_another_version_waits_for_a_worker_that_has_it(tmp_path: Pat
     async def main() -> Any:
         async with perdure(tmp_path / "db", [parent(old)]) as app:
             await app.start("parent", id="p")
-            worker = await app._working()
+            worker = await local(app)._working()
             await worker._take_up("p")
             await until(lambda: status_of(app, "p") == "waiting")
         async with perdure(tmp_path / "db", [parent(new)]) as app, at_work(app):

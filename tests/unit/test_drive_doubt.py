@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 from msgspec import structs
-from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, until
+from tests.unit.drive_tools import SETTINGS, ManualClock, local, outline, perdure, run, until, worker_of
 
 from perdure import Agent, Call, Conflict, InvalidInput, NotEncodable, NotFound, Outcome, Perdure, Retry, Run, ToolFailed, agent, tool
 from perdure.core.events import Event, RetryScheduled, RunReleased
@@ -413,7 +413,7 @@ def test_not_found_says_nothing_about_an_attempt_of_a_drive_that_broke() -> None
             await app.start(zombie.agent, id="r")
             driving = asyncio.create_task(app.drive("r", wait=False))
             await until(lambda: zombie.began)
-            worker = app._worker
+            worker = local(app)._worker
             assert worker is not None
             worker.broke(worker._drives["r"], StoreUnavailable("a hiccup"))
             await driving
@@ -555,7 +555,7 @@ def test_a_call_that_a_live_worker_is_performing_cannot_be_resolved(tmp_path: Pa
             for who in (app, other):
                 with pytest.raises(Conflict, match="is being performed by a live worker"):
                     await who.resolve("r", 1, happened="by hand")
-            worker = app._worker
+            worker = local(app)._worker
             assert worker is not None
             worker._drives["s"].abort()
             app.store.unregister(worker.id, app.clock.now())
@@ -601,7 +601,7 @@ def test_an_answer_about_one_attempt_is_not_taken_for_the_next(answer: dict[str,
     async def main() -> tuple[Any, list[str]]:
         async with perdure(None, [case.agent], settings=structs.replace(SETTINGS, poll_s=0.2)) as app:
             case.apps.append(app)
-            worker = await app._working()
+            worker = await local(app)._working()
             worker._stop_listening()  # the answer is found by looking, a little later
             handle = await app.start(case.agent, id="r")
             result = asyncio.create_task(handle.result())
@@ -646,8 +646,7 @@ def test_the_late_end_of_a_hook_that_was_asked_about_an_attempt_before_changes_n
         async with perdure(None, [payer]) as app:
             result = asyncio.create_task((await app.start(payer, id="r")).result())
             await until(lambda: asked == [1, 2])
-            assert app._worker is not None
-            drive = app._worker._drives["r"]
+            drive = worker_of(app)._drives["r"]
             drive._feed_soon(HookAnswered(1, 1, late, asked_at=round(asyncio.get_running_loop().time() * 1e6)))
             await asyncio.sleep(0.02)
             answered.set()
@@ -678,7 +677,7 @@ def test_the_late_end_of_a_hook_does_not_trouble_a_run_that_is_being_given_up() 
     async def main() -> tuple[RunRow, list[str]]:
         async with perdure(None, [payer], settings=structs.replace(SETTINGS, poll_s=60)) as app:
             await app.start(payer, id="r")
-            worker = await app._working()
+            worker = await local(app)._working()
             worker._stop_listening()
             driving = asyncio.create_task(app.drive("r", wait=False))
             await until(lambda: asked)

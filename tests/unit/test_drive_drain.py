@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, status_of, until
+from tests.unit.drive_tools import SETTINGS, ManualClock, local, outline, perdure, run, status_of, until, worker_of
 
 from perdure import Agent, Call, NotSent, Outcome, Perdure, Retry, Run, Settings, agent, tool
 from perdure.core.events import Event, ToolCallInitiated
@@ -65,7 +65,7 @@ class Steps:
 
 
 async def end_when_draining(app: Perdure, finish: asyncio.Event) -> None:
-    await until(lambda: app._worker is not None and app._worker._draining)
+    await until(lambda: local(app)._worker is not None and worker_of(app)._draining)
     finish.set()
 
 
@@ -183,7 +183,7 @@ def test_a_keyed_call_in_doubt_whose_next_attempt_was_withdrawn_is_still_in_doub
         return str(await pay())
 
     def drain_at_the_second_intent(run_id: str, events: Sequence[Event]) -> None:
-        worker = apps[0]._worker
+        worker = local(apps[0])._worker
         if worker is not None and any(isinstance(event.body, ToolCallInitiated) and event.body.attempt == 2 for event in events):
             worker._draining = True
             worker._drives[run_id].drain()
@@ -525,7 +525,7 @@ def test_what_begins_while_a_drain_is_under_way_waits_for_its_end(tmp_path: Path
             working = asyncio.create_task(app.work())
             await until(lambda: case.began)
             app.drain()
-            await until(lambda: app._draining)
+            await until(lambda: local(app)._draining)
             driving = asyncio.create_task(app.drive("r"))
             late = asyncio.create_task((await app.start(case.agent, id="late")).result())
             await asyncio.sleep(0.02)
@@ -579,7 +579,7 @@ def test_a_drain_ends_each_work_that_was_called_before_it_and_no_other(tmp_path:
             first = asyncio.create_task(app.work())
             await until(lambda: case.began)
             app.drain()
-            await until(lambda: app._worker is not None and app._worker.draining)
+            await until(lambda: local(app)._worker is not None and worker_of(app).draining)
             second = asyncio.create_task(app.work())  # waits for the end of the drain
             await asyncio.sleep(0)
             app.drain()
@@ -653,7 +653,7 @@ def test_a_tool_that_drives_another_run_does_not_hold_up_the_drain_that_waits_fo
             working = asyncio.create_task(app.work())
             await began.wait()
             app.drain()
-            await until(lambda: app._worker is not None and app._worker.draining)
+            await until(lambda: local(app)._worker is not None and worker_of(app).draining)
             await app.start(quick, id="other")
             go.set()
             await working

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any, cast
 
-from tests.unit.drive_tools import SETTINGS, run
+from tests.unit.drive_tools import SETTINGS, local, run
 
 from perdure import Perdure, Run, agent
 from perdure.store.api import RunRow, Store
@@ -47,17 +47,13 @@ class Overtaken:
             await app.drive(run_id)
 
 
-class App(Perdure):
-    async def _open(self) -> Store:
-        self.overtaken = Overtaken(await super()._open(), self.url)
-        return cast(Store, self.overtaken)
-
-
 def test_a_child_that_ends_elsewhere_between_two_looks_does_not_end_the_drive(tmp_path: Path) -> None:
     async def main() -> tuple[str, bool]:
-        async with App(f"sqlite:///{tmp_path / 'journal.db'}", [parent, child], settings=SETTINGS) as app:
+        async with Perdure(f"sqlite:///{tmp_path / 'journal.db'}", [parent, child], settings=SETTINGS) as app:
+            overtaken = Overtaken(app.store, app.url)
+            local(app)._store = cast(Store, overtaken)
             await app.start(parent, id="r")
             row = await app.drive("r", wait=True)
-            return row.status, app.overtaken.overtaken
+            return row.status, overtaken.overtaken
 
     assert run(main()) == ("succeeded", True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.unit.approval_tools import check_replay, driven
-from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, status_of, until
+from tests.unit.drive_tools import SETTINGS, ManualClock, local, outline, perdure, run, status_of, until, worker_of
 
 from perdure import Agent, Call, Conflict, NotFound, NotSent, Perdure, Retry, Run, RunEnded, agent, tool
 from perdure.core.events import RunPaused, RunUnpaused
@@ -409,7 +409,7 @@ def test_a_run_that_is_paused_while_its_worker_drains_stays_paused(tmp_path: Pat
             working = asyncio.create_task(app.work())
             await until(lambda: steps.begun)
             app.drain()
-            await until(lambda: app._worker is not None and app._worker._draining)
+            await until(lambda: local(app)._worker is not None and worker_of(app)._draining)
             await app.pause("r")
             await asyncio.sleep(0.02)
             steps.finish.set()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pydantic
 import pytest
-from tests.unit.drive_tools import ManualClock, outline, perdure, run, until
+from tests.unit.drive_tools import ManualClock, local, outline, perdure, run, until
 
 from perdure import Call, Perdure, ResultNotEncodable, Run, RunFailed, ToolFailed, agent, tool
 from perdure.core.events import Event, ToolCallCompleted, ToolCallInitiated
@@ -43,7 +43,7 @@ class Watched:
 
 def watch(app: Perdure) -> Watched:
     watched = Watched(app.store)
-    app._store = watched
+    local(app)._store = watched
     return watched
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.stalls import Stalls
 from tests.unit.approval_tools import HOUR, check_replay, driven, fills_up, statuses, the_one
-from tests.unit.drive_tools import ManualClock, outline, perdure, run, status_of, until
+from tests.unit.drive_tools import ManualClock, at_once, outline, perdure, run, status_of, until, worker_of
 
 from perdure import (
     Agent,
@@ -489,8 +489,8 @@ def test_a_call_that_was_not_begun_asks_when_the_next_code_says_so(tmp_path: Pat
             driving = asyncio.create_task(app.drive("r"))
             await until(lambda: status_of(app, "r") == "running")
             await until(lambda: len(app.store.read("r")) > 2)
-            app._desk.signal("r", "go", None, by="ann", key=None, tenant=None)  # without a moment in between
-            app._desk.pause("r", by="ann", reason=None, tenant=None)
+            at_once(app.signal("r", "go", by="ann"))  # without a moment in between
+            at_once(app.pause("r", by="ann"))
             await until(lambda: not app.store.inbox(app.store.get("r").holder))  # type: ignore[union-attr, arg-type]
             release.set()
             assert (await driving).status == "paused"
@@ -753,7 +753,7 @@ def test_a_top_up_of_the_parent_s_budget_reaches_a_child_that_is_about_to_stop_f
                 def topped_up(batch: Any) -> Any:
                     if any(one.row is not None and one.row.attention == "budget" for one in batch):
                         app.store.append = append  # type: ignore[method-assign]
-                        app._desk.unpause("r/1", by="ann", note=None, add=Budget(calls=10), tenant=None)
+                        at_once(app.unpause("r/1", by="ann", add=Budget(calls=10)))
                     return append(batch)
 
                 app.store.append = topped_up  # type: ignore[method-assign]
@@ -1009,9 +1009,9 @@ def test_a_post_whose_commit_went_through_unknown_to_its_sender_counts_once_thou
         for _ in range(2):
             try:
                 if what == "money":
-                    other._desk._post("r", BudgetRaised(Budget(calls=10), "ann", None))
+                    at_once(other.engine.post("r", BudgetRaised(Budget(calls=10), "ann", None)))
                 else:
-                    other._desk.signal("r", "u", "once", by="ann", key=None, tenant=None)
+                    at_once(other.signal("r", "u", "once", by="ann"))
                 return
             except StoreUnavailable:
                 pass  # as any sender would: it was told that nothing was written
@@ -1076,8 +1076,7 @@ def test_what_a_person_said_about_a_cut_off_call_is_heard_before_it_is_made_agai
             driving = asyncio.create_task(first.drive("r"))
             await until(lambda: made == [1])
             body = ToolCallResolved("happened", by="ann", attempt=1, result=codec.pack(b'"said by ann"')[0])
-            assert first._worker is not None
-            first._worker._stop_listening()
+            worker_of(first)._stop_listening()
             assert not first.store.post("r", 1, body, event_id="0" * 32, now=first.clock.now(), expect=lambda row: None)
             first.abort()  # as a crash would
             driving.cancel()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.garbage import own_garbage
 from tests.unit.approval_tools import check_replay, driven
-from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, until
+from tests.unit.drive_tools import SETTINGS, ManualClock, local, outline, perdure, run, until, worker_of
 
 from perdure import Agent, InvalidInput, NotFound, Perdure, Run, RunEnded, agent, tool
 from perdure.core.events import SignalReceived
@@ -371,7 +371,7 @@ def test_signals_that_a_dead_worker_has_left_unread_come_before_later_ones(tmp_p
             await app.signal("r", "chat", 2)
             app.abort()
             await driving
-            unread = app._worker is not None and app.store.inbox(app._worker.id)
+            unread = local(app)._worker is not None and app.store.inbox(worker_of(app).id)
             assert unread, "or this tests nothing"
         listening.release.set()
         async with perdure(tmp_path / "db", [listening.agent]) as app:

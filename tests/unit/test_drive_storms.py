@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from tests.unit.drive_tools import SETTINGS, outline, perdure, run, until
+from tests.unit.drive_tools import SETTINGS, local, outline, perdure, run, until, worker_of
 
 from perdure import Call, Run, agent, tool
 from perdure.core.events import Effect, ToolCallResolved
@@ -41,8 +41,7 @@ def test_a_call_that_a_person_says_did_not_happen_begins_again_once(tmp_path: Pa
             await first.start(payer, id="r")
             driving = asyncio.create_task(first.drive("r"))
             await until(lambda: made == [1])
-            assert first._worker is not None
-            first._worker._stop_listening()
+            worker_of(first)._stop_listening()
             body = ToolCallResolved("did_not_happen", by="ann", attempt=1)
             assert not first.store.post("r", 1, body, event_id="0" * 32, now=first.clock.now(), expect=lambda row: None)
             first.abort()  # as a crash would
@@ -87,7 +86,7 @@ def test_a_worker_that_cannot_renew_its_leases_claims_nothing_until_it_can(tmp_p
         seen: list[str] = []
         async with perdure(tmp_path / "db", [quick], clock=Clock(), settings=structs.replace(SETTINGS, lease_s=0.3)) as app:
             serving = asyncio.create_task(app.work())
-            await until(lambda: app._worker is not None)
+            await until(lambda: local(app)._worker is not None)
             store, renew = app.store, app.store.renew
 
             def fail(worker: str, now: int) -> None:
@@ -114,7 +113,7 @@ def test_a_worker_gives_up_what_it_holds_and_does_not_drive(tmp_path: Path) -> N
     async def main() -> list[str]:
         async with perdure(tmp_path / "db", [quick], clock=Clock()) as app:
             await app.start(quick, id="r")
-            worker = await app._working()
+            worker = await local(app)._working()
             assert app.store.claim(worker.id, list(worker.agents), 1, app.clock.now(), run_id="r")  # and nobody hears of it
             serving = asyncio.create_task(app.work())
             await until(lambda: app.store.get("r").status == "succeeded")  # type: ignore[union-attr]
@@ -130,7 +129,7 @@ def test_who_drives_a_run_that_its_own_worker_is_just_claiming_waits_along(tmp_p
     async def main() -> str:
         async with perdure(tmp_path / "db", [quick], clock=Clock()) as app:
             await app.start(quick, id="r")
-            worker = await app._working()
+            worker = await local(app)._working()
             assert app.store.claim(worker.id, list(worker.agents), 1, app.clock.now(), run_id="r")  # on its way to the loop
             return (await app.drive("r")).status
 
@@ -141,7 +140,7 @@ def test_nor_is_it_told_that_its_own_worker_has_it_when_that_has_let_go_since(tm
     async def main() -> str:
         async with perdure(tmp_path / "db", [quick], clock=Clock()) as app:
             await app.start(quick, id="r")
-            worker, claim = await app._working(), app.store.claim
+            worker, claim = await local(app)._working(), app.store.claim
 
             def refused(*args: Any, **kwargs: Any) -> Any:
                 """Our own claim is first, and over by the time at which somebody looks whose it was."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.unit.approval_tools import check_replay, driven
-from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, until
+from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, until, worker_of
 
 from perdure import Agent, Call, NotSent, Perdure, Retry, Run, Settings, agent, tool
 from perdure.core.events import Event, TimerFired, TimerSet
@@ -213,9 +213,8 @@ def test_a_wall_clock_that_jumps_loses_no_timer_and_wakes_nobody_early(jump_s: f
 
 def nudge(app: Perdure) -> None:
     """The clock is ours: a worker that sleeps until a time does not know that we have moved it, and looks again only now and then."""
-    assert app._worker is not None
-    app._worker._notice()
-    for drive in list(app._worker._drives.values()):
+    worker_of(app)._notice()
+    for drive in list(worker_of(app)._drives.values()):
         asyncio.get_running_loop().call_soon(drive.look_at_clock)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import apsw
 import pytest
 from tests.stalls import Stalls
-from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, until
+from tests.unit.drive_tools import SETTINGS, ManualClock, local, outline, perdure, run, until, worker_of
 from tests.unit.store_tools import raw
 
 from perdure import Agent, Approval, Call, NotApproved, Perdure, Retry, Run, ToolFailed, agent, tool
@@ -183,9 +183,9 @@ def test_an_approval_that_expires_while_its_transaction_waits_for_a_thread_is_no
         async with Perdure(f"sqlite:///{tmp_path / 'db'}", [payer], settings=SETTINGS, clock=clock) as app:
             handle = await app.start(payer, id="r")
             assert (await app.drive("r", wait=False)).status == "waiting_approval"
-            assert app._worker is not None
+            assert local(app)._worker is not None
             for _ in range(_TRANSACTIONS):
-                app._worker._transactors.submit(may_end.wait, 60)
+                worker_of(app)._transactors.submit(may_end.wait, 60)
             try:
                 (asked,) = await app.approvals()
                 await app.approve(asked.approval, by="ann")

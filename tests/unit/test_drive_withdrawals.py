@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.unit.approval_tools import HOUR, approve, check_replay, driven, pending, statuses, the_one, told
-from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, status_of, until
+from tests.unit.drive_tools import SETTINGS, ManualClock, at_once, local, outline, perdure, run, status_of, until, worker_of
 
 from perdure import Approval, Call, Conflict, NotApproved, Perdure, Rate, Run, RunEnded, Settings, agent, tool
 from perdure.core.approval import Vote
@@ -243,7 +243,7 @@ def test_an_approved_call_that_waits_for_its_turn_can_still_be_given_up(give_up:
 
 def nudge(app: Perdure) -> None:
     """The clock is ours: tell the drives that it has moved."""
-    for drive in list(app._worker._drives.values()) if app._worker is not None else ():
+    for drive in list(worker_of(app)._drives.values()) if local(app)._worker is not None else ():
         asyncio.get_running_loop().call_soon(drive.look_at_clock)
 
 
@@ -371,7 +371,7 @@ def test_a_decision_between_the_resolve_to_park_and_the_park_is_not_lost(kind: s
 
 
 def decide_here(app: Perdure, approval: str) -> None:
-    app._desk.vote(approval, Vote("ann", True))
+    at_once(app._desk.vote(approval, Vote("ann", True)))
 
 
 def test_of_a_thousand_decisions_made_the_moment_they_are_asked_for_none_is_lost() -> None:
@@ -447,7 +447,7 @@ def test_a_tool_proposed_while_its_run_is_handed_over_asks_its_person_later(tmp_
                 driving = asyncio.create_task(app.drive("r", stop=stop))
                 await begun.wait()
                 stop.set()
-                await until(lambda: app._worker is not None and app._worker._drives["r"]._core.closing is not None)
+                await until(lambda: local(app)._worker is not None and worker_of(app)._drives["r"]._core.closing is not None)
                 release.set()
                 row = await driving
             else:

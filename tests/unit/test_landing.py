@@ -1,4 +1,4 @@
-"""What becomes of a run that nobody holds when something reaches it: every status, every body."""
+"""What may be said to a run, and what becomes of one that nobody holds when something reaches it: every status, every body."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from perdure.core.events import (
     Status,
     ToolCallResolved,
 )
-from perdure.core.landing import Wake, landing
+from perdure.core.landing import Reached, Wake, is_news, landing
 from perdure.core.state import FINISHED
+from perdure.errors import Conflict
 
 SIGNAL = SignalReceived("t", pack(encode(1))[0], "ann")
 NEWS: list[AnyBody] = [  # what an agent may be waiting for
@@ -127,3 +128,42 @@ def test_nothing_ends_a_cancel():
 def test_nothing_that_lands_ends_a_run_or_claims_it():
     landed = {landing(status, attention, body)[0] for status, attention in STANDING for body in BODIES if status != "running"}
     assert landed.isdisjoint({*FINISHED, "running"})
+
+
+# --- what may be said ---------------------------------------------------------------------------------------------------------
+
+
+def said(status: Status, body: AnyBody, **run: bool) -> bool | str:
+    """True: the run hears of it. False: it was asked for before. Text: why it may not be said."""
+    try:
+        return is_news(Reached("r", status, "7", **run), body)
+    except Conflict as refused:
+        return str(refused)
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
+@pytest.mark.parametrize("status", STATUSES)
+def test_every_body_may_be_said_in_every_status_but_where_a_rule_says_otherwise(status: Status, body: AnyBody) -> None:
+    expected: bool | str = True
+    match body, status:
+        case (CancelRequested(), "cancelling") | (RunPaused(), "paused"):
+            expected = False
+        case RunPaused(), "cancelling":
+            expected = "run r is cancelling, and stands still or ends without a pause"
+        case RunPaused(), "needs_attention":
+            expected = "run r is needs attention, and stands still or ends without a pause"
+        case RunUnpaused(), status if status not in ("paused", "needs_attention"):
+            expected = f"run r is {status}; only a paused run, or one that needs attention, can be let go on"
+        case RunRequeued(), status if status != "needs_attention":
+            expected = f"run r is {status}; only a run that needs attention can be sent back to work"
+    assert said(status, body) == expected
+
+
+def test_a_pause_that_the_run_has_not_come_to_yet_can_be_taken_back() -> None:
+    assert said("running", RunUnpaused("ann"), driven=True, pausing=True) is True
+
+
+def test_a_run_that_is_being_driven_is_not_adopted() -> None:
+    assert said("running", RunAdopted("8", "ann"), driven=True) == (
+        "run r is being driven in version 7; wait until it rests, or stop that worker"
+    )

@@ -108,7 +108,7 @@ def test_steering_from_blocking_code() -> None:
         assert app.drive(doubt.id).status == "needs_attention"
         app.resolve(doubt.id, 1, happened="receipt")
         assert doubt.result() == "receipt"
-        assert app.store.get(doubt.id) is not None
+        assert app.reading.get(doubt.id) is not None
 
 
 def test_approvals_signals_and_pauses_from_blocking_code() -> None:

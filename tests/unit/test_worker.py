@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.drive_tools import ManualClock, outline, perdure, run, status_of, until
+from tests.unit.drive_tools import ManualClock, local, outline, perdure, run, status_of, until, worker_of
 from tests.unit.store_tools import raw
 
-from perdure import Agent, Outcome, Perdure, Run, Settings, agent, tool
+from perdure import Agent, Outcome, Run, Settings, agent, tool
 from perdure.core.loop import AgentLoop
 from perdure.errors import StoreUnavailable
 from perdure.store.api import RunRow
 from perdure.worker import worker as module
-from perdure.worker.worker import Worker
 
 
 class Slow:
@@ -40,11 +39,6 @@ class Slow:
         self.agent: Agent[Any, Any] = slow
 
 
-def worker_of(app: Perdure) -> Worker:
-    assert app._worker is not None
-    return app._worker
-
-
 # -- what is heard while it looks ---------------------------------------------------------------------------------------
 def test_a_ring_that_one_waits_for_is_heard_by_everybody_who_was_just_looking() -> None:
     """Somebody waits for a result while the same worker serves: the first who hears of a new run must not keep it from the other, which
@@ -53,7 +47,7 @@ def test_a_ring_that_one_waits_for_is_heard_by_everybody_who_was_just_looking() 
 
     async def main() -> None:
         async with perdure(None, [case.agent], settings=Settings(poll_s=300)) as app:
-            worker = await app._working()
+            worker = await local(app)._working()
             seen, stop = worker._changes, asyncio.Event()
             worker._rung()
             async with asyncio.timeout(60):

@@ -23,7 +23,7 @@ def command(settled_too: bool, tenant: str | None, run_id: str | None, limit: in
     What is proposed is shown exactly as it was recorded: `perdure approve ID` says yes to that and to nothing else.
     """
     now = common.now_us()
-    with common.existing_store(url) as store:
+    with common.existing_runs(url) as store:
         if run_id is not None:
             require(store, run_id)
         rows = store.approvals(ApprovalFilter(None if settled_too else "pending", tenant, run_id, limit + 1))

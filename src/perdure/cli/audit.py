@@ -23,7 +23,7 @@ POLL_S = 0.25
 def command(since: str | None, follow: bool, url: str | None, as_json: bool) -> None:
     """Every event of every run as one JSON object per line, with or without --json."""
     start = 0 if since is None else parse_since(since, common.now_us())
-    with common.existing_store(url) as store:
+    with common.existing_runs(url) as store:
         audit, buried = Audit(store, start), Buried(store, start)
         while True:
             version, begun_s = store.version(), time.monotonic()

@@ -46,7 +46,7 @@ def command(run_id: str, reason: str | None, force: bool, by: str | None, url: s
         await app.cancel(run_id, by=speaker(by), reason=reason, force=force)
         handle = app.handle(run_id)
         row = await handle.status()
-        return _Asked(row, await handle.state(), app.store.family(run_id), who_goes_on(app.store, row, settings, url))
+        return _Asked(row, await handle.state(), app.reading.family(run_id), who_goes_on(app.reading, row, settings, url))
 
     asked = speak(settings, cancel)
     unsure = _unsure(asked.state) if asked.row.status in FINISHED else []

@@ -11,7 +11,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar, cast
@@ -22,11 +22,13 @@ from perdure import errors, shell
 from perdure.core.invisible import all_printable, escaped, is_visible
 
 if TYPE_CHECKING:
+    from perdure.engine.api import Reading
     from perdure.settings import Settings
     from perdure.store.api import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+R = TypeVar("R", bound="Reading")
 
 # -- exit codes -------------------------------------------------------------------------------------------------------------
 SUCCEEDED = 0
@@ -308,7 +310,7 @@ def now_us() -> int:
     return int(datetime.now(UTC).timestamp() * 1e6)
 
 
-def now_at(store: Store) -> int:
+def now_at(store: Reading) -> int:
     """The time by the database's clock, by which it judges leases and readiness."""
     return now_us() + store.ahead_us
 
@@ -323,7 +325,7 @@ def iso(us: int) -> str:
 
 # -- what the verbs take --------------------------------------------------------------------------------------------------------
 def url_option(function: F) -> F:
-    """`--url`: which database. The parameter is `url: str | None`; give it to settings_with or existing_store.
+    """`--url`: which database. The parameter is `url: str | None`; give it to settings_with or existing_runs.
 
     Where it was given, the commands that an error names have it too.
     """
@@ -395,19 +397,33 @@ def settings_with(**flags: Any) -> Settings:
 
 
 @contextmanager
-def existing_store(url: str | None) -> Iterator[Store]:
-    """The database, open; NotFound where there is none, StoreCorrupt where it is not ours. Nothing is made and no file changed."""
-    from perdure.store.closing import moved_words
+def existing_runs(url: str | None) -> Iterator[Reading]:
+    """The runs that are there; NotFound where there are none, StoreCorrupt where it is not ours. Nothing is made and no file changed."""
+    from perdure.engine.open import open_reading
 
     settings = settings_with(url=url)
     require_database(settings.url)
-    store = open_with(settings, create=False)
-    try:
-        if (moved := store.moved()) is not None:
-            note(clean(moved_words(moved)))
+    with _opened(open_reading(settings)) as reading:
+        yield reading
+
+
+@contextmanager
+def existing_store(url: str | None) -> Iterator[Store]:
+    """The same for a verb that looks after the database itself."""
+    settings = settings_with(url=url)
+    require_database(settings.url)
+    with _opened(open_with(settings, create=False)) as store:
         yield store
+
+
+@contextmanager
+def _opened(reading: R) -> Iterator[R]:
+    try:
+        if (moved := reading.moved()) is not None:
+            note(clean(moved.words))
+        yield reading
     finally:
-        store.close()
+        reading.close()
 
 
 def open_with(settings: Settings, *, create: bool = True) -> Store:
@@ -439,7 +455,7 @@ def require_journal(url: str) -> None:
     from perdure.store.sqlite import owner
 
     if is_postgres(url):
-        with existing_store(url):
+        with existing_runs(url):
             return
     require_database(url)
     if (path := sqlite_path(url)) is not None:
@@ -459,7 +475,7 @@ def _complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -
     return _complete(ctx, incomplete, lambda store: [row.run_id for row in store.list(Filter(limit=1000))])
 
 
-def _complete(ctx: click.Context, incomplete: str, ids: Callable[[Store], list[str]]) -> list[str]:
+def _complete(ctx: click.Context, incomplete: str, ids: Callable[[Reading], list[str]]) -> list[str]:
     """Those of the ids that begin so; none where anything is wrong. A shell that waits for a completion wants words or silence.
 
     bash puts a word on the command line as it is, and executes a `$(…)` in it on Enter: what is no id is not offered.
@@ -475,19 +491,18 @@ def _complete(ctx: click.Context, incomplete: str, ids: Callable[[Store], list[s
 
 
 @contextmanager
-def _store_for_completion(url: str | None) -> Iterator[Store]:
+def _store_for_completion(url: str | None) -> Iterator[Reading]:
     """The database that TAB may look into: a file, or the server that this user has named by --url or PERDURE_URL.
 
     Not a server that a settings file of the current folder names: libpq would log in there with the user's PGPASSWORD.
     That holds for loopback and local sockets too, where the server may belong to another user of this machine.
     """
+    from perdure.engine.open import open_reading
+
     settings = settings_with(url=url)
     named = url or os.environ.get("PERDURE_URL")
     if not named and not settings.url.startswith("sqlite:"):
         raise errors.NotFound(f"{settings.url} comes from a settings file, and completion connects to no server for that")
     require_database(settings.url)
-    store = open_with(settings, create=False)
-    try:
+    with closing(open_reading(settings)) as store:
         yield store
-    finally:
-        store.close()

@@ -37,7 +37,7 @@ _ONE_GROUP_EACH = (
 def command(by: str, since: str | None, tenant: str | None, url: str | None, as_json: bool) -> None:
     """Calls, time, tokens and money, the most expensive first. Counted from the journals: once, whatever was replayed."""
     after = 0 if since is None else parse_past(since, common.now_us(), "--since")
-    with common.existing_store(url) as store:
+    with common.existing_runs(url) as store:
         rows = store.costs(cast(Any, by), since=after, tenant=tenant)
         pruned = pruned_runs(store)
     if pruned:

@@ -12,10 +12,11 @@ from perdure.cli.inbox import DIGEST_SHOWN, which_approval
 from perdure.cli.steering import by_option, source, speak, speaker, who_goes_on
 from perdure.cli.verdict import approved_input, edited, noted, settled
 from perdure.cli.who import is_among, who_is_meant
+from perdure.engine.api import Reading
 from perdure.errors import Conflict, NotPermitted
 from perdure.inspect.words import called
 from perdure.settings import Settings
-from perdure.store.api import ApprovalRow, Store
+from perdure.store.api import ApprovalRow
 
 if TYPE_CHECKING:
     from perdure.app import Perdure
@@ -59,14 +60,14 @@ def decide(
 
 
 async def _decide(app: Perdure, given: str, say: Decide, who: dict[str, Any], settings: Settings, url: str | None, as_json: bool) -> None:
-    asked = which_approval(app.store, given, who["tenant"])
+    asked = which_approval(app.reading, given, who["tenant"])
     try:
         after = await say(app, asked.approval, {**who, "digest": _whole(who["digest"], asked)})
     except Conflict:
-        found = app.store.approval(asked.approval)
+        found = app.reading.approval(asked.approval)
         if found is None or found.standing.status == "pending":
             raise
-        said = f"{settled(app.store, found, common.now_us())}{noted(found)}"
+        said = f"{settled(app.reading, found, common.now_us())}{noted(found)}"
         raise Conflict(f"approval {asked.approval} was {said}; one decision counts") from None
     except NotPermitted as error:
         deciders = asked.standing.request.by
@@ -84,14 +85,14 @@ async def _decide(app: Perdure, given: str, say: Decide, who: dict[str, Any], se
                 "voters": list(standing.voters),
                 "quorum": standing.request.quorum,
                 "digest": standing.digest or standing.request.digest,
-                "approved_input": approved_input(app.store, after),
+                "approved_input": approved_input(app.reading, after),
                 "note": standing.note,
                 "run_id": after.run_id,
                 "run_status": run.status,
             }
         )
         return
-    common.out(common.clean(f"{_said(app.store, after)}; {_then(after, who_goes_on(app.store, run, settings, url))}"))
+    common.out(common.clean(f"{_said(app.reading, after)}; {_then(after, who_goes_on(app.reading, run, settings, url))}"))
 
 
 def _whole(digest: str | None, asked: ApprovalRow) -> str | None:
@@ -100,7 +101,7 @@ def _whole(digest: str | None, asked: ApprovalRow) -> str | None:
     return whole if digest is not None and len(digest) >= DIGEST_SHOWN and whole.startswith(digest) else digest
 
 
-def _said(store: Store, after: ApprovalRow) -> str:
+def _said(store: Reading, after: ApprovalRow) -> str:
     standing, request = after.standing, after.standing.request
     about = f"{after.approval} ({called(request.action, request.input, 60)} of run {after.run_id})"
     if standing.status == "pending":

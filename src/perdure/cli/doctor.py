@@ -14,13 +14,14 @@ from perdure import shell
 from perdure.cli import common
 from perdure.cli.serving import gap, unserved
 from perdure.core.keys import undone_by
+from perdure.engine.api import Reading
 from perdure.errors import InvalidInput
 from perdure.inspect.health import Check, check_guards, check_runs
 from perdure.inspect.retention import check_retention
 from perdure.inspect.view import all_rows
 from perdure.inspect.words import plural
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, Filter, Status, Store
+from perdure.store.api import FINISHED, Filter, Status
 from perdure.store.open import is_postgres
 
 _COLOURS = {"ok": "green", "warn": "yellow", "FAIL": "red"}
@@ -58,7 +59,7 @@ def _checks(settings: Settings) -> Iterator[Check]:
     yield from database_checks(settings, lambda store: _inside(store, settings))
 
 
-def _inside(store: Store, settings: Settings) -> Iterator[Check]:
+def _inside(store: Reading, settings: Settings) -> Iterator[Check]:
     """What any journal can be asked, wherever it lies."""
     yield check_guards(store)
     now, lease_us = common.now_at(store), round(settings.lease_s * 1e6)
@@ -70,7 +71,7 @@ def _inside(store: Store, settings: Settings) -> Iterator[Check]:
     yield _notices(store.facts())
 
 
-def _service(store: Store, now: int, lease_us: int) -> Iterator[Check]:
+def _service(store: Reading, now: int, lease_us: int) -> Iterator[Check]:
     """What the live workers serve, and the runs that none of them can go on with."""
     workers = store.workers(now, lease_us)
     for worker in workers:
@@ -94,7 +95,7 @@ def _service(store: Store, now: int, lease_us: int) -> Iterator[Check]:
     )
 
 
-def _undos(store: Store) -> Check:
+def _undos(store: Reading) -> Check:
     """Undos that have begun and that nobody is at: no worker takes one, the same command goes on with it."""
     open_ = [one for one in get_args(Status) if one not in FINISHED]
     rows = (row for one in open_ for row in all_rows(store, Filter(one)) if row.holder is None)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
 
 from perdure.cli import common
+from perdure.engine.api import Reading
 from perdure.errors import PerdureError
 from perdure.inspect.health import Check
 from perdure.inspect.words import span
 from perdure.settings import Settings
-from perdure.store.api import Store
 from perdure.store.postgres.driver import require_psycopg
 
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ _ANY_WORK = _WORK | {"UPDATE on perdure_runs", "INSERT on perdure_events"}
 DEAD_ROWS, DEAD_SHARE = 50_000, 2  # dead rows are too many when they are many, and so much more than live ones
 
 
-def server_checks(settings: Settings, inside: Callable[[Store], Iterator[Check]]) -> Iterator[Check]:
+def server_checks(settings: Settings, inside: Callable[[Reading], Iterator[Check]]) -> Iterator[Check]:
     """The driver, the server and what is inside the database; `inside` is what any journal can be asked."""
     try:
         has_journal = yield from _server(settings)
         if not has_journal:
             return
-        with common.existing_store(settings.url) as store:
+        with common.existing_runs(settings.url) as store:
             yield from inside(store)
     except PerdureError as error:
         yield Check("database", "FAIL", str(error), "nothing else can be looked at before this is set right")

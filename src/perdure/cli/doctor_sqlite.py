@@ -12,11 +12,11 @@ import apsw
 from perdure import shell
 from perdure.cli import common
 from perdure.cli.migrate import sqlite_version
+from perdure.engine.api import Reading
 from perdure.errors import PerdureError, StoreUnavailable
 from perdure.inspect.health import Check
 from perdure.inspect.words import size
 from perdure.settings import Settings
-from perdure.store.api import Store
 from perdure.store.open import sqlite_path
 from perdure.store.sqlite.connect import connect_file
 from perdure.store.sqlite.faults import translated
@@ -29,7 +29,7 @@ LITTLE_SPACE, NO_SPACE = 1 << 30, 50 << 20
 SAFE_SQLITE = (3, 51, 3)  # before it two writing processes can corrupt a WAL
 
 
-def file_checks(settings: Settings, inside: Callable[[Store], Iterator[Check]]) -> Iterator[Check]:
+def file_checks(settings: Settings, inside: Callable[[Reading], Iterator[Check]]) -> Iterator[Check]:
     """The library, the file and what is inside it; `inside` is what any journal can be asked."""
     yield _sqlite()
     path = sqlite_path(settings.url)
@@ -109,13 +109,13 @@ def _space(folder: Path) -> Check:
 
 
 # -- inside ------------------------------------------------------------------------------------------------------------------
-def _database(settings: Settings, path: Path, inside: Callable[[Store], Iterator[Check]]) -> Iterator[Check]:
+def _database(settings: Settings, path: Path, inside: Callable[[Reading], Iterator[Check]]) -> Iterator[Check]:
     require_journal(path)
     version, latest = sqlite_version(path), len(MIGRATIONS)
     behind = version < latest
     yield Check("schema", "warn" if behind else "ok", f"version {version} of {latest}", "perdure migrate" if behind else None)
     yield _integrity(path, settings.synchronous)
-    with common.existing_store(settings.url) as store:
+    with common.existing_runs(settings.url) as store:
         yield from _pragmas(store.facts())
         yield from inside(store)
 

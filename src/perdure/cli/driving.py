@@ -133,7 +133,7 @@ async def _pause(seconds: float, stop: asyncio.Event) -> None:
 
 def holder_name(app: Perdure, row: RunRow) -> str:
     """Who holds the run, for people: host:pid."""
-    workers = app.store.workers(common.now_at(app.store), round(app.settings.lease_s * 1e6))
+    workers = app.reading.workers(common.now_at(app.reading), round(app.settings.lease_s * 1e6))
     return name_of(str(row.holder), workers)
 
 
@@ -179,10 +179,10 @@ def finish(app: Perdure, row: RunRow, *, as_json: bool, url: str | None) -> int:
         if last is not None and isinstance(last.body, RunFailed) and os.environ.get("PERDURE_DEBUG"):
             for place in places(last.body.failure):
                 common.note(common.clean(f"  {place}"))
-        stuck = stuck_child(app.store, row)
+        stuck = stuck_child(app.reading, row)
         said = _sentence(app, row, last, url) if stuck is None else _stuck(app, row, stuck, url)
         common.note(f"perdure: {common.clean(said)}")
-        for line in needs(app.store, row, url):
+        for line in needs(app.reading, row, url):
             common.note(f"  {common.clean(line)}")
         if stuck is not None:
             return common.NEEDS_ATTENTION
@@ -190,25 +190,25 @@ def finish(app: Perdure, row: RunRow, *, as_json: bool, url: str | None) -> int:
 
 
 def _stuck(app: Perdure, row: RunRow, child: RunRow, url: str | None) -> str:
-    if child.attention == "budget" and child.run_id in app.store.over_budget(row.run_id):
+    if child.attention == "budget" and child.run_id in app.reading.over_budget(row.run_id):
         return f"run {row.run_id} waits for children that its budget does not suffice for; {command('why', row.run_id, url)} tells more"
     return f"run {row.run_id} waits for {child.run_id}, which needs attention; next: {command('why', child.run_id, url)}"
 
 
 def _last_event(app: Perdure, row: RunRow) -> Event | None:
-    return app.store.read(row.run_id, after=row.seq - 1)[0] if row.status in FINISHED else None
+    return app.reading.read(row.run_id, after=row.seq - 1)[0] if row.status in FINISHED else None
 
 
 def _output(app: Perdure, last: Event | None) -> Any:
     from perdure.inspect.view import loader
     from perdure.inspect.words import plain
 
-    return plain(last.body.output, loader(app.store)) if last is not None and isinstance(last.body, RunSucceeded) else None
+    return plain(last.body.output, loader(app.reading)) if last is not None and isinstance(last.body, RunSucceeded) else None
 
 
 def _sentence(app: Perdure, row: RunRow, last: Event | None, url: str | None) -> str:
     """What became of a run that has not succeeded, and the way on."""
-    run, resume = f"run {row.run_id}", resume_command(app.store, row, app.url, url)
+    run, resume = f"run {row.run_id}", resume_command(app.reading, row, app.url, url)
     body = last.body if last is not None else None
     if isinstance(body, RunFailed):
         return f"{run} failed: {body.failure.type}: {body.failure.message}; {command('why', row.run_id, url)} tells more"

@@ -9,10 +9,11 @@ import click
 
 from perdure.cli import common
 from perdure.core.events import Event
+from perdure.engine.api import Reading
 from perdure.inspect.timeline import Timeline
 from perdure.inspect.view import loader, require
 from perdure.inspect.words import iso
-from perdure.store.api import FINISHED, Store
+from perdure.store.api import FINISHED
 
 POLL_S = 0.05
 
@@ -24,7 +25,7 @@ POLL_S = 0.05
 @common.json_option
 def command(run_id: str, follow: bool, url: str | None, as_json: bool) -> None:
     """The journal of RUN, one line per event."""
-    with common.existing_store(url) as store:
+    with common.existing_runs(url) as store:
         require(store, run_id)
         timeline = Timeline(run_id, loader(store))
         for event in _events(store, run_id, follow):
@@ -36,7 +37,7 @@ def command(run_id: str, follow: bool, url: str | None, as_json: bool) -> None:
                 common.flush()
 
 
-def _events(store: Store, run_id: str, follow: bool) -> Iterator[Event]:
+def _events(store: Reading, run_id: str, follow: bool) -> Iterator[Event]:
     seen = 0
     while True:
         version = store.version()

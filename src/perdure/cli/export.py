@@ -24,7 +24,8 @@ from perdure.testing.regression import check_places, source_of_test
 
 if TYPE_CHECKING:
     from perdure.agent import Agent
-    from perdure.store.api import RunRow, Store
+    from perdure.engine.api import Reading
+    from perdure.store.api import RunRow
 
 
 @click.command("export")
@@ -42,7 +43,7 @@ def command(run_id: str, target: str | None, output: str | None, test: str | Non
     if target is not None and test is None:
         raise InvalidInput(f"export {run_id} {target}: the code is only needed for a test: --test tests/test_run.py")
     settings = common.settings_with(url=url)
-    with common.existing_store(url) as store:
+    with common.existing_runs(url) as store:
         row = require(store, run_id)
         if test is not None:
             more = f" --test {shell.quote(test)}{common.url_words(url)}"
@@ -57,7 +58,7 @@ def command(run_id: str, target: str | None, output: str | None, test: str | Non
             common.out(common.clean(f"{output}: {_summary(done)}"))
 
 
-def _with_test(store: Store, row: RunRow, where: str, test: Path, export: Path) -> None:
+def _with_test(store: Reading, row: RunRow, where: str, test: Path, export: Path) -> None:
     """Both files, or none: a test that cannot pass today would only say that it was made with the wrong code."""
     check_places(test, export, where)
     require_new(test)

@@ -12,10 +12,11 @@ from perdure.cli import common
 from perdure.cli.target import resume_command, top
 from perdure.cli.verdict import CHARS_SHOWN, approved_input, settled
 from perdure.cli.who import is_among, os_user
+from perdure.engine.api import Reading
 from perdure.errors import InvalidInput, NotFound
 from perdure.inspect.view import loader
 from perdure.inspect.words import plain, plural, span
-from perdure.store.api import ApprovalFilter, ApprovalRow, Store
+from perdure.store.api import ApprovalFilter, ApprovalRow
 
 DIGEST_SHOWN = 12
 LINES_SHOWN = 60
@@ -25,7 +26,7 @@ _PREFIX = "ap-"
 _ALL = 1_000_000
 
 
-def which_approval(store: Store, given: str, tenant: str | None) -> ApprovalRow:
+def which_approval(store: Reading, given: str, tenant: str | None) -> ApprovalRow:
     """The approval that has this id, or the only one whose id begins so. NotFound, also for another tenant's (G16)."""
     found = store.approval(given)
     if found is not None and tenant in (None, found.tenant):
@@ -45,7 +46,7 @@ def which_approval(store: Store, given: str, tenant: str | None) -> ApprovalRow:
     return alike[0]
 
 
-def record(store: Store, row: ApprovalRow) -> dict[str, Any]:
+def record(store: Reading, row: ApprovalRow) -> dict[str, Any]:
     """The approval as one JSON object, with the whole of what is proposed."""
     standing, request = row.standing, row.standing.request
     return {
@@ -78,7 +79,7 @@ def record(store: Store, row: ApprovalRow) -> dict[str, Any]:
     }
 
 
-def show(store: Store, row: ApprovalRow, now: int, url: str | None) -> None:
+def show(store: Reading, row: ApprovalRow, now: int, url: str | None) -> None:
     """The approval on stdout, for whoever decides it."""
     request = row.standing.request
     common.out(f"{common.style(common.clean(row.approval), bold=True)}  {common.clean(request.action)}  ({_state(store, row, now)})")
@@ -101,7 +102,7 @@ def show(store: Store, row: ApprovalRow, now: int, url: str | None) -> None:
             common.out(f"    {common.style(command, 'cyan')}")
 
 
-def commands(store: Store, row: ApprovalRow, now: int, url: str | None) -> list[str]:
+def commands(store: Reading, row: ApprovalRow, now: int, url: str | None) -> list[str]:
     """What to type to say yes, and to say no; once its time is over, what has the run be told so."""
     settings, words = common.settings_with(url=url), common.url_words(url)
     if _is_over(row, now):
@@ -118,7 +119,7 @@ def _field(label: str, text: str) -> None:
     common.out(f"    {label:<9}  {common.clean(text)}")
 
 
-def _state(store: Store, row: ApprovalRow, now: int) -> str:
+def _state(store: Reading, row: ApprovalRow, now: int) -> str:
     request = row.standing.request
     if row.standing.status != "pending":
         return common.clean(settled(store, row, now))
@@ -146,7 +147,7 @@ def _proposed(row: ApprovalRow) -> str:
     return "this call of the tool, with exactly these arguments:" if request.tool else "this, exactly:"
 
 
-def _input(store: Store, row: ApprovalRow, url: str | None) -> list[str]:
+def _input(store: Reading, row: ApprovalRow, url: str | None) -> list[str]:
     lines = common.json_lines(plain(row.standing.request.input, loader(store)))
     if len(lines) <= LINES_SHOWN and max(map(len, lines)) <= LINE_CHARS_SHOWN:
         return lines

@@ -40,7 +40,7 @@ def command(
         show_crew(settings, as_json)
         return
     wanted = Filter(status, agent, tenant, limit + 1)
-    with common.existing_store(url) as store:
+    with common.existing_runs(url) as store:
         now = common.now_at(store)
         workers = store.workers(now, round(settings.lease_s * 1e6))
         rows = unserved(store, workers, wanted) if stuck else store.list(wanted)

@@ -14,7 +14,7 @@ from perdure.settings import Settings
 
 def show_crew(settings: Settings, as_json: bool) -> None:
     """Workers with their leases, then queues with what is ready in them; with --json one object per line, told apart by `kind`."""
-    with common.existing_store(settings.url) as store:
+    with common.existing_runs(settings.url) as store:
         now = common.now_at(store)
         found = crew(store, now, round(settings.lease_s * 1e6), settings.queues)
     if as_json:

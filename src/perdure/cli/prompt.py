@@ -11,13 +11,13 @@ from perdure.core import codec
 from perdure.core.codec import Payload
 from perdure.errors import StoreCorrupt
 from perdure.inspect.prompt import request_of_call
-from perdure.inspect.view import Reading
+from perdure.inspect.view import RunView
 from perdure.inspect.words import plural
 
 _SHOWN_APART = ("model", "messages", "system", "tools")
 
 
-def show_prompt(reading: Reading, number: int, load: Callable[[Payload], bytes], *, as_json: bool) -> None:
+def show_prompt(reading: RunView, number: int, load: Callable[[Payload], bytes], *, as_json: bool) -> None:
     """Print the request of that call; whatever in the journal does not lead to its digest ends the program with code 7."""
     try:
         whole = request_of_call(reading, number, load)

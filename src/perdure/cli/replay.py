@@ -11,12 +11,13 @@ import msgspec
 
 from perdure.cli import common
 from perdure.cli.target import load_target, load_targets, recorded_target, with_children
+from perdure.engine.api import Reading
 from perdure.errors import InvalidInput, UnknownAgent
 from perdure.inspect.replay import Different, Same, compare
 from perdure.inspect.view import all_rows, loader, read_run, require
 from perdure.inspect.words import plural
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, Filter, RunRow, Store
+from perdure.store.api import FINISHED, Filter, RunRow
 from perdure.worker.outside import guard
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def command(words: tuple[str, ...], file: str | None, every: bool, tools: str | 
             raise InvalidInput("--all means the runs of a database, and --export those of a file; give one of them")
         return _exported(file, words, tools, settings, as_json)
     different = total = passed_over = 0
-    with common.existing_store(url) as store:
+    with common.existing_runs(url) as store:
         for row, agent in _every(store, words, tools) if every else _one(store, words, tools, settings, common.url_words(url)):
             if every and _is_history(row, agent):
                 passed_over += 1
@@ -91,7 +92,7 @@ def _exported(file: str, words: tuple[str, ...], tools: str | None, settings: Se
 
 
 def _one(
-    store: Store, words: tuple[str, ...], tools: str | None, settings: Settings, options: str
+    store: Reading, words: tuple[str, ...], tools: str | None, settings: Settings, options: str
 ) -> Iterator[tuple[RunRow, Agent[Any, Any]]]:
     if len(words) > 2:
         raise InvalidInput("give one run and at most one target: perdure replay RUN [TARGET]")
@@ -105,7 +106,7 @@ def _one(
     yield row, agent
 
 
-def _every(store: Store, words: tuple[str, ...], tools: str | None) -> Iterator[tuple[RunRow, Agent[Any, Any]]]:
+def _every(store: Reading, words: tuple[str, ...], tools: str | None) -> Iterator[tuple[RunRow, Agent[Any, Any]]]:
     for target in words:
         for loaded in load_targets(target, tools):
             for row in all_rows(store, Filter(agent=loaded.agent.name)):
@@ -119,7 +120,7 @@ def _is_history(row: RunRow, agent: Agent[Any, Any]) -> bool:
     return row.status in FINISHED and row.version != agent.version and agent.version != source_digest(agent.fn)
 
 
-def _compare(store: Store, row: RunRow, agent: Agent[Any, Any], settings: Settings) -> Same | Different:
+def _compare(store: Reading, row: RunRow, agent: Agent[Any, Any], settings: Settings) -> Same | Different:
     reading = read_run(store, row.run_id)
     load = loader(store)
     return compare(row.run_id, reading.events, reading.state, partial(agent.machine_of, load=load, max_steps=settings.max_steps), load)

@@ -94,5 +94,5 @@ async def _resolve(settings: Settings, run_id: str, call: int, answer: dict[str,
 def _by_whom(row: RunRow, settings: Settings, url: str | None) -> str:
     if row.holder is not None:
         return " by the worker that holds the run"
-    with common.existing_store(url) as store:
+    with common.existing_runs(url) as store:
         return f" when a worker takes the run, or here: {resume_command(store, row, settings.url, url)}"

@@ -14,9 +14,10 @@ from perdure.cli.driving import drive, finish, log_to_stderr
 from perdure.cli.target import load_target, recorded_target, with_children
 from perdure.cli.who import os_user
 from perdure.core.keys import undone_by
+from perdure.engine.api import Reading
 from perdure.errors import InvalidInput
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, RunRow, Store
+from perdure.store.api import FINISHED, RunRow
 
 if TYPE_CHECKING:
     from perdure.agent import Agent
@@ -41,7 +42,7 @@ def command(run_id: str, target: str | None, tools: str | None, adopt: bool, no_
     log_to_stderr(logging.WARNING)
     from perdure.inspect.view import require
 
-    with common.existing_store(url) as store:
+    with common.existing_runs(url) as store:
         row = require(store, run_id)
         where = None if row.status in FINISHED else _where(store, row, target, tools, settings, url)
     # Loaded before there is a loop: a program that runs something of its own when it is imported does so without harm.
@@ -49,7 +50,7 @@ def command(run_id: str, target: str | None, tools: str | None, adopt: bool, no_
     return asyncio.run(_resume(settings, row, agents, adopt=adopt, wait=not no_wait, url=url, as_json=as_json))
 
 
-def _where(store: Store, row: RunRow, target: str | None, tools: str | None, settings: Settings, url: str | None) -> str:
+def _where(store: Reading, row: RunRow, target: str | None, tools: str | None, settings: Settings, url: str | None) -> str:
     """The TARGET that was typed, or the one recorded with the run."""
     run_id = row.run_id
     if (undone := undone_by(run_id)) is not None:
@@ -79,7 +80,7 @@ async def _resume(
 
 async def _adopt(app: Perdure, row: RunRow) -> None:
     """Let the code that is here go on with the run and those below it that were begun with another version of it."""
-    for one in (row, *app.store.family(row.run_id)):
+    for one in (row, *app.reading.family(row.run_id)):
         here = [served.version for served in app.versions if served.agent == one.agent]
         if here and one.version not in here:
             await app.adopt(one.run_id, by=os_user(), note="perdure resume --adopt")

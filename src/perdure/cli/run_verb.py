@@ -165,7 +165,7 @@ async def _run(settings: Settings, wanted: _Wanted, *, detach: bool, wait: bool,
         handle = await app.start_encoded(agent, wanted.encoded_input, target=recorded, not_before=not_before, **wanted.options)
         row = await handle.status()
         if detach:
-            _started(row, resume_command(app.store, row, settings.url, url), as_json)
+            _started(row, resume_command(app.reading, row, settings.url, url), as_json)
             return common.SUCCEEDED
         # A run that needs a person is not sent back to work by a script that runs twice: that is what `resume` and `unpause` say.
         if row.status not in ("needs_attention", "paused") and wait:

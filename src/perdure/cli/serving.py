@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import get_args
 
 from perdure.core.keys import undone_by
+from perdure.engine.api import Reading
 from perdure.inspect.serving import missing, name_of
 from perdure.inspect.view import all_rows
-from perdure.store.api import FINISHED, Filter, RunRow, Status, Store, WorkerRow
+from perdure.store.api import FINISHED, Filter, RunRow, Status, WorkerRow
 
 
 def gap(row: RunRow, workers: Sequence[WorkerRow]) -> str | None:
@@ -36,7 +37,7 @@ def stranded(row: RunRow, workers: Sequence[WorkerRow], now: int) -> str | None:
     return gap(row, workers) if row.ready_at is not None and row.ready_at <= now else None
 
 
-def unserved(store: Store, workers: Sequence[WorkerRow], wanted: Filter) -> list[RunRow]:
+def unserved(store: Reading, workers: Sequence[WorkerRow], wanted: Filter) -> list[RunRow]:
     """Unfinished runs that no live worker could go on with, whatever they wait for, newest first; the filter's limit does not count."""
     open_ = [one for one in get_args(Status) if one not in FINISHED and wanted.status in (None, one)]
     rows = [row for one in open_ for row in all_rows(store, Filter(one, wanted.agent, wanted.tenant)) if gap(row, workers) is not None]

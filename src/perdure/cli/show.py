@@ -13,14 +13,14 @@ from perdure.core.approval import count_people
 from perdure.core.codec import Payload
 from perdure.core.prompts import is_request
 from perdure.core.state import AskState, CallState
+from perdure.engine.api import Reading
 from perdure.inspect.asks import verdict
 from perdure.inspect.children import outcome
 from perdure.inspect.cost import budget_view, budget_words, cost_with_children, cost_words
 from perdure.inspect.models import asked_words, result_words
-from perdure.inspect.view import Reading, loader, read_run, run_record
+from perdure.inspect.view import RunView, loader, read_run, run_record
 from perdure.inspect.waits import strays, unread_record, unread_words
 from perdure.inspect.words import called, clip, failed, people, place_words, places, plural, shown, span
-from perdure.store.api import Store
 
 
 @click.command("show")
@@ -33,7 +33,7 @@ from perdure.store.api import Store
 @common.json_option
 def command(run_id: str, call: int | None, at: int | None, url: str | None, as_json: bool) -> None:
     """The state of RUN with all its calls, now or as of event SEQ; or what exactly a model was asked."""
-    with common.existing_store(url) as store:
+    with common.existing_runs(url) as store:
         reading = read_run(store, run_id, at)
         if call is not None:
             show_prompt(reading, call, loader(store), as_json=as_json)
@@ -59,7 +59,7 @@ def command(run_id: str, call: int | None, at: int | None, url: str | None, as_j
         common.out(common.clean(line))
 
 
-def _head(reading: Reading, url: str | None) -> list[str]:
+def _head(reading: RunView, url: str | None) -> list[str]:
     row, state, now = reading.row, reading.state, common.now_us()
     as_of = f" as of event {state.seq} of {row.seq}" if reading.past else ""
     lines = [
@@ -84,14 +84,14 @@ def _head(reading: Reading, url: str | None) -> list[str]:
     return lines
 
 
-def _cost(reading: Reading, store: Store) -> list[str]:
+def _cost(reading: RunView, store: Reading) -> list[str]:
     known = bool(reading.state.children) and not reading.past
     lines = [f"cost     {cost_words(reading.state, reading.events, cost_with_children(store, reading.row) if known else None)}"]
     ledgers = [] if reading.past else store.ledgers(reading.row.run_id)
     return lines + [f"budget   {budget_words(budget_view(ledger), reading.row.run_id)}" for ledger in ledgers]
 
 
-def _asks(reading: Reading, load: Callable[[Payload], bytes]) -> list[tuple[str, ...]]:
+def _asks(reading: RunView, load: Callable[[Payload], bytes]) -> list[tuple[str, ...]]:
     return [
         (str(ask.number), ask.request.approval, called(ask.request.action, ask.request.input, 50), _answer(ask, load))
         for ask in reading.state.asks.values()
@@ -105,14 +105,14 @@ def _answer(ask: AskState, load: Callable[[Payload], bytes]) -> str:
     return verdict(ask, load)
 
 
-def _children(reading: Reading) -> list[tuple[str, ...]]:
+def _children(reading: RunView) -> list[tuple[str, ...]]:
     return [
         (str(child.number), child.run_id, called(f"{child.agent}@{child.version}", child.input, 50), outcome(child) if child.ended else "")
         for child in reading.state.children.values()
     ]
 
 
-def _failed_where(reading: Reading) -> list[str]:
+def _failed_where(reading: RunView) -> list[str]:
     """Where the calls that failed for good were raised."""
     lines = []
     for call in reading.state.calls.values():
@@ -121,7 +121,7 @@ def _failed_where(reading: Reading) -> list[str]:
     return lines
 
 
-def _about(reading: Reading, url: str | None) -> str:
+def _about(reading: RunView, url: str | None) -> str:
     waiting = reading.state.waiting_for if reading.past else reading.row.waiting_for
     if not reading.past and reading.row.status == "needs_attention":
         return f": {reading.row.error or waiting} ({shell.command('why', reading.row.run_id)}{common.url_words(url)})"

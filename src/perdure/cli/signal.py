@@ -37,7 +37,7 @@ def command(run_id: str, topic: str, payload: str | None, key: str | None, by: s
     async def send(app: Perdure) -> tuple[RunRow, str]:
         await app.signal(run_id, topic, value, key=key, by=speaker(by))
         row = await app.handle(run_id).status()
-        return row, who_goes_on(app.store, row, settings, url)
+        return row, who_goes_on(app.reading, row, settings, url)
 
     row, then = speak(settings, send)
     if as_json:

@@ -14,8 +14,9 @@ from perdure.cli import common
 from perdure.cli.target import resume_command, top
 from perdure.cli.who import os_user
 from perdure.core.keys import undone_by
+from perdure.engine.api import Reading
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, RunRow, Store
+from perdure.store.api import FINISHED, RunRow
 
 if TYPE_CHECKING:
     from perdure.app import Perdure
@@ -51,7 +52,7 @@ async def _speak(settings: Settings, words: Callable[[Perdure], Awaitable[T]]) -
         return await words(app)
 
 
-def who_goes_on(store: Store, row: RunRow, settings: Settings, url: str | None) -> str:
+def who_goes_on(store: Reading, row: RunRow, settings: Settings, url: str | None) -> str:
     """What becomes of the run now that it has been spoken to, and what to type if nobody else sees to it."""
     if row.status in FINISHED:
         return f"it has {row.status}" if row.status != "cancelled" else "it is cancelled"

@@ -27,7 +27,8 @@ from perdure.errors import InvalidInput, NotFound, StoreCorrupt
 
 if TYPE_CHECKING:
     from perdure.agent import Agent
-    from perdure.store.api import RunRow, Store
+    from perdure.engine.api import Reading
+    from perdure.store.api import RunRow
 
 
 # Not: "has no agent". What a program makes only when it runs cannot be seen, and such a file is not run because a database names it.
@@ -144,7 +145,7 @@ def _named_by(function: FunctionType) -> list[Any]:
     return [around.get(name, function.__globals__.get(name)) for name in sorted(names)]
 
 
-def recorded_target(store: Store, row: RunRow, url: str, verb: str = "resume", options: str = "") -> str:
+def recorded_target(store: Reading, row: RunRow, url: str, verb: str = "resume", options: str = "") -> str:
     """The target recorded with a run, if it may be loaded: this user's own agent, below the current folder or beside the database.
 
     A database can be shared, and other users who write to it must not choose what runs here. `options` goes into the command to type.
@@ -156,13 +157,13 @@ def recorded_target(store: Store, row: RunRow, url: str, verb: str = "resume", o
     raise InvalidInput(f"run {row.run_id} {found.problem}: {way_out}")
 
 
-def words_for(store: Store, row: RunRow, url: str) -> str:
+def words_for(store: Reading, row: RunRow, url: str) -> str:
     """What `resume` and `replay` have to be told, from here, about where the run's code is: "" when they find it by themselves."""
     found = _judge_run(store, row, url)
     return "" if found.target is not None else found.words or shell.quote(f"FILE.py:{row.agent.removesuffix('.undo')}")
 
 
-def resume_command(store: Store, row: RunRow, settings_url: str, url: str | None) -> str:
+def resume_command(store: Reading, row: RunRow, settings_url: str, url: str | None) -> str:
     """The command that drives the run on, as it can be typed here; `url` is what the command line named."""
     undone = undone_by(row.run_id)
     verb, run_id = ("resume", row.run_id) if undone is None else ("undo", undone)
@@ -171,7 +172,7 @@ def resume_command(store: Store, row: RunRow, settings_url: str, url: str | None
     return " ".join(word for word in words if word) + url_words(url)
 
 
-def top(store: Store, row: RunRow) -> RunRow:
+def top(store: Reading, row: RunRow) -> RunRow:
     """The run at the top of the family: whoever drives it drives those below it too."""
     while row.parent is not None and (parent := store.get(row.parent)) is not None and parent.status not in FINISHED:
         row = parent
@@ -186,7 +187,7 @@ class _Judged(NamedTuple):
     problem: str = ""
 
 
-def _judge_run(store: Store, row: RunRow, url: str) -> _Judged:
+def _judge_run(store: Reading, row: RunRow, url: str) -> _Judged:
     """The row is a projection that can be changed without a trace, so the target is the one that the journal's first event has."""
     from perdure.inspect.verify import creation_of
 

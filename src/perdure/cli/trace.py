@@ -17,7 +17,7 @@ from perdure.inspect.view import loader, read_run
 @common.json_option
 def command(run_id: str, seq: int, url: str | None, as_json: bool) -> None:
     """The causal chain in RUN from its beginning to event SEQ."""
-    with common.existing_store(url) as store:
+    with common.existing_runs(url) as store:
         links = trace(run_id, read_run(store, run_id).events, seq, store.read, loader(store))
     if as_json:
         for link in links:

@@ -18,9 +18,10 @@ from perdure.cli.target import load_target, recorded_target, resume_command
 from perdure.cli.who import os_user
 from perdure.core.events import Event, StatusReported, ToolCallFailed, ToolCallInDoubt
 from perdure.core.keys import undo_id, undone_by
+from perdure.engine.api import Reading
 from perdure.errors import InvalidInput, UnknownAgent
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, RunRow, Store
+from perdure.store.api import FINISHED, RunRow
 
 if TYPE_CHECKING:
     from perdure.agent import Agent
@@ -48,7 +49,7 @@ def command(run_id: str, target: str | None, tools: str | None, yes: bool, dry_r
 
     settings = common.settings_with(url=url)
     log_to_stderr(logging.WARNING)
-    with common.existing_store(url) as store:
+    with common.existing_runs(url) as store:
         row = undoable(store, run_id)
         begun = store.get(undo_id(run_id))
         if begun is not None and begun.status in FINISHED:
@@ -71,9 +72,9 @@ async def _undo(
     from perdure.undo import progress
 
     async with Perdure(agents=[agent], settings=settings, observers=[_show]) as app:
-        begun = app.store.get(undo_id(run_id)) is not None
+        begun = app.reading.get(undo_id(run_id)) is not None
         if dry_run and begun:
-            _show_progress(run_id, progress(app.store, run_id), as_json)
+            _show_progress(run_id, progress(app.reading, run_id), as_json)
             return common.SUCCEEDED
         if not begun:
             plan = await app.plan_undo(run_id)
@@ -94,7 +95,7 @@ async def _undo(
 async def _drive(app: Perdure, run_id: str, url: str | None, as_json: bool) -> int:
     stop = stop_on_signals(asyncio.get_running_loop())
     row = await app.undo(run_id, by=os_user(), accept=True, stop=stop)
-    return _finish(app.store, run_id, row, app.url, url, as_json)
+    return _finish(app.reading, run_id, row, app.url, url, as_json)
 
 
 # -- before -------------------------------------------------------------------------------------------------------------------
@@ -193,7 +194,7 @@ def _show(run_id: str, events: Sequence[Event]) -> None:
 
 
 # -- afterwards -----------------------------------------------------------------------------------------------------------------
-def _finish(store: Store, run_id: str, row: RunRow, settings_url: str, url: str | None, as_json: bool) -> int:
+def _finish(store: Reading, run_id: str, row: RunRow, settings_url: str, url: str | None, as_json: bool) -> int:
     """Say what was undone, or why it stopped and what to type; the exit code."""
     from perdure.undo import progress
 
@@ -211,7 +212,7 @@ def _finish(store: Store, run_id: str, row: RunRow, settings_url: str, url: str 
     return common.HELD if row.holder is not None and row.status not in FINISHED else common.CODE_OF_STATUS[row.status]
 
 
-def _why_stopped(store: Store, row: RunRow, found: Progress, again: str, url: str | None) -> str:
+def _why_stopped(store: Reading, row: RunRow, found: Progress, again: str, url: str | None) -> str:
     from perdure.store.api import ApprovalFilter
 
     how_far = f"the undo of run {undone_by(row.run_id)} has {found.done} of {_calls(len(found.steps))} behind it"

@@ -52,7 +52,7 @@ def command(
     async def let_go_on(app: Perdure) -> tuple[list[str], RunRow, str]:
         going_on = await app.unpause(run_id, by=speaker(by), note=note, add=add)
         row = await app.handle(run_id).status()
-        return going_on, row, who_goes_on(app.store, row, settings, url)
+        return going_on, row, who_goes_on(app.reading, row, settings, url)
 
     going_on, row, then = speak(settings, let_go_on)
     if as_json:

@@ -9,17 +9,18 @@ from perdure import shell
 from perdure.cli.common import to_json
 from perdure.core.codec import Payload
 from perdure.core.events import ApprovalDecided
+from perdure.engine.api import Reading
 from perdure.errors import StoreCorrupt
 from perdure.inspect.view import loader
 from perdure.inspect.words import clip, clock, plain, plural
-from perdure.store.api import ApprovalRow, Store
+from perdure.store.api import ApprovalRow
 
 CHARS_SHOWN = 400
 _VALUE_SHOWN = 60
 _CHANGES_SHOWN = 6
 
 
-def settled(store: Store, row: ApprovalRow, now: int) -> str:
+def settled(store: Reading, row: ApprovalRow, now: int) -> str:
     """Who has decided what, and when; for an approval that is not pending any more."""
     standing = row.standing
     what = "approved" if standing.status == "consumed" else standing.status
@@ -34,7 +35,7 @@ def noted(row: ApprovalRow) -> str:
     return f"; note: {clip(row.standing.note, CHARS_SHOWN)}" if row.standing.note else ""
 
 
-def edited(store: Store, row: ApprovalRow) -> str:
+def edited(store: Reading, row: ApprovalRow) -> str:
     """What was approved instead of what was proposed, as in " with cents 9900 → 2500"; "" when that is the same, or nothing is."""
     if not _is_edited(row):
         return ""
@@ -60,7 +61,7 @@ def _changes(where: str, before: Any, after: Any) -> list[str]:
     return [f"{where} {clip(old, _VALUE_SHOWN)} → {clip(new, _VALUE_SHOWN)}"]
 
 
-def approved_input(store: Store, row: ApprovalRow) -> Any:
+def approved_input(store: Reading, row: ApprovalRow) -> Any:
     """What was approved, whole; None when nothing is."""
     if not row.standing.digest:
         return None
@@ -71,7 +72,7 @@ def _is_edited(row: ApprovalRow) -> bool:
     return bool(row.standing.digest) and row.standing.digest != row.standing.request.digest
 
 
-def _decided(store: Store, row: ApprovalRow) -> Payload:
+def _decided(store: Reading, row: ApprovalRow) -> Payload:
     """The input of the decision: in the journal, or on its way there, in the inbox of the run's holder."""
     # The inbox first: what is read from it meanwhile is in the journal by the time that is read.
     bodies = [letter.body for letter in store.unread(row.run_id)]

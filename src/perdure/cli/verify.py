@@ -29,7 +29,7 @@ def command(run_id: str | None, file: str | None, url: str | None, as_json: bool
             raise InvalidInput("give a run of the database, or a file: perdure verify RUN, or perdure verify --export FILE")
         return _exported(file, as_json)
     bad = runs = events = 0
-    with common.existing_store(url) as store:
+    with common.existing_runs(url) as store:
         kin = Kin(store)
         for row in [require(store, run_id)] if run_id is not None else all_rows(store):
             verdict = verify_run(store, row, kin)

@@ -33,7 +33,7 @@ def command(run_id: str, url: str | None, as_json: bool) -> None:
     """One page about RUN: what is done, in doubt, waited for and never started, and what to type next."""
     settings = common.settings_with(url=url)
     options = common.url_words(url)
-    with common.existing_store(url) as store:
+    with common.existing_runs(url) as store:
         now = common.now_at(store)
         code = words_for(store, require(store, run_id), settings.url)
         page = why(store, run_id, now=now, settings=settings, options=options, code=code)

@@ -89,7 +89,7 @@ async def _serve_once(
     from perdure.app import Perdure
 
     async with Perdure(agents=with_children(one.agent for one in served), settings=settings, audit_log=audit_log, queues=queues) as app:
-        facts = app.store.facts()
+        facts = app.reading.facts()
         if since_s is not None:
             common.note(f"perdure: the database is there, after {time.monotonic() - since_s:.0f} s")
         for line in _banner(settings, served, list(app.versions), queues, facts):

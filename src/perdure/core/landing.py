@@ -1,8 +1,10 @@
-"""What becomes of a run that nobody holds when something from outside reaches it."""
+"""What may be said to a run from outside, and what becomes of one that nobody holds when something reaches it."""
 
 from __future__ import annotations
 
 from typing import Literal
+
+from msgspec import Struct
 
 from perdure.core.events import (
     AnyBody,
@@ -17,8 +19,37 @@ from perdure.core.events import (
     Status,
     ToolCallResolved,
 )
+from perdure.errors import Conflict
 
 Wake = Literal["now", "keep", "never"]  # what becomes of ready_at
+
+
+class Reached(Struct, frozen=True, gc=False):
+    """A run at the moment at which something from outside reaches it."""
+
+    run_id: str
+    status: Status
+    version: str
+    driven: bool = False  # a live worker has it
+    pausing: bool = False  # it was asked to pause, and ends what is under way first
+
+
+def is_news(run: Reached, body: AnyBody) -> bool:
+    """Whether the run has to hear of it; False when the same was asked for before. Conflict says why it may not be said now."""
+    match body:
+        case CancelRequested():
+            return run.status != "cancelling"
+        case RunPaused() if run.status in ("cancelling", "needs_attention"):
+            raise Conflict(f"run {run.run_id} is {run.status.replace('_', ' ')}, and stands still or ends without a pause")
+        case RunPaused():
+            return run.status != "paused"
+        case RunUnpaused() if run.status not in ("paused", "needs_attention") and not run.pausing:
+            raise Conflict(f"run {run.run_id} is {run.status}; only a paused run, or one that needs attention, can be let go on")
+        case RunRequeued() if run.status != "needs_attention":
+            raise Conflict(f"run {run.run_id} is {run.status}; only a run that needs attention can be sent back to work")
+        case RunAdopted() if run.driven:
+            raise Conflict(f"run {run.run_id} is being driven in version {run.version}; wait until it rests, or stop that worker")
+    return True
 
 
 def landing(status: Status, attention: Reason | None, body: AnyBody) -> tuple[Status, Wake]:

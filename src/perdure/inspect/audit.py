@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from perdure.core.events import Event, RunAdopted, RunClaimed, RunCreated, RunReleased, Terminal
+from perdure.engine.api import Reading
 from perdure.inspect.audit_fields import detail, error, person
 from perdure.inspect.timeline import Names
 from perdure.inspect.view import PAGE
 from perdure.inspect.words import iso
-from perdure.store.api import FINISHED, Place, Store
+from perdure.store.api import FINISHED, Place
 
 log = logging.getLogger("perdure.audit")
 MAX_KNOWN_RUNS = 10_000
@@ -83,7 +84,7 @@ class Audit:
     What it keeps in mind are the runs that have not finished: the others never change.
     """
 
-    def __init__(self, store: Store, since: int = 0) -> None:
+    def __init__(self, store: Reading, since: int = 0) -> None:
         self._store = store
         self._since = since
         self._newest: Place = (0, 0)  # of the newest run that was ever listed

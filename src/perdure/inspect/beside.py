@@ -24,10 +24,11 @@ from perdure.core.events import (
     Event,
 )
 from perdure.core.state import AskState, RunState
+from perdure.engine.api import Reading
 from perdure.errors import PerdureError, StoreCorrupt
 from perdure.inspect.projection import same
 from perdure.inspect.sentences import limits_words
-from perdure.store.api import FINISHED, ApprovalRow, RunRow, Store
+from perdure.store.api import FINISHED, ApprovalRow, RunRow
 
 _SAID = (ApprovalVoted, ApprovalEscalated, ApprovalDecided, ApprovalExpired, ApprovalWithdrawn)
 
@@ -40,7 +41,7 @@ class Problem(Struct, frozen=True):
 class Kin:
     """The children that parents say they have; the parent that was looked at last is kept."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Reading) -> None:
         self._store = store
         self._parent: str | None = None
         self._started: dict[int | None, str] = {}
@@ -54,7 +55,7 @@ class Kin:
         return self._started.get(call)
 
 
-def beside_problem(store: Store, row: RunRow, state: RunState, events: Sequence[Event], kin: Kin) -> Problem | None:
+def beside_problem(store: Reading, row: RunRow, state: RunState, events: Sequence[Event], kin: Kin) -> Problem | None:
     """The first thing beside the journal that does not fit it; None when everything does."""
     try:
         return (
@@ -67,7 +68,7 @@ def beside_problem(store: Store, row: RunRow, state: RunState, events: Sequence[
         return Problem(str(error))
 
 
-def _unread(store: Store, row: RunRow) -> list[AnyBody]:
+def _unread(store: Reading, row: RunRow) -> list[AnyBody]:
     """What has reached the run and is not in its journal.
 
     Asked after whatever follows from it was read: both are written in one commit, so that no letter can be missing then.
@@ -76,7 +77,7 @@ def _unread(store: Store, row: RunRow) -> list[AnyBody]:
 
 
 # -- the family -----------------------------------------------------------------------------------------------------------
-def _parent_problem(store: Store, row: RunRow, kin: Kin) -> Problem | None:
+def _parent_problem(store: Reading, row: RunRow, kin: Kin) -> Problem | None:
     if row.parent is None:
         return None
     claim = f"it was created as child of run {row.parent} (its call {row.parent_call})"
@@ -93,7 +94,7 @@ def _parent_problem(store: Store, row: RunRow, kin: Kin) -> Problem | None:
     return None
 
 
-def _children_problem(store: Store, row: RunRow, state: RunState, events: Sequence[Event]) -> Problem | None:
+def _children_problem(store: Reading, row: RunRow, state: RunState, events: Sequence[Event]) -> Problem | None:
     for event in events:
         body = event.body
         if isinstance(body, ChildStarted):
@@ -116,7 +117,7 @@ def _children_problem(store: Store, row: RunRow, state: RunState, events: Sequen
 
 
 # -- approvals ------------------------------------------------------------------------------------------------------------
-def _approvals_problem(store: Store, row: RunRow, state: RunState) -> Problem | None:
+def _approvals_problem(store: Reading, row: RunRow, state: RunState) -> Problem | None:
     for ask in state.asks.values():
         name = ask.request.approval
         found = store.approval(name)
@@ -141,7 +142,7 @@ def _status(ask: AskState, state: RunState) -> str:
     return ask.outcome or "pending"
 
 
-def _is_ahead(store: Store, row: RunRow, state: RunState, found: ApprovalRow, status: str) -> bool:
+def _is_ahead(store: Reading, row: RunRow, state: RunState, found: ApprovalRow, status: str) -> bool:
     """Whether what was said last explains where the approval stands, though the journal does not have it yet, or never will."""
     said = [body for body in _unread(store, row) if isinstance(body, _SAID) and body.approval == found.approval]
     stands = found.standing
@@ -187,7 +188,7 @@ def _standing_problem(ask: AskState, found: ApprovalRow, status: str) -> str | N
 
 
 # -- budgets --------------------------------------------------------------------------------------------------------------
-def _budget_problem(store: Store, row: RunRow, state: RunState) -> Problem | None:
+def _budget_problem(store: Reading, row: RunRow, state: RunState) -> Problem | None:
     ledgers = store.ledgers(row.run_id)
     own = ledgers[0] if ledgers and ledgers[0].run_id == row.run_id else None
     if (own is None) != (state.budget is None):

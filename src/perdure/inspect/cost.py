@@ -10,8 +10,9 @@ from perdure.core.budget import Amounts
 from perdure.core.events import Event, Limits, ModelCallFailed, Usage
 from perdure.core.keys import undo_id
 from perdure.core.state import LOST, RunState
+from perdure.engine.api import Reading
 from perdure.inspect.words import amount, money, plural, seconds, span, used
-from perdure.store.api import Ledger, RunRow, Store
+from perdure.store.api import Ledger, RunRow
 
 _DAY_US = 86_400_000_000  # by how much the clock of a child's worker may be behind
 
@@ -76,7 +77,7 @@ def cost_of(state: RunState, events: Sequence[Event]) -> Cost:
     )
 
 
-def cost_with_children(store: Store, row: RunRow) -> CostAll:
+def cost_with_children(store: Reading, row: RunRow) -> CostAll:
     """What the run and all below it have used. Its undo is none of them: that is a run of its own."""
     below, undo = f"{row.run_id}/", undo_id(row.run_id)
     rows = [

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from perdure.engine.api import Reading
 from perdure.inspect.words import iso, plural, seconds
 from perdure.settings import Queue
-from perdure.store.api import Backlog, RunRow, Store, WorkerRow
+from perdure.store.api import Backlog, RunRow, WorkerRow
 
 
 class Member(Struct, frozen=True):
@@ -42,7 +43,7 @@ class Crew(Struct, frozen=True):
     queues: list[Lag]
 
 
-def crew(store: Store, now: int, lease_us: int, limits: Mapping[str, Queue]) -> Crew:
+def crew(store: Reading, now: int, lease_us: int, limits: Mapping[str, Queue]) -> Crew:
     """Everybody who has signed on, and every queue in which something is ready or held."""
     parties: dict[str, list[Backlog]] = {}
     for party in store.backlog(now):

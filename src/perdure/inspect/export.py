@@ -18,12 +18,13 @@ from perdure.core import chain, codec, keys
 from perdure.core.codec import Payload
 from perdure.core.events import AnyBody, Event, decode_body
 from perdure.core.state import RunState
+from perdure.engine.api import Reading
 from perdure.errors import StoreCorrupt
 from perdure.inspect.portable import FORMAT, BlobLine, EndLine, EventLine, Header, RunLine, Writer, read_lines
 from perdure.inspect.verify import Checked, Verdict, payloads, verify_journal
 from perdure.inspect.view import require
 from perdure.inspect.words import iso
-from perdure.store.api import RunRow, Store, Stored
+from perdure.store.api import RunRow, Stored
 
 
 class Exported(Struct, frozen=True):
@@ -63,7 +64,7 @@ class Export(Struct, frozen=True):
 
 
 # -- out ------------------------------------------------------------------------------------------------------------------------
-def export_run(store: Store, run_id: str, write: Callable[[bytes], object]) -> Exported:
+def export_run(store: Reading, run_id: str, write: Callable[[bytes], object]) -> Exported:
     """Write the run and those below it, its undo included. StoreCorrupt when a journal is not as it was written."""
     writer = Writer(write)
     written: set[str] = set()
@@ -112,7 +113,7 @@ def _journal(row: RunRow, stored: list[Stored]) -> tuple[RunLine, list[tuple[Eve
     return RunLine(row.run_id, *_told(state), row.seq, head.hex()), lines, state
 
 
-def _put_run(store: Store, run: RunLine, lines: list[tuple[EventLine, AnyBody]], writer: Writer, written: set[str]) -> None:
+def _put_run(store: Reading, run: RunLine, lines: list[tuple[EventLine, AnyBody]], writer: Writer, written: set[str]) -> None:
     writer.put(run)
     for line, body in lines:
         for payload in payloads(body):

@@ -10,10 +10,11 @@ from msgspec import Struct
 
 from perdure import shell
 from perdure.core.suspects import SUSPECT_CRASHES
+from perdure.engine.api import Reading
 from perdure.inspect.suspects import waits_as_suspect
 from perdure.inspect.view import all_rows
 from perdure.inspect.words import plural, span
-from perdure.store.api import FINISHED, ApprovalFilter, RunRow, Store, WorkerRow
+from perdure.store.api import FINISHED, ApprovalFilter, RunRow, WorkerRow
 
 Verdict = Literal["ok", "warn", "FAIL"]
 IGNORED_AFTER_US = 10_000_000  # a ready run that is older than this is one that nobody takes
@@ -30,7 +31,7 @@ class Check(Struct, frozen=True):
     way_out: str | None = None
 
 
-def check_runs(store: Store, now: int, lease_us: int) -> list[Check]:
+def check_runs(store: Reading, now: int, lease_us: int) -> list[Check]:
     """Workers, runs by status, runs that need a person, approvals, ready runs that nobody takes, suspects, and the clock."""
     workers = store.workers(now, lease_us)
     counts: Counter[str] = Counter()
@@ -65,7 +66,7 @@ def check_runs(store: Store, now: int, lease_us: int) -> list[Check]:
     ]
 
 
-def check_guards(store: Store) -> Check:
+def check_guards(store: Reading) -> Check:
     """Whether the database still guards its journals, and every journal has its run."""
     problems = store.problems()
     if not problems:
@@ -87,7 +88,7 @@ def _workers(workers: list[WorkerRow], now: int, unfinished: int) -> Check:
     return Check("workers", "ok", f"{len(alive)} alive" + (f": {each}" if each else "") + gone)
 
 
-def _approvals(store: Store, now: int) -> Check:
+def _approvals(store: Reading, now: int) -> Check:
     """What waits for somebody's yes or no. That it waits is no fault; that its time is over and no worker has noticed is."""
     pending = store.approvals(ApprovalFilter(limit=PENDING_LOOKED_AT))
     if not pending:

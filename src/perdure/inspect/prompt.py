@@ -12,18 +12,18 @@ from perdure.core.events import ChildFinished, Event, SignalReceived, ToolCallCo
 from perdure.core.prompts import Sources, is_request, unpack
 from perdure.core.state import CallState
 from perdure.errors import InvalidInput, NotFound, StoreCorrupt
-from perdure.inspect.view import Reading
+from perdure.inspect.view import RunView
 from perdure.models.messages import answer_of, shown_result
 
 
-def request_of_call(reading: Reading, number: int, load: Callable[[Payload], bytes]) -> bytes:
+def request_of_call(reading: RunView, number: int, load: Callable[[Payload], bytes]) -> bytes:
     """The request of that call, byte for byte, as canonical JSON; StoreCorrupt when the journal does not lead to it."""
     call = _model_call(reading, number)
     assert call.args is not None
     return unpack(number, *sources(reading.state.calls, reading.events, load))
 
 
-def _model_call(reading: Reading, number: int) -> CallState:
+def _model_call(reading: RunView, number: int) -> CallState:
     state, run_id = reading.state, reading.row.run_id
     call = state.calls.get(number)
     models = [str(one.number) for one in state.calls.values() if is_request(one.args)]

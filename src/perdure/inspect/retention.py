@@ -6,31 +6,31 @@ from collections.abc import Iterator
 from typing import Any
 
 from perdure import shell
+from perdure.engine.api import Reading
 from perdure.inspect.health import Check
 from perdure.inspect.words import iso, plural
-from perdure.store.api import Store, Tombstone
-from perdure.store.closing import moved_words
+from perdure.store.api import Tombstone
 
 
-def check_retention(store: Store) -> Iterator[Check]:
+def check_retention(store: Reading) -> Iterator[Check]:
     """For the doctor."""
     moved = store.moved()
     if moved is not None and moved.done:
         yield Check(
             "moved",
             "warn",
-            moved_words(moved),
+            moved.words,
             f"name the other one: --url {shell.quote(moved.to_url)}, PERDURE_URL, or url in perdure.toml",
         )
     elif moved is not None:
-        yield Check("moved", "FAIL", moved_words(moved), f"perdure copy --to {shell.quote(moved.to_url)}")
+        yield Check("moved", "FAIL", moved.words, f"perdure copy --to {shell.quote(moved.to_url)}")
     facts = store.facts()
     pruned = int(facts["pruned"])
     last = f", the last ones at {iso(int(facts['pruned_at']))}" if pruned else ""
     yield Check("pruned", "ok", f"{plural(pruned, 'run was', 'runs were')} pruned{last}")
 
 
-def pruned_runs(store: Store) -> int:
+def pruned_runs(store: Reading) -> int:
     """How many runs were here and are not any more."""
     return int(store.facts()["pruned"])
 
@@ -38,7 +38,7 @@ def pruned_runs(store: Store) -> int:
 class Buried:
     """Tombstones as lines of the audit trail: those that are there, then those that are new."""
 
-    def __init__(self, store: Store, since: int) -> None:
+    def __init__(self, store: Reading, since: int) -> None:
         self._store = store
         self._since = since
         self._after = 0

@@ -9,16 +9,17 @@ from msgspec import Struct
 from perdure.core.codec import Payload
 from perdure.core.decide import Patience
 from perdure.core.events import RunClaimed
+from perdure.engine.api import Reading
 from perdure.inspect.cost import CostAll, cost_with_children
 from perdure.inspect.crew import no_room
 from perdure.inspect.serving import is_served, missing, version_served
 from perdure.inspect.shortage import Shortage, own_shortage, shortages_below
 from perdure.inspect.suspects import suspect_words, waits_as_suspect
 from perdure.inspect.undone import Undoing, undoing_of
-from perdure.inspect.view import Reading, loader, read_run
+from perdure.inspect.view import RunView, loader, read_run
 from perdure.inspect.words import iso, seconds
 from perdure.settings import Settings
-from perdure.store.api import ApprovalRow, InboxRow, Ledger, RunRow, Store, WorkerRow
+from perdure.store.api import ApprovalRow, InboxRow, Ledger, RunRow, WorkerRow
 
 
 class Holder(Struct, frozen=True):
@@ -35,7 +36,7 @@ class Holder(Struct, frozen=True):
 class Scene(Struct, frozen=True):
     """What the page is made from."""
 
-    reading: Reading
+    reading: RunView
     holder: Holder | None
     workers: list[WorkerRow]
     now: int
@@ -78,7 +79,7 @@ class Scene(Struct, frozen=True):
         return missing(self.reading.row, self.workers)
 
 
-def look(store: Store, run_id: str, now: int, settings: Settings) -> Scene:
+def look(store: Reading, run_id: str, now: int, settings: Settings) -> Scene:
     """The run and its surroundings, now."""
     lease_us = round(settings.lease_s * 1e6)
     reading = read_run(store, run_id)
@@ -111,7 +112,7 @@ def look(store: Store, run_id: str, now: int, settings: Settings) -> Scene:
     )
 
 
-def _holder(reading: Reading, workers: Sequence[WorkerRow], now: int, lease_us: int) -> Holder | None:
+def _holder(reading: RunView, workers: Sequence[WorkerRow], now: int, lease_us: int) -> Holder | None:
     held_by = reading.row.holder
     if held_by is None:
         return None

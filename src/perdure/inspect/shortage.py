@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from perdure.core.events import BudgetExceeded
+from perdure.engine.api import Reading
 from perdure.inspect.cost import Limit, limit_words, limits_of
-from perdure.inspect.view import Reading, read_run
+from perdure.inspect.view import RunView, read_run
 from perdure.inspect.words import amount, plural
-from perdure.store.api import Ledger, RunRow, Store
+from perdure.store.api import Ledger, RunRow
 
 RUNS_NAMED = 3
 BUDGETS_NAMED = 3  # a journal is read for each
@@ -32,7 +33,7 @@ class Shortage(Struct, frozen=True):
         return max(spent + self.wanted - limit, spent - limit + 1, 0)
 
 
-def own_shortage(reading: Reading, ledgers: Sequence[Ledger]) -> Shortage | None:
+def own_shortage(reading: RunView, ledgers: Sequence[Ledger]) -> Shortage | None:
     """The budget that the run itself stands still for."""
     attention, over = reading.state.attention, reading.state.over
     if over is None or attention is None or attention.reason != "budget":
@@ -40,7 +41,7 @@ def own_shortage(reading: Reading, ledgers: Sequence[Ledger]) -> Shortage | None
     return _now(over, ledgers, [])
 
 
-def shortages_below(store: Store, below: Sequence[RunRow]) -> list[Shortage]:
+def shortages_below(store: Reading, below: Sequence[RunRow]) -> list[Shortage]:
     """The first few budgets that runs below stand still for, whosever they are: one cause each, however many it stops."""
     in_order = sorted(below, key=lambda row: (row.created_at, row.parent_call or 0))
     stopped = [row.run_id for row in in_order if row.attention == "budget"]

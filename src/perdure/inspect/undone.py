@@ -6,9 +6,10 @@ from msgspec import Struct
 
 from perdure.core.keys import undo_id, undone_by
 from perdure.core.state import RunState
+from perdure.engine.api import Reading
 from perdure.inspect.view import loader, read_run
 from perdure.inspect.words import clock, iso, plain
-from perdure.store.api import FINISHED, Store
+from perdure.store.api import FINISHED
 
 
 class Undoing(Struct, frozen=True):
@@ -22,7 +23,7 @@ class Undoing(Struct, frozen=True):
     words: str
 
 
-def undoing_of(store: Store, run_id: str, now: int) -> Undoing | None:
+def undoing_of(store: Reading, run_id: str, now: int) -> Undoing | None:
     """The undo of the run; None when nobody has asked for one."""
     undo = undo_id(run_id.partition("/")[0])
     if undone_by(run_id) is not None or store.get(undo) is None:

@@ -18,10 +18,11 @@ from perdure.core import chain
 from perdure.core.codec import Payload
 from perdure.core.events import AnyBody, Event, RunClaimed, RunCreated, decode_body
 from perdure.core.state import RunState
+from perdure.engine.api import Reading
 from perdure.errors import InvalidInput, StoreCorrupt
 from perdure.inspect.beside import Kin, beside_problem
 from perdure.inspect.projection import birth_problem, row_problem
-from perdure.store.api import RunRow, Store, Stored
+from perdure.store.api import RunRow, Stored
 
 LOOKS = 5  # at a run that moves on all the time
 
@@ -55,7 +56,7 @@ class _Bad(Exception):
         self.problem = problem
 
 
-def verify_run(store: Store, row: RunRow, kin: Kin | None = None) -> Verdict:
+def verify_run(store: Reading, row: RunRow, kin: Kin | None = None) -> Verdict:
     """The verdict on the run. The row was read before, so that the journal has at least what it speaks of.
 
     Whoever verifies many runs hands in the same `kin` each time: brothers and sisters have one parent, which is then read once.
@@ -74,7 +75,7 @@ def verify_run(store: Store, row: RunRow, kin: Kin | None = None) -> Verdict:
     return verdict
 
 
-def _verdict(store: Store, row: RunRow, kin: Kin) -> Verdict:
+def _verdict(store: Reading, row: RunRow, kin: Kin) -> Verdict:
     stored = store.stored(row.run_id)
     beyond = [event for event in stored if isinstance(event.seq, int) and event.seq > row.seq]
     if beyond:
@@ -94,7 +95,7 @@ def _verdict(store: Store, row: RunRow, kin: Kin) -> Verdict:
     )
 
 
-def creation_of(store: Store, row: RunRow) -> RunCreated:
+def creation_of(store: Reading, row: RunRow) -> RunCreated:
     """The run's first event, after the hash chain was recomputed up to the row's head; StoreCorrupt if it, or the row, was changed.
 
     The row was read before, so that the journal has at least the events that it speaks of.

@@ -12,16 +12,17 @@ from perdure.core.codec import Payload
 from perdure.core.events import Event
 from perdure.core.prompts import is_request
 from perdure.core.state import AskState, CallState, ChildState, RunState, fold
+from perdure.engine.api import Reading
 from perdure.errors import NotFound
 from perdure.inspect.cost import budget_view, cost_of
 from perdure.inspect.words import failed, iso, places, plain, pruned_words, seconds
-from perdure.store.api import Filter, Ledger, RunRow, Status, Store
+from perdure.store.api import Filter, Ledger, RunRow, Status
 from perdure.store.url import shown_url
 
 PAGE = 1000
 
 
-class Reading(Struct, frozen=True):
+class RunView(Struct, frozen=True):
     """A run's row, its journal up to some event, and the state as of that event."""
 
     row: RunRow
@@ -34,7 +35,7 @@ class Reading(Struct, frozen=True):
         return self.state.status if self.past else self.row.status
 
 
-def require(store: Store, run_id: str) -> RunRow:
+def require(store: Reading, run_id: str) -> RunRow:
     """The run's row; NotFound when there is none."""
     row = store.get(run_id)
     if row is None and (tombstone := store.tombstone(run_id)) is not None:
@@ -44,7 +45,7 @@ def require(store: Store, run_id: str) -> RunRow:
     return row
 
 
-def read_run(store: Store, run_id: str, at: int | None = None) -> Reading:
+def read_run(store: Reading, run_id: str, at: int | None = None) -> RunView:
     """The run as of its last event, or as of event `at`."""
     row = require(store, run_id)
     # The row was read first, so that the journal has at least what the row speaks of; what came in between is left out.
@@ -52,10 +53,10 @@ def read_run(store: Store, run_id: str, at: int | None = None) -> Reading:
     if at is not None and not 1 <= at <= len(events):
         raise NotFound(f"run {run_id} has the events 1 to {len(events)}; there is no event {at}")
     seen = events if at is None else events[:at]
-    return Reading(row, seen, fold(seen), past=len(seen) < row.seq)
+    return RunView(row, seen, fold(seen), past=len(seen) < row.seq)
 
 
-def loader(store: Store) -> Callable[[Payload], bytes]:
+def loader(store: Reading) -> Callable[[Payload], bytes]:
     """A function that brings a payload's bytes, from the event or from the blob store."""
 
     def load(payload: Payload) -> bytes:
@@ -69,7 +70,7 @@ def loader(store: Store) -> Callable[[Payload], bytes]:
 
 
 def run_record(
-    reading: Reading, load: Callable[[Payload], bytes], ledgers: Sequence[Ledger] = (), below: Sequence[RunRow] = ()
+    reading: RunView, load: Callable[[Payload], bytes], ledgers: Sequence[Ledger] = (), below: Sequence[RunRow] = ()
 ) -> dict[str, Any]:
     """The whole of a run as one JSON object. `ledgers` are the budgets that apply to it now, `below` its unfinished children."""
     row, state = reading.row, reading.state
@@ -108,7 +109,7 @@ def run_record(
     }
 
 
-def _budget(reading: Reading, ledgers: Sequence[Ledger]) -> dict[str, Any] | None:
+def _budget(reading: RunView, ledgers: Sequence[Ledger]) -> dict[str, Any] | None:
     """The budget that applies first, and those above it; of a moment that is past only its own limits are known."""
     state = reading.state
     if reading.past or not ledgers:
@@ -190,7 +191,7 @@ def call_record(call: CallState, load: Callable[[Payload], bytes]) -> dict[str, 
     }
 
 
-def all_rows(store: Store, wanted: Filter | None = None) -> Iterator[RunRow]:
+def all_rows(store: Reading, wanted: Filter | None = None) -> Iterator[RunRow]:
     """Every run that matches, newest first, however many there are; the filter's limit does not count."""
     base = wanted or Filter()
     before, limit = base.before, PAGE

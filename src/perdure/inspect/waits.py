@@ -16,7 +16,7 @@ from perdure.inspect.asks import Asked
 from perdure.inspect.doubts import hook_words
 from perdure.inspect.models import asked_words
 from perdure.inspect.scene import Scene
-from perdure.inspect.view import Reading
+from perdure.inspect.view import RunView
 from perdure.inspect.words import at, failed, plain, plural, shown
 from perdure.store.api import InboxRow
 
@@ -44,7 +44,7 @@ def _topics(waiting_for: str | None) -> list[str]:
     return [] if found is None else [topic.strip("'") for topic in found[1].split(", ")]
 
 
-def heard(reading: Reading) -> list[Heard]:
+def heard(reading: RunView) -> list[Heard]:
     """The signals that have reached the run, by topic. Which of them its code has read, no journal tells."""
     received: dict[str, list[int]] = {}
     waited: set[str] = set()
@@ -57,7 +57,7 @@ def heard(reading: Reading) -> list[Heard]:
     return [Heard(topic, len(seqs), topic in waited, seqs[-1]) for topic, seqs in received.items()]
 
 
-def strays(reading: Reading) -> list[str]:
+def strays(reading: RunView) -> list[str]:
     """Signals that a resting run was sent on topics that it has never waited for: perhaps the topic is mistyped."""
     if reading.past or reading.row.status not in ("waiting", "waiting_approval", "paused"):
         return []

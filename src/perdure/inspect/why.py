@@ -10,6 +10,7 @@ from msgspec import Struct
 from perdure.core.events import PinChanged, RunAdopted
 from perdure.core.prompts import is_request
 from perdure.core.state import CallState
+from perdure.engine.api import Reading
 from perdure.inspect import advice
 from perdure.inspect.asks import Asked, asked
 from perdure.inspect.children import Children, children
@@ -25,7 +26,6 @@ from perdure.inspect.undone import Undoing
 from perdure.inspect.waits import Heard, heard, never_started, strays, topics, unread_words, waiting
 from perdure.inspect.words import iso, places, seconds, span
 from perdure.settings import Settings
-from perdure.store.api import Store
 
 FIRST_SHOWN, LAST_SHOWN = 3, 5
 
@@ -101,7 +101,7 @@ _DEFAULTS = Settings()
 
 
 def why(
-    store: Store,
+    store: Reading,
     run_id: str,
     *,
     now: int,

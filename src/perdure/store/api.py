@@ -274,6 +274,17 @@ class Moved(Struct, frozen=True, gc=False):
     at: int
     done: bool  # False: the move is under way, or was interrupted
 
+    @property
+    def words(self) -> str:
+        """What is said to whoever still uses it."""
+        at = datetime.fromtimestamp(self.at // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        if self.done:
+            return f"this journal was moved to {self.to_url} on {at}; use that one"
+        return (
+            f"this journal is being moved to {self.to_url} since {at} and takes nothing more; the same `perdure copy` again finishes that, "
+            "with --abandon it is taken back"
+        )
+
 
 class Member(Struct, frozen=True, gc=False):
     run_id: str

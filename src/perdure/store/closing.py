@@ -5,8 +5,6 @@ Closed is a row in the database, and triggers that refuse every write while it i
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from perdure.errors import AlreadyRunning, Conflict, StoreError, StoreUnavailable
 from perdure.store.api import Moved
 from perdure.store.cursor import Cursor, Row
@@ -44,9 +42,7 @@ class Closing(Part):
         def open_again(cursor: Cursor) -> None:
             found = moved_from(cursor.all("moved"))
             if found is not None and found.done:
-                raise Conflict(
-                    f"{self._database.where}: {moved_words(found)}; a move that has ended is not taken back: copy it back instead"
-                )
+                raise Conflict(f"{self._database.where}: {found.words}; a move that has ended is not taken back: copy it back instead")
             cursor.change("reopen_journal")
 
         self._database.write(open_again, lambda cursor, _: not cursor.all("moved"))
@@ -85,23 +81,10 @@ def moved_from(rows: list[Row]) -> Moved | None:
 
 def _same_place(found: Moved, to_url: str, where: str) -> Moved:
     if found.to_url != to_url:
-        raise Conflict(f"{where}: {moved_words(found)}, and cannot be moved to {to_url} as well")
+        raise Conflict(f"{where}: {found.words}, and cannot be moved to {to_url} as well")
     return found
-
-
-def moved_words(moved: Moved) -> str:
-    """What is said to whoever still uses it."""
-    at = datetime.fromtimestamp(moved.at // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    if moved.done:
-        return f"this journal was moved to {moved.to_url} on {at}; use that one"
-    return (
-        f"this journal is being moved to {moved.to_url} since {at} and takes nothing more; the same `perdure copy` again finishes that, "
-        "with --abandon it is taken back"
-    )
 
 
 def moved_error(where: str, moved: Moved | None) -> StoreError:
     """For whoever was refused by the database itself."""
-    return StoreError(
-        f"{where}: {moved_words(moved)}" if moved is not None else f"{where} was closed for a move and is open again; try again"
-    )
+    return StoreError(f"{where}: {moved.words}" if moved is not None else f"{where} was closed for a move and is open again; try again")

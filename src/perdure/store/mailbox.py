@@ -44,10 +44,13 @@ class Mailbox(Part):
         self._consequences = Consequences(self._delivery)
 
     def create_run(self, new: NewRun) -> tuple[RunRow, bool]:
-        (answer,) = self.create_runs([new])
+        (answer,) = self._create([new])
         return answer
 
     def create_runs(self, news: Sequence[NewRun]) -> list[tuple[RunRow, bool]]:
+        return self._create(news)
+
+    def _create(self, news: Sequence[NewRun]) -> list[tuple[RunRow, bool]]:
         # After an unknown commit the runs are there or they are not, all of them; asking for the same ids again is safe either way.
         answers = self._database.write(
             lambda cursor: [_created(cursor, new) for new in news],

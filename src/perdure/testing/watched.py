@@ -6,10 +6,27 @@ from functools import partial
 from typing import Any, cast
 
 from perdure.app import Perdure
+from perdure.engine.api import Engine
+from perdure.engine.local import LocalEngine
 from perdure.store.api import Store
 from perdure.testing.boundaries import Moment, Points, Watch, WatchedStore, around
 from perdure.tool import Call
 from perdure.worker.worker import Worker
+
+
+class _WatchedEngine(LocalEngine):
+    """The local engine with the store and the tools that the app wants watched."""
+
+    def __init__(self, app: WatchedPerdure) -> None:
+        super().__init__(app.url, app.versions, app.settings, app.clock, app._observers, app.queues)
+        self._app = app
+
+    async def _open(self) -> Store:
+        return self._app.watched(await super()._open())
+
+    def _new_worker(self) -> Worker:
+        app = self._app
+        return Worker(self.store, app.versions.values(), app.settings, app.clock, app._observers, app.queues, app.performing)
 
 
 class WatchedPerdure(Perdure):
@@ -19,11 +36,12 @@ class WatchedPerdure(Perdure):
         super().__init__(*args, **kwargs)
         self.points = Points(watch, root)
 
-    async def _open(self) -> Store:
-        return cast(Store, WatchedStore(await super()._open(), self.points))
+    def _new_engine(self) -> Engine:
+        return _WatchedEngine(self)
 
-    def _new_worker(self) -> Worker:
-        return Worker(self.store, self.versions.values(), self.settings, self.clock, self._observers, self.queues, self.performing)
+    def watched(self, store: Store) -> Store:
+        """What is used in the place of the app's store."""
+        return cast(Store, WatchedStore(store, self.points))
 
     def performing(self, tool: Any) -> Any:
         """What is performed in the place of a tool or of a question to a model."""

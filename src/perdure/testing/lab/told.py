@@ -25,9 +25,9 @@ from perdure.testing.lab.spec import CallTold, Intent, Resolution, Told
 
 def tell(app: Perdure, run_id: str, settled: Sequence[str], began_at: float) -> Told:
     """What has become of the run."""
-    row = app.store.get(run_id)
+    row = app.reading.get(run_id)
     assert row is not None, run_id
-    journals = {one: app.store.read(one) for one in _family(app, run_id)}
+    journals = {one: app.reading.read(one) for one in _family(app, run_id)}
     ended = [event.body for event in journals[run_id] if isinstance(event.body, RunSucceeded)]
     return Told(
         status=row.status,
@@ -46,17 +46,17 @@ def tell(app: Perdure, run_id: str, settled: Sequence[str], began_at: float) -> 
 def _family(app: Perdure, run_id: str) -> Iterator[str]:
     """The run and all below it, those that have ended too."""
     yield run_id
-    for event in app.store.read(run_id):
+    for event in app.reading.read(run_id):
         if isinstance(event.body, ChildStarted):
             yield from _family(app, event.body.run_id)
 
 
 def _faults(app: Perdure, runs: Iterable[str]) -> Iterator[str]:
     for run_id in runs:
-        row = app.store.get(run_id)
+        row = app.reading.get(run_id)
         if row is None:
             yield f"run {run_id} is lost"
-        elif (problem := verify_run(app.store, row).problem) is not None:
+        elif (problem := verify_run(app.reading, row).problem) is not None:
             yield f"run {run_id}: {problem}"
 
 

@@ -83,8 +83,8 @@ class LabPerdure(WatchedPerdure):
         # Inside the boundaries: "begun" is written after before_tool_effect, "returned" before after_tool_effect.
         return super().performing(self._counting.counted(tool))
 
-    async def _open(self) -> Store:
-        return cast(Store, _Quiet(await super()._open()))
+    def watched(self, store: Store) -> Store:
+        return cast(Store, _Quiet(super().watched(store)))
 
 
 class _Quiet:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from perdure.store.api import NewRun, RunRow, Store
+from perdure.store.api import JournalStore, NewRun, RunRow
 
 Created = tuple[RunRow, bool]
 
@@ -16,7 +16,7 @@ Created = tuple[RunRow, bool]
 class Starts:
     """Only on the loop's own thread, and only where a commit crosses no network."""
 
-    def __init__(self, store: Callable[[], Store]) -> None:
+    def __init__(self, store: Callable[[], JournalStore]) -> None:
         self._store = store
         self._waiting: list[tuple[NewRun, asyncio.Future[Created]]] = []
 

@@ -1,0 +1,359 @@
+"""The local engine: a store of ours, and a worker in this process that is begun when the first run is driven here.
+
+What people say to a run is checked inside the store's transaction, against the run as it is there; what the rules are is the core's to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Self, TypeVar
+
+from perdure import shell
+from perdure.agent import Agent
+from perdure.core.approval import Vote
+from perdure.core.codec import Payload
+from perdure.core.events import (
+    AnyBody,
+    Event,
+    RunAdopted,
+    RunCancelled,
+    RunPaused,
+    RunRequeued,
+    RunSucceeded,
+    RunUnpaused,
+    ToolCallResolved,
+)
+from perdure.core.landing import Reached, is_news
+from perdure.core.state import RunState, fold
+from perdure.engine.api import Reading, RunResult, no_such_run
+from perdure.engine.starts import Starts
+from perdure.errors import AlreadyRunning, Conflict, InvalidInput, StoreUnavailable, UnknownAgent
+from perdure.settings import Settings
+from perdure.store.api import FINISHED, ApprovalRow, NewRun, RunRow, Served, Status, Store
+from perdure.store.open import is_postgres, open_store
+from perdure.worker.asking import Asking
+from perdure.worker.attempts import is_inside_call
+from perdure.worker.clock import Clock
+from perdure.worker.outside import refuse_app
+from perdure.worker.worker import Observer, Worker
+
+log = logging.getLogger("perdure")
+T = TypeVar("T")
+
+
+class LocalEngine:
+    """Runs in a SQLite file or a PostgreSQL database, driven by workers of ours."""
+
+    def __init__(
+        self,
+        url: str,
+        agents: Mapping[Served, Agent[Any, Any]],
+        settings: Settings,
+        clock: Clock,
+        observers: Sequence[Observer],
+        queues: Sequence[str] | None,
+    ) -> None:
+        self._url = url
+        self._agents = agents
+        self._settings = settings
+        self._clock = clock
+        self._observers = observers
+        self._queues = queues
+        self._lease_us = round(settings.lease_s * 1e6)
+        self._store: Store | None = None
+        self._starts = Starts(lambda: self.store)
+        self._worker: Worker | None = None
+        self._asking = Asking()
+        self._opening = asyncio.Lock()
+        self._works: list[asyncio.Event] = []  # what ends each `work` under way
+        self._ends_next = False  # the next `work` ends at once: it was drained before there was one
+
+    async def __aenter__(self) -> Self:
+        self._asking = Asking()
+        try:
+            self._store = await self._open()
+        except BaseException:
+            self._asking.close()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        try:
+            self.abort()
+            async with self._opening:  # or a worker that takes the place of another one would be left behind
+                if self._worker is not None:
+                    await self._worker.__aexit__(*exc)
+        finally:
+            self._worker = None
+            if self._store is not None:
+                store, self._store = self._store, None
+                try:
+                    await self._asking.ask(store.close) if store.remote else store.close()
+                finally:
+                    self._asking.close()
+
+    async def _open(self) -> Store:
+        refuse_app()
+        options: dict[str, Any] = {"synchronous": self._settings.synchronous, "busy_s": self._settings.answer_s}
+        opening = partial(open_store, self._url, connections=self._settings.connections, **options)
+        # On a thread where it crosses a network: a server that is just starting is waited for.
+        return await self._asking.ask(opening, lambda late: late.close()) if is_postgres(self._url) else opening()
+
+    @property
+    def reading(self) -> Reading:
+        return self.store
+
+    @property
+    def store(self) -> Store:
+        refuse_app()
+        if self._store is None:
+            raise InvalidInput("the app is not open: use it in an `async with Perdure(…) as app:` block")
+        return self._store
+
+    async def _ask(self, question: Callable[[], T]) -> T:
+        """The store's answer: here, which is quickest; on a thread where it crosses a network, since a server may not answer for long."""
+        return await self._asking.ask(question) if self.store.remote else question()
+
+    async def _write(self, work: Callable[[], T]) -> T:
+        """As `_ask`; and on a thread while a transaction's tool, which may take long, has the write lock."""
+        return await self._asking.ask(work) if self._is_locked else await self._ask(work)
+
+    @property
+    def _is_locked(self) -> bool:
+        return self._worker is not None and self._worker.transacting
+
+    # -- runs, from outside -------------------------------------------------------------------------------------------
+    async def start(self, new: NewRun) -> tuple[RunRow, bool]:
+        if self.store.remote or self._is_locked:
+            return await self._write(lambda: self.store.create_run(new))
+        return await self._starts.create(new)
+
+    async def post(
+        self, run_id: str, body: AnyBody, *, call: int | None = None, seen: int | None = None, tenant: str | None = None
+    ) -> None:
+        event_id = self._clock.new_id()
+
+        def expect(row: RunRow) -> None:
+            if tenant not in (None, row.tenant):
+                raise no_such_run(run_id)
+            if seen is not None and row.holder is None and row.seq != seen:
+                raise _moved_on(row, seen)
+            if not is_news(self._reached(row, body), body):
+                raise _AskedBefore
+
+        def deliver() -> None:
+            if tenant is not None and (row := self.store.get(run_id)) is not None and row.tenant != tenant:
+                raise no_such_run(run_id)  # or an ended run of another tenant would be told apart from one that does not exist
+            status: Status | None = "cancelling" if isinstance(body, _GO_ON) and self._state(run_id).cancel else None
+            self.store.post(run_id, call, body, event_id=event_id, now=self._clock.now(), status=status, expect=expect)
+
+        try:
+            await self._write(deliver)
+        except _AskedBefore:
+            pass  # asking twice is asking once
+
+    async def vote(self, approval: str, vote: Vote, *, tenant: str | None = None) -> ApprovalRow:
+        event_id = self._clock.new_id()
+        return await self._write(lambda: self.store.decide(approval, vote, event_id=event_id, now=self._clock.now(), tenant=tenant))
+
+    async def end(self, run_id: str, body: RunCancelled, *, seen: int | None = None) -> None:
+        event_id = self._clock.new_id()
+
+        def expect(row: RunRow) -> None:
+            if seen is not None and row.seq != seen:
+                raise _moved_on(row, seen)
+
+        await self._write(lambda: self.store.end(run_id, body, event_id=event_id, now=self._clock.now(), expect=expect))
+
+    def _reached(self, row: RunRow, body: AnyBody) -> Reached:
+        """The run as the rules want to know it. Looked at no closer than the body asks for: this is inside the transaction."""
+        held = row.holder is not None
+        driven = held and isinstance(body, RunAdopted) and row.holder in self._alive()
+        pausing = held and isinstance(body, RunUnpaused) and self._is_pausing(row)
+        return Reached(row.run_id, row.status, row.version, driven=driven, pausing=pausing)
+
+    def _alive(self) -> set[str]:
+        return {worker.worker for worker in self.store.workers(self._clock.now(), self._lease_us) if worker.alive}
+
+    def _is_pausing(self, row: RunRow) -> bool:
+        """Whether a pause was asked for that the run has not come to yet: it ends what is under way first."""
+        on_its_way = any(post.run_id == row.run_id and isinstance(post.body, RunPaused) for post in self.store.inbox(str(row.holder)))
+        return on_its_way or self._state(row.run_id).paused is not None
+
+    def _state(self, run_id: str) -> RunState:
+        if self.store.get(run_id) is None:
+            raise no_such_run(run_id)
+        return fold(self.store.read(run_id))
+
+    # -- driving runs here ---------------------------------------------------------------------------------------------
+    async def drive(
+        self, run_id: str, *, wait: bool = True, stop: asyncio.Event | None = None, agents: Sequence[Agent[Any, Any]] | None = None
+    ) -> RunRow:
+        if agents is not None:
+            async with Worker(self.store, agents, self._settings, self._clock, self._observers) as own:
+                return await own.drive_one(run_id, wait=wait, stop=stop)
+        if is_inside_call() and self._worker is not None and self._worker.draining:
+            worker = self._worker  # for a new one the drain has to end, and a tool would wait for its own end
+        else:
+            worker = await self._working()
+        return await worker.drive_one(run_id, wait=wait, stop=stop)
+
+    async def work(self, *, stop: asyncio.Event | None = None) -> None:
+        """Of several at a time each ends by its own `stop`, and the last one hands over. Afterwards the engine can begin anew."""
+        ended = asyncio.Event()
+        if self._ends_next:
+            ended.set()
+        self._ends_next = False
+        self._works.append(ended)
+        try:
+            worker = await self._working()
+            await worker.serve(*([ended] if stop is None else [ended, stop]))
+        finally:
+            self._works.remove(ended)
+
+    def drain(self) -> None:
+        self._ends_next = not self._works
+        for ended in self._works:
+            ended.set()
+
+    def abort(self) -> None:
+        if self._worker is not None:
+            self._worker.abort()
+
+    async def _working(self) -> Worker:
+        """The worker; after a drain a new one, which has nothing to do with what the old one could not hand over."""
+        refuse_app()
+        async with self._opening:
+            if self._draining and self._worker is not None:
+                await self._worker.until_drained()
+                drained, self._worker = self._worker, None
+                await drained.__aexit__()
+            if self._worker is None:
+                if not self._agents:
+                    raise UnknownAgent("no agents to drive: pass them, Perdure(url, agents=[…])")
+                self._worker = await self._new_worker().__aenter__()
+            return self._worker
+
+    def _new_worker(self) -> Worker:
+        return Worker(self.store, self._agents.values(), self._settings, self._clock, self._observers, self._queues)
+
+    @property
+    def _draining(self) -> bool:
+        return self._worker is not None and self._worker.draining
+
+    def _may_drive(self, before: Worker | None) -> bool:
+        """Whether somebody who waits may have the run driven here. Who was there when a drain began does not take up again what it
+        hands over; who came later, with that worker already `before` them, does when it is over."""
+        return not self._draining or (self._worker is before and before is not None and before.drained)
+
+    # -- waiting for runs ----------------------------------------------------------------------------------------------
+    async def result(self, run_id: str) -> RunResult:
+        row = await self._until_rest(run_id)
+        if row.status != "succeeded":
+            return RunResult(row)
+        body = (await self._patiently(run_id, lambda: self.store.read(run_id, row.seq - 1)))[-1].body
+        assert isinstance(body, RunSucceeded)
+        return RunResult(row, await self._patiently(run_id, lambda: self._load(body.output)))
+
+    async def follow(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
+        since = asyncio.get_running_loop().time()
+        row = await self._ask(lambda: self._row(run_id))
+        while True:
+            for event in await self._patiently(run_id, partial(self.store.read, run_id, after)):
+                after, since = event.seq, asyncio.get_running_loop().time()
+                yield event
+            if row.status in FINISHED and after >= row.seq:
+                return
+            await self._change(0.5, since=since)
+            row = await self._patiently(run_id, lambda: self._row(run_id))
+
+    async def _until_rest(self, run_id: str) -> RunRow:
+        """Until the run, or a child that it waits for, has ended or needs a person. Drives it if it is ready, or if its worker has died."""
+        began = asyncio.get_running_loop().time()
+        drained = self._worker if self._draining else None
+        row = await self._ask(lambda: self._row(run_id))
+        while True:
+            if row.status in FINISHED or (row.status == "needs_attention" and row.ready_at is None):
+                return row
+            if row.status == "waiting" and (stuck := await self._stuck_child(run_id)) is not None:
+                return stuck
+            now = self._clock.now()
+            ready = row.holder is not None or (row.ready_at is not None and row.ready_at <= now) or await self._has_work(run_id)
+            if Served(row.agent, row.version) in self._agents and ready and self._may_drive(drained):
+                try:
+                    worker = await self._working()
+                    row = await worker.drive_one(run_id, wait=True, by_turn=True)
+                    if row.status not in FINISHED:
+                        row = await self._patiently(run_id, lambda: self._row(run_id))
+                    if not worker.draining:  # else it would come back at once, and without end: the loop would never get to the drain
+                        continue
+                except (AlreadyRunning, Conflict):
+                    pass  # a live worker has it, or was faster: wait for them
+                except StoreUnavailable as error:
+                    if not self.store.remote:
+                        raise
+                    log.warning("run %s: cannot be driven here: %s; trying again", run_id, error)
+            # Until its time has come, should that be sooner; but a run that is ready and cannot be taken is no reason to ask without end.
+            left_s = 0.0 if row.ready_at is None else (row.ready_at - self._clock.now()) / 1e6
+            await self._change(min(max(left_s, 0.005), 1.0) if left_s > 0 else 1.0, since=began, due=row.ready_at if left_s > 0 else None)
+            row = await self._patiently(run_id, lambda: self._row(run_id))
+
+    async def _patiently(self, run_id: str, question: Callable[[], T]) -> T:
+        """The answer; when the database is away, as soon as it is back. Whoever waits goes on waiting: the run goes on elsewhere, or will."""
+        while True:
+            try:
+                return await self._ask(question)
+            except StoreUnavailable as error:
+                log.warning("run %s: cannot look how it is: %s; trying again", run_id, error)
+                await asyncio.sleep(0.5)
+
+    async def _stuck_child(self, run_id: str) -> RunRow | None:
+        """A child that needs a person, when nothing else of the family can bring the run on."""
+        family = await self._patiently(run_id, lambda: self.store.family(run_id))
+        moving = any(row.holder is not None or row.ready_at is not None or row.status == "waiting_approval" for row in family)
+        return None if moving else next((row for row in family if row.status == "needs_attention"), None)
+
+    async def _has_work(self, run_id: str) -> bool:
+        """Whether a child of it is ready and nobody is at it."""
+        now = self._clock.now()
+        family = await self._patiently(run_id, lambda: self.store.family(run_id))
+        return any(row.holder is None and row.ready_at is not None and row.ready_at <= now for row in family)
+
+    async def _change(self, at_most_s: float, *, since: float, due: int | None = None) -> None:
+        """Until anything may have been committed, or it is `due`. Looks often at first, and the less often the longer it has waited: an
+        answer is late by 2 %, or by 5 % where a look is a question to a server."""
+        loop, store = asyncio.get_running_loop(), self.store
+        share, shortest_s = (20, 0.01) if store.remote else (50, 0.005)
+        version, until = store.version(), loop.time() + at_most_s
+        while store.version() == version and (now := loop.time()) < until:  # no database rings a bell for everything
+            if due is not None and due <= self._clock.now():
+                return  # a clock may jump
+            await asyncio.sleep(min(max((now - since) / share, shortest_s), self._settings.poll_s))
+            if store.remote:
+                return  # what others commit there changes no version here
+
+    def _row(self, run_id: str) -> RunRow:
+        row = self.store.get(run_id)
+        if row is None:
+            raise no_such_run(run_id, self.store)
+        return row
+
+    def _load(self, payload: Payload) -> bytes:
+        inline = payload.inline
+        return self.store.blob(str(payload.blob)) if inline is None else inline
+
+
+_GO_ON = (RunRequeued, RunUnpaused, ToolCallResolved)  # what lets a run go on, which goes on to its end if it was cancelled before
+
+
+class _AskedBefore(Exception):
+    """The same has been asked for already."""
+
+
+def _moved_on(row: RunRow, seen: int) -> Conflict:
+    return Conflict(
+        f"run {row.run_id} has moved on meanwhile (event {row.seq}, not {seen}); look again: {shell.command('why', row.run_id)}"
+    )
