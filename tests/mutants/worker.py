@@ -34,7 +34,7 @@ WORKER = (
         file="worker/drive.py",
         where="Drive._commit",
         old="        self._begin = begin\n",
-        new="        for one in begin:\n            self._start(one, None)\n",
+        new="        self._begin = begin\n        for one in begin:\n            self._start(one, None)\n",
         red="tests/mutants/test_found_missing.py::test_a_call_begins_when_its_own_intent_is_durable[books_and_sends-send]",
         store="sqlite",
     ),

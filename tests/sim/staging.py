@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,15 +29,10 @@ class SimClock(Clock):
     def __init__(self, kernel: Kernel, process: Process, number: int) -> None:
         self._kernel = kernel
         self._process = process
-        self._number = number
-        self._made = 0
+        self._prefix, self._ids = f"{number:022x}", itertools.count(1)
 
     def now(self) -> int:
         return self._kernel.wall_us + self._process.skew_us
-
-    def new_id(self) -> str:
-        self._made += 1
-        return f"{self._number:016x}{self._made:016x}"
 
 
 class _JournalTime(Time):

@@ -70,12 +70,13 @@ def test_one_that_is_refused_does_not_hinder_the_others(tmp_path: Path) -> None:
 def test_one_that_cannot_be_stored_does_not_hinder_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with opened(tmp_path) as app:
-            create = app.store.create_run
+            create_all = app.store.create_runs
 
             def refuses(new: NewRun) -> tuple[RunRow, bool]:
                 if new.run_id == "bad":
                     raise StoreError("no")
-                return create(new)
+                (answer,) = create_all([new])
+                return answer
 
             def refuses_all(news: Sequence[NewRun]) -> list[tuple[RunRow, bool]]:
                 raise StoreError("no")

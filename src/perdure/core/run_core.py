@@ -569,10 +569,7 @@ class RunCore:
             case None:
                 key = self.state.keys.key(number, tool.name) if tool.shows_key else ""
                 self._initiate(tool, number, cause, effect=tool.effect, key=key, args=self._pack(command.args))
-                if tool.effect == "read":
-                    self._ready(self.state.calls[number])
-                else:
-                    self._due.append(number)
+                self._ready(self.state.calls[number])
             case Later(at, has_place):
                 self._propose(command, cause, "rate" if tool.rate is not None else "budget", at if has_place else None)
                 self._waits[number] = at
