@@ -180,6 +180,7 @@ class Fate:
         self.wrap(SqlStore, "claim", lambda *_, **__: {"claim"})
         self.wrap(SqlStore, "renew", lambda *_: {"renew"} if self.in_flight else set())
         self.wrap(SqlStore, "append", self._of_batch)
+        self.wrap(PostgresStore, "append", self._of_batch)  # its own
         self._wrap_sending()
         self.wrap(SqlStore, "transact", lambda head, _: self._of_batch([head]))
         self.wrap(Drive, "_start", lambda begin, *_: {"start"} if self.tool in (begin.tool.name, ANY) else set())

@@ -19,6 +19,8 @@ from perdure.core.attempts import Performed
 from perdure.core.events import CancelRequested
 from perdure.core.steps import AttemptEnded
 from perdure.settings import Settings
+from perdure.store.open import is_postgres
+from perdure.store.postgres.store import PostgresStore
 from perdure.store.sql import SqlStore
 from perdure.store.sqlite.database import SqliteDatabase
 from perdure.store.sqlite.store import SqliteStore
@@ -159,13 +161,15 @@ def test_a_commit_that_took_effect_and_was_taken_for_lost_strands_no_run(
 
 def check_cancel_is_heard_while_parking(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancel that arrives between the holder's last look and its commit of the park ends the run at once, not an hour later."""
-    real, url = SqlStore.append, world.journal.url
+    url = world.journal.url
+    owner: type[SqlStore] = PostgresStore if is_postgres(url) else SqlStore
+    real = owner.append
 
     async def main() -> None:
         async with Perdure(url, agents=[sleeper], settings=Settings(park_after_s=0)) as app:
 
             def cancelled_first(store: SqlStore, batch: Any) -> Any:
-                monkeypatch.setattr(SqlStore, "append", real)
+                monkeypatch.setattr(owner, "append", real)
                 store.post(
                     "r",
                     None,
@@ -178,7 +182,7 @@ def check_cancel_is_heard_while_parking(world: World, monkeypatch: pytest.Monkey
                 return real(store, batch)
 
             handle = await app.start(sleeper, 3600.0, id="r")
-            monkeypatch.setattr(SqlStore, "append", cancelled_first)
+            monkeypatch.setattr(owner, "append", cancelled_first)
             await handle.result(timeout=3)
 
     try:

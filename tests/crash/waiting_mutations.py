@@ -12,6 +12,7 @@ from perdure.core import approval as approving
 from perdure.core.run_core import RunCore
 from perdure.store import approvals, budgets, consequences, family, mailbox
 from perdure.store.api import Append, Appended, Charge
+from perdure.store.postgres.store import PostgresStore
 from perdure.store.sql import SqlStore
 
 
@@ -84,15 +85,15 @@ def a_park_ignores_the_inbox() -> None:
 
 def _afterwards(work: list[Callable[[Any], None]]) -> None:
     """Do in a commit of its own what belongs into the commit of the append."""
-    real = SqlStore.append
+    for owner in (SqlStore, PostgresStore):  # each has its own
 
-    def append(self: Any, batch: Sequence[Append]) -> list[Appended]:
-        answers: list[Appended] = real(self, batch)
-        while work:
-            self._database.write(work.pop(0), lambda *_: True)
-        return answers
+        def append(self: Any, batch: Sequence[Append], real: Any = owner.append) -> list[Appended]:
+            answers: list[Appended] = real(self, batch)
+            while work:
+                self._database.write(work.pop(0), lambda *_: True)
+            return answers
 
-    SqlStore.append = append  # type: ignore[method-assign]
+        owner.append = append  # type: ignore[method-assign]
 
 
 def parents_are_told_afterwards() -> None:
