@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+from tests import sets
 from tests.figures import Figures
 
 if TYPE_CHECKING:
@@ -48,8 +49,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses among them by `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long ones first: at the end of the day one of them would keep a single process busy, and the others with nothing to do."""
+    sets.mark(items)
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 

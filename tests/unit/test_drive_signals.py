@@ -530,6 +530,7 @@ async def signalled(many: int, held: bool) -> float:
         return time.process_time() - begun
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("held", [False, True])
 def test_ten_thousand_signals_to_one_run_cost_ten_times_as_much_as_a_thousand(held: bool) -> None:
     async def main() -> list[float]:
