@@ -263,10 +263,12 @@ def test_run_stays_for_retries(shop):
 
 
 def test_run_stays_for_its_own_timer_and_leaves_with_3_where_it_may_not_wait(shop):
-    line = shop.refusal("run", "shop.py:sleeper", "seconds=1.5", "--id", "r-1", "--no-wait", code=3)
+    line = shop.refusal("run", "shop.py:sleeper", "seconds=3600", "--id", "r-1", "--no-wait", code=3)
     assert "waits" in line
     assert "perdure resume r-1" in line
-    assert shop("resume", "r-1").stdout == "awake\n"
+    assert shop("run", "shop.py:sleeper", "seconds=0.5").stdout == "awake\n"
+    shop("run", "shop.py:sleeper", "seconds=0.5", "--id", "r-2", "--detach")
+    assert shop("resume", "r-2").stdout == "awake\n"
 
 
 def test_detach_only_starts_and_prints_the_id(shop):
@@ -429,7 +431,7 @@ def test_run_beside_a_worker_of_the_same_agents_always_ends_with_the_result(shop
     for number in range(4):
         assert shop("run", "family.py:parent", "--id", f"p-{number}").stdout == "6\n"
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(20) == 0
+    assert worker.wait(60) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
