@@ -12,10 +12,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
+from tests.crash.world import stands_still
 from tests.servers import forked
 
 AGENTS = """
@@ -143,6 +146,21 @@ class Shop:
             self._command(("list",)), cwd=self.folder, env=os.environ, capture_output=True, text=True, timeout=60, check=False
         )
         return seen.returncode == 0
+
+    def freeze(self, child: subprocess.Popen[str]) -> None:
+        """Stop it at a moment when it is not inside a transaction: there it would keep the database from others."""
+        deadline = time.monotonic() + 60
+        while True:
+            child.send_signal(signal.SIGSTOP)
+            until(lambda: stands_still(child.pid))
+            with closing(apsw.Connection(str(self.folder / "perdure.db"))) as connection:
+                try:
+                    connection.execute("BEGIN IMMEDIATE; ROLLBACK")
+                    return
+                except apsw.BusyError:
+                    assert time.monotonic() < deadline, "it is inside a transaction whenever it is stopped"
+            child.send_signal(signal.SIGCONT)
+            time.sleep(0.01)
 
     def put(self, name: str) -> None:
         (self.folder / name).touch()
@@ -553,7 +571,9 @@ def test_a_run_that_is_being_driven_is_cancelled_where_it_runs(shop):
     shop.put("hold")
     driver = shop.begin("run", "shop.py:watcher", "--id", "r-1")
     until(lambda: shop.ledger)
+    shop.freeze(driver)  # or it might have cancelled the run before `cancel` looks who holds it
     assert "the worker that holds it" in shop("cancel", "r-1", "--by", "ann").stdout
+    driver.send_signal(signal.SIGCONT)
     assert driver.wait(timeout=60) == 5
 
 
