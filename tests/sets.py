@@ -2,7 +2,7 @@
 
 A test is in the full set when one of these holds:
 - its folder is in FULL_FOLDERS, and it is not the one test that tests/crash/coverage.py names for a boundary or a fault (`quick`);
-- it carries `@pytest.mark.full` (one file may hold both kinds).
+- it carries `@pytest.mark.full`, or its file does as `pytestmark`: it needs seconds, or takes a guard out to see a test go red.
 
 conftest.py calls mark() for all that was collected. `pytest FILE` runs both kinds, so that whoever changes a file sees all of its tests.
 """

@@ -40,6 +40,8 @@ from perdure.testing.conformance import (
 )
 from perdure.testing.conformance_waiting import hold, payload
 
+pytestmark = pytest.mark.full
+
 SUITE = StoreConformance()
 SOURCE = load(resources.files("perdure.store.postgres").joinpath("queries.sql").read_text("utf-8"))
 Check = Callable[[PostgresStore], object]
