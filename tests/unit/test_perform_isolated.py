@@ -502,6 +502,7 @@ def test_an_empty_text_is_a_line():
 def test_its_supervisor_ends_it_when_its_time_is_over(tools):
     """The worker ends it at its time-out. A worker that is paused does not, and then the process ends all the same."""
     declared = tools.takes_a_minute
+    kind = "not_sent"
     for limit_s in (0.5, 2.0, 8.0, 32.0):
         kind, _ = failure_of(Isolated(declared, declared.bind((), {}), a_call(), limit_s=limit_s).run())
         if kind != "not_sent":  # else the tool's time was over before its process had loaded it: the machine is busy
