@@ -13,7 +13,7 @@ DEV := .venv/.dev-installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint format bench bench-peers soak lock clean
+.PHONY: help setup demo test test-full lint format bench bench-peers soak lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -23,8 +23,13 @@ setup: $(DEV) ## install everything into .venv: perdure itself (editable), its d
 demo: $(RUNTIME) ## an agent is killed and goes on; installs only what perdure itself needs
 	@$(BIN)/perdure demo
 
-test: $(DEV) ## all tests but the soak, in parallel
-	@$(BIN)/pytest -q -n $(JOBS) --maxprocesses 8 --dist worksteal
+PYTEST := $(BIN)/pytest -q -n $(JOBS) --maxprocesses 8 --dist worksteal
+
+test: $(DEV) ## the quick tests: a few minutes on two cores (tests/sets.py says which they are)
+	@$(PYTEST) -m "not full and not soak"
+
+test-full: $(DEV) ## all other tests but the soak: every boundary, class and store, mutants, power loss (about half an hour)
+	@$(PYTEST) -m "full and not soak"
 
 lint: $(DEV) ## style, format, types, and which module may import which
 	$(BIN)/ruff check .

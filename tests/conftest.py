@@ -5,6 +5,7 @@ from __future__ import annotations
 import compileall
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+from tests import sets
 from tests.figures import Figures
 
 if TYPE_CHECKING:
@@ -26,6 +28,10 @@ gc.disable()
 # What is collected is compiled for all processes of the run and for the next one, even where the shell wants no compiled files.
 _writes_none, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 _SOURCES = Path(__file__).parents[1] / "src"
+# `make test &` in a script starts us with SIGINT ignored. Every process that a test starts would inherit that, and Python would then
+# install no handler for Ctrl-C. pytest-xdist starts its processes after this line, so they inherit the handler's presence instead.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,8 +49,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses among them by `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long ones first: at the end of the day one of them would keep a single process busy, and the others with nothing to do."""
+    sets.mark(items)
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 

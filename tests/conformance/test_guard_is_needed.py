@@ -11,6 +11,8 @@ from perdure.store.open import open_store
 from perdure.store.sqlite.queries import QUERIES
 from perdure.testing.conformance import ROWS, StoreConformance
 
+pytestmark = pytest.mark.full
+
 SUITE = StoreConformance()
 PREDICATES = {"epoch": "epoch = ?5", "nonce": "nonce = ?6", "worker": "holder = ?7", "seq": "seq = ?8"}
 STATEMENTS = dict(zip(("advance", "advance_and_project", "advance_and_release"), ROWS, strict=True))

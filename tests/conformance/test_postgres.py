@@ -36,6 +36,7 @@ class TestPostgres(OnPostgres):
         return lambda: open_store(cleared(postgres))
 
 
+@pytest.mark.full
 class TestPostgresBehindAPooler(OnPostgres):
     @pytest.fixture
     def make_store(self, postgres: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Store]]:

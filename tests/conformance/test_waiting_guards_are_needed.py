@@ -19,6 +19,8 @@ from perdure.store.open import open_store
 from perdure.store.sqlite.queries import QUERIES
 from perdure.testing.conformance import StoreConformance
 
+pytestmark = pytest.mark.full
+
 SUITE = StoreConformance()
 SIGNAL = SignalReceived("t", pack(b"1")[0], "ann")
 Check = Callable[[Store], object]

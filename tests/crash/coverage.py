@@ -1,6 +1,7 @@
 """Which test kills or harms a process where: every boundary of a run and every fault that perdure is to survive, with the tests that show it.
 
-Data, so that the page about how perdure is tested can be made from it. test_coverage.py checks that the tests exist, and on which store each is.
+`make test` runs the first test of each case once, with the parameters `quick`; `make test-full` runs all the rest (see tests/sets.py).
+test_coverage.py checks that the tests exist, and on which store each is.
 """
 
 from __future__ import annotations
@@ -15,6 +16,12 @@ class Case:
     name: str
     tests: tuple[str, ...]  # file::function, below tests/
     only: str = ""  # the one store that it is about; both, if there is none
+    quick: str = ""  # the parameters with which `make test` runs the first of its tests; none, if that has no parameters
+
+    @property
+    def quick_test(self) -> str:
+        """The one test of this case that belongs to `make test`."""
+        return f"{self.tests[0]}[{self.quick}]" if self.quick else self.tests[0]
 
 
 def _in(file: str, *functions: str) -> tuple[str, ...]:
@@ -36,15 +43,16 @@ _BROKEN = _in(
 )
 
 BOUNDARIES = (
-    Case("run created", _BOUNDARY),
-    Case("claimed", (*_BOUNDARY, *_TOLD)),
-    Case("model call initiated", _QUESTION),
+    Case("run created", _BOUNDARY, quick="sqlite-once-create-half-1"),
+    Case("claimed", (*_BOUNDARY, *_TOLD), quick="postgres-keyed-claim-half-1"),
+    Case("model call initiated", _QUESTION, quick="sqlite-asked-kept-1-claude-crash-0-1"),
     Case(
         "model answered, not journaled",
         (
             *_QUESTION,
             *_in("crash/test_models_killed.py", "killed_three_times_over_the_same_answer_it_is_lost_three_times_and_journaled_once"),
         ),
+        quick="sqlite-answered-half-1-claude-crash-1-1",
     ),
     Case(
         "decision journaled",
@@ -53,44 +61,54 @@ BOUNDARIES = (
             "killed_around_a_plan_that_a_model_writes_a_journaled_plan_is_never_written_again",
             "killed_around_a_step_the_plan_goes_on_and_no_step_is_made_twice",
         ),
+        quick="sqlite-asked-kept-2-*-0-1-False",
     ),
-    Case("approval requested", _in("crash/test_approvals_killed.py", "killed_while_it_asks_the_run_waits_for_one_answer_and_takes_it")),
+    Case(
+        "approval requested",
+        _in("crash/test_approvals_killed.py", "killed_while_it_asks_the_run_waits_for_one_answer_and_takes_it"),
+        quick="sqlite-True-request-half",
+    ),
     Case(
         "approval decided",
         (*_in("crash/test_approvals_killed.py", "a_decider_who_is_killed_has_decided_or_has_not_and_asks_again_to_find_out"), *_DECIDED),
+        quick="sqlite-half",
     ),
-    Case("before the intent commit", (*_BOUNDARY, *_TOLD)),
-    Case("during the intent commit", (*_BOUNDARY, *_TOLD)),
-    Case("after the intent commit, before the effect", (*_BOUNDARY, *_TOLD)),
-    Case("effect in flight", _in("crash/test_boundaries.py", "killed_from_outside_while_the_tool_is_inside_its_effect")),
-    Case("effect done, reply lost", (*_BOUNDARY, *_TOLD)),
-    Case("result held, not committed", (*_BOUNDARY, *_TOLD, *_ROOM)),
-    Case("during the result commit", (*_BOUNDARY, *_TOLD)),
+    Case("before the intent commit", (*_BOUNDARY, *_TOLD), quick="sqlite-once-intent-before-1"),
+    Case("during the intent commit", (*_BOUNDARY, *_TOLD), quick="postgres-once-intent-half-1"),
+    Case("after the intent commit, before the effect", (*_BOUNDARY, *_TOLD), quick="sqlite-once-start-before-1"),
+    Case(
+        "effect in flight", _in("crash/test_boundaries.py", "killed_from_outside_while_the_tool_is_inside_its_effect"), quick="sqlite-once"
+    ),
+    Case("effect done, reply lost", (*_BOUNDARY, *_TOLD), quick="postgres-keyed-effect-after-1"),
+    Case("result held, not committed", (*_BOUNDARY, *_TOLD, *_ROOM), quick="sqlite-once-result-before-1"),
+    Case("during the result commit", (*_BOUNDARY, *_TOLD), quick="postgres-once_reconcile-result-half-1"),
     Case(
         "timer or approval wait",
         (
             *_in("crash/test_boundaries.py", "killed_while_it_waits_for_a_timer_the_run_goes_on_when_it_is_due"),
             *_in("crash/test_waiting_shared.py", "a_worker_that_is_told_to_stop_loses_nothing_of_what_is_pending"),
         ),
+        quick="sqlite",
     ),
-    Case("lease renewal", _BOUNDARY),
-    Case("terminal commit", (*_BOUNDARY, *_TOLD)),
+    Case("lease renewal", _BOUNDARY, quick="sqlite-keyed_reconcile-renew-half-1"),
+    Case("terminal commit", (*_BOUNDARY, *_TOLD), quick="sqlite-transaction-end-half-1"),
     Case(
         "checkpoint",
         (
-            *_DISK,
             *_in("unit/test_store_open.py", "a_checkpoint_that_was_killed_in_the_middle_leaves_a_journal_of_ours"),
+            *_DISK,
             *_in("crash/test_full_disk.py", "without_room_for_the_last_checkpoint_a_worker_leaves_in_peace_and_its_log_is_kept"),
         ),
         only="sqlite",
     ),
     Case(
         "migration",
-        (*_DISK, *_WIRE, *_in("postgres/test_start_together.py", "those_that_are_killed_meanwhile_leave_nothing_half_made")),
+        (*_in("postgres/test_start_together.py", "those_that_are_killed_meanwhile_leave_nothing_half_made"), *_DISK, *_WIRE),
     ),
     Case(
         "drain",
         (*_BOUNDARY, *_in("crash/test_signals_at_boundaries.py", "told_twice_while_it_hands_the_run_over_it_ends_at_once_as_in_a_crash")),
+        quick="sqlite-read-handover-half-1",
     ),
     Case(
         "during resume itself",
@@ -99,11 +117,12 @@ BOUNDARIES = (
             "killed_again_while_another_process_recovers_the_run",
             "killed_four_times_in_a_row_the_run_still_ends_well",
         ),
+        quick="sqlite-keyed-append-kept",
     ),
 )
 
 FAULTS = (
-    Case("SIGKILL at every boundary", (*_BOUNDARY, *_DISK, *_WIRE)),
+    Case("SIGKILL at every boundary", (*_BOUNDARY, *_DISK, *_WIRE), quick="sqlite-idempotent-park-half-1"),
     Case(
         "SIGKILL of one worker after the other",
         _in(
@@ -111,14 +130,16 @@ FAULTS = (
             "runs_whose_worker_was_killed_twice_are_all_under_way_at_once_in_the_next_one",
             "a_run_that_kills_its_workers_is_found_by_halving_and_the_runs_beside_it_succeed",
         ),
+        quick="sqlite",
     ),
-    Case("SIGTERM at every boundary", _TOLD),
+    Case("SIGTERM at every boundary", _TOLD, quick="sqlite-effect-after"),
     Case(
         "SIGTERM twice",
         (
             *_in("crash/test_signals_at_boundaries.py", "told_twice_while_it_hands_the_run_over_it_ends_at_once_as_in_a_crash"),
             *_in("crash/test_signals.py", "a_second_signal_ends_the_worker_at_once_and_nothing_is_lost"),
         ),
+        quick="sqlite-handed",
     ),
     Case(
         "SIGINT between effect and record",
@@ -129,10 +150,12 @@ FAULTS = (
             ),
             *_in("crash/test_signals.py", "sigint_between_effect_and_record_records_the_effect_before_the_process_ends"),
         ),
+        quick="sqlite-script-effect-after",
     ),
     Case(
         "out of memory",
         _in("crash/test_scarce.py", "out_of_memory_between_effect_and_record_the_effect_is_recorded_or_in_doubt_and_never_repeated"),
+        quick="sqlite-1",
     ),
     Case(
         "out of file descriptors",
@@ -142,6 +165,7 @@ FAULTS = (
             "a_worker_that_cannot_open_its_database_again_keeps_its_result_until_it_can",
             "a_worker_that_may_not_open_enough_files_to_begin_says_so_and_touches_nothing",
         ),
+        quick="sqlite",
     ),
     Case(
         "disk full, then space again",
@@ -151,6 +175,7 @@ FAULTS = (
             *_in("unit/test_store_full_log.py", "a_log_that_fills_the_disk_is_emptied_for_the_next_write"),
         ),
         only="sqlite",
+        quick="full-result-sqlite",
     ),
     Case(
         "read-only file system",
@@ -162,20 +187,23 @@ FAULTS = (
             ),
             *_in("postgres/test_refusals.py", "a_database_that_turns_read_only_under_an_open_store"),
         ),
+        quick="sqlite",
     ),
     Case(
         "power loss",
         _in("power/test_power_loss.py", "after_a_power_loss_at_any_point_everything_acknowledged_is_there_and_the_run_goes_on"),
         only="sqlite",
+        quick="one run, with checkpoints-0",
     ),
     Case(
         "bit flip",
         _in(
             "power/test_bit_flips.py",
-            "a_bit_that_turns_over_in_any_byte_of_any_event_is_found",
             "a_bit_that_turns_over_elsewhere_is_named_or_changes_nothing_that_is_read",
+            "a_bit_that_turns_over_in_any_byte_of_any_event_is_found",
         ),
         only="sqlite",
+        quick="runs at rest",
     ),
     Case(
         "fsync fails",
@@ -185,13 +213,14 @@ FAULTS = (
             "killed_right_after_a_failed_fsync_the_run_goes_on_with_whatever_reached_the_disk",
         ),
         only="sqlite",
+        quick="once-not synced-sqlite",
     ),
     Case(
         "edited, deleted and reordered events",
         _in(
             "unit/test_inspect_verify.py",
-            "every_edit_of_every_column_of_every_event_is_found",
             "a_missing_event_is_named",
+            "every_edit_of_every_column_of_every_event_is_found",
             "events_that_changed_places_are_called_out_of_place",
         ),
         only="sqlite",
@@ -204,10 +233,12 @@ FAULTS = (
             "a_file_that_was_cut_off_is_refused_or_named_and_a_log_that_was_cut_off_is_an_older_journal",
         ),
         only="sqlite",
+        quick="sqlite",
     ),
     Case(
         "an old backup restored",
         _in("crash/test_wrong_files.py", "from_a_backup_that_was_restored_the_run_goes_on_and_nothing_that_has_a_key_happens_again"),
+        quick="postgres",
     ),
     Case(
         "database connection killed",
@@ -224,6 +255,7 @@ FAULTS = (
             ),
             *_in("crash/test_races.py", "a_commit_that_took_effect_and_was_taken_for_lost_strands_no_run"),
         ),
+        quick="after",
     ),
     Case(
         "half-open peer",
@@ -233,6 +265,7 @@ FAULTS = (
             "a_worker_survives_silence_at_any_moment",
         ),
         only="postgres",
+        quick="directions0",
     ),
     Case(
         "server stopped at any moment, its recovery included",
@@ -259,6 +292,7 @@ FAULTS = (
                 "a_worker_that_sleeps_inside_a_transaction_keeps_its_run_from_others_only_until_the_server_ends_that",
             ),
         ),
+        quick="sqlite",
     ),
     Case(
         "wall clock ±1 h",
@@ -271,6 +305,7 @@ FAULTS = (
             ),
             *_in("crash/test_takeover.py", "a_wall_clock_that_is_wrong_by_an_hour_harms_no_run"),
         ),
+        quick="sqlite-forward",
     ),
     Case(
         "two workers on one run, and on many",
@@ -279,6 +314,7 @@ FAULTS = (
             "two_processes_that_want_the_same_run_drive_it_one_after_the_other_each_until_it_is_killed",
             "two_workers_over_many_runs_of_which_one_is_killed_every_few_effects_lose_and_repeat_nothing",
         ),
+        quick="sqlite",
     ),
     Case(
         "duplicate, late and reordered signals and decisions",
@@ -290,8 +326,9 @@ FAULTS = (
                 "a_yes_that_meets_the_expiry_counts_or_comes_too_late_and_never_both",
             ),
         ),
+        quick="sqlite",
     ),
-    Case("a tool that blocks the loop", _GUARDED),
+    Case("a tool that blocks the loop", _GUARDED, quick="sqlite-leases_are_not_renewed"),
     Case(
         "a tool that swallows its cancellation, never returns, or returns after its deadline",
         _in(
@@ -310,6 +347,7 @@ FAULTS = (
             "a_tool_that_calls_os_exit_is_a_crash_like_any_other",
             "an_isolated_tool_that_segfaults_is_a_failed_call_and_not_a_dead_worker",
         ),
+        quick="sqlite",
     ),
     Case(
         "an orphaned subprocess of a tool",
@@ -318,10 +356,12 @@ FAULTS = (
             "a_program_that_outlives_its_worker_does_not_keep_the_run_from_being_claimed",
             "what_an_isolated_tool_has_started_dies_with_its_worker",
         ),
+        quick="sqlite",
     ),
     Case(
         "a provider that answers and resets, 429, 5xx, a slow body",
         (*_BROKEN, *_in("models/test_faults.py", "a_refusal_is_told_by_its_status_with_the_wait_that_was_asked_for")),
         only="sqlite",
+        quick="anthropic",
     ),
 )

@@ -12,10 +12,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
+from tests.crash.world import stands_still
 from tests.servers import forked
 
 AGENTS = """
@@ -144,6 +147,21 @@ class Shop:
         )
         return seen.returncode == 0
 
+    def freeze(self, child: subprocess.Popen[str]) -> None:
+        """Stop it at a moment when it is not inside a transaction: there it would keep the database from others."""
+        deadline = time.monotonic() + 60
+        while True:
+            child.send_signal(signal.SIGSTOP)
+            until(lambda: stands_still(child.pid))
+            with closing(apsw.Connection(str(self.folder / "perdure.db"))) as connection:
+                try:
+                    connection.execute("BEGIN IMMEDIATE; ROLLBACK")
+                    return
+                except apsw.BusyError:
+                    assert time.monotonic() < deadline, "it is inside a transaction whenever it is stopped"
+            child.send_signal(signal.SIGCONT)
+            time.sleep(0.01)
+
     def put(self, name: str) -> None:
         (self.folder / name).touch()
 
@@ -263,10 +281,12 @@ def test_run_stays_for_retries(shop):
 
 
 def test_run_stays_for_its_own_timer_and_leaves_with_3_where_it_may_not_wait(shop):
-    line = shop.refusal("run", "shop.py:sleeper", "seconds=1.5", "--id", "r-1", "--no-wait", code=3)
+    line = shop.refusal("run", "shop.py:sleeper", "seconds=3600", "--id", "r-1", "--no-wait", code=3)
     assert "waits" in line
     assert "perdure resume r-1" in line
-    assert shop("resume", "r-1").stdout == "awake\n"
+    assert shop("run", "shop.py:sleeper", "seconds=0.5").stdout == "awake\n"
+    shop("run", "shop.py:sleeper", "seconds=0.5", "--id", "r-2", "--detach")
+    assert shop("resume", "r-2").stdout == "awake\n"
 
 
 def test_detach_only_starts_and_prints_the_id(shop):
@@ -429,7 +449,7 @@ def test_run_beside_a_worker_of_the_same_agents_always_ends_with_the_result(shop
     for number in range(4):
         assert shop("run", "family.py:parent", "--id", f"p-{number}").stdout == "6\n"
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(20) == 0
+    assert worker.wait(60) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -551,7 +571,9 @@ def test_a_run_that_is_being_driven_is_cancelled_where_it_runs(shop):
     shop.put("hold")
     driver = shop.begin("run", "shop.py:watcher", "--id", "r-1")
     until(lambda: shop.ledger)
+    shop.freeze(driver)  # or it might have cancelled the run before `cancel` looks who holds it
     assert "the worker that holds it" in shop("cancel", "r-1", "--by", "ann").stdout
+    driver.send_signal(signal.SIGCONT)
     assert driver.wait(timeout=60) == 5
 
 

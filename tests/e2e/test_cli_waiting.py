@@ -354,7 +354,7 @@ def test_what_was_approved_is_shown_while_the_run_is_held_and_has_not_read_it(de
     child = desk.begin("run", "desk.py:both", "--id", "b")
     until(lambda: desk.has_journal() and desk.lines("approvals"))
     (asked,) = desk.lines("approvals")
-    child.send_signal(signal.SIGSTOP)
+    desk.freeze(child)
     try:
         said = desk("approve", asked["approval"], "--by", "ann", "--edit", "cents:=700").stdout
         assert "with cents 800 → 700; the worker that holds it goes on" in said

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-import time
 from asyncio.base_subprocess import BaseSubprocessTransport
 from typing import Any
 
@@ -16,7 +15,14 @@ from tests.unit.drive_tools import ManualClock, outline, perdure, run
 
 from perdure import Agent, NotReady, NotSent, Run, ToolFailed, agent, mcp
 from perdure.core.events import ToolCallFailed, ToolCallInDoubt
+from perdure.integrations import mcp_stdio
 from perdure.integrations.mcp import McpServer
+
+
+@pytest.fixture(autouse=True)
+def _waits_for_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a second may go by between the end of a server's output and the report about its end."""
+    monkeypatch.setattr(mcp_stdio, "_REPORT_S", 600.0)
 
 
 def seeking(server: McpServer) -> Agent[Any, Any]:
@@ -118,13 +124,10 @@ def test_an_error_that_the_server_answers_with_is_not_taken_for_its_end():
     async def main() -> None:
         async with mcp([sys.executable, RUDE], name="rude", timeout=60) as server:
             await server.toolset()
-            took_s = []
-            for _ in range(8):  # the quickest counts: on a busy machine any of them may have had to wait for a core
-                begun = time.monotonic()
+            # Whoever takes the error for the server's end waits for that end, which does not come: much longer than this.
+            async with asyncio.timeout(60):
                 with pytest.raises(ConnectionResetError, match="as you wish"):
                     await server.call("rpc", code=-32000)
-                took_s.append(time.monotonic() - begun)
-            assert min(took_s) < 0.9, "the end of a server that goes on was waited for"
 
     run(main())
 

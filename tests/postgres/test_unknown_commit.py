@@ -77,12 +77,12 @@ def test_a_lost_commit_has_happened_once_or_not_at_all_and_the_caller_learns_whi
 
 
 def test_that_a_transaction_was_rolled_back_is_said_at_once(postgres_url) -> None:
-    with behind_proxy(postgres_url, answer_s=20.0) as (store, proxy):
+    with behind_proxy(postgres_url, answer_s=100.0) as (store, proxy):
         proxy.rule(Cut(COMMIT, "before"))
         began_s = time.monotonic()
         with pytest.raises(StoreUnavailable, match="nothing was acknowledged"):
             store.create_run(new_run("r"))
-        assert time.monotonic() - began_s < 15.0
+        assert time.monotonic() - began_s < 60.0
         assert store.get("r") is None
 
 
@@ -261,13 +261,13 @@ def test_a_server_that_cannot_tell_what_became_of_a_transaction_is_asked_for_its
 def test_the_last_connection_is_given_back_before_its_commit_is_cleared_up(postgres_url) -> None:
     """Or all who lose their commits at the same moment would wait for each other's connections."""
     with Proxy(postgres_url) as proxy:
-        store = open_postgres(proxy.url(postgres_url), answer_s=20.0, connections=1)
+        store = open_postgres(proxy.url(postgres_url), answer_s=100.0, connections=1)
         try:
             hold(store, "r").rest("waiting")
             proxy.rule(Cut(COMMIT, "after"))
             began_s = time.monotonic()
             signal(store, "r")()
-            assert time.monotonic() - began_s < 15.0
+            assert time.monotonic() - began_s < 60.0
             check_signal(store, "r", ["run_created", "run_claimed", "run_released", "signal_received"], 0)
         finally:
             store.close()

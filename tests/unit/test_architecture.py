@@ -30,6 +30,7 @@ def test_imports_point_down_only():
     assert verdict.returncode == 0, verdict.stdout + verdict.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("importer", "statement", "contract"),
     [

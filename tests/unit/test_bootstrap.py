@@ -70,6 +70,7 @@ def make_setup(clone: Path, wheels: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["make", "-e", "setup"], cwd=clone, env=env, capture_output=True, text=True, timeout=110, check=False)
 
 
+@pytest.mark.full
 def test_a_uv_of_the_right_version_with_another_content_is_not_run(clone: Path, tmp_path: Path) -> None:
     mark = tmp_path / "PWNED"
     wheel = hostile_uv(tmp_path / "wheels", mark)
@@ -79,6 +80,7 @@ def test_a_uv_of_the_right_version_with_another_content_is_not_run(clone: Path, 
     assert "HASHES" in done.stderr
 
 
+@pytest.mark.full
 def test_the_uv_whose_hash_is_in_the_lock_file_is_installed_and_run(clone: Path, tmp_path: Path) -> None:
     """Or the test above would pass for any other reason."""
     mark = tmp_path / "ran"

@@ -61,6 +61,7 @@ def test_it_is_seen(tmp_path: Path, text: str) -> None:
     assert holds_agent(tmp_path / "file.py", "support", [str(tmp_path), *sys.path])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("text", NONE.values(), ids=NONE)
 def test_it_is_not_seen_in(tmp_path: Path, text: str) -> None:
     (tmp_path / "file.py").write_text(f"{IMPORTS if 'other_library' not in text else ''}{text}\n")

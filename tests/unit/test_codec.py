@@ -266,6 +266,7 @@ def test_the_deepest_allowed_value_comes_back():
     assert decode(encode(nested(MAX_DEPTH))) == nested(MAX_DEPTH)
 
 
+@pytest.mark.full
 def test_a_million_keys_are_fine_and_too_many_bytes_are_not():
     many = {str(number): number for number in range(1_000_000)}
     assert decode(encode(many)) == many

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.stalls import Stalls
 from tests.unit.drive_tools import ManualClock, run, until
 from tests.unit.notice_tools import SECRET, Receiver, failing_run, notice, receiver, says
 from tests.unit.store_tools import FaultyDisk, end, first_line, output, python, raw
@@ -456,13 +457,13 @@ def test_what_there_is_no_room_for_stays_in_the_store_for_others(store, clock):
 
 def test_flush_leaves_in_time_and_what_was_under_way_goes_out_again(store, clock):
     def hang(handler):
-        there.closing.wait(30)
+        there.closing.wait(200)
 
     notice_id = failing_run(store, "r-1")
     with receiver(hang) as there:
         started = time.monotonic()
-        flush(store, settings_for(there), clock, timeout_s=0.2)
-        assert time.monotonic() - started < 3
+        flush(store, settings_for(there), clock, timeout_s=2.0)  # time to begin with it, also on a busy machine
+        assert time.monotonic() - started < webhook.GIVE_UP_S, "it was waited for the receiver"
         assert there.ids == [notice_id]
     clock.advance(HOLD_S)
     with receiver() as there:
@@ -523,9 +524,12 @@ def test_the_loop_turns_while_somebody_holds_the_write_lock(store, clock, tmp_pa
         lock = raw(tmp_path / "journal.db")
         lock.execute("BEGIN IMMEDIATE")
         _, task = serving(store, settings_for(there), clock, busy=True)
+        watching = asyncio.ensure_future(stalls.watch())
         for _ in range(20):
             await asyncio.sleep(0.01)
             turns += 1
+        watching.cancel()
+        assert stalls.longest_s < 1, "the loop stood still"
         assert there.received == []
         lock.execute("COMMIT")
         lock.close()
@@ -534,10 +538,8 @@ def test_the_loop_turns_while_somebody_holds_the_write_lock(store, clock, tmp_pa
         return turns
 
     failing_run(store, "r-1")
-    started = time.monotonic()
-    with receiver() as there:
+    with receiver() as there, Stalls() as stalls:
         assert run(main()) == 20
-    assert time.monotonic() - started < 5
 
 
 def test_a_full_disk_stops_no_courier(tmp_path, clock, caplog, monkeypatch):
@@ -660,11 +662,11 @@ def test_a_process_with_a_hanging_receiver_can_end(store, tmp_path):
 
     failing_run(store, "r-1")
     with receiver(hang) as there:
-        process = another(tmp_path, there, timeout_s=0.2)
+        process = another(tmp_path, there, timeout_s=2.0)  # time to begin with it, also on a busy machine
         first_line(process)
         started = time.monotonic()
         process.stdin.write("go\n")
         process.stdin.flush()
         output(process)
-        assert time.monotonic() - started < 8
+        assert time.monotonic() - started < webhook.GIVE_UP_S, "it was waited for the receiver"
         assert len(there.received) == 1

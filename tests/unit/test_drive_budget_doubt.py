@@ -119,6 +119,7 @@ def one_call_of(bought: Any) -> Agent[Any, Any]:
 
 
 # -- the hole ---------------------------------------------------------------------------------------------------------------
+@pytest.mark.full
 def test_T33_a_budget_bounds_the_effects_of_workers_that_die_after_each_of_them(where: str) -> None:
     shop = Shop()
     buy = hanging(shop)

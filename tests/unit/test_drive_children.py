@@ -615,6 +615,7 @@ async def _fan_out(where: Path, count: int) -> tuple[float, Any, int]:
         return time.process_time() - begun, total, claims
 
 
+@pytest.mark.full
 def test_a_thousand_children_work_in_linear_time_and_do_not_wake_their_parent_one_by_one(tmp_path: Path) -> None:
     few_s = 0.0
     with own_garbage():

@@ -245,17 +245,19 @@ def test_a_drain_while_a_retry_waits_hands_it_over(tmp_path: Path) -> None:
     async def caller(run: Run) -> None:
         await flaky()
 
+    clock = ManualClock()
+
     async def main() -> RunRow:
-        settings = Settings(poll_s=0.002, park_after_s=5)
-        async with Perdure(f"sqlite:///{tmp_path / 'db'}", [caller], settings=settings) as app:
+        async with perdure(tmp_path / "db", [caller], clock, Settings(poll_s=0.002, park_after_s=5)) as app:
             await app.start(caller, id="r")
             return await drained(app, lambda: attempts)
 
     async def second() -> RunRow:
-        async with Perdure(f"sqlite:///{tmp_path / 'db'}", [caller], settings=Settings(poll_s=0.002)) as app:
+        async with perdure(tmp_path / "db", [caller], clock, Settings(poll_s=0.002)) as app:
             return await app.drive("r")
 
     assert run(main()).status == "queued"
+    clock.advance(1)
     assert run(second()).status == "succeeded"
     assert attempts == [1, 2]
 

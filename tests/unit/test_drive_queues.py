@@ -354,6 +354,7 @@ def _crowd(app: Perdure, code: Agent[Any, Any], tenant: str, count: int) -> None
         app.store.create_run(NewRun(run_id, created, app.clock.new_id(), app.clock.now(), "same"))
 
 
+@pytest.mark.full
 def test_one_run_of_a_tenant_begins_within_one_slot_of_another_s_ten_thousand() -> None:
     """In one worker with few slots: the single run, started last, is the next one for which a slot comes free."""
     floor = Floor()

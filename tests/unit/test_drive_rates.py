@@ -77,7 +77,8 @@ def test_a_rate_holds_over_all_runs_of_two_apps_on_one_file(effect: Any, tmp_pat
     settings = Settings(poll_s=0.002, park_after_s=0, flush_s=0.005)
     ids = [f"r{number}" for number in range(6)]
 
-    async def main() -> list[int]:
+    async def main() -> tuple[int, list[int]]:
+        began = Clock().now()
         async with (
             perdure(tmp_path / "db", [code], Clock(), settings) as one,
             perdure(tmp_path / "db", [code], Clock(), settings) as two,
@@ -86,13 +87,13 @@ def test_a_rate_holds_over_all_runs_of_two_apps_on_one_file(effect: Any, tmp_pat
             for number, run_id in enumerate(ids):
                 await (one if number % 2 else two).start(code, 5, id=run_id)
             await until(lambda: all(status_of(one, run_id) == "succeeded" for run_id in ids))
-            return [event.ts for run_id in ids for event in one.store.read(run_id) if event.type == "tool_call_initiated"]
+            return began, [event.ts for run_id in ids for event in one.store.read(run_id) if event.type == "tool_call_initiated"]
 
-    intents = run(main())
+    began, intents = run(main())
     assert len(intents) == len(set(performed)) == len(performed) == 30
     # Five at once after a quiet time, and then one every 40 ms; whoever is late uses its place up to 200 ms later.
     assert most_in_any(200_000, intents) <= 5 + 5 + 5
-    assert max(intents) - min(intents) >= (30 - 5) * 40_000 - 100_000  # the first may have been recorded a little after it was let in
+    assert max(intents) - began >= (30 - 5) * 40_000
 
 
 def test_tools_with_the_same_key_share_one_line_and_others_do_not_wait() -> None:
@@ -242,8 +243,9 @@ def test_a_short_wait_is_waited_for_and_a_long_one_parks_the_run() -> None:
 
     quick, slow = caller_of(soon, "quick"), caller_of(late, "slow")
 
-    async def main() -> None:
+    async def main() -> int:
         settings = Settings(poll_s=0.002, park_after_s=1.0, flush_s=0.005)
+        began = clock.now()
         async with perdure(None, [quick, slow], clock, settings) as app:
             await app.start(quick, 3, id="q")
             assert (await app.drive("q")).status == "succeeded"
@@ -251,10 +253,11 @@ def test_a_short_wait_is_waited_for_and_a_long_one_parks_the_run() -> None:
             await app.start(slow, 2, id="s")
             row = await app.drive("s", wait=False)
             assert (row.status, row.holder) == ("waiting", None)
+        return began
 
-    run(main())
-    gaps = [later - earlier for earlier, later in zip(service.starts, service.starts[1:3], strict=False)]
-    assert min(gaps) >= 45_000, gaps
+    began = run(main())
+    # Against the beginning, and not against the start before: on a busy machine that may itself be late.
+    assert [start - began >= number * 50_000 for number, start in enumerate(service.starts[:3])] == [True] * 3, service.starts
 
 
 def test_cancelling_a_run_that_waits_for_its_turn_starts_nothing(tmp_path: Path) -> None:

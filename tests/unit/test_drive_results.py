@@ -170,6 +170,7 @@ def test_parallel_effects_share_one_commit() -> None:
     assert len(watched.appends) <= 53
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("effect", ["read", "idempotent"])
 def test_ten_thousand_parallel_calls(effect: Any) -> None:
     @tool(effect=effect)
@@ -190,6 +191,7 @@ def test_ten_thousand_parallel_calls(effect: Any) -> None:
     assert time.monotonic() - began < 40
 
 
+@pytest.mark.full
 def test_ten_thousand_calls_abandoned_at_once() -> None:
     """Giving one up must not search through all the others."""
 

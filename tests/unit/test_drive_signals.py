@@ -523,20 +523,21 @@ async def signalled(many: int, held: bool) -> float:
             if n % 100 == 0:
                 await asyncio.sleep(0)
         if driving is not None:
-            await until(lambda: listening.heard, 60)
+            await until(lambda: listening.heard, 200)
             listening.release.set()
             await driving
-        assert await handle.result(timeout=60) == many * (many - 1) // 2
+        assert await handle.result(timeout=200) == many * (many - 1) // 2
         return time.process_time() - begun
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("held", [False, True])
 def test_ten_thousand_signals_to_one_run_cost_ten_times_as_much_as_a_thousand(held: bool) -> None:
     async def main() -> list[float]:
         return [await signalled(1_000, held), await signalled(10_000, held)]
 
     with own_garbage():
-        small, large = run(main(), 120)
+        small, large = run(main(), 250)  # ten seconds of work, on a machine that may be busy
     print(f"1,000 signals: {small:.2f} s; 10,000: {large:.2f} s")
     assert large < 40 * small, "quadratic would be a hundred times as much"
 

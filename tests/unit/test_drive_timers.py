@@ -159,6 +159,7 @@ def test_timers_of_one_run_fire_in_the_order_of_their_time_and_then_of_their_set
 
 
 # -- the wall clock jumps -----------------------------------------------------------------------------------------------
+@pytest.mark.full
 @pytest.mark.parametrize("jump_s", [HOUR, -HOUR])
 @pytest.mark.parametrize("when", ["parked", "held"])
 def test_a_wall_clock_that_jumps_loses_no_timer_and_wakes_nobody_early(jump_s: float, when: str) -> None:
@@ -246,6 +247,7 @@ def test_inside_an_agent_time_never_goes_back(tmp_path: Path) -> None:
 
 
 # -- many ---------------------------------------------------------------------------------------------------------------
+@pytest.mark.full
 def test_a_thousand_timers_due_in_the_same_second_all_fire(tmp_path: Path, record_property: Any) -> None:
     many = 1000
     fired: list[tuple[str, int]] = []
@@ -288,6 +290,7 @@ def count(app: Perdure, status: str) -> int:
     return len(app.store.list(Filter(status=status, limit=10_000)))
 
 
+@pytest.mark.full
 def test_a_worker_with_nothing_due_asks_for_next_to_nothing() -> None:
     """Not one question for each of the thousand runs that wait."""
     many = 1000

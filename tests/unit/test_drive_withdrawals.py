@@ -374,6 +374,7 @@ def decide_here(app: Perdure, approval: str) -> None:
     at_once(app._desk.vote(approval, Vote("ann", True)))
 
 
+@pytest.mark.full
 def test_of_a_thousand_decisions_made_the_moment_they_are_asked_for_none_is_lost() -> None:
     """Another thread says yes as soon as it can see the request: sometimes before the park, sometimes right in it, sometimes after."""
     many = 1000

@@ -13,7 +13,7 @@ CONFTEST = """
 import pytest
 from tests import figures
 
-figures.MINIMUM = {"real kills": 4}
+figures.FLOORS = {"not soak": {"real kills": 4}, "not full and not soak": {"real kills": 2}}
 
 def pytest_configure(config):
     config.pluginmanager.register(figures.Figures(config), "figures")
@@ -27,7 +27,7 @@ TESTS = "import pytest\n\n@pytest.mark.parametrize('n', range({}))\ndef test_one
 
 def run(folder: Path, tests: int, *options: str) -> tuple[int, str]:
     (folder / "suite").mkdir()
-    (folder / "pytest.ini").write_text("[pytest]\ntestpaths = suite\naddopts = -m 'not soak'\nmarkers = soak\n")
+    (folder / "pytest.ini").write_text("[pytest]\ntestpaths = suite\naddopts = -m 'not soak'\nmarkers =\n  soak\n  full\n")
     (folder / "suite" / "conftest.py").write_text(CONFTEST)
     (folder / "suite" / "test_these.py").write_text(TESTS.format(tests))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -36,12 +36,15 @@ def run(folder: Path, tests: int, *options: str) -> tuple[int, str]:
     return ended.returncode, ended.stdout + ended.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("tests", "options", "code", "words"),
     [
         (4, ("-n", "2"), 0, "tried: 4 real kills"),
-        (3, ("-n", "2"), 1, "tried: 3 real kills\nFAILED: the whole suite is to come to at least 4 real kills"),
+        (3, ("-n", "2"), 1, "tried: 3 real kills\nFAILED: a whole run is to come to at least 4 real kills"),
         (3, (), 1, "tried: 3 real kills\nFAILED"),
+        (3, ("-m", "not full and not soak"), 0, "tried: 3 real kills"),
+        (1, ("-m", "not full and not soak"), 1, "tried: 1 real kills\nFAILED: a whole run is to come to at least 2 real kills"),
         (3, ("-k", "one"), 0, "tried: 3 real kills"),
         (3, ("suite/test_these.py",), 0, "tried: 3 real kills"),
     ],

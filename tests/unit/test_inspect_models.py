@@ -496,6 +496,7 @@ def talking(with_tools: bool) -> Agent[..., int]:
     return talk
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("with_tools", [True, False])
 def test_a_conversation_of_200_turns_takes_at_most_twice_its_unique_bytes(tmp_path: Path, with_tools: bool) -> None:
     talk, path = talking(with_tools), tmp_path / "j.db"

@@ -91,6 +91,7 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
 # --- a result that breaks the rules has happened all the same ----------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("result", "words"),
     [
@@ -149,6 +150,7 @@ def test_a_result_is_recorded_as_we_would_have_written_it(liars, result, recorde
 # --- what is no message proves nothing, so that the call is in doubt ---------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "line",
     [
@@ -212,6 +214,7 @@ def test_a_result_beside_the_tools_own_is_not_believed_and_neither_is_that_one(l
     assert failure_of(performed(liars.lies_and_returns, raw(framed(b"R", b'"forged"'))))[0] == "process_died"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "line",
     [
@@ -244,6 +247,7 @@ def test_a_line_without_end_is_read_to_the_longest_that_there_is(liars):
     assert "a line of 67,108,928 bytes or more" in message
 
 
+@pytest.mark.full
 def test_the_longest_value_gets_through(liars, tmp_path):
     module = loaded(
         tmp_path / "long.py", "from perdure.tool import tool\n@tool(isolate=True)\ndef longest(n: int) -> str: return 'x' * n\n"

@@ -275,6 +275,7 @@ def test_after_orders_without_data_whatever_became_of_the_other_step() -> None:
     }
 
 
+@pytest.mark.full
 def test_a_hundred_steps_in_parallel_and_a_thousand_in_a_row() -> None:
     wide = Plan("wide", [Step(f"s{n}", look, {"at": n}) for n in range(100)])
     assert sum(run(once(wide)).values()) == sum(range(100))

@@ -21,6 +21,7 @@ from perdure.errors import InvalidInput, NotFound, StoreError, StoreUnavailable
 from perdure.inspect.projection import same
 from perdure.store.api import ApprovalFilter, Committed, Filter, Refused, RowChange
 from perdure.store.postgres.cursor import PostgresCursor
+from perdure.store.postgres.open import open_postgres
 from perdure.store.postgres.store import PostgresStore
 from perdure.testing.conformance import T0, Held, found, grown, hold_one, new_run, payload, post, register, serving
 
@@ -141,7 +142,7 @@ def test_a_deadlock_is_rolled_back_by_the_server_and_done_again_unless_that_is_f
 def test_a_transaction_without_an_answer_is_looked_up_by_its_number(url: str, moment: Any) -> None:
     opened(url).close()
     with Proxy(url) as proxy:
-        store = opened(proxy.url(url))
+        store = open_postgres(proxy.url(url), answer_s=100.0)
         proxy.rule(Cut("^COMMIT", moment))
         began_s = time.monotonic()
         if moment == "after":
@@ -149,7 +150,7 @@ def test_a_transaction_without_an_answer_is_looked_up_by_its_number(url: str, mo
         else:
             with pytest.raises(StoreUnavailable, match="nothing was acknowledged"):
                 store.create_run(new_run("r"))
-        assert time.monotonic() - began_s < 5  # it is known what became of it: nobody waits for the time to be over
+        assert time.monotonic() - began_s < 60  # it is known what became of it: nobody waits for the time to be over
         assert (store.get("r") is not None) == (moment == "after")
         store.close()
 
@@ -158,7 +159,7 @@ def test_everybody_who_commits_when_the_server_breaks_finds_out_what_became_of_i
     """As many as there are connections: the dead ones must not be in the way of those that look."""
     opened(url).close()
     with Proxy(url) as proxy:
-        store = opened(proxy.url(url), connections=4)
+        store = open_postgres(proxy.url(url), connections=4, answer_s=100.0)
         proxy.rule(Cut("^COMMIT", "after", times=4))
         created: list[bool] = []
         threads = [threading.Thread(target=lambda n=n: created.append(store.create_run(new_run(f"r{n}"))[1])) for n in range(4)]
@@ -168,7 +169,7 @@ def test_everybody_who_commits_when_the_server_breaks_finds_out_what_became_of_i
         for thread in threads:
             thread.join()
         assert created == [True] * 4
-        assert time.monotonic() - began_s < 8
+        assert time.monotonic() - began_s < 60
         store.close()
 
 

@@ -871,6 +871,7 @@ def test_a_second_app_goes_on_in_the_middle_of_a_turn(tmp_path):
 # --- what a long conversation costs -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_long_conversation_grows_the_database_by_what_is_new_in_it(tmp_path):
     turns, size = 200, 2_000
     letters = [f"{n:04d}" * (size // 4) for n in range(2 * turns)]

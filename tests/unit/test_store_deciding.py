@@ -42,6 +42,7 @@ def give_up(store: Store, hand: Hand) -> None:
     assert hand.write(*bodies, RunReleased("waiting_approval", "people"), row=row, consumed=consumed) == Committed()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", range(4))
 def test_of_all_who_decide_in_any_order_one_wins_and_the_journal_has_one_settlement(seed: int) -> None:
     chance = random.Random(seed)

@@ -109,6 +109,7 @@ def test_held_runs_are_counted_for_a_limit_without_reading_their_rows(store: Sto
     assert "USING COVERING INDEX perdure_runs_held" in plan, plan
 
 
+@pytest.mark.full
 @given(st.integers(2, 5), st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=1, max_size=12))
 def test_tenants_who_always_have_work_get_the_same_share_however_it_is_claimed(tenants: int, claims: list[tuple[int, bool]]) -> None:
     """Whatever the sizes of the claims, and whether what was claimed is given up again: nobody is ever more than one run ahead."""

@@ -33,6 +33,7 @@ def starts(path: Path, burst: int, until: int) -> list[int]:
     return sorted(int(line) for process in processes for line in output(process).split())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("burst", [1, 5])
 def test_three_processes_together_never_start_more_than_the_rate_allows(tmp_path: Path, burst: int) -> None:
     path = tmp_path / "journal.db"

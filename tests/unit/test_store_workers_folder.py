@@ -175,6 +175,7 @@ def test_a_lock_that_was_let_go_of_after_another_one_took_its_name_proves_nothin
     observer.close()
 
 
+@pytest.mark.full
 def test_a_worker_that_takes_its_lock_again_is_at_no_moment_without_one(path: Path, store: Store) -> None:
     """The crash window: a new lock file that is not locked yet would prove the death of a worker that lives."""
     hold_one(store, "r")

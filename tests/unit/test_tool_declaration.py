@@ -358,6 +358,7 @@ def test_a_transaction_has_nothing_to_reconcile():
 # --- types and cost ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_type_checker_knows_arguments_and_results(tmp_path):
     (tmp_path / "user.py").write_text(
         "from perdure import Approval, Call, Rate, Usage, tool\n"

@@ -662,12 +662,14 @@ def test_T22_a_worker_that_may_still_live_is_given_until_its_deadline(where: str
             output = await second.handle("r").result()
             second.drain()
             await asyncio.gather(working, driving)
+            takeovers = [event.type for event in second.store.read("r")].count("run_claimed") - 1
             # It was taken over after the last look that did not see it; when it was seen, a busy machine may have been late.
-            return output, asked[-1] - not_yet[-1], began[1] - not_yet[-1]
+            return output, takeovers, asked[-1] - not_yet[-1], began[1] - not_yet[-1]
 
-    output, asked_s, began_s = run(main())
+    output, takeovers, asked_s, began_s = run(main())
     assert output == "paid by attempt 2"
-    assert 2 <= len(asked) <= 3, "the one that was silent may ask too, before it hears that it has lost the run"
+    # Whoever takes the run over asks at once and at the deadline. One takeover, unless a busy machine has silenced the second one too.
+    assert 2 <= len(asked) <= 2 * takeovers + 1, "the one that was silent may ask too, before it hears that it has lost the run"
     assert 1.9 <= asked_s <= began_s
 
 

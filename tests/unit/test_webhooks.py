@@ -258,26 +258,26 @@ def test_something_that_is_not_http_is_a_failure():
     assert "BadStatusLine" in answer.why
 
 
-def test_an_answer_without_end_is_not_read_to_its_end():
-    sent = 0
+def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch):
+    monkeypatch.setattr(webhook, "_POLITENESS_S", 600.0)  # so that it is the size that ends it, and not the time
+    sent, far_too_much = 0, 64 * 1024 * 1024
 
     def chatter(handler):
         nonlocal sent
         handler.send_response(200)
         handler.end_headers()
-        while not there.closing.is_set():
+        while not there.closing.is_set() and sent < far_too_much:
             handler.wfile.write(b"x" * 65536)
             sent += 65536
 
     with receiver(chatter) as there:
-        started = time.monotonic()
         assert post(there.url) == Accepted()
-        assert time.monotonic() - started < webhook._POLITENESS_S
-    assert sent < 64 * 1024 * 1024
+    assert sent < far_too_much
 
 
 def test_a_body_that_drips_in_does_not_undo_a_200(monkeypatch):
     monkeypatch.setattr(webhook, "_POLITENESS_S", 0.2)
+    monkeypatch.setattr(webhook, "GIVE_UP_S", 600.0)  # so that only the politeness can end it
 
     def drip(handler):
         handler.send_response(200)
@@ -286,9 +286,7 @@ def test_a_body_that_drips_in_does_not_undo_a_200(monkeypatch):
             handler.wfile.write(b".")
 
     with receiver(drip) as there:
-        started = time.monotonic()
         assert post(there.url) == Accepted()
-        assert time.monotonic() - started < 2
 
 
 @pytest.mark.parametrize(
@@ -301,7 +299,7 @@ def test_a_body_that_drips_in_does_not_undo_a_200(monkeypatch):
     ids=["never answers", "status without end", "headers without end"],
 )
 def test_a_receiver_that_hangs_is_given_up_and_the_line_is_cut(monkeypatch, first, answer):
-    monkeypatch.setattr(webhook, "GIVE_UP_S", 0.4)
+    monkeypatch.setattr(webhook, "GIVE_UP_S", 2.0)  # enough to connect and to write a line, also on a busy machine
     hung_up = threading.Event()
 
     def hang(handler):
@@ -317,13 +315,12 @@ def test_a_receiver_that_hangs_is_given_up_and_the_line_is_cut(monkeypatch, firs
     async def main() -> Answer:
         threads = Threads(1)
         first_answer = await Endpoint(there.url, SECRET, ()).post(threads, "n-1", BODY, NOW)
+        monkeypatch.setattr(webhook, "GIVE_UP_S", 60.0)
         assert await Endpoint(calm.url, SECRET, ()).post(threads, "n-2", BODY, NOW) == Accepted()  # the one thread is free again
         return first_answer
 
     with receiver(hang) as there, receiver() as calm:
-        started = time.monotonic()
         assert asyncio.run(main()) == answer
-        assert time.monotonic() - started < 5
         assert hung_up.wait(60)
 
 
@@ -336,13 +333,13 @@ def test_a_cancelled_send_cuts_the_line():
 
     async def main() -> None:
         sending = asyncio.ensure_future(Endpoint(there.url, SECRET, ()).post(Threads(1), "n-1", BODY, NOW))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not there.received:
                 await asyncio.sleep(0.01)
         sending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await sending
-        assert await asyncio.to_thread(hung_up.wait, 5)
+        assert await asyncio.to_thread(hung_up.wait, 60)
 
     with receiver(wait) as there:
         asyncio.run(main())
@@ -374,7 +371,5 @@ def test_a_certificate_must_be_for_the_host_and_then_it_is_sent(tmp_path, monkey
 def test_a_handshake_that_hangs_is_given_up(monkeypatch):
     monkeypatch.setattr(webhook, "GIVE_UP_S", 0.4)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        started = time.monotonic()
         answer = post(f"https://127.0.0.1:{silent.getsockname()[1]}/")
     assert answer == NotDelivered("no answer within 20 s")
-    assert time.monotonic() - started < 5

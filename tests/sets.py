@@ -1,0 +1,34 @@
+"""The two sets of tests: `make test` is the quick one, `make test-full` is all the rest. Together they are everything but the soak.
+
+A test is in the full set when one of these holds:
+- its folder is in FULL_FOLDERS, and it is not the one test that tests/crash/coverage.py names for a boundary or a fault (`quick`);
+- it carries `@pytest.mark.full`, or its file does as `pytestmark`: it needs seconds, or takes a guard out to see a test go red.
+
+conftest.py calls mark() for all that was collected. `pytest FILE` runs both kinds, so that whoever changes a file sees all of its tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from tests.crash.coverage import BOUNDARIES, FAULTS
+
+# What `-m` is for each of them; figures.py knows a whole run by it.
+QUICK = "not full and not soak"
+FULL = "full and not soak"
+BOTH = "not soak"
+
+# Real processes, real servers, every combination. The other folders (unit, conformance, docs) are quick.
+FULL_FOLDERS = frozenset("bench check crash e2e golden lab mcp models mutants postgres power servers sim testing".split())
+ONE_OF_EACH_KIND = frozenset(case.quick_test for case in (*BOUNDARIES, *FAULTS))
+_TESTS = Path(__file__).parent
+
+
+def mark(items: Iterable[pytest.Item]) -> None:
+    """Give the marker `full` to every test of the full set that does not carry it yet."""
+    for item in items:
+        folder = item.path.relative_to(_TESTS).parts[0]
+        if folder in FULL_FOLDERS and item.nodeid.removeprefix("tests/") not in ONE_OF_EACH_KIND:
+            item.add_marker(pytest.mark.full)
