@@ -15,10 +15,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from perdure.worker.perform import Attempt, Performed, Raised, Returned, Unrecordable, attempt
 
+from perdure.core.attempts import Performed, Raised, Returned, Unrecordable
 from perdure.core.events import Usage
 from perdure.tool import Call, Tool
+from perdure.worker.attempts import Attempt, attempt
 from perdure.worker.isolate import Isolated
 from perdure.worker.isolated import framed, unframed
 from perdure.worker.threads import Threads
@@ -170,7 +171,7 @@ def a_call() -> Call:
     return Call(key="k-1", run_id="r", number=4, attempt=2, deadline=datetime(2030, 1, 1, tzinfo=UTC), tenant="acme", actor=None)
 
 
-def started(declared: Tool[..., Any], *args: Any, call: Call | None = None) -> Attempt[Any]:
+def started(declared: Tool[..., Any], *args: Any, call: Call | None = None) -> Attempt:
     return attempt(declared, declared.bind(args, {}), call or a_call(), threads=Threads(2), grace_s=20)
 
 
@@ -399,13 +400,13 @@ def test_a_daemon_does_not_survive_its_tool_either(tools, tmp_path):
 WORKER = (
     TOOLS
     + """
-from perdure.worker.perform import perform
+from perdure.worker.attempts import attempt
 from perdure.worker.threads import Threads
 
 async def main() -> None:
     call = Call(key="k", run_id="r", number=1, attempt=1, deadline=None, tenant="t", actor=None)
     args = with_offspring.bind((sys.argv[1], sys.argv[2] == "wait"), {})
-    print(await perform(with_offspring, args, call, threads=Threads(1), grace_s=5), flush=True)
+    print(await attempt(with_offspring, args, call, threads=Threads(1), grace_s=5).run(), flush=True)
 
 if __name__ == "__main__":
     asyncio.run(main())
@@ -503,8 +504,7 @@ def test_its_supervisor_ends_it_when_its_time_is_over(tools):
     """The worker ends it at its time-out. A worker that is paused does not, and then the process ends all the same."""
     declared = tools.takes_a_minute
     kind = "not_sent"
-    for limit_s in (0.5, 2.0, 8.0, 32.0):
-        kind, _ = failure_of(Isolated(declared, declared.bind((), {}), a_call(), limit_s=limit_s).run())
-        if kind != "not_sent":  # else the tool's time was over before its process had loaded it: the machine is busy
-            break
+    for limit_s in (0.5, 5, 40):  # on a machine under load its time may be over before the tool has begun
+        if kind == "not_sent":
+            kind, _ = failure_of(Isolated(declared, declared.bind((), {}), a_call(), limit_s=limit_s).run())
     assert kind == "process_died"
