@@ -402,12 +402,12 @@ class RunCore:
             self._record(AttentionNeeded(reason, detail), cause=self._claimed_seq)
 
     def _stop_all(self) -> None:
-        self._out.stop.extend(self._running)
-        self._out.forget.extend(self._hooks)
+        self._out.stop += tuple(self._running)
+        self._out.forget += tuple(self._hooks)
         self._hooks.clear()
 
     def _note(self, level: Literal["info", "warning", "error"], text: str) -> None:
-        self._out.notes.append(Note(level, f"run {self.run_id}: {text}"))
+        self._out.notes += (Note(level, f"run {self.run_id}: {text}"),)
 
     # -- replay ---------------------------------------------------------------------------------------------------------
     def _begin(self, journal: JournalRead) -> Asking[None]:
@@ -463,7 +463,7 @@ class RunCore:
         for number in state.alive:
             asked = self._asked[number]
             assert isinstance(asked, StartChild), asked
-            self._out.serve.append(asked.agent)
+            self._out.serve += (asked.agent,)
         for number in sorted(self._unwanted):
             if number > known or number not in state.calls:
                 # Asked for and given up at once; or a child, or an approval.
@@ -658,7 +658,7 @@ class RunCore:
             call = state.open[number]
             # An effect that is under way is left to end, unless the whole run is cancelled.
             if stop and number in self._running and (state.cancel is not None or call.effect in ("read", "idempotent")):
-                self._out.stop.append(number)
+                self._out.stop += (number,)
             yield from self._give_up_if_idle(call)
 
     def _give_up_if_idle(self, call: CallState) -> Asking[None]:
@@ -687,7 +687,7 @@ class RunCore:
         """Whatever was planned for this call is off: a person, or the agent, has settled it."""
         self._waits.pop(number, None)
         if self._hooks.pop(number, None) is not None:
-            self._out.forget.append(number)
+            self._out.forget += (number,)
 
     def _give_up(self, call: CallState) -> Asking[None]:
         yield from self._fail(call, Failure(kind="cancelled", type="Cancelled", message="nobody waits for this call any more"))
@@ -729,7 +729,7 @@ class RunCore:
         )
         self._record(body, call=number, cause=cause)
         self._urgent = True  # the commit creates the child
-        self._out.serve.append(agent)
+        self._out.serve += (agent,)
 
     # -- calls that may begin -------------------------------------------------------------------------------------------
     def _barrier(self, number: int, tool: Any) -> Asking[Later | Over | None]:
@@ -842,7 +842,7 @@ class RunCore:
             case Reconcile():
                 self._hooks[call.number] = call.attempt
                 settle = min(settle_s(call, self._settings.patience), self._settings.patience.settle_s)
-                self._out.ask.append(self._begin_of(call, round(settle * 1e6)))
+                self._out.ask += (self._begin_of(call, round(settle * 1e6)),)
                 if call.phase != "in_doubt":
                     self._doubt(call, "its worker died inside it; its reconcile hook is being asked")
             case GiveUp():
@@ -942,7 +942,7 @@ class RunCore:
             # The request of the lost attempt may still arrive: ask again when it cannot any more.
             left_us = max(quiet_at - self._mono, 0)
             self._hooks[number] = call.attempt
-            self._out.ask.append(self._begin_of(call, left_us))
+            self._out.ask += (self._begin_of(call, left_us),)
             words = "found nothing; its request may still arrive, so the hook is asked again in"
             self._note("info", f"the hook of {call.tool} (call {number}) {words} {left_us / 1e6:.0f} s")
             return
@@ -961,7 +961,7 @@ class RunCore:
                 failure = body.failure
                 if failure is not None and failure.kind == "rate_limited":
                     wait_s = 1.0 if failure.retry_after_s is None else failure.retry_after_s
-                    self._out.hold_back.append(HoldBack(tool.rate, self._now + round(wait_s * 1e6)))
+                    self._out.hold_back += (HoldBack(tool.rate, self._now + round(wait_s * 1e6)),)
             yield from self._deliver(event)
         if call.ended or call.phase == "idle":
             self._ended_mono.pop(call.number, None)
@@ -1203,7 +1203,7 @@ class RunCore:
         self._expiries[ask.number] = self._now + _SETTLE_AGAIN_US
         if ask.number not in self._settling:
             self._settling.add(ask.number)
-            self._out.settle.append(Settle(ask.number, ask.request.approval, how))
+            self._out.settle += (Settle(ask.number, ask.request.approval, how),)
 
     def _let_orphans_go(self) -> None:
         """Withdraw the approvals and cancel the children that are not wanted. They exist: all that is recorded here is durable."""
@@ -1216,7 +1216,7 @@ class RunCore:
                 self._settle(ask, Withdraw())
         reason = (state.cancel.reason if state.cancel else None) or "its parent does not wait for it any more"
         for number in sorted(orphans.intersection(state.alive)):
-            self._out.cancel.append(CancelChild(state.alive[number].run_id, reason))
+            self._out.cancel += (CancelChild(state.alive[number].run_id, reason),)
 
     # -- time -----------------------------------------------------------------------------------------------------------
     def _wake_due(self, machine: Machine) -> Asking[None]:
@@ -1391,13 +1391,15 @@ class RunCore:
         if row is None:
             if self._due and (self.closing is None or self.may_begin) and state.status not in FINISHED:
                 due, self._due = self._due, []
+                begins = []
                 for number in due:
                     call = state.calls[number]
                     if call.effect == "transaction":
                         self._due.append(number)  # its turn comes with an append of its own
                     else:
                         self._starting.append(number)
-                        out.begin.append(self._begin_of(call))
+                        begins.append(self._begin_of(call))
+                out.begin = begins
                 # What came of an effect does not wait for the transaction's tool: a crash inside it would make a doubt of a known result.
                 if self._due and not precious:
                     transaction = self._transaction(state.calls[self._due.pop(0)])

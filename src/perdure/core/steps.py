@@ -253,18 +253,18 @@ class Broken(Struct, frozen=True, gc=False):
 class Step(Struct, gc=False):
     """What an engine has to do now, in this order."""
 
-    notes: list[Note] = []
-    stop: list[int] = []  # attempts
-    forget: list[int] = []  # hooks: their answers are not wanted any more
-    serve: list[Any] = []  # agents of children: a worker that drives the parent serves them too
-    settle: list[Settle] = []
-    cancel: list[CancelChild] = []
-    hold_back: list[HoldBack] = []
-    ask: list[Begin] = []  # reconcile hooks
+    notes: tuple[Note, ...] = ()
+    stop: tuple[int, ...] = ()  # attempts
+    forget: tuple[int, ...] = ()  # hooks: their answers are not wanted any more
+    serve: tuple[Any, ...] = ()  # agents of children: a worker that drives the parent serves them too
+    settle: tuple[Settle, ...] = ()
+    cancel: tuple[CancelChild, ...] = ()
+    hold_back: tuple[HoldBack, ...] = ()
+    ask: tuple[Begin, ...] = ()  # reconcile hooks
     begin_now: list[Begin] = []  # attempts that need no durable intent: reads
     question: Question | None = None
     append: Append | None = None
-    begin: list[Begin] = []  # attempts to begin when the append is durable
+    begin: Sequence[Begin] = ()  # attempts to begin when the append is durable
     wake_after_us: int | None = None
     yields: bool = False  # it only waits for other runs: if they need the room, the engine says `Crowded`
     end: Rested | Broken | None = None
