@@ -35,6 +35,7 @@ from perdure.core.budget import NOTHING, Amounts
 from perdure.core.events import BudgetExceeded as BudgetExceededEvent
 from perdure.core.events import Limits
 from perdure.store.api import RunRow
+from perdure.worker import drive
 
 
 class Ledger:
@@ -857,7 +858,12 @@ def test_what_a_dead_worker_had_reserved_is_charged_when_a_person_has_settled_it
     assert run(main()) == ["found", "made"]
 
 
-def test_children_that_look_at_the_same_moment_do_not_spend_the_same_money(tmp_path: Path) -> None:
+@pytest.mark.parametrize("longest_turn_s", [drive._LONGEST_TURN_S, -1.0], ids=["as shipped", "other runs go on after every input"])
+def test_children_that_look_at_the_same_moment_do_not_spend_the_same_money(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest_turn_s: float
+) -> None:
+    monkeypatch.setattr(drive, "_LONGEST_TURN_S", longest_turn_s)
+
     @tool(effect="read", cost="0.05")
     async def search(call: Call) -> None:
         call.spend(usd="0.05")
