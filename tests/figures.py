@@ -17,7 +17,7 @@ POINTS = "crash points in simulation"
 STATES = "states after a power loss"
 # By the `-m` of a whole run. The quick set has one real process for each kind of boundary and fault.
 _FULL_FLOORS = {KILLS: 300, POINTS: 50_000, STATES: 20_000}
-FLOORS = {sets.QUICK: {KILLS: 25}, sets.FULL: _FULL_FLOORS, sets.BOTH: _FULL_FLOORS}
+FLOORS = {sets.QUICK: {KILLS: 40, STATES: 1_500}, sets.FULL: _FULL_FLOORS, sets.BOTH: _FULL_FLOORS}
 _SHIPPED = "figures"  # under which a process of pytest-xdist hands its numbers to the one that started it
 _seen: Counter[str] = Counter()
 
