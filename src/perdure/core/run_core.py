@@ -418,6 +418,10 @@ class RunCore:
             state.apply(event)
             if watch is not None:
                 watch.observe(event, None if event.call is None else state.calls.get(event.call))
+        if journal.epoch not in (None, state.epoch):
+            # Another worker has claimed the run since, and its journal was read only then: whatever is done here would be refused.
+            self._out.end = Broken("fenced", f"run {self.run_id}: its lease was lost while its journal was read")
+            return
         self._watch = watch
         self._claimed_mono, self._claimed_seq, self._durable_seq = self._mono, state.seq, state.seq
         self._suspect = journal.crashes > 0

@@ -167,7 +167,7 @@ class Drive:
 
     def begin(self, events: Sequence[Event], debts: Debts) -> None:
         """Go on where the journal ends."""
-        self._feed(JournalRead(events, debts.budgets, debts.reserved, self._row.crashes))
+        self._feed(JournalRead(events, debts.budgets, debts.reserved, self._row.crashes, self.lease.epoch))
 
     def receive(self, row: InboxRow) -> None:
         """Something from outside has arrived for this run."""
