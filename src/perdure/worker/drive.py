@@ -228,8 +228,7 @@ class Drive:
                 while given is not None:
                     host.entered = self.run_id
                     try:
-                        more = bool(inputs) and type(inputs[0]) is Posted
-                        step = self._core.step(given, host.clock.now(), int(now_s * 1_000_000), more=more)
+                        step = self._core.step(given, host.clock.now(), int(now_s * 1_000_000), more=bool(inputs))
                     finally:
                         host.entered = None
                     self._carry_out(step)
