@@ -539,6 +539,35 @@ def test_a_call_that_was_handed_over_before_it_began_is_counted_when_it_begins(t
     assert begun == [2]
 
 
+@pytest.mark.parametrize("effect", ["read", "once"])
+def test_what_an_agent_asks_for_behind_a_call_without_money_does_not_begin(tmp_path: Path, effect: Any) -> None:
+    """The run stops at the first of two calls; there would be money for the second."""
+    begun: list[str] = []
+
+    @tool(effect="once", cost=2)
+    async def dear() -> None:
+        begun.append("dear")
+
+    @tool(effect=effect)
+    async def cheap() -> None:
+        begun.append("cheap")
+
+    @agent(version="1")
+    async def spender(run: Run) -> None:
+        await asyncio.gather(dear(), cheap())
+
+    async def main() -> None:
+        async with perdure(tmp_path / "db", [spender]) as app:
+            handle = await app.start(spender, id="r", budget=Budget(usd=1))
+            row = await app.drive("r", wait=False)
+            assert (row.status, row.attention, begun) == ("needs_attention", "budget", [])
+            await app.unpause("r", add=Budget(usd=5))
+            await handle.result()
+
+    run(main())
+    assert sorted(begun) == ["cheap", "dear"]
+
+
 def test_a_drain_that_meets_a_stop_for_money_lets_what_was_paid_for_begin(tmp_path: Path) -> None:
     """Two calls at once, and money for one of them: its intent becomes durable while the worker is drained. The run stops for money,
     as it would have without the drain."""
