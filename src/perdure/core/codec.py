@@ -96,7 +96,7 @@ def encode(value: Any) -> bytes:
     elif kind not in _SCALARS:
         return _encode_any(value)
     # Text, whole numbers and flat objects of them are nearly all that there is, and msgspec writes them as json does, ten times as fast.
-    # Not fractions, which it writes in another form, and nothing long: msgspec 0.21 kills the process (SIGSEGV) when there is no memory
+    # Not fractions, which it writes in another form, and nothing long: msgspec 0.22 kills the process (SIGSEGV) when there is no memory
     # for what it writes, where json raises MemoryError.
     try:
         encoded = _encode_flat(value)
