@@ -32,7 +32,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.core import people
 from tests.core.engine import Life, Move
@@ -76,6 +76,36 @@ class _Origin:
     moves: list[Move]
     length: int
     words: str
+
+
+class _Path(NamedTuple):
+    """A path to be walked: these moves, and then the ordinary course."""
+
+    prefix: list[Move]
+    expected: list[Move]  # what must be enabled where the last of them is made
+    differs: int  # in how many places it differs from the ordinary course, from the beginning of the run on
+
+
+class _Paths:
+    """The paths to be walked: mostly the shortest prefix first, for it has the most new places behind it; at times any."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._by_length: list[list[_Path]] = []
+
+    def add(self, path: _Path) -> None:
+        while len(self._by_length) <= len(path.prefix):
+            self._by_length.append([])
+        self._by_length[len(path.prefix)].append(path)
+
+    def take(self) -> _Path | None:
+        filled = [some for some in self._by_length if some]
+        if not filled:
+            return None
+        some = filled[0] if self._chance.random() < 0.7 else self._chance.choice(filled)
+        place = self._chance.randrange(len(some))
+        some[place], some[-1] = some[-1], some[place]
+        return some.pop()
 
 
 class Explorer:
@@ -145,41 +175,41 @@ class Explorer:
 
     # -- the lives of a worker that claims it -----------------------------------------------------------------------------
     def _live(self, key: tuple[Any, ...], world: World, turns: int) -> None:
-        effort = self._effort
-        dies = world.deaths < len(effort)
-        differences, most = effort[world.deaths] if dies else (0, 1)
-        paths: list[tuple[list[Move], list[Move], int]] = [([], [], world.differed)]  # prefix, what must be enabled at its end, differences
-        walked = 0
-        while paths and walked < most:
+        dies = world.deaths < len(self._effort)
+        differences, most = self._effort[world.deaths] if dies else (0, 1)
+        paths = _Paths(self._chance)
+        paths.add(_Path([], [], world.differed))
+        for walked in range(most):
             if self._most_points is not None and self.tally.points >= self._most_points:
                 if walked:
                     break
                 dies = False
-            place = self._chance.randrange(len(paths))
-            prefix, expected, differs = paths[place]
-            paths[place] = paths[-1]
-            paths.pop()
-            made, enabled = self._walk(key, world, turns, prefix, expected, differs, dies)
-            walked += 1
-            if differs < differences:
-                for at, moves in enumerate(enabled, len(prefix)):
-                    paths.extend(([*made[:at], move], moves, differs + 1) for move in moves[1:])
+            path = paths.take()
+            if path is None:
+                break
+            made, enabled = self._walk(key, world, turns, path, dies)
+            if path.differs < differences:
+                for at, moves in enumerate(enabled, len(path.prefix)):
+                    for move in moves[1:]:
+                        # A worker that has lost its run ends at once: seen once at each place of the ordinary course.
+                        if move[0] != "fenced" or path.differs == world.differed:
+                            paths.add(_Path([*made[:at], move], moves, path.differs + 1))
 
     def _walk(
-        self, key: tuple[Any, ...], world: World, turns: int, prefix: list[Move], expected: list[Move], differs: int, dies: bool
+        self, key: tuple[Any, ...], world: World, turns: int, path: _Path, dies: bool
     ) -> tuple[list[Move], list[list[Move]]]:
         """One path: the prefix, and from there on the ordinary course. What was made, and what was enabled at each place behind the prefix."""
-        tally = self.tally
+        tally, prefix = self.tally, path.prefix
         tally.paths += 1
         tally.recoveries += not prefix
         life = Life(self._scenario, world.copied())
-        life.world.differed = differs
+        life.world.differed = path.differs
         made: list[Move] = []
         enabled: list[list[Move]] = []
         try:
             for move in prefix:
-                if len(made) == len(prefix) - 1 and life.moves() != expected:
-                    raise Violation(f"the same moves have led elsewhere: {life.moves()}, and before {expected} (G7)")
+                if len(made) == len(prefix) - 1 and life.moves() != path.expected:
+                    raise Violation(f"the same moves have led elsewhere: {life.moves()}, and before {path.expected} (G7)")
                 made.append(move)
                 life.make(move)
             while life.over is None:

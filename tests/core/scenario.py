@@ -192,6 +192,11 @@ async def trio(run: Run) -> list[str]:
 
 
 @agent(version="1")
+async def three(run: Run) -> list[str]:
+    return list(await asyncio.gather(_told(order()), _told(pay()), _told(refund())))
+
+
+@agent(version="1")
 async def books(run: Run) -> list[str]:
     return list(await asyncio.gather(_told(book()), _told(order()), _told(book())))
 
@@ -319,6 +324,7 @@ SCENARIOS = [
     Scenario("a pair", pair),
     Scenario("a pair that fails", pair, fates=("reset", "not_sent")),
     Scenario("a trio", trio),
+    Scenario("three at once", three),
     Scenario("transactions", books),
     Scenario("timers", hurry, fates=("reset",), ticks=True),
     Scenario("a race", race, fates=("reset",)),
