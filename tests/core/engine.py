@@ -34,6 +34,7 @@ from perdure.core.attempts import Abandoned, Performed, Raised, Returned, Unreco
 from perdure.core.events import Event, Failure, RunUnpaused, ToolCallCompleted
 from perdure.core.outcome import Outcome
 from perdure.core.run_core import RunCore, has_room_again
+from perdure.core.state import CallState
 from perdure.core.steps import (
     Append,
     AppendRefused,
@@ -61,6 +62,8 @@ from perdure.core.steps import (
 
 Move = tuple[str, int] | tuple[str, int, int]
 _IDS = itertools.repeat("0" * 32)
+_PATIENCE = 6  # alarms in time, one after the other
+_LATE_US = 300 * SECOND
 _OUTSIDE = ("once", "keyed")  # what the services keep count of
 _FAILURES = {
     "not_sent": Failure("not_sent", "NotSent", "the line was busy"),
@@ -112,6 +115,7 @@ class Life:
         self._settling: dict[int, bool] = {}  # approval → whether it expires
         self._unsettled: list[int] = []
         self._alarm: int | None = None
+        self._alarms = 0
         self._yields = False
         self._drained = False
 
@@ -124,6 +128,8 @@ class Life:
             return [("read", 0), ("deliver", post.row.inbox_id)] if post is not None else [("read", 0)]
         moves: list[Move] = []
         rare: list[Move] = []
+        if post is not None:
+            moves.append(("deliver", post.row.inbox_id))
         if self._append is not None:
             moves.append(("commit", 0))
             if self._begin:
@@ -134,8 +140,6 @@ class Life:
         if self._question is not None:
             moves.append(("answer", 0))
             rare.append(("not now", 0))
-        if post is not None:
-            moves.append(("deliver", post.row.inbox_id))
         if self._alarm is not None and self._alarm <= world.real:
             moves.append(("clock", 0))
         moves += [("hook", number) for number, asking in self._asking.items() if asking.seen is not None]
@@ -180,14 +184,18 @@ class Life:
         return moves + rare
 
     def _next_time(self) -> int | None:
+        """When the next thing is due. A core that looks again and again is at times only woken when there is something to see."""
+        real, alarm = self.world.real, self._alarm
         times = [asking.due for asking in self._asking.values() if asking.seen is None]
-        if self._alarm is not None:
-            times.append(self._alarm)
         arrival = self.world.next_arrival()
         if arrival is not None:
             times.append(arrival)
-        real = self.world.real
-        return min((time for time in times if time > real), default=None)
+        time = min((time for time in times if time > real), default=None)
+        if alarm is None or alarm <= real:
+            return time
+        if self._alarms > _PATIENCE:
+            return alarm + _LATE_US if time is None else max(time, alarm)
+        return alarm if time is None else min(time, alarm)
 
     # -- what happens ---------------------------------------------------------------------------------------------------
     def make(self, move: Move) -> None:
@@ -225,6 +233,7 @@ class Life:
                 self._feed(NotNow(world.now + SECOND // 2))
             case "clock":
                 self._alarm = None
+                self._alarms += 1
                 self._feed(ClockReached())
             case "tick":
                 time = self._next_time()
@@ -371,7 +380,7 @@ class Life:
                 world.services[number] = service.without(begin.attempt)
             else:
                 last_us = EVER_US if how == "stuck" else timeout_us + round(SETTLE_S * 1e6) - 1
-                world.services[number] = service.late(begin.attempt, world.real + last_us)
+                world.services[number] = service.late(begin.attempt, world.real + last_us, loose=how == "stuck")
         self._feed(AttemptEnded(number, begin.attempt, _performed(how, number)))
 
     def _look(self, number: int, name: str) -> None:
@@ -457,18 +466,21 @@ class Life:
 
     # -- death ----------------------------------------------------------------------------------------------------------
     def _leave_flights(self) -> None:
-        for number, trying in self._trying.items():
-            if trying.begin.tool.effect in _OUTSIDE and not trying.arrived:
-                at = self._last_arrival(trying.begin, lost=1)
-                self.world.services[number] = self.world.services[number].late(trying.begin.attempt, at)
+        """The worker is silent: what is under way goes on without it."""
+        world = self.world
+        for number, service in world.services.items():
+            world.services[number] = self._options(world.journal.state.calls[number], service, (), 1)[0]
 
-    def _last_arrival(self, begin: Begin, lost: int) -> int:
-        """When the request of an attempt can last arrive whose worker is lost now. One that is only silent goes on until its time-out."""
-        timeout_s = begin.tool.timeout_s
-        if timeout_s is None:
-            if lost == 1:
-                return self.world.real + EVER_US
-            timeout_s = SETTINGS.patience.timeout_s
+    def _last_arrival(self, call: CallState, lost: int, *, loose: bool = False) -> int:
+        """When the request of an attempt can last arrive whose worker is lost now. One that is only silent goes on until its time-out.
+
+        An attempt that has not stopped when it was told to goes on for ever, if its worker lives. Nothing protects against that
+        until it is recorded: a worker that falls silent before is taken for one whose attempts end in time.
+        """
+        timeout_s = call.timeout_s
+        if lost == 1 and ((loose and call.loose) or timeout_s is None):
+            return self.world.real + EVER_US
+        timeout_s = SETTINGS.patience.timeout_s if timeout_s is None else timeout_s
         after_s = timeout_s + SETTLE_S + (timeout_s + GRACE_S if lost == 1 else 0.0)
         return self.world.real + round(after_s * 1e6) - 1
 
@@ -491,30 +503,35 @@ class Life:
                 continue
             for lost in (2, 1):
                 begins = self._begin if base is not world and lost == 1 and self._core.may_begin else ()
-                options = [self._options(number, service, begins, lost) for number, service in base.services.items()]
+                calls = base.journal.state.calls
+                options = [self._options(calls[number], service, begins, lost) for number, service in base.services.items()]
                 for one in begins:
                     if one.tool.effect in _OUTSIDE and one.number not in base.services:
                         fresh = Service(one.number, one.tool.effect, round(one.tool.key_window_s * 1e6))
-                        options.append(self._options(one.number, fresh, begins, lost))
+                        options.append(self._options(calls[one.number], fresh, begins, lost))
                 for services in itertools.product(*options) if options else ((),):
                     yield base.key(services, lost), f"{words}{'dead' if lost == 2 else 'silent'}", base, lost, services
 
-    def _options(self, number: int, service: Service, begins: Sequence[Begin], lost: int) -> list[Service]:
+    def _options(self, call: CallState, service: Service, begins: Sequence[Begin], lost: int) -> list[Service]:
         """What becomes of the request of this call that is under way; the service as it is, if none is."""
+        number = call.number
+        for flight in service.flights:
+            if flight.loose:
+                service = service.late(flight.attempt, self._last_arrival(call, lost, loose=True))
         trying = self._trying.get(number)
         if trying is not None and not trying.arrived:
-            begin = trying.begin
+            attempt = trying.begin.attempt
         else:
-            found = next((one for one in begins if one.number == number and one.tool.effect in _OUTSIDE), None)
-            if found is None:
+            # The worker is silent, and begins it before the next one has the run.
+            begin = next((one for one in begins if one.number == number and one.tool.effect in _OUTSIDE), None)
+            if begin is None:
                 return [service]
-            begin = found  # the worker is silent, and begins it before the next one has the run
-            service = service._replace(flights=(*service.flights, Flight(begin.attempt, None)))
-        real = self.world.real
+            attempt = begin.attempt
+            service = service._replace(flights=(*service.flights, Flight(attempt, None)))
         return [
-            service.late(begin.attempt, self._last_arrival(begin, lost)),
-            service.arrived(begin.attempt, real),
-            service.without(begin.attempt),
+            service.late(attempt, self._last_arrival(call, lost)),
+            service.arrived(attempt, self.world.real),
+            service.without(attempt),
         ]
 
 

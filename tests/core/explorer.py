@@ -150,9 +150,11 @@ class Explorer:
             if turns > _MOST_TURNS:
                 raise Violation(f"the run does not end: it is {world.status} (G6)")
             acts = [what for what in dict.fromkeys(world.env) if people.can(world, what)]
-            due = world.ready_at is not None and world.ready_at <= world.now
+            due = world.is_ready
             if world.ready_at is not None and not due:
-                acts.append(f"later {(world.ready_at - world.now) / 1e6}")
+                away_us = world.ready_at - world.now
+                # No one waits for an hour that a clock has lost.
+                acts.append("clock right" if world.skew < 0 and away_us >= people.HOUR // 2 else f"later {away_us / 1e6}")
             if not acts and not due:
                 need = people.next_need(world)
                 if need is None:

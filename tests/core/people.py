@@ -94,7 +94,7 @@ def act(world: World, what: str) -> None:
         case "later":
             world.pass_until(world.real + round(float(more) * SECOND))
         case "clock":
-            world.skew += HOUR if more == "forward" else -HOUR
+            world.skew = HOUR if more == "forward" else -HOUR if more == "back" else 0
         case _:
             raise AssertionError(what)
 

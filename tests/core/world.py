@@ -68,7 +68,7 @@ SETTINGS = RunSettings(
     linger_us=SECOND // 10,
     flush_us=SECOND // 20,
 )
-EVER_US = 86_400 * SECOND  # for how long an attempt goes on that nothing ends
+EVER_US = 500 * SECOND  # for how long an attempt goes on that nothing ends: longer than the core ever waits for one
 # A service remembers a key for its window from the first request on. Its clock is not ours, and a request takes its time.
 KEY_SLACK_US = round((60.0 + TIMEOUT_S + SETTLE_S) * 1e6)
 _NO_ID = "0" * 32
@@ -200,6 +200,7 @@ class Flight(NamedTuple):
 
     attempt: int
     at: int | None  # it arrives then at the latest, and does, unless it is lost before; None: its sender waits for the answer
+    loose: bool = False  # its sender was told to stop, and did not
 
 
 class Service(NamedTuple):
@@ -224,9 +225,9 @@ class Service(NamedTuple):
             raise Violation(f"call {self.number}, of class {self.effect}, has happened twice (G5)")
         return after._replace(done=1, keyed_at=real)
 
-    def late(self, attempt: int, at: int) -> Service:
-        """Its sender is gone: the request arrives at the last moment."""
-        return self._replace(flights=tuple(one._replace(at=at) if one.attempt == attempt else one for one in self.flights))
+    def late(self, attempt: int, at: int, *, loose: bool = False) -> Service:
+        """Its sender does not wait any more: the request arrives at the last moment."""
+        return self._replace(flights=tuple(Flight(attempt, at, loose) if one.attempt == attempt else one for one in self.flights))
 
 
 def receipt(number: int) -> str:
@@ -327,6 +328,11 @@ class World:
     def finished(self) -> bool:
         return self.status in FINISHED
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a worker may claim it."""
+        return not self.held and self.ready_at is not None and (self.lost > 0 or self.ready_at <= self.now)
+
     # -- time -----------------------------------------------------------------------------------------------------------
     def pass_until(self, real: int) -> None:
         """It is that time. What is on its way without a sender arrives when it must."""
@@ -345,7 +351,7 @@ class World:
 
     # -- a worker takes the run, and loses it -----------------------------------------------------------------------------
     def claim(self) -> None:
-        assert not self.held and self.ready_at is not None and self.ready_at <= self.now, (self.status, self.ready_at)
+        assert self.is_ready, (self.status, self.ready_at)
         body = RunClaimed("w", "host:1", takeover=self.lost > 0, proven_dead=self.lost == 2)
         self._write([Event(self.journal.seq + 1, _NO_ID, self.now, self.journal.state.epoch + 1, None, self.journal.seq, body)])
         self.crashes += self.lost > 0
