@@ -29,7 +29,7 @@ from tests.core.world import (
 )
 
 from perdure.core import codec
-from perdure.core.approval import Expire
+from perdure.core.approval import Expire, Withdraw
 from perdure.core.attempts import Abandoned, Performed, Raised, Returned, Unrecordable
 from perdure.core.events import Event, Failure, RunUnpaused, ToolCallCompleted
 from perdure.core.outcome import Outcome
@@ -46,6 +46,7 @@ from perdure.core.steps import (
     Crowded,
     Drain,
     HookAnswered,
+    InboxRow,
     Input,
     JournalRead,
     LedgersRead,
@@ -112,7 +113,7 @@ class Life:
         self._trying: dict[int, Trying] = {}
         self._told_to_stop: set[int] = set()
         self._asking: dict[int, Asking] = {}
-        self._settling: dict[int, bool] = {}  # approval → whether it expires
+        self._settling: dict[int, Expire | Withdraw] = {}
         self._unsettled: list[int] = []
         self._alarm: int | None = None
         self._alarms = 0
@@ -125,11 +126,14 @@ class Life:
         world, scenario = self.world, self.scenario
         post = next((one for one in world.inbox if one.row.inbox_id not in self._delivered), None)
         if not self._read:
-            return [("read", 0), ("deliver", post.row.inbox_id)] if post is not None else [("read", 0)]
+            # A worker gives the core its post first, or it might rest before it has read it, again and again.
+            return [("deliver", post.row.inbox_id), ("read", 0)] if post is not None else [("read", 0)]
         moves: list[Move] = []
         rare: list[Move] = []
         if post is not None:
             moves.append(("deliver", post.row.inbox_id))
+            if len(world.inbox) > 1:
+                rare.append(("deliver all", 0))
         if self._append is not None:
             moves.append(("commit", 0))
             if self._begin:
@@ -208,11 +212,9 @@ class Life:
                 budgets = frozenset((RUN,)) if world.limits is not None else frozenset()
                 self._feed(JournalRead(world.journal.events, budgets, world.reserved, world.crashes))
             case "deliver":
-                post = next(one for one in world.inbox if one.row.inbox_id == number)
-                self._delivered.add(number)
-                self._feed(Posted(post.row))
-                if self.over is None and self.scenario.twice:
-                    self._feed(Posted(post.row))  # a worker looks at its post again before it is gone from there
+                self._deliver([next(one.row for one in world.inbox if one.row.inbox_id == number)])
+            case "deliver all":
+                self._deliver([one.row for one in world.inbox if one.row.inbox_id not in self._delivered])
             case "commit" | "in doubt":
                 self._commit(in_doubt=name == "in doubt")
             case "tool fails":
@@ -246,7 +248,7 @@ class Life:
             case "look" | "unknown" | "in progress":
                 self._look(number, name)
             case "settle":
-                if not world.settle(number, expires=self._settling.pop(number)):
+                if not world.settle(number, self._settling.pop(number)):
                     self._unsettled.append(number)
             case "not settled":
                 self._unsettled.remove(number)
@@ -263,6 +265,7 @@ class Life:
                 self._feed(Crowded())
             case "drain":
                 self._drained = True
+                self._core.hand_over()
                 self._feed(Drain())
             case "stop all":
                 self._feed(StopAttempts())
@@ -271,10 +274,17 @@ class Life:
             case _:
                 self._end_attempt(name, number)
 
-    def _feed(self, given: Input) -> None:
+    def _deliver(self, rows: Sequence[InboxRow]) -> None:
+        """Post that comes at once. A worker may look at its post again before it is gone from the inbox: then it comes twice."""
+        self._delivered.update(row.inbox_id for row in rows)
+        given = [row for row in rows for _ in range(1 + self.scenario.twice)]
+        for place, row in enumerate(given, 1):
+            if self.over is None:
+                self._feed(Posted(row), more=place < len(given))
+
+    def _feed(self, given: Input, *, more: bool = False) -> None:
         world = self.world
-        step = self._core.step(given, world.now, world.real)
-        self._carry_out(step)
+        self._carry_out(self._core.step(given, world.now, world.real, more=more))
 
     def _carry_out(self, step: Step) -> None:
         world = self.world
@@ -284,7 +294,7 @@ class Life:
         for number in step.forget:
             self._asking.pop(number, None)
         for settle in step.settle:
-            self._settling[settle.number] = isinstance(settle.how, Expire)
+            self._settling[settle.number] = settle.how
         for child in step.cancel:
             number = next(one.number for one in world.journal.state.children.values() if one.run_id == child.run_id)
             if world.children[number] == "alive":
@@ -334,7 +344,7 @@ class Life:
 
     def _send(self, begin: Begin) -> None:
         services, tool = self.world.services, begin.tool
-        service = services.get(begin.number) or Service(begin.number, tool.effect, round(tool.key_window_s * 1e6))
+        service = services.get(begin.number) or Service(begin.number, tool.effect, self.scenario.key_memory_us)
         if tool.effect == "once" and (service.done or service.flights):
             raise Violation(f"call {begin.number}, of class once, is begun again; done: {service.done}, on its way: {service.flights} (G5)")
         services[begin.number] = service._replace(flights=(*service.flights, Flight(begin.attempt, None)))
@@ -507,7 +517,7 @@ class Life:
                 options = [self._options(calls[number], service, begins, lost) for number, service in base.services.items()]
                 for one in begins:
                     if one.tool.effect in _OUTSIDE and one.number not in base.services:
-                        fresh = Service(one.number, one.tool.effect, round(one.tool.key_window_s * 1e6))
+                        fresh = Service(one.number, one.tool.effect, self.scenario.key_memory_us)
                         options.append(self._options(calls[one.number], fresh, begins, lost))
                 for services in itertools.product(*options) if options else ((),):
                     yield base.key(services, lost), f"{words}{'dead' if lost == 2 else 'silent'}", base, lost, services

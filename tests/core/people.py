@@ -77,7 +77,7 @@ def act(world: World, what: str) -> None:
         case "grant" | "reject" | "edit":
             number = _undecided(world)
             assert number is not None
-            world.vote(number, _VOTES[word])
+            world.judge(number, _VOTES[word])
         case "resolve":
             call = _doubt(world)
             assert call is not None

@@ -10,6 +10,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from tests.core.world import CLOCK_SLACK_US, KEY_SLACK_US, KEY_WINDOW_S, SECOND
+
 from perdure import Agent, Approval, Budget, Outcome, Rate, Retry, Run, ToolFailed, Usage, agent, tool
 from perdure.core.budget import NOTHING, Amounts
 from perdure.errors import ChildFailed
@@ -34,6 +36,11 @@ class Scenario:
     ticks: bool = False  # time may pass while other things are due
     patient: bool = True  # the run is never called poison
 
+    @property
+    def key_memory_us(self) -> int:
+        """For how long services remember a key."""
+        return KEY_WINDOW_S * SECOND + (CLOCK_SLACK_US if any("clock" in what for what in self.env) else KEY_SLACK_US)
+
 
 # -- tools --------------------------------------------------------------------------------------------------------------
 @tool(effect="read", timeout=10.0, retry=_TWICE)
@@ -46,12 +53,12 @@ async def store(what: str = "") -> str:
     raise NotImplementedError
 
 
-@tool(effect="keyed", timeout=10.0, retry=_TWICE, key_window=600.0)
+@tool(effect="keyed", timeout=10.0, retry=_TWICE, key_window=KEY_WINDOW_S)
 async def pay(what: str = "") -> str:
     raise NotImplementedError
 
 
-@tool(effect="keyed", timeout=10.0, retry=_TWICE, key_window=600.0)
+@tool(effect="keyed", timeout=10.0, retry=_TWICE, key_window=KEY_WINDOW_S)
 async def refund(what: str = "") -> str:
     raise NotImplementedError
 
@@ -102,7 +109,7 @@ async def _find_rubble(what: str) -> Outcome:
     raise NotImplementedError
 
 
-@tool(effect="keyed", timeout=10.0, approval=Approval(by=("bob",)))
+@tool(effect="keyed", timeout=10.0, key_window=KEY_WINDOW_S, approval=Approval(by=("bob",)))
 async def grant(what: str = "") -> str:
     raise NotImplementedError
 
@@ -112,7 +119,7 @@ def sign(what: str = "") -> str:
     raise NotImplementedError
 
 
-@tool(effect="keyed", timeout=10.0, rate=Rate(limit=1, per=20.0))
+@tool(effect="keyed", timeout=10.0, key_window=KEY_WINDOW_S, rate=Rate(limit=1, per=20.0))
 async def mail(what: str = "") -> str:
     raise NotImplementedError
 

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from perdure.agent import Agent
 from perdure.core import codec
-from perdure.core.approval import Standing, Vote, judge_expiry, judge_vote, judge_withdrawal
+from perdure.core.approval import ApprovalFacts, Expire, Judgement, Ruling, Standing, Withdraw, judge
 from perdure.core.budget import NOTHING, Amounts, Ledger, amounts_of
 from perdure.core.decide import Patience
 from perdure.core.events import (
@@ -68,9 +68,11 @@ SETTINGS = RunSettings(
     linger_us=SECOND // 10,
     flush_us=SECOND // 20,
 )
+KEY_WINDOW_S = 600  # of all tools with a key
 EVER_US = 500 * SECOND  # for how long an attempt goes on that nothing ends: longer than the core ever waits for one
 # A service remembers a key for its window from the first request on. Its clock is not ours, and a request takes its time.
 KEY_SLACK_US = round((60.0 + TIMEOUT_S + SETTLE_S) * 1e6)
+CLOCK_SLACK_US = 2 * 3600 * SECOND  # where our own clock is set: how old a key is can then be known no better
 _NO_ID = "0" * 32
 _IN_ORDER = (
     *(SignalReceived, ApprovalVoted, ApprovalEscalated, ApprovalDecided, ApprovalExpired, ApprovalWithdrawn),
@@ -150,12 +152,12 @@ class Journal:
         if isinstance(body, AttentionNeeded) and body.reason not in _FINE and (self.patient or body.reason != "poison"):
             raise Violation(f"the run needs attention: {body.reason}: {body.detail} (G7)")
         if isinstance(body, ToolCallInitiated) and body.attempt > 1:
-            self._check_again(state.calls[event.call or 0], body)
+            self._check_again(state.calls[event.call or 0], body, event.ts)
         if isinstance(body, SignalReceived) and any(event.event_id == one.event_id for one in self.events):
             raise Violation(f"the signal of event {event.seq} is in the journal already")
 
     @staticmethod
-    def _check_again(call: CallState, body: ToolCallInitiated) -> None:
+    def _check_again(call: CallState, body: ToolCallInitiated, ts: int) -> None:
         """Another attempt of a call is made only where its class, its key, its hook or a person allows that (G5)."""
         if body.attempt != call.attempt + 1:
             raise Violation(f"attempt {body.attempt} of call {call.number} comes after attempt {call.attempt} (T1)")
@@ -163,6 +165,9 @@ class Journal:
             raise Violation(f"call {call.number}, of class once, is begun again, and is {call.phase} (G5)")
         if call.effect == "keyed" and call.phase == "started" and call.has_reconcile:
             raise Violation(f"call {call.number} is begun again, and its hook was not asked (G5)")
+        age_us = ts - call.first_ts
+        if call.effect == "keyed" and (call.doubtful or call.phase == "started") and not -60 * SECOND <= age_us <= KEY_WINDOW_S * SECOND:
+            raise Violation(f"call {call.number} is begun again under a key that is {age_us / SECOND:.0f} s old (T14)")
 
 
 class Numbers:
@@ -208,7 +213,7 @@ class Service(NamedTuple):
 
     number: int
     effect: str
-    window_us: int
+    window_us: int  # for how long it remembers the key
     done: int = 0
     keyed_at: int = 0  # when it first saw the key
     flights: tuple[Flight, ...] = ()
@@ -219,7 +224,7 @@ class Service(NamedTuple):
     def arrived(self, attempt: int, real: int) -> Service:
         """The request of that attempt is there."""
         after = self.without(attempt)
-        if self.effect == "keyed" and self.done and real - self.keyed_at <= self.window_us + KEY_SLACK_US:
+        if self.effect == "keyed" and self.done and real - self.keyed_at <= self.window_us:
             return after  # the service drops it by its key
         if self.done:
             raise Violation(f"call {self.number}, of class {self.effect}, has happened twice (G5)")
@@ -514,25 +519,22 @@ class World:
         self._write([Event(journal.seq + 1, row.event_id, self.now, journal.state.epoch, row.call, cause, body)])
 
     # -- approvals ------------------------------------------------------------------------------------------------------
-    def settle(self, number: int, *, expires: bool) -> bool:
+    def settle(self, number: int, how: Expire | Withdraw) -> bool:
         """The time of the approval is over, or its answer is not wanted; False when it is settled already, or not yet due."""
-        standing = self.approvals.get(number)
-        if standing is None:
+        if number not in self.approvals:
             return False
         try:
-            ruling = judge_expiry(standing, self.now) if expires else judge_withdrawal(standing)
+            self.judge(number, how)
         except Conflict:
             return False
-        self._rule(number, ruling)
         return True
 
-    def vote(self, number: int, vote: Vote) -> None:
+    def judge(self, number: int, judgement: Judgement) -> None:
         """Conflict when it comes too late."""
         standing = self.approvals[number]
-        ruling = judge_vote(standing, vote, requester="ann", load=lambda payload: payload.inline or b"", now=self.now)
-        self._rule(number, ruling)
-
-    def _rule(self, number: int, ruling: Any) -> None:
+        request = standing.request
+        facts = ApprovalFacts("ann", request.input.inline, None if request.schema is None else request.schema.inline)
+        ruling: Ruling = judge(standing, facts, judgement, self.now)
         self.approvals[number] = ruling.standing
         ask = self.journal.state.asks[number]
         self.post(f"{type(ruling.body).__name__} {number}", ruling.body, number, ask.asked_seq)
