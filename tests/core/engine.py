@@ -20,6 +20,7 @@ from tests.core.world import (
     SECOND,
     SETTINGS,
     SETTLE_S,
+    START,
     Flight,
     Service,
     Violation,
@@ -96,6 +97,36 @@ class Asking(NamedTuple):
     seen: HookAnswered | None = None  # what it has found
 
 
+class Death(NamedTuple):
+    """What a worker leaves behind."""
+
+    durable: bool  # the append that was under way
+    base: World
+    lost: int  # 1: the worker is silent, 2: it is proven dead
+    real: int  # when the next worker comes
+    services: Sequence[Sequence[Service]]  # for each call all that may be so
+
+    def __str__(self) -> str:
+        words = ["append durable"] if self.durable else []
+        words.append("finished" if not self.lost else "dead" if self.lost == 2 else "silent")
+        if self.real > self.base.real:
+            words.append(f"for {(self.real - self.base.real) / SECOND:.0f} s")
+        return ", ".join(words)
+
+    @property
+    def mark(self) -> tuple[Any, ...]:
+        base = self.base
+        return base.mark(base.status_if_lost, START) if self.lost else base.mark(base.status, base.ready_at)
+
+    def world(self, services: Sequence[Service]) -> World:
+        world = self.base.copied()
+        if self.lost:
+            world.lose(self.lost)
+        world.real = self.real
+        world.services = {service.number: service for service in services}
+        return world
+
+
 class Life:
     """One worker's time with the run."""
 
@@ -109,6 +140,8 @@ class Life:
         self._delivered: set[int] = set()
         self._append: Append | None = None
         self._begin: Sequence[Begin] = ()
+        self._sent_at = 0
+        self._durable: tuple[tuple[Any, ...], World] | None = None  # the world with the append that is under way
         self._question: Question | None = None
         self._trying: dict[int, Trying] = {}
         self._told_to_stop: set[int] = set()
@@ -316,7 +349,7 @@ class Life:
         if step.append is not None:
             if self._append is not None:
                 raise Violation("an append is sent while another one is under way")
-            self._append, self._begin = step.append, step.begin
+            self._append, self._begin, self._sent_at = step.append, step.begin, world.real
         elif step.begin:
             raise Violation("attempts are to begin after no append (G2)")
         if step.wake_after_us is not None:
@@ -344,10 +377,13 @@ class Life:
 
     def _send(self, begin: Begin) -> None:
         services, tool = self.world.services, begin.tool
-        service = services.get(begin.number) or Service(begin.number, tool.effect, self.scenario.key_memory_us)
+        service = services.get(begin.number) or self._service(begin)
         if tool.effect == "once" and (service.done or service.flights):
             raise Violation(f"call {begin.number}, of class once, is begun again; done: {service.done}, on its way: {service.flights} (G5)")
         services[begin.number] = service._replace(flights=(*service.flights, Flight(begin.attempt, None)))
+
+    def _service(self, begin: Begin) -> Service:
+        return Service(begin.number, begin.tool.effect, self.scenario.key_memory_us)
 
     def _check_may_begin(self, begin: Begin) -> None:
         journal = self.world.journal
@@ -416,6 +452,7 @@ class Life:
         result = self._result_of(append)
         world.append(append, result)
         begin, self._begin, self._append = self._begin, (), None
+        in_doubt = bool(begin) and (in_doubt or world.real - self._sent_at > round(SETTLE_S * 1e6))
         begun = not in_doubt and self._core.may_begin
         if begun:
             for one in begin:
@@ -494,33 +531,44 @@ class Life:
         after_s = timeout_s + SETTLE_S + (timeout_s + GRACE_S if lost == 1 else 0.0)
         return self.world.real + round(after_s * 1e6) - 1
 
-    def deaths(self) -> Iterator[tuple[tuple[Any, ...], str, World, int, tuple[Service, ...]]]:
-        """All that a worker which dies now can leave behind: (key, in words, world, lost, services).
+    def deaths(self, away_us: Sequence[int]) -> Iterator[Death]:
+        """All that a worker which dies now can leave behind.
 
         An append that is under way is durable, or it is not. The worker is proven dead, or it is only silent. Each request that
-        is under way has arrived, is lost, or comes at the last moment.
+        is under way has arrived, is lost, or comes at the last moment. The next worker comes after one of these times.
         """
-        world = self.world
-        bases = [("", world)]
-        append = self._append
-        if append is not None and world.refusal(append, world.now) is None:
-            durable = world.copied()
-            durable.append(append, self._result_of(append))
-            bases.append(("append durable, ", durable))
-        for words, base in bases:
+        for durable, base in self._bases():
             if base.finished:
-                yield base.key(), f"{words}finished", base, 0, tuple(base.services.values())
+                yield Death(durable, base, 0, base.real, [[one] for one in self.world.services.values()])
                 continue
+            calls = base.journal.state.calls
             for lost in (2, 1):
-                begins = self._begin if base is not world and lost == 1 and self._core.may_begin else ()
-                calls = base.journal.state.calls
-                options = [self._options(calls[number], service, begins, lost) for number, service in base.services.items()]
+                begins = self._begin if durable and lost == 1 and self._begins_yet else ()
+                options = [self._options(calls[number], service, begins, lost) for number, service in self.world.services.items()]
                 for one in begins:
                     if one.tool.effect in _OUTSIDE and one.number not in base.services:
-                        fresh = Service(one.number, one.tool.effect, self.scenario.key_memory_us)
-                        options.append(self._options(calls[one.number], fresh, begins, lost))
-                for services in itertools.product(*options) if options else ((),):
-                    yield base.key(services, lost), f"{words}{'dead' if lost == 2 else 'silent'}", base, lost, services
+                        options.append(self._options(calls[one.number], self._service(one), begins, lost))
+                for us in away_us:
+                    real = base.real + us
+                    later = [[one.after(real) for one in some] for some in options] if us else options
+                    yield Death(durable, base, lost, real, later)
+
+    def _bases(self) -> list[tuple[bool, World]]:
+        """The world as it is; and as it would be if the append that is under way were durable."""
+        append, world = self._append, self.world
+        if append is None or world.refusal(append, world.now) is not None:
+            return [(False, world)]
+        mark = (id(append), world.posted, world.real, world.skew, world.env)
+        if self._durable is None or self._durable[0] != mark:
+            durable = world.copied()
+            durable.append(append, self._result_of(append))
+            self._durable = (mark, durable)
+        return [(False, world), (True, self._durable[1])]
+
+    @property
+    def _begins_yet(self) -> bool:
+        """Whether the attempts begin that wait for the append. A worker that may have lost its lease meanwhile begins none."""
+        return self._core.may_begin and self.world.real - self._sent_at <= round(SETTLE_S * 1e6)
 
     def _options(self, call: CallState, service: Service, begins: Sequence[Begin], lost: int) -> list[Service]:
         """What becomes of the request of this call that is under way; the service as it is, if none is."""

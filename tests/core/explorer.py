@@ -28,6 +28,7 @@ are switched off one by one in test_explorer.py, and each time the explorer must
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -37,10 +38,12 @@ from typing import Any, NamedTuple
 from tests.core import people
 from tests.core.engine import Life, Move
 from tests.core.scenario import Scenario
-from tests.core.world import Violation, World
+from tests.core.world import SECOND, Violation, World
 
 from perdure.core.events import encode_body
 
+# How long no worker has the run after a death: no time, longer than any request flies, longer than a key, an approval and a timer last.
+_AWAY_US = (0, 40 * SECOND, 1000 * SECOND)
 _LONGEST = 150  # moves until a run must have come to rest
 _MOST_TURNS = 80  # claims and acts of people until it must have ended
 Effort = Sequence[tuple[int, int]]  # for a run with so many deaths behind it: places to differ in, and the most paths
@@ -127,7 +130,7 @@ class Explorer:
         collecting = gc.isenabled()
         gc.disable()
         try:
-            self._reach(world.key(), world, 0, _Origin(None, [], 0, "created"))
+            self._reach(world.key, world, 0, _Origin(None, [], 0, "created"))
             while self._queue:
                 self._explore(*self._queue.popleft())
         finally:
@@ -149,8 +152,10 @@ class Explorer:
                 return
             if turns > _MOST_TURNS:
                 raise Violation(f"the run does not end: it is {world.status} (G6)")
-            acts = [what for what in dict.fromkeys(world.env) if people.can(world, what)]
             due = world.is_ready
+            acts = [what for what in dict.fromkeys(world.env) if people.can(world, what)]
+            if world.differed >= self._differences(world):
+                acts = [] if due or world.ready_at is not None else acts[:1]
             if world.ready_at is not None and not due:
                 away_us = world.ready_at - world.now
                 # No one waits for an hour that a clock has lost.
@@ -166,14 +171,19 @@ class Explorer:
             after = world.copied()
             try:
                 if what in after.env:
+                    after.differed += 1
                     people.do(after, after.env.index(what))
                 else:
                     people.act(after, what)
             except Violation as violation:
                 raise self._found(violation, key, after, [(what, 0)]) from None
-            self._reach(after.key(), after, turns + 1, _Origin(key, [], 0, what))
+            self._reach(after.key, after, turns + 1, _Origin(key, [], 0, what))
         if due:
             self._live(key, world, turns + 1)
+
+    def _differences(self, world: World) -> int:
+        """In how many places its course may differ from the ordinary one."""
+        return self._effort[world.deaths][0] if world.deaths < len(self._effort) else 0
 
     # -- the lives of a worker that claims it -----------------------------------------------------------------------------
     def _live(self, key: tuple[Any, ...], world: World, turns: int) -> None:
@@ -235,20 +245,19 @@ class Explorer:
         if prefix:
             tally.moves[prefix[-1][0]] += 1
         after = life.world
-        self._reach(after.key(), after, turns, _Origin(key, made, len(made), life.over or ""))
+        self._reach(after.key, after, turns, _Origin(key, made, len(made), life.over or ""))
         return made, enabled
 
     def _die_here(self, key: tuple[Any, ...], life: Life, made: list[Move], turns: int) -> None:
         tally, origins = self.tally, self._origins
         tally.places += 1
-        for after, words, base, lost, services in life.deaths():
-            tally.points += 1
-            if after not in origins:
-                world = base.copied()
-                world.services = {service.number: service for service in services}
-                if lost:
-                    world.lose(lost)
-                self._reach(after, world, turns, _Origin(key, made, len(made), words))
+        for death in life.deaths(_AWAY_US if life.world.deaths == 0 else _AWAY_US[:1]):
+            mark, lost, real = death.mark, death.lost, death.real
+            for services in itertools.product(*death.services):
+                tally.points += 1
+                after = (mark, lost, real, services)
+                if after not in origins:
+                    self._reach(after, death.world(services), turns, _Origin(key, made, len(made), str(death)))
 
     # -- a broken promise -----------------------------------------------------------------------------------------------
     def _found(self, why: BaseException, key: tuple[Any, ...], world: World, made: list[Move]) -> Found:

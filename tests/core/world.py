@@ -230,6 +230,14 @@ class Service(NamedTuple):
             raise Violation(f"call {self.number}, of class {self.effect}, has happened twice (G5)")
         return after._replace(done=1, keyed_at=real)
 
+    def after(self, real: int) -> Service:
+        """At that time: what is on its way without a sender has arrived when it must."""
+        service = self
+        for flight in self.flights:
+            if flight.at is not None and flight.at <= real:
+                service = service.arrived(flight.attempt, flight.at)
+        return service
+
     def late(self, attempt: int, at: int, *, loose: bool = False) -> Service:
         """Its sender does not wait any more: the request arrives at the last moment."""
         return self._replace(flights=tuple(Flight(attempt, at, loose) if one.attempt == attempt else one for one in self.flights))
@@ -305,26 +313,25 @@ class World:
         """The wall clock."""
         return self.real + self.skew
 
-    def key(self, services: Sequence[Service] | None = None, lost: int | None = None) -> tuple[Any, ...]:
-        """What tells this world apart. `services` and `lost`: of the world after a crash here, with those."""
-        status, ready_at = self.status, self.ready_at
-        if lost is not None:
-            status, ready_at = "cancelling" if status == "cancelling" else "queued", self.now
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells this world apart."""
+        return (self.mark(self.status, self.ready_at), self.lost, self.real, tuple(self.services.values()))
+
+    def mark(self, status: str, ready_at: int | None) -> tuple[Any, ...]:
+        """All that tells it apart besides how its worker was lost, the time and the services, if its row said this."""
         return (
             self.journal.number,
             status,
             ready_at,
-            self.lost if lost is None else lost,
             self.crashes,
-            tuple([post.label for post in self.inbox]),
+            tuple([post.label for post in self.inbox]) if self.inbox else (),
             tuple([_encode(standing) for standing in self.approvals.values()]) if self.approvals else (),
             (self.limits, self.spent, self.reserved, self.beside) if self.limits else None,
-            tuple(self.rates.items()),
+            tuple(self.rates.items()) if self.rates else (),
             self.starts,
-            tuple(self.services.values()) if services is None else tuple(services),
             self.written,
             tuple(self.children.values()),
-            self.real,
             self.skew,
             self.env,
         )
@@ -342,9 +349,8 @@ class World:
     def pass_until(self, real: int) -> None:
         """It is that time. What is on its way without a sender arrives when it must."""
         for number, service in self.services.items():
-            for flight in service.flights:
-                if flight.at is not None and flight.at <= real:
-                    self.arrive(number, flight.attempt, flight.at)
+            if service.flights:
+                self.services[number] = service.after(real)
         self.real = max(self.real, real)
 
     def next_arrival(self) -> int | None:
@@ -365,9 +371,13 @@ class World:
 
     def lose(self, lost: int) -> None:
         """Its worker is gone."""
-        self.held, self.lost, self.ready_at = False, lost, self.now
-        self.status = "cancelling" if self.status == "cancelling" else "queued"
+        self.held, self.lost, self.ready_at = False, lost, START
+        self.status = self.status_if_lost
         self.deaths += 1
+
+    @property
+    def status_if_lost(self) -> str:
+        return "cancelling" if self.status == "cancelling" else "queued"
 
     def _write(self, events: Sequence[Event]) -> None:
         self.journal = self.journal.extended(events, self.numbers)
