@@ -215,10 +215,19 @@ class Life:
             rare.append(("crowded", 0))
         if scenario.drains and not self._drained:
             rare.append(("drain", 0))
-        rare += [("env", place) for place in range(len(world.env)) if people.can(world, world.env[place])]
-        if (not moves or scenario.ticks) and self._next_time() is not None:
-            moves.append(("tick", 0))
+        for place, what in enumerate(world.env):
+            if people.can(world, what) and not (self._trying and what.startswith("later")):
+                rare.append(("env", place))
+        if not moves or scenario.ticks:
+            time = self._next_time()
+            if time is not None and time <= self._first_timeout():
+                moves.append(("tick", 0))
         return moves + rare
+
+    def _first_timeout(self) -> int:
+        """No more time passes than an attempt under way has."""
+        ends = [one.since + round(one.begin.tool.timeout_s * 1e6) for one in self._trying.values() if one.begin.tool.timeout_s]
+        return min(ends, default=self.world.real + EVER_US)
 
     def _next_time(self) -> int | None:
         """When the next thing is due. A core that looks again and again is at times only woken when there is something to see."""
@@ -374,6 +383,8 @@ class Life:
         self._trying[number] = Trying(begin, world.real, arrived=False)
         if begin.tool.effect in _OUTSIDE:
             self._send(begin)
+        else:
+            world.pay(begin.tool)
 
     def _send(self, begin: Begin) -> None:
         services, tool = self.world.services, begin.tool
@@ -383,7 +394,8 @@ class Life:
         services[begin.number] = service._replace(flights=(*service.flights, Flight(begin.attempt, None)))
 
     def _service(self, begin: Begin) -> Service:
-        return Service(begin.number, begin.tool.effect, self.scenario.key_memory_us)
+        estimate = begin.tool.estimate
+        return Service(begin.number, begin.tool.effect, self.scenario.key_memory_us, 0 if estimate is None else estimate.usd_micros)
 
     def _check_may_begin(self, begin: Begin) -> None:
         journal = self.world.journal

@@ -44,6 +44,9 @@ from perdure.core.events import encode_body
 
 # How long no worker has the run after a death: no time, longer than any request flies, longer than a key, an approval and a timer last.
 _AWAY_US = (0, 40 * SECOND, 1000 * SECOND)
+_WILD = 0.3  # of the moves on a way at random are not the ordinary ones
+_LAST = ("fenced", "drain")  # moves that end a way soon
+_NEAR = 50
 _LONGEST = 150  # moves until a run must have come to rest
 _MOST_TURNS = 80  # claims and acts of people until it must have ended
 Effort = Sequence[tuple[int, int]]  # for a run with so many deaths behind it: places to differ in, and the most paths
@@ -112,14 +115,21 @@ class _Paths:
 
 
 class Explorer:
-    """One scenario, explored with this effort. `most_points`: then no more deaths are tried, and what was found is recovered."""
+    """One scenario, explored with this effort.
 
-    def __init__(self, scenario: Scenario, effort: Effort, *, seed: int = 0, most_points: int | None = None) -> None:
+    `most_points`: then no more deaths are tried, and what was found is recovered. `deep`: long ways at random, instead of all short ones:
+    worlds are explored in any order, and every path goes its own way.
+    """
+
+    def __init__(
+        self, scenario: Scenario, effort: Effort, *, seed: int = 0, most_points: int | None = None, deep: bool = False
+    ) -> None:
         self.tally = Tally()
         self._scenario = scenario
         self._effort = effort
         self._chance = random.Random(seed)
         self._most_points = most_points
+        self._deep = deep
         self._origins: dict[tuple[Any, ...], _Origin] = {}
         self._queue: deque[tuple[tuple[Any, ...], World, int]] = deque()
 
@@ -132,6 +142,8 @@ class Explorer:
         try:
             self._reach(world.key, world, 0, _Origin(None, [], 0, "created"))
             while self._queue:
+                if self._deep:
+                    self._queue.rotate(-self._chance.randrange(min(len(self._queue), _NEAR)))
                 self._explore(*self._queue.popleft())
         finally:
             if collecting:
@@ -156,6 +168,8 @@ class Explorer:
             acts = [what for what in dict.fromkeys(world.env) if people.can(world, what)]
             if world.differed >= self._differences(world):
                 acts = [] if due or world.ready_at is not None else acts[:1]
+            elif self._deep and acts:
+                acts = [self._chance.choice(acts)] if self._chance.random() < _WILD or not due else []
             if world.ready_at is not None and not due:
                 away_us = world.ready_at - world.now
                 # No one waits for an hour that a clock has lost.
@@ -183,7 +197,11 @@ class Explorer:
 
     def _differences(self, world: World) -> int:
         """In how many places its course may differ from the ordinary one."""
-        return self._effort[world.deaths][0] if world.deaths < len(self._effort) else 0
+        return self._effort[world.deaths][0] if world.deaths < len(self._effort) and not self._is_enough else 0
+
+    @property
+    def _is_enough(self) -> bool:
+        return self._most_points is not None and self.tally.points >= self._most_points
 
     # -- the lives of a worker that claims it -----------------------------------------------------------------------------
     def _live(self, key: tuple[Any, ...], world: World, turns: int) -> None:
@@ -191,16 +209,19 @@ class Explorer:
         differences, most = self._effort[world.deaths] if dies else (0, 1)
         paths = _Paths(self._chance)
         paths.add(_Path([], [], world.differed))
+        been: set[tuple[Move, ...]] = set()
         for walked in range(most):
-            if self._most_points is not None and self.tally.points >= self._most_points:
+            if self._is_enough:
                 if walked:
                     break
                 dies = False
             path = paths.take()
             if path is None:
                 break
-            made, enabled = self._walk(key, world, turns, path, dies)
-            if path.differs < differences:
+            made, enabled = self._walk(key, world, turns, path, dies, been)
+            if self._deep:
+                paths.add(path)  # it goes elsewhere each time
+            elif path.differs < differences:
                 for at, moves in enumerate(enabled, len(path.prefix)):
                     for move in moves[1:]:
                         # A worker that has lost its run ends at once: seen once at each place of the ordinary course.
@@ -208,7 +229,7 @@ class Explorer:
                             paths.add(_Path([*made[:at], move], moves, path.differs + 1))
 
     def _walk(
-        self, key: tuple[Any, ...], world: World, turns: int, path: _Path, dies: bool
+        self, key: tuple[Any, ...], world: World, turns: int, path: _Path, dies: bool, been: set[tuple[Move, ...]]
     ) -> tuple[list[Move], list[list[Move]]]:
         """One path: the prefix, and from there on the ordinary course. What was made, and what was enabled at each place behind the prefix."""
         tally, prefix = self.tally, path.prefix
@@ -225,17 +246,22 @@ class Explorer:
                 made.append(move)
                 life.make(move)
             while life.over is None:
-                if dies:
+                if dies and (not self._deep or tuple(made) not in been):
                     self._die_here(key, life, made, turns)
+                    if self._deep:
+                        been.add(tuple(made))
                 moves = life.moves()
                 if not moves:
                     raise Violation("a worker holds the run, and waits for nothing (G6)")
                 if len(made) > _LONGEST:
                     raise Violation("the run does not come to rest")
                 enabled.append(moves)
-                made.append(moves[0])
-                tally.moves[moves[0][0]] += 1
-                life.make(moves[0])
+                move = moves[0]
+                if self._deep and dies and self._chance.random() < _WILD:
+                    move = self._chance.choice([one for one in moves if one[0] not in _LAST] or moves)
+                made.append(move)
+                tally.moves[move[0]] += 1
+                life.make(move)
         except Violation as violation:
             raise self._found(violation, key, life.world, made) from None
         except AssertionError as error:
@@ -281,6 +307,6 @@ def _shown(moves: Sequence[Move]) -> str:
     return " · ".join(f"{move[0]} {move[1]}" if move[1] else str(move[0]) for move in moves) or "(nothing)"
 
 
-def explore(scenario: Scenario, effort: Effort, *, seed: int = 0, most_points: int | None = None) -> Tally:
+def explore(scenario: Scenario, effort: Effort, *, seed: int = 0, most_points: int | None = None, deep: bool = False) -> Tally:
     """What was tried; Found when a promise is broken."""
-    return Explorer(scenario, effort, seed=seed, most_points=most_points).run()
+    return Explorer(scenario, effort, seed=seed, most_points=most_points, deep=deep).run()

@@ -136,6 +136,8 @@ def next_need(world: World) -> str | None:
         return "unpause"
     if world.attention == "budget":
         return "raise"
+    if world.attention == "poison":
+        return "unpause"
     if world.status == "needs_attention" and world.attention == "in_doubt":
         arrival = world.next_arrival()
         if _doubt(world) is not None:

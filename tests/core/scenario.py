@@ -243,6 +243,11 @@ async def listener(run: Run) -> list[str]:
 
 
 @agent(version="1")
+async def errand(run: Run) -> list[str]:
+    return [str(await run.receive("go")), *await asyncio.gather(_told(order()), _told(pay()))]
+
+
+@agent(version="1")
 async def petition(run: Run) -> list[str]:
     return [await _told(demolish()), await _told(look())]
 
@@ -324,7 +329,7 @@ SCENARIOS = [
     Scenario("once", one_once, fates=("not_sent", "reset", "busy", "garbage", "stuck"), env=("resolve",)),
     Scenario("once with a hook", one_order, fates=("not_sent", "reset", "timeout", "refused"), hooks=("unknown", "in progress")),
     Scenario("once with a hook, attempts that do not stop", one_order, fates=("stuck", "reset"), env=("resolve",)),
-    Scenario("keyed", one_pay, fates=("reset", "timeout", "busy", "stuck"), env=("later 400", "later 400"), ticks=True),
+    Scenario("keyed", one_pay, fates=("reset", "timeout", "busy"), env=("later 400", "later 400"), ticks=True),
     Scenario("keyed, and the clock is set", one_pay, fates=("reset",), env=("clock forward", "clock back", "later 300")),
     Scenario("keyed with a hook", one_refund, fates=("reset", "timeout", "not_sent"), hooks=("unknown",), env=("later 650",)),
     Scenario("without a time-out", one_hole, fates=("reset",), env=("resolve",)),
@@ -344,6 +349,8 @@ SCENARIOS = [
     Scenario("a rate", mailer, fates=("busy",)),
     Scenario("cancelled", tidy, fates=("reset",), env=("cancel",)),
     Scenario("cancelled while it asks", petition, env=("grant", "cancel")),
+    Scenario("cancelled with a signal", errand, env=("signal a", "cancel")),
+    Scenario("an approval and a drain", petition, env=("grant", "later 40"), drains=True),
     Scenario("paused", pair, env=("pause", "unpause"), fates=("not_sent",)),
     Scenario("drained", pair, drains=True, fates=("reset",)),
 ]

@@ -214,6 +214,7 @@ class Service(NamedTuple):
     number: int
     effect: str
     window_us: int  # for how long it remembers the key
+    price: int  # of each effect, in micro-dollars
     done: int = 0
     keyed_at: int = 0  # when it first saw the key
     flights: tuple[Flight, ...] = ()
@@ -261,7 +262,7 @@ class World:
     __slots__ = (
         *("agent", "journal", "numbers", "status", "ready_at", "held", "lost", "crashes", "attention"),
         *("inbox", "posted", "signals", "approvals", "limits", "spent", "reserved", "beside", "rates", "starts"),
-        *("services", "written", "children", "real", "skew", "env", "deaths", "differed"),
+        *("services", "written", "paid", "children", "real", "skew", "env", "deaths", "differed"),
     )
 
     def __init__(self, agent: Agent[Any, Any], env: tuple[str, ...], beside: Amounts, *, patient: bool) -> None:
@@ -289,6 +290,7 @@ class World:
         # Outside.
         self.services: dict[int, Service] = {}
         self.written: tuple[int, ...] = ()  # calls of class transaction whose effect is in the database
+        self.paid = 0  # for readings, and for what is idempotent or a transaction, in micro-dollars
         self.children: dict[int, str] = {}  # call → "alive" or "ended"
         self.real = START  # a clock that no one can set
         self.skew = 0  # of the wall clock
@@ -331,6 +333,7 @@ class World:
             tuple(self.rates.items()) if self.rates else (),
             self.starts,
             self.written,
+            self.paid,
             tuple(self.children.values()),
             self.skew,
             self.env,
@@ -423,6 +426,7 @@ class World:
         if append.transaction is not None:
             assert result is not None and result.call is not None
             self.written = (*self.written, result.call)
+            self.pay(append.transaction.begin.tool)
             if append.transaction.metered:
                 self.reserved = self.reserved + -append.transaction.reserved
                 self.spent = self.spent + amounts_of(append.transaction.estimate, busy_us=result.ts - append.transaction.started_at)
@@ -474,6 +478,22 @@ class World:
             limit = getattr(limits, name)
             if limit is not None and getattr(used, name) > limit - getattr(self.beside, name):
                 raise Violation(f"{name}: {getattr(used, name)} is spent and reserved, and the budget allows {limit} (G14, T33)")
+
+    def pay(self, tool: Any) -> None:
+        """A service wants its money for an attempt that a key does not keep from happening twice."""
+        if tool.estimate is not None:
+            self.paid += tool.estimate.usd_micros
+            self.check_bill()
+
+    @property
+    def bill(self) -> int:
+        """What the services want for all that they have done."""
+        return self.paid + sum(service.price * service.done for service in self.services.values())
+
+    def check_bill(self) -> None:
+        """T33: whichever workers die, the services want no more than the budget allows."""
+        if self.limits is not None and self.limits.usd_micros is not None and self.bill > self.limits.usd_micros - self.beside.usd_micros:
+            raise Violation(f"the services want {self.bill}, and the budget allows {self.limits.usd_micros} (T33)")
 
     # -- limits ---------------------------------------------------------------------------------------------------------
     def ledgers(self) -> list[Ledger]:
@@ -568,6 +588,9 @@ class World:
         unread = sum(isinstance(post.row.body, SignalReceived) for post in self.inbox)
         if state.signals + unread != self.signals:
             raise Violation(f"{self.signals} signals were sent, {state.signals} are in the journal and {unread} in the inbox (G1)")
+        self.check_bill()
+        if state.used.usd_micros < self.bill:
+            raise Violation(f"{state.used.usd_micros} was charged, and the services want {self.bill} (T33)")
         used = [call for call in state.asks.values() if self.approvals[call.number].status == "consumed"]
         for ask in used:
             if ask.outcome != "approved" and not (ask.request.tool and state.calls[ask.number].attempt):
