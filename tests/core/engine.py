@@ -164,7 +164,8 @@ class Life:
         moves: list[Move] = []
         rare: list[Move] = []
         if post is not None:
-            moves.append(("deliver", post.row.inbox_id))
+            if not scenario.late_post:
+                moves.append(("deliver", post.row.inbox_id))
             if len(world.inbox) > 1:
                 rare.append(("deliver all", 0))
         if self._append is not None:
@@ -215,6 +216,8 @@ class Life:
             rare.append(("crowded", 0))
         if scenario.drains and not self._drained:
             rare.append(("drain", 0))
+        if post is not None and scenario.late_post:
+            moves.append(("deliver", post.row.inbox_id))
         for place, what in enumerate(world.env):
             if people.can(world, what) and not (self._trying and what.startswith("later")):
                 rare.append(("env", place))

@@ -6,7 +6,7 @@ from msgspec import structs
 from tests.core.world import RUN, SECOND, World, receipt
 
 from perdure.core import codec
-from perdure.core.approval import Vote
+from perdure.core.approval import Expire, Vote
 from perdure.core.budget import NOTHING
 from perdure.core.events import (
     BudgetRaised,
@@ -43,6 +43,8 @@ def can(world: World, what: str) -> bool:
             return world.status in ("paused", "needs_attention") or (world.held and any("pause" in post.label for post in world.inbox))
         case "grant" | "reject" | "edit":
             return _undecided(world) is not None
+        case "expire":
+            return _expiring(world) is not None
         case "resolve":
             return _doubt(world) is not None
         case "child":
@@ -78,6 +80,10 @@ def act(world: World, what: str) -> None:
             number = _undecided(world)
             assert number is not None
             world.judge(number, _VOTES[word])
+        case "expire":
+            number = _expiring(world)
+            assert number is not None
+            world.judge(number, Expire(), HOUR)  # by a clock that is ahead
         case "resolve":
             call = _doubt(world)
             assert call is not None
@@ -104,6 +110,14 @@ def _undecided(world: World) -> int | None:
     for number, standing in world.approvals.items():
         expires_at = standing.request.expires_at
         if standing.status == "pending" and (expires_at is None or expires_at > world.now):
+            return number
+    return None
+
+
+def _expiring(world: World) -> int | None:
+    """An approval with a time, of a call that has not begun."""
+    for number, standing in world.approvals.items():
+        if standing.status in ("pending", "approved") and standing.request.expires_at is not None and standing.request.tool is not None:
             return number
     return None
 

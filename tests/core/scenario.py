@@ -33,6 +33,7 @@ class Scenario:
     drains: bool = False
     crowds: bool = False
     twice: bool = False  # all post is delivered twice
+    late_post: bool = False  # ordinarily post is the last that is delivered, and not the first
     ticks: bool = False  # time may pass while other things are due
     patient: bool = True  # the run is never called poison
 
@@ -332,6 +333,7 @@ SCENARIOS = [
     Scenario("keyed", one_pay, fates=("reset", "timeout", "busy"), env=("later 400", "later 400"), ticks=True),
     Scenario("keyed, and the clock is set", one_pay, fates=("reset",), env=("clock forward", "clock back", "later 300")),
     Scenario("keyed with a hook", one_refund, fates=("reset", "timeout", "not_sent"), hooks=("unknown",), env=("later 650",)),
+    Scenario("a person and a hook", one_order, fates=("reset",), env=("resolve",), late_post=True),
     Scenario("without a time-out", one_hole, fates=("reset",), env=("resolve",)),
     Scenario("a pair", pair),
     Scenario("a pair that fails", pair, fates=("reset", "not_sent")),
@@ -342,6 +344,7 @@ SCENARIOS = [
     Scenario("a race", race, fates=("reset",)),
     Scenario("signals", listener, env=("signal a", "signal b", "signal c"), twice=True, ticks=True),
     Scenario("an approval", petition, env=("grant", "reject", "edit"), ticks=True, twice=True),
+    Scenario("an approval and another clock", petition, env=("grant", "expire"), ticks=True, late_post=True),
     Scenario("approvals", forum, env=("grant", "reject", "grant"), ticks=True),
     Scenario("children", parent, env=("child ok", "child fails"), crowds=True),
     Scenario("a budget", purse, fates=("reset",), env=("raise",)),

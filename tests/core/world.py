@@ -559,12 +559,12 @@ class World:
             return False
         return True
 
-    def judge(self, number: int, judgement: Judgement) -> None:
-        """Conflict when it comes too late."""
+    def judge(self, number: int, judgement: Judgement, ahead_us: int = 0) -> None:
+        """Conflict when it comes too late. `ahead_us`: of the clock of whoever judges."""
         standing = self.approvals[number]
         request = standing.request
         facts = ApprovalFacts("ann", request.input.inline, None if request.schema is None else request.schema.inline)
-        ruling: Ruling = judge(standing, facts, judgement, self.now)
+        ruling: Ruling = judge(standing, facts, judgement, self.now + ahead_us)
         self.approvals[number] = ruling.standing
         ask = self.journal.state.asks[number]
         self.post(f"{type(ruling.body).__name__} {number}", ruling.body, number, ask.asked_seq)
