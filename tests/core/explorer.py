@@ -186,6 +186,7 @@ class Explorer:
             try:
                 if what in after.env:
                     after.differed += 1
+                    self.tally.moves["env"] += 1
                     people.do(after, after.env.index(what))
                 else:
                     people.act(after, what)

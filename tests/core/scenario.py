@@ -38,6 +38,12 @@ class Scenario:
     patient: bool = True  # the run is never called poison
 
     @property
+    def names(self) -> set[str]:
+        """The moves that are made in this scenario, and not in every one."""
+        some = {"env": self.env, "drain": self.drains, "crowded": self.crowds}
+        return {*self.fates, *self.hooks, *(name for name, is_made in some.items() if is_made)}
+
+    @property
     def key_memory_us(self) -> int:
         """For how long services remember a key."""
         return KEY_WINDOW_S * SECOND + (CLOCK_SLACK_US if any("clock" in what for what in self.env) else KEY_SLACK_US)
@@ -346,9 +352,9 @@ SCENARIOS = [
     Scenario("an approval", petition, env=("grant", "reject", "edit"), ticks=True, twice=True),
     Scenario("an approval and another clock", petition, env=("grant", "expire"), ticks=True, late_post=True),
     Scenario("approvals", forum, env=("grant", "reject", "grant"), ticks=True),
-    Scenario("children", parent, env=("child ok", "child fails"), crowds=True),
+    Scenario("children", parent, env=("child ok", "child fails")),
     Scenario("a budget", purse, fates=("reset",), env=("raise",)),
-    Scenario("a budget that fails, and another run", small_purse, env=("other",), beside=Amounts(usd_micros=100)),
+    Scenario("a budget that fails, and another run", small_purse, env=("other",), beside=Amounts(usd_micros=100), crowds=True),
     Scenario("a rate", mailer, fates=("busy",)),
     Scenario("cancelled", tidy, fates=("reset",), env=("cancel",)),
     Scenario("cancelled while it asks", petition, env=("grant", "cancel")),

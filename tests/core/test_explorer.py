@@ -8,7 +8,7 @@ import time
 
 import pytest
 from tests import figures
-from tests.core.explorer import Effort, Explorer, Found, Tally, explore
+from tests.core.explorer import Effort, Found, Tally, explore
 from tests.core.guards import GUARDS, Guard
 from tests.core.scenario import SCENARIOS, WALKS, Scenario
 
@@ -25,34 +25,45 @@ WALK_POINTS = 1_000
 POINTS = {
     "in a row": 8_000,
     "once": 6_000,
-    "once with a hook": 60_000,
-    "once with a hook, attempts that do not stop": 60_000,
-    "keyed": 20_000,
-    "keyed, and the clock is set": 20_000,
-    "keyed with a hook": 50_000,
-    "a person and a hook": 60_000,
-    "without a time-out": 70_000,
+    "once with a hook": 80_000,
+    "once with a hook, attempts that do not stop": 70_000,
+    "keyed": 10_000,
+    "keyed, and the clock is set": 10_000,
+    "keyed with a hook": 40_000,
+    "a person and a hook": 70_000,
+    "without a time-out": 100_000,
     "a pair": 4_000,
     "a pair that fails": 60_000,
-    "a trio": 20_000,
-    "three at once": 75_000,
-    "transactions": 75_000,
-    "timers": 30_000,
-    "a race": 20_000,
-    "signals": 60_000,
+    "a trio": 12_000,
+    "three at once": 90_000,
+    "transactions": 50_000,
+    "timers": 20_000,
+    "a race": 12_000,
+    "signals": 90_000,
     "an approval": 6_000,
-    "an approval and another clock": 60_000,
-    "approvals": 25_000,
-    "children": 30_000,
+    "an approval and another clock": 55_000,
+    "approvals": 12_000,
+    "children": 12_000,
     "a budget": 6_000,
     "a budget that fails, and another run": 8_000,
     "a rate": 5_000,
     "cancelled": 10_000,
-    "cancelled while it asks": 40_000,
-    "cancelled with a signal": 40_000,
+    "cancelled while it asks": 30_000,
+    "cancelled with a signal": 30_000,
     "an approval and a drain": 60_000,
     "paused": 50_000,
-    "drained": 30_000,
+    "drained": 20_000,
+}
+# What must have happened in a scenario besides what it names itself, or it would pass for want of anything happening.
+HAPPENS = {
+    "once with a hook": {"look", "hook", "arrives", "vanishes", "in doubt", "tick"},
+    "transactions": {"tool fails", "rolled back"},
+    "timers": {"clock", "tick"},
+    "signals": {"deliver", "deliver all"},
+    "an approval": {"settle", "deliver"},
+    "a rate": {"answer", "not now"},
+    "cancelled": {"cancelled"},
+    "drained": {"stop all", "cancelled", "in doubt"},
 }
 SOAK_POINTS = 10_000_000
 _IDS = [scenario.name for scenario in SCENARIOS]
@@ -65,6 +76,7 @@ def test_every_promise_holds_wherever_a_worker_dies(scenario: Scenario) -> None:
     tally = explore(scenario, WIDE, most_points=least)
     _count(scenario, tally)
     assert tally.points >= least
+    assert tally.moves.keys() >= {"read", "commit", "fenced", *scenario.names, *HAPPENS.get(scenario.name, ())}
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=_IDS)
@@ -95,20 +107,6 @@ def test_the_same_seed_explores_the_same() -> None:
     scenario = next(scenario for scenario in SCENARIOS if scenario.name == "cancelled")
     tallies = [explore(scenario, DEEP, seed=7, most_points=1_000) for _ in range(2)]
     assert tallies[0] == tallies[1]
-
-
-def test_every_kind_of_move_is_made() -> None:
-    """Or the explorer would pass for want of anything happening."""
-    made: set[str] = set()
-    for scenario in SCENARIOS:
-        explorer = Explorer(scenario, [(2, 300)], most_points=2_000)
-        made.update(explorer.run().moves)
-    assert made >= {
-        *("read", "deliver", "deliver all", "commit", "in doubt", "fenced", "tool fails", "rolled back"),
-        *("answer", "not now", "clock", "tick", "hook", "look", "unknown", "in progress", "settle"),
-        *("arrive", "ok", "not_sent", "busy", "refused", "garbage", "reset", "timeout", "stuck", "cancelled"),
-        *("arrives", "vanishes", "crowded", "drain", "stop all", "env"),
-    }, made
 
 
 def _count(scenario: Scenario, tally: Tally) -> None:
