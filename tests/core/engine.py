@@ -361,7 +361,7 @@ class Life:
         if step.append is not None:
             if self._append is not None:
                 raise Violation("an append is sent while another one is under way")
-            self._append, self._begin, self._sent_at = step.append, step.begin, world.real
+            self._append, self._begin, self._sent_at, self._durable = step.append, step.begin, world.real, None
         elif step.begin:
             raise Violation("attempts are to begin after no append (G2)")
         if step.wake_after_us is not None:
@@ -560,9 +560,8 @@ class Life:
             for lost in (2, 1):
                 begins = self._begin if durable and lost == 1 and self._begins_yet else ()
                 options = [self._options(calls[number], service, begins, lost) for number, service in self.world.services.items()]
-                for one in begins:
-                    if one.tool.effect in _OUTSIDE and one.number not in base.services:
-                        options.append(self._options(calls[one.number], self._service(one), begins, lost))
+                fresh = [one for one in begins if one.tool.effect in _OUTSIDE and one.number not in base.services]
+                options += [self._options(calls[one.number], self._service(one), begins, lost) for one in fresh]
                 for us in away_us:
                     real = base.real + us
                     later = [[one.after(real) for one in some] for some in options] if us else options
@@ -573,7 +572,7 @@ class Life:
         append, world = self._append, self.world
         if append is None or world.refusal(append, world.now) is not None:
             return [(False, world)]
-        mark = (id(append), world.posted, world.real, world.skew, world.env)
+        mark = (world.posted, world.real, world.skew, world.env)
         if self._durable is None or self._durable[0] != mark:
             durable = world.copied()
             durable.append(append, self._result_of(append))

@@ -121,9 +121,7 @@ class Explorer:
     worlds are explored in any order, and every path goes its own way.
     """
 
-    def __init__(
-        self, scenario: Scenario, effort: Effort, *, seed: int = 0, most_points: int | None = None, deep: bool = False
-    ) -> None:
+    def __init__(self, scenario: Scenario, effort: Effort, *, seed: int = 0, most_points: int | None = None, deep: bool = False) -> None:
         self.tally = Tally()
         self._scenario = scenario
         self._effort = effort

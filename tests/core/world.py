@@ -44,6 +44,7 @@ from perdure.core.events import (
     SignalReceived,
     ToolCallInitiated,
     ToolCallResolved,
+    encode_body,
 )
 from perdure.core.keys import KEY_SCHEME
 from perdure.core.landing import landing
@@ -261,7 +262,7 @@ class World:
 
     __slots__ = (
         *("agent", "journal", "numbers", "status", "ready_at", "held", "lost", "crashes", "attention"),
-        *("inbox", "posted", "signals", "approvals", "limits", "spent", "reserved", "beside", "rates", "starts"),
+        *("inbox", "posted", "signals", "cancelled", "approvals", "limits", "spent", "reserved", "beside", "rates", "starts"),
         *("services", "written", "paid", "children", "real", "skew", "env", "deaths", "differed"),
     )
 
@@ -280,6 +281,7 @@ class World:
         self.inbox: tuple[Post, ...] = ()
         self.posted = 0
         self.signals = 0
+        self.cancelled = False
         self.approvals: dict[int, Standing] = {}
         self.limits: Limits | None = agent.budget
         self.spent = NOTHING
@@ -424,7 +426,8 @@ class World:
         if append.charge is not None:
             self.reserved, self.spent = self.reserved + append.charge.reserved, self.spent + append.charge.spent
         if append.transaction is not None:
-            assert result is not None and result.call is not None
+            assert result is not None
+            assert result.call is not None
             self.written = (*self.written, result.call)
             self.pay(append.transaction.begin.tool)
             if append.transaction.metered:
@@ -518,9 +521,11 @@ class World:
             self.limits = raised(self.limits, body.added)
         elif isinstance(body, SignalReceived):
             self.signals += 1
+        elif isinstance(body, CancelRequested):
+            self.cancelled = True
         row = InboxRow(self.posted, RUN, call, body, f"{self.posted:032x}")
         if self.held:
-            self.inbox = (*self.inbox, Post(f"{self.posted} {label}", row))
+            self.inbox = (*self.inbox, Post(f"{self.posted} {label} {encode_body(body).decode()}", row))
             return
         if isinstance(body, _IN_ORDER):
             for post in self.inbox:
@@ -591,10 +596,15 @@ class World:
         self.check_bill()
         if state.used.usd_micros < self.bill:
             raise Violation(f"{state.used.usd_micros} was charged, and the services want {self.bill} (T33)")
-        used = [call for call in state.asks.values() if self.approvals[call.number].status == "consumed"]
-        for ask in used:
-            if ask.outcome != "approved" and not (ask.request.tool and state.calls[ask.number].attempt):
-                raise Violation(f"the approval of call {ask.number} was used, and is {ask.outcome} (G9)")
+        unread_calls = {post.row.call for post in self.inbox}
+        if self.cancelled and state.cancel is None and not any(isinstance(post.row.body, CancelRequested) for post in self.inbox):
+            raise Violation("the run was cancelled, and neither its journal nor its inbox knows (G1)")
+        for number, ask in state.asks.items():
+            said = self.approvals[number].status
+            outcome = "approved" if said == "consumed" else said
+            # What is pending when the run ends is withdrawn without a word.
+            if outcome != ask.outcome and number not in unread_calls and not (outcome == "withdrawn" and ask.pending):
+                raise Violation(f"the approval of call {number} is {said}, and the journal says {ask.outcome} (G1)")
 
     def _check_call(self, call: CallState, service: Service | None) -> None:
         done = 0 if service is None else service.done
