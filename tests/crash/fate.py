@@ -51,7 +51,7 @@ from perdure.core.events import (
     ToolCallInitiated,
     ToolCallResolved,
 )
-from perdure.core.steps import AttemptEnded, HookAnswered, Input
+from perdure.core.steps import HookAnswered, Input
 from perdure.store.api import Append
 from perdure.store.postgres import journal
 from perdure.store.postgres.store import PostgresStore
@@ -189,11 +189,12 @@ class Fate:
         self.wrap(SqlStore, "notice_done", lambda *_: {"told"})
         self.wrap(Courier, "_tell", lambda *_: {"taken"})  # a notice is out of the store, and nobody has heard of it
         self.wrap(Courier, "_reading", lambda *_: {"sent"})  # the receiver has answered
+        self.wrap(Drive, "_ended", lambda told, _: {"arrive"} if told.number == CALL or self.tool == ANY else set())
         self.wrap(Drive, "_feed", self._of_input)
 
     def _of_input(self, given: Input) -> set[str]:
-        ended = isinstance(given, AttemptEnded | HookAnswered) and (given.number == CALL or self.tool == ANY)
-        return {"arrive"} if ended else set()
+        answered = isinstance(given, HookAnswered) and (given.number == CALL or self.tool == ANY)
+        return {"arrive"} if answered else set()
 
     def _of_batch(self, batch: Iterable[Append]) -> set[str]:
         found = {"append"}

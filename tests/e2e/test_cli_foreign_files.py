@@ -150,7 +150,7 @@ def test_a_workers_folder_that_others_can_write_to_is_refused_by_every_verb_and_
     checks = {check["name"]: check for check in desk.lines("doctor")}
     assert checks["locks"]["verdict"] == "warn"
     assert "x y.lock" in checks["locks"]["found"]
-    assert checks["locks"]["way_out"].endswith(f"cd {folder} && rm 'x y.lock'")
+    assert checks["locks"]["way_out"].endswith(f"cd {folder} && rm -- 'x y.lock'")
 
 
 _AS_NOBODY = """

@@ -679,4 +679,15 @@ CORE = (
         red="tests/unit/test_drive_agents.py::test_an_agent_that_waits_for_what_nothing_can_bring_about_is_stuck[False]",
         store="sqlite",
     ),
+    Mutant(
+        name="a_journal_of_another_claim_is_gone_on_with",
+        guard="a worker that lost its lease while it read the journal does nothing",
+        promise="G4",
+        file="core/run_core.py",
+        where="RunCore._begin",
+        old="        if journal.epoch not in (None, state.epoch):\n",
+        new="        if False:\n",
+        red="tests/unit/test_core_claim.py::test_a_journal_that_another_worker_has_claimed_since_is_not_gone_on_with",
+        store="sqlite",
+    ),
 )

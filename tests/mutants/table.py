@@ -17,7 +17,7 @@ A test of a guard is worth what it says when the guard is gone. So each dangerou
 test must go red: {source} of them in a copy of the sources, {known} more in the running process of a test, {total} in all.
 
 This page is made of the registry in `tests/mutants` (`python -m tests.mutants.table > docs/mutants.md`), and a test compares the two.
-`make test` runs all of it. One mutant alone: `pytest "tests/mutants/test_mutants.py::test_the_named_test_goes_red_when[NAME]"`.
+`make test-full` runs all of it. One mutant alone: `pytest "tests/mutants/test_mutants.py::test_the_named_test_goes_red_when[NAME]"`.
 
 What the guards keep; G… are [promises](what-is-promised.md), T… are traps that others have fallen into:
 

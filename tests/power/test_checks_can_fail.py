@@ -15,7 +15,7 @@ from tests.power.lab import Lab
 from tests.power.scenarios import SCENARIOS, record
 from tests.power.told import Acknowledged, Effect
 
-from perdure.core import run_core
+from perdure.core import decide, run_core
 from perdure.core.run_core import RunCore
 from perdure.core.state import CallState
 from perdure.store import blobs
@@ -111,5 +111,6 @@ def test_a_blob_that_is_written_after_the_event_that_names_it_is_found(folder: P
 def test_an_effect_that_is_repeated_when_the_run_is_resumed_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = recorded(folder, FIRST)
     monkeypatch.setattr(World, "knows", lambda world, key: False)  # the service says that it has not happened
-    monkeypatch.setattr(run_core, "quiet_after_s", lambda call, patience: 0.0)  # and is believed at once
+    monkeypatch.setattr(run_core, "quiet_after_s", lambda call, patience: 0.0)  # and is believed at once,
+    monkeypatch.setattr(decide, "never_quiet", lambda call: False)  # also about what may still be sending
     wrong(folder, log, FIRST, "happened twice", after="shipped", resume_every=1)

@@ -77,6 +77,7 @@ def services_are_slow(patch: pytest.MonkeyPatch) -> None:
 def hooks_are_believed_at_once(patch: pytest.MonkeyPatch) -> None:
     services_are_slow(patch)
     patch.setattr(RunCore, "_quiet_at", lambda self, call: -(2**62))
+    patch.setattr(deciding, "never_quiet", lambda call: False)
     patch.setattr(world, "SETTINGS", structs.replace(world.SETTINGS, reconcile_margin_s=0.0))
 
 

@@ -35,6 +35,7 @@ from perdure.core.budget import NOTHING, Amounts
 from perdure.core.events import BudgetExceeded as BudgetExceededEvent
 from perdure.core.events import Limits
 from perdure.store.api import RunRow
+from perdure.worker import drive
 
 
 class Ledger:
@@ -538,6 +539,35 @@ def test_a_call_that_was_handed_over_before_it_began_is_counted_when_it_begins(t
     assert begun == [2]
 
 
+@pytest.mark.parametrize("effect", ["read", "once"])
+def test_what_an_agent_asks_for_behind_a_call_without_money_does_not_begin(tmp_path: Path, effect: Any) -> None:
+    """The run stops at the first of two calls; there would be money for the second."""
+    begun: list[str] = []
+
+    @tool(effect="once", cost=2)
+    async def dear() -> None:
+        begun.append("dear")
+
+    @tool(effect=effect)
+    async def cheap() -> None:
+        begun.append("cheap")
+
+    @agent(version="1")
+    async def spender(run: Run) -> None:
+        await asyncio.gather(dear(), cheap())
+
+    async def main() -> None:
+        async with perdure(tmp_path / "db", [spender]) as app:
+            handle = await app.start(spender, id="r", budget=Budget(usd=1))
+            row = await app.drive("r", wait=False)
+            assert (row.status, row.attention, begun) == ("needs_attention", "budget", [])
+            await app.unpause("r", add=Budget(usd=5))
+            await handle.result()
+
+    run(main())
+    assert sorted(begun) == ["cheap", "dear"]
+
+
 def test_a_drain_that_meets_a_stop_for_money_lets_what_was_paid_for_begin(tmp_path: Path) -> None:
     """Two calls at once, and money for one of them: its intent becomes durable while the worker is drained. The run stops for money,
     as it would have without the drain."""
@@ -857,7 +887,12 @@ def test_what_a_dead_worker_had_reserved_is_charged_when_a_person_has_settled_it
     assert run(main()) == ["found", "made"]
 
 
-def test_children_that_look_at_the_same_moment_do_not_spend_the_same_money(tmp_path: Path) -> None:
+@pytest.mark.parametrize("longest_turn_s", [drive._LONGEST_TURN_S, -1.0], ids=["as shipped", "other runs go on after every input"])
+def test_children_that_look_at_the_same_moment_do_not_spend_the_same_money(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest_turn_s: float
+) -> None:
+    monkeypatch.setattr(drive, "_LONGEST_TURN_S", longest_turn_s)
+
     @tool(effect="read", cost="0.05")
     async def search(call: Call) -> None:
         call.spend(usd="0.05")

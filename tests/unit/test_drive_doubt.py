@@ -103,6 +103,17 @@ def test_in_progress_that_ends_is_settled_by_the_next_answer() -> None:
     assert (row.status, output, desk.attempts) == ("succeeded", "late", [1])
 
 
+def test_in_progress_that_ends_in_not_knowing_is_left_to_a_person_and_not_asked_for_ever() -> None:
+    def answer(call: Call) -> Outcome:
+        assert len(desk.asked) < 20, "it is asked again and again"
+        return Outcome.in_progress() if len(desk.asked) == 1 else Outcome.unknown("the ledger has two of them")
+
+    desk = Desk("once", answer)
+    row, _, events = run(rested(desk))
+    assert (row.status, desk.attempts, desk.asked) == ("needs_attention", [1], [1, 1])
+    assert outline(events)[-1] == "attention_needed"
+
+
 def _raises(call: Call) -> Any:
     raise RuntimeError("the ledger is down")
 

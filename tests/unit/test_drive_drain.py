@@ -318,6 +318,8 @@ def test_a_stop_ends_a_drive_by_name_in_the_same_way(tmp_path: Path) -> None:
             driving = asyncio.create_task(app.drive("r", stop=stop))
             await until(lambda: case.began)
             stop.set()
+            # A tool that answers at once is followed by the next call in the same turn: the stop comes first.
+            await until(lambda: worker_of(app)._drives["r"]._core.closing is not None)
             case.finish.set()
             return await driving
 

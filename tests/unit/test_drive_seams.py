@@ -1035,11 +1035,11 @@ def test_a_post_whose_commit_went_through_unknown_to_its_sender_counts_once_thou
 def loses_the_answer(app: Perdure, is_read: Callable[[], bool]) -> list[int]:
     """The next commit of this app goes through, and the answer is an error; it only looks when the holder has read what it sent."""
     database: Any = app.store._database  # type: ignore[attr-defined]
-    commit, lost = database._commit, list[int]()
+    write, lost = database.write, list[int]()
     wait = threading.Event().wait
 
-    def losing(connection: Any, cursor: Any, arrived: Any) -> None:
-        commit(connection, cursor, arrived)
+    def losing(work: Any, arrived: Any, **options: Any) -> Any:
+        done = write(work, arrived, **options)
         if not lost:
             lost.append(1)
             app.store._bell.ring()  # type: ignore[attr-defined]
@@ -1048,10 +1048,11 @@ def loses_the_answer(app: Perdure, is_read: Callable[[], bool]) -> list[int]:
                     break
                 wait(0.005)
             assert is_read(), "the holder has not read it"
-            if not database._look(arrived):
+            if not database._look(lambda fresh: arrived(fresh, done)):
                 raise StoreUnavailable("disk I/O error in COMMIT")
+        return done
 
-    database._commit = losing
+    database.write = losing
     return lost
 
 

@@ -86,14 +86,18 @@ class Payload(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 def encode(value: Any) -> bytes:
     """Canonical JSON of the value; NotEncodable says where in it and why not."""
     kind = type(value)
-    if kind is dict:
+    if kind is str:
+        if len(value) > _SHORT:
+            return _encode_any(value)
+    elif kind is dict:
         for key, item in value.items():
-            if type(item) not in _SCALARS or type(key) is not str:
+            if type(key) is not str or type(item) not in _SCALARS or (type(item) is str and len(item) > _SHORT):
                 return _encode_any(value)
     elif kind not in _SCALARS:
         return _encode_any(value)
     # Text, whole numbers and flat objects of them are nearly all that there is, and msgspec writes them as json does, ten times as fast.
-    # Not fractions, which it writes in another form.
+    # Not fractions, which it writes in another form, and nothing long: msgspec 0.21 kills the process (SIGSEGV) when there is no memory
+    # for what it writes, where json raises MemoryError.
     try:
         encoded = _encode_flat(value)
     except Exception:

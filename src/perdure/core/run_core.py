@@ -269,15 +269,19 @@ class RunCore:
 
     # -- the turn -------------------------------------------------------------------------------------------------------
     def step(self, given: Input, now: int, mono: int, *, more: bool = False) -> Step:
-        """Take one input at this time, and say what is to be done. `more`: post comes right behind it, and is read before anything begins.
+        """Take one input at this time, and say what is to be done. `more`: another input comes right behind it.
 
-        A cancel or a pause that is here already keeps back the calls that the post before it would make.
+        What arrives together is taken in one turn, and makes one append. Then a cancel or a pause that is here already keeps back the calls
+        that the post before it would make.
         """
         self._now, self._mono = now, mono
         out = self._out = Step()
         kind, answer = type(given), None
-        if kind is Committed and self._sent is not None:
-            turn = self._committed(given)  # type: ignore[arg-type]
+        if isinstance(given, Committed) and self._sent is not None:
+            self._take_commit(given)
+            if out.end is not None or (more and given.result is None):
+                return out
+            turn = self._go_on(given.result)
         elif self._sent is not None and isinstance(given, RolledBack | AppendRefused):
             turn = self._unwritten(given)
         elif self._turn is not None and isinstance(given, Answer):
@@ -291,7 +295,7 @@ class RunCore:
             else:
                 self._keep(given)
             if more or self._sent is not None or self._turn is not None or self.state.created is None:
-                return out  # what has arrived waits for the post, for an answer to the append or to the question, or for the journal
+                return out  # it waits for what comes behind it, for an answer to the append or to the question, or for the journal
             turn = self._go_on()
         try:
             if kind is NoAnswer:
@@ -340,8 +344,13 @@ class RunCore:
             case _:
                 self._arrived.append(given)
 
-    def _go_on(self) -> Asking[None]:
-        """Take what has arrived, then append, wait or rest."""
+    def _go_on(self, result: Event | None = None) -> Asking[None]:
+        """Take what has arrived, then append, wait or rest. `result`: of a transaction that has just become durable."""
+        if result is not None:
+            try:
+                yield from self._deliver(result)
+            except Exception as error:
+                self._go_wrong(error)
         while self._arrived:
             given = self._arrived.popleft()
             try:
@@ -418,6 +427,10 @@ class RunCore:
             state.apply(event)
             if watch is not None:
                 watch.observe(event, None if event.call is None else state.calls.get(event.call))
+        if journal.epoch not in (None, state.epoch):
+            # Another worker has claimed the run since, and its journal was read only then: whatever is done here would be refused.
+            self._out.end = Broken("fenced", f"run {self.run_id}: its lease was lost while its journal was read")
+            return
         self._watch = watch
         self._claimed_mono, self._claimed_seq, self._durable_seq = self._mono, state.seq, state.seq
         self._suspect = journal.crashes > 0
@@ -1424,7 +1437,7 @@ class RunCore:
             begin, call.intent_seq, next(self._ids), call.reserved, call.started_at, call.estimate, metered=bool(self._budgets)
         )
 
-    def _committed(self, answer: Committed) -> Asking[None]:
+    def _take_commit(self, answer: Committed) -> None:
         """The append is durable. From here on a crash leaves intents without results: `decide` settles them by effect class."""
         sent, self._sent = self._sent, None
         starting, self._starting = self._starting, []
@@ -1455,12 +1468,6 @@ class RunCore:
             if answer.lease_in_doubt and self.may_begin:
                 # They are handed over as not begun; if another worker has the run, that is refused like everything else.
                 self.closing = Closing("queued", "another worker: the one before gave no sign of life for longer than its lease")
-        if result is not None:
-            try:
-                yield from self._deliver(result)
-            except Exception as error:
-                self._go_wrong(error)
-        yield from self._go_on()
 
     def _unwritten(self, answer: RolledBack | AppendRefused) -> Asking[None]:
         """The append was not written: everything in it is still here."""

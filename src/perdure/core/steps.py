@@ -48,6 +48,7 @@ class JournalRead(Struct, frozen=True, gc=False):
     budgets: frozenset[str] = frozenset()  # the runs whose budgets apply: its own, and those above it
     reserved: Amounts = NOTHING  # what the ledgers keep free for its open calls
     crashes: int = 0  # that its row still counts
+    epoch: int | None = None  # of the claim; None: the last one in the journal is the claim
 
 
 class AttemptEnded(Struct, frozen=True, gc=False):

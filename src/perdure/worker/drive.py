@@ -49,6 +49,7 @@ from perdure.core.steps import (
     LedgersRead,
     NotSettled,
     Posted,
+    Question,
     Rested,
     RolledBack,
     Settle,
@@ -166,7 +167,7 @@ class Drive:
 
     def begin(self, events: Sequence[Event], debts: Debts) -> None:
         """Go on where the journal ends."""
-        self._feed(JournalRead(events, debts.budgets, debts.reserved, self._row.crashes))
+        self._feed(JournalRead(events, debts.budgets, debts.reserved, self._row.crashes, self.lease.epoch))
 
     def receive(self, row: InboxRow) -> None:
         """Something from outside has arrived for this run."""
@@ -220,22 +221,25 @@ class Drive:
             return
         host, inputs = self._host, self._inputs
         self._stepping = True
-        begun_s = host.loop.time()
+        begun_s = now_s = host.loop.time()
         try:
             while inputs and not self.over:
+                given: Input | None = inputs.popleft()
+                while given is not None:
+                    host.entered = self.run_id
+                    try:
+                        step = self._core.step(given, host.clock.now(), int(now_s * 1_000_000), more=bool(inputs))
+                    finally:
+                        host.entered = None
+                    self._carry_out(step)
+                    # Its question is answered at once: between the answer and what the core records for it, no other run of this worker
+                    # may record anything under the same budget.
+                    given = None if step.question is None else self._answer(step.question)
                 now_s = host.loop.time()
-                if now_s - begun_s > _LONGEST_TURN_S:
+                if inputs and now_s - begun_s > _LONGEST_TURN_S:
                     # A tool that answers at once leads to the next commit, and that to the next tool: other runs want to go on, too.
                     host.loop.call_soon(self._work)
                     return
-                given = inputs.popleft()
-                host.entered = self.run_id
-                try:
-                    more = bool(inputs) and type(inputs[0]) is Posted
-                    step = self._core.step(given, host.clock.now(), int(now_s * 1_000_000), more=more)
-                finally:
-                    host.entered = None
-                self._carry_out(step)
         except Exception as error:
             host.broke(self, error)
         except BaseException:
@@ -268,8 +272,6 @@ class Drive:
             self._ask(begin)
         for begin in step.begin_now:
             self._start(begin, None)
-        if step.question is not None:
-            self._feed(answer(step.question, self.run_id, self._host.store, self._host, self._host.clock.now()))
         if step.append is not None:
             self._commit(step.append, step.begin)
         if step.wake_after_us is not None:
@@ -278,6 +280,9 @@ class Drive:
             self._feed(Crowded())
         if step.end is not None:
             self._end(step.end)
+
+    def _answer(self, question: Question) -> Input:
+        return answer(question, self.run_id, self._host.store, self._host, self._host.clock.now())
 
     def _arm(self, delay_s: float) -> None:
         loop = self._host.loop

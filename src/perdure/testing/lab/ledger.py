@@ -64,12 +64,12 @@ class Ledger:
     def has_begun(self, tool: str) -> bool:
         """Whether the function of this tool was called in this trial; where nobody counts, whether it may have been.
 
-        A late request that the lab has not let arrive yet does not count.
+        A late request does not count: the lab itself lets it arrive, between two questions to the hook, and waits until it has had its
+        time to show before the second one.
         """
         entries = self.entries()
-        waiting = {attempt_of(entry) for entry in entries if entry.fact == "late"}
-        waiting -= {attempt_of(entry) for entry in entries if entry.fact in ("returned", "raised")}
-        return any(entry.tool == tool and entry.fact in ("begun", "unseen") and attempt_of(entry) not in waiting for entry in entries)
+        late = {attempt_of(entry) for entry in entries if entry.fact == "late"}
+        return any(entry.tool == tool and entry.fact in ("begun", "unseen") and attempt_of(entry) not in late for entry in entries)
 
     def _locked(self, flags: int) -> _Locked:
         return _Locked(self.path, flags)
