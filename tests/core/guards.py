@@ -58,8 +58,8 @@ def a_worker_that_lost_its_run_goes_on(patch: Patch) -> None:
 
 
 def what_has_not_begun_counts_as_begun(patch: Patch) -> None:
-    committed = RunCore._committed
-    patch.setattr(RunCore, "_committed", lambda self, answer: committed(self, structs.replace(answer, begun=True)))
+    take = RunCore._take_commit
+    patch.setattr(RunCore, "_take_commit", lambda self, answer: take(self, structs.replace(answer, begun=True)))
 
 
 def a_drain_stops_nothing(patch: Patch) -> None:
