@@ -15,9 +15,15 @@ from tests import sets
 KILLS = "real kills"  # processes that ran perdure, and have died of SIGKILL
 POINTS = "crash points in simulation"
 STATES = "states after a power loss"
+CORE_POINTS = "crash points of the run core"
+CORE_RECOVERIES = "recoveries from them that differ"
 # By the `-m` of a whole run. The quick set has one real process for each kind of boundary and fault.
 _FULL_FLOORS = {KILLS: 300, POINTS: 50_000, STATES: 20_000}
-FLOORS = {sets.QUICK: {KILLS: 40, STATES: 1_500}, sets.FULL: _FULL_FLOORS, sets.BOTH: _FULL_FLOORS}
+FLOORS = {
+    sets.QUICK: {KILLS: 40, STATES: 1_500, CORE_POINTS: 1_000_000},
+    sets.FULL: _FULL_FLOORS,
+    sets.BOTH: {**_FULL_FLOORS, CORE_POINTS: 1_000_000},
+}
 _SHIPPED = "figures"  # under which a process of pytest-xdist hands its numbers to the one that started it
 _seen: Counter[str] = Counter()
 

@@ -20,7 +20,7 @@ QUICK = "not full and not soak"
 FULL = "full and not soak"
 BOTH = "not soak"
 
-# Real processes, real servers, every combination. The other folders (unit, conformance, docs) are quick.
+# Real processes, real servers, every combination. The other folders (unit, core, conformance, docs) are quick.
 FULL_FOLDERS = frozenset("bench check crash e2e golden lab mcp models mutants postgres power servers sim testing".split())
 ONE_OF_EACH_KIND = frozenset(case.quick_test for case in (*BOUNDARIES, *FAULTS))
 _TESTS = Path(__file__).parent

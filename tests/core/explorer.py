@@ -1,0 +1,311 @@
+"""The run core, explored without any store: it crashes, replays and reorders at every step, and every promise is checked.
+
+    python -m tests.core                     all scenarios, in short
+    python -m tests.core "a pair" --effort 2,500 1,20
+
+**What is explored.** A scenario (tests/core/scenario.py) is a small agent and what may happen to its run: how attempts end, what people
+do, and when. The core is real, and so are the agents and the declared tools. Around it stand a journal in memory with its row,
+post, approvals and ledger, and services that count effects (tests/core/world.py), and an engine (tests/core/engine.py) for which
+everything that a real engine leaves to the network, the disk and the clock is a *move*: this append is committed now, that request
+arrives now, this answer is delivered now, a second passes.
+
+**How.** From a world in which no worker holds the run, a worker claims it and lives through one *path* of moves: the ordinary course, and
+all courses that differ from it in so many places as the effort says. At every position of every path the worker also dies: the append
+that is under way is durable or not, the worker is proven dead or only silent, each request that is under way has arrived, is lost, or
+comes at the last moment at which it can. What it leaves is a world again, and goes into the queue. A world that was there before
+is not explored again: the same journal, post, services and time have the same future. The queue is worked off to its end, so everything
+that was found is recovered: to its rest, and with what people do about that, to the end of the run.
+
+**What is counted.** A *place* is a position on a path that no other path has come by before (scenario, all moves so far). A *crash point*
+is a place together with one of the ways to die there. A *recovery* is a different world that was left behind, and really recovered by
+a fresh core. A crash point whose world was recovered before costs no second recovery, but is counted: it was judged.
+
+**What is checked**: see `Violation` in world.py and engine.py. Each names its promise (G…, T…: what is promised is in docs/). At each
+position the enabled moves must be the same when a path is walked again: the same moves give the same journal. The guards of the core
+are switched off one by one in test_explorer.py, and each time the explorer must find the violation.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import random
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tests.core import people
+from tests.core.engine import Life, Move
+from tests.core.scenario import Scenario
+from tests.core.world import SECOND, Violation, World
+
+from perdure.core.events import encode_body
+
+# How long no worker has the run after a death: no time, longer than any request flies, longer than a key, an approval and a timer last.
+_AWAY_US = (0, 40 * SECOND, 1000 * SECOND)
+_WILD = 0.3  # of the moves on a way at random are not the ordinary ones
+_LAST = ("fenced", "drain")  # moves that end a way soon
+_NEAR = 50
+_LONGEST = 150  # moves until a run must have come to rest
+_MOST_TURNS = 80  # claims and acts of people until it must have ended
+Effort = Sequence[tuple[int, int]]  # for a run with so many deaths behind it: places to differ in, and the most paths
+
+
+class Found(AssertionError):
+    """A broken promise, with the shortest way to it that was walked."""
+
+
+@dataclass
+class Tally:
+    """What was tried."""
+
+    points: int = 0
+    places: int = 0
+    paths: int = 0
+    recoveries: int = 0
+    ends: int = 0
+    moves: Counter[str] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.points:,} crash points at {self.places:,} places; {self.recoveries:,} different recoveries, {self.paths:,} paths, "
+            f"{self.ends:,} ends of a run"
+        )
+
+
+@dataclass
+class _Origin:
+    """How a world was reached."""
+
+    parent: tuple[Any, ...] | None
+    moves: list[Move]
+    length: int
+    words: str
+
+
+class _Path(NamedTuple):
+    """A path to be walked: these moves, and then the ordinary course."""
+
+    prefix: list[Move]
+    expected: list[Move]  # what must be enabled where the last of them is made
+    differs: int  # in how many places it differs from the ordinary course, from the beginning of the run on
+
+
+class _Paths:
+    """The paths to be walked: mostly the shortest prefix first, for it has the most new places behind it; at times any."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._by_length: list[list[_Path]] = []
+
+    def add(self, path: _Path) -> None:
+        while len(self._by_length) <= len(path.prefix):
+            self._by_length.append([])
+        self._by_length[len(path.prefix)].append(path)
+
+    def take(self) -> _Path | None:
+        filled = [some for some in self._by_length if some]
+        if not filled:
+            return None
+        some = filled[0] if self._chance.random() < 0.7 else self._chance.choice(filled)
+        place = self._chance.randrange(len(some))
+        some[place], some[-1] = some[-1], some[place]
+        return some.pop()
+
+
+class Explorer:
+    """One scenario, explored with this effort.
+
+    `most_points`: then no more deaths are tried, and what was found is recovered. `deep`: long ways at random, instead of all short ones:
+    worlds are explored in any order, and every path goes its own way.
+    """
+
+    def __init__(self, scenario: Scenario, effort: Effort, *, seed: int = 0, most_points: int | None = None, deep: bool = False) -> None:
+        self.tally = Tally()
+        self._scenario = scenario
+        self._effort = effort
+        self._chance = random.Random(seed)
+        self._most_points = most_points
+        self._deep = deep
+        self._origins: dict[tuple[Any, ...], _Origin] = {}
+        self._queue: deque[tuple[tuple[Any, ...], World, int]] = deque()
+
+    def run(self) -> Tally:
+        """Explore it all; Found when a promise is broken."""
+        scenario = self._scenario
+        world = World(scenario.agent, scenario.env, scenario.beside, patient=scenario.patient)
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            self._reach(world.key, world, 0, _Origin(None, [], 0, "created"))
+            while self._queue:
+                if self._deep:
+                    self._queue.rotate(-self._chance.randrange(min(len(self._queue), _NEAR)))
+                self._explore(*self._queue.popleft())
+        finally:
+            if collecting:
+                gc.enable()
+        return self.tally
+
+    def _reach(self, key: tuple[Any, ...], world: World, turns: int, origin: _Origin) -> None:
+        if key not in self._origins:
+            self._origins[key] = origin
+            self._queue.append((key, world, turns))
+
+    # -- a world without a worker -----------------------------------------------------------------------------------------
+    def _explore(self, key: tuple[Any, ...], world: World, turns: int) -> None:
+        try:
+            if world.finished:
+                self.tally.ends += 1
+                world.check_whole()
+                return
+            if turns > _MOST_TURNS:
+                raise Violation(f"the run does not end: it is {world.status} (G6)")
+            due = world.is_ready
+            acts = [what for what in dict.fromkeys(world.env) if people.can(world, what)]
+            if world.differed >= self._differences(world):
+                acts = [] if due or world.ready_at is not None else acts[:1]
+            elif self._deep and acts:
+                acts = [self._chance.choice(acts)] if self._chance.random() < _WILD or not due else []
+            if world.ready_at is not None and not due:
+                away_us = world.ready_at - world.now
+                # No one waits for an hour that a clock has lost.
+                acts.append("clock right" if world.skew < 0 and away_us >= people.HOUR // 2 else f"later {away_us / 1e6}")
+            if not acts and not due:
+                need = people.next_need(world)
+                if need is None:
+                    raise Violation(f"the run is {world.status} and has no wake-up, and no one can bring it on (G6)")
+                acts.append(need)
+        except Violation as violation:
+            raise self._found(violation, key, world, []) from None
+        for what in acts:
+            after = world.copied()
+            try:
+                if what in after.env:
+                    after.differed += 1
+                    self.tally.moves["env"] += 1
+                    people.do(after, after.env.index(what))
+                else:
+                    people.act(after, what)
+            except Violation as violation:
+                raise self._found(violation, key, after, [(what, 0)]) from None
+            self._reach(after.key, after, turns + 1, _Origin(key, [], 0, what))
+        if due:
+            self._live(key, world, turns + 1)
+
+    def _differences(self, world: World) -> int:
+        """In how many places its course may differ from the ordinary one."""
+        return self._effort[world.deaths][0] if world.deaths < len(self._effort) and not self._is_enough else 0
+
+    @property
+    def _is_enough(self) -> bool:
+        return self._most_points is not None and self.tally.points >= self._most_points
+
+    # -- the lives of a worker that claims it -----------------------------------------------------------------------------
+    def _live(self, key: tuple[Any, ...], world: World, turns: int) -> None:
+        dies = world.deaths < len(self._effort)
+        differences, most = self._effort[world.deaths] if dies else (0, 1)
+        paths = _Paths(self._chance)
+        paths.add(_Path([], [], world.differed))
+        been: set[tuple[Move, ...]] = set()
+        for walked in range(most):
+            if self._is_enough:
+                if walked:
+                    break
+                dies = False
+            path = paths.take()
+            if path is None:
+                break
+            made, enabled = self._walk(key, world, turns, path, dies, been)
+            if self._deep:
+                paths.add(path)  # it goes elsewhere each time
+            elif path.differs < differences:
+                for at, moves in enumerate(enabled, len(path.prefix)):
+                    for move in moves[1:]:
+                        # A worker that has lost its run ends at once: seen once at each place of the ordinary course.
+                        if move[0] != "fenced" or path.differs == world.differed:
+                            paths.add(_Path([*made[:at], move], moves, path.differs + 1))
+
+    def _walk(
+        self, key: tuple[Any, ...], world: World, turns: int, path: _Path, dies: bool, been: set[tuple[Move, ...]]
+    ) -> tuple[list[Move], list[list[Move]]]:
+        """One path: the prefix, and from there on the ordinary course. What was made, and what was enabled at each place behind the prefix."""
+        tally, prefix = self.tally, path.prefix
+        tally.paths += 1
+        tally.recoveries += not prefix
+        life = Life(self._scenario, world.copied())
+        life.world.differed = path.differs
+        made: list[Move] = []
+        enabled: list[list[Move]] = []
+        try:
+            for move in prefix:
+                if len(made) == len(prefix) - 1 and life.moves() != path.expected:
+                    raise Violation(f"the same moves have led elsewhere: {life.moves()}, and before {path.expected} (G7)")
+                made.append(move)
+                life.make(move)
+            while life.over is None:
+                if dies and (not self._deep or tuple(made) not in been):
+                    self._die_here(key, life, made, turns)
+                    if self._deep:
+                        been.add(tuple(made))
+                moves = life.moves()
+                if not moves:
+                    raise Violation("a worker holds the run, and waits for nothing (G6)")
+                if len(made) > _LONGEST:
+                    raise Violation("the run does not come to rest")
+                enabled.append(moves)
+                move = moves[0]
+                if self._deep and dies and self._chance.random() < _WILD:
+                    move = self._chance.choice([one for one in moves if one[0] not in _LAST] or moves)
+                made.append(move)
+                tally.moves[move[0]] += 1
+                life.make(move)
+        except Violation as violation:
+            raise self._found(violation, key, life.world, made) from None
+        except AssertionError as error:
+            raise self._found(error, key, life.world, made) from error
+        finally:
+            life.close()
+        if prefix:
+            tally.moves[prefix[-1][0]] += 1
+        after = life.world
+        self._reach(after.key, after, turns, _Origin(key, made, len(made), life.over or ""))
+        return made, enabled
+
+    def _die_here(self, key: tuple[Any, ...], life: Life, made: list[Move], turns: int) -> None:
+        tally, origins = self.tally, self._origins
+        tally.places += 1
+        for death in life.deaths(_AWAY_US if life.world.deaths == 0 else _AWAY_US[:1]):
+            mark, lost, real = death.mark, death.lost, death.real
+            for services in itertools.product(*death.services):
+                tally.points += 1
+                after = (mark, lost, real, services)
+                if after not in origins:
+                    self._reach(after, death.world(services), turns, _Origin(key, made, len(made), str(death)))
+
+    # -- a broken promise -----------------------------------------------------------------------------------------------
+    def _found(self, why: BaseException, key: tuple[Any, ...], world: World, made: list[Move]) -> Found:
+        lines = [f"    {_shown(made)}  ← here"]
+        at: tuple[Any, ...] | None = key
+        while at is not None:
+            origin = self._origins[at]
+            lines.append(f"    {_shown(origin.moves[: origin.length])}  → {origin.words}")
+            at = origin.parent
+        journal = [
+            f"    {event.seq:3} {(event.ts - world.journal.events[0].ts) / 1e6:8.3f} s  {event.type}"
+            + (f" (call {event.call})" if event.call else "")
+            + f" {encode_body(event.body).decode()[:150]}"
+            for event in world.journal.events
+        ]
+        walk = "\n".join(reversed(lines))
+        return Found(f"{self._scenario.name}: {why}\n\n  the way there:\n{walk}\n\n  the journal:\n" + "\n".join(journal))
+
+
+def _shown(moves: Sequence[Move]) -> str:
+    return " · ".join(f"{move[0]} {move[1]}" if move[1] else str(move[0]) for move in moves) or "(nothing)"
+
+
+def explore(scenario: Scenario, effort: Effort, *, seed: int = 0, most_points: int | None = None, deep: bool = False) -> Tally:
+    """What was tried; Found when a promise is broken."""
+    return Explorer(scenario, effort, seed=seed, most_points=most_points, deep=deep).run()
