@@ -275,7 +275,8 @@ class Desk:
         run_id = plain_text(run_id, "a run's id")
         if tenant is not None:
             self._row(run_id, tenant)  # or an ended run of another tenant would be told apart from one that does not exist
-        self._store.post(run_id, call, body, event_id=self._clock.new_id(), now=self._clock.now(), status=status, expect=check)
+        expected = None if expect is None and tenant is None else check
+        self._store.post(run_id, call, body, event_id=self._clock.new_id(), now=self._clock.now(), status=status, expect=expected)
 
     def _row(self, run_id: str, tenant: str | None) -> RunRow:
         run_id = plain_text(run_id, "a run's id")

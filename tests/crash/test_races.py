@@ -17,6 +17,7 @@ from tests.crash.world import KILLED, World
 from perdure import Perdure, RunCancelled
 from perdure.core.events import CancelRequested
 from perdure.settings import Settings
+from perdure.store.postgres.store import PostgresStore
 from perdure.store.sql import SqlStore
 from perdure.store.sqlite.database import SqliteDatabase
 from perdure.store.sqlite.store import SqliteStore
@@ -157,13 +158,14 @@ def test_a_commit_that_took_effect_and_was_taken_for_lost_strands_no_run(
 
 def check_cancel_is_heard_while_parking(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancel that arrives between the holder's last look and its commit of the park ends the run at once, not an hour later."""
-    real, url = SqlStore.append, world.journal.url
+    appending, sending, url = SqlStore.append, PostgresStore.send, world.journal.url
 
     async def main() -> None:
         async with Perdure(url, agents=[sleeper], settings=Settings(park_after_s=0)) as app:
 
-            def cancelled_first(store: SqlStore, batch: Any) -> Any:
-                monkeypatch.setattr(SqlStore, "append", real)
+            def cancel(store: SqlStore) -> None:
+                monkeypatch.setattr(SqlStore, "append", appending)
+                monkeypatch.setattr(PostgresStore, "send", sending)
                 store.post(
                     "r",
                     None,
@@ -173,10 +175,18 @@ def check_cancel_is_heard_while_parking(world: World, monkeypatch: pytest.Monkey
                     status="cancelling",
                     expect=lambda _: None,
                 )
-                return real(store, batch)
+
+            def cancelled_first(store: SqlStore, batch: Any) -> Any:
+                cancel(store)
+                return appending(store, batch)
+
+            def cancelled_before_it_is_sent(store: PostgresStore, *args: Any) -> Any:
+                cancel(store)
+                return sending(store, *args)
 
             handle = await app.start(sleeper, 3600.0, id="r")
             monkeypatch.setattr(SqlStore, "append", cancelled_first)
+            monkeypatch.setattr(PostgresStore, "send", cancelled_before_it_is_sent)
             await handle.result(timeout=3)
 
     try:

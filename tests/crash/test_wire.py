@@ -92,9 +92,9 @@ def test_the_check_goes_red_when_the_guard_is_off(worlds: Worlds) -> None:
 def test_a_worker_that_sleeps_inside_a_transaction_keeps_its_run_from_others_only_until_the_server_ends_that(world: World) -> None:
     """It has the row locked, and a lease that has run out does not help as long as it has (`idle_in_transaction_session_timeout`)."""
     patience = {**SHORT, "answer_s": 4.0}
-    assert world.run(victims.start, runs={RUN: [0.05]}, agent="sleeper") == 0
+    assert world.run(victims.start, runs={RUN: [0.05]}, agent="asker") == 0
     world.begin(other=[["deed", "o", 0]])
-    zombie = world.start(victims.serve, settings={**patience, "concurrency": 1}, die=["park", "frozen", 1])
+    zombie = world.start(victims.serve, settings={**patience, "concurrency": 1}, die=["request", "frozen", 1])
     world.wait_until(lambda: is_stopped(zombie), "it sleeps inside its transaction")
     slept_s = time.monotonic()
     heir = world.start(victims.serve, until=[RUN, "other"], settings=patience)

@@ -69,10 +69,11 @@ def call(ring: Ring) -> None:
 def concerns_others(batch: Sequence[Append], answers: Sequence[Appended]) -> bool:
     """Whether these appends leave something for another worker to do now: a run that was given up, a child, the end of one."""
     # Lists, here and below: this is asked about every commit, and a generator costs more than what it saves.
-    return True in [isinstance(answer, Committed) and _leaves_work(append) for append, answer in zip(batch, answers, strict=True)]
+    return True in [isinstance(answer, Committed) and leaves_work(append) for append, answer in zip(batch, answers, strict=True)]
 
 
-def _leaves_work(append: Append) -> bool:
+def leaves_work(append: Append) -> bool:
+    """Whether another worker has to hear of this append, once it is committed."""
     row = append.row
     if row is not None and row.status in FINISHED:
         return "/" in append.lease.run_id  # a child: its parent has heard of it

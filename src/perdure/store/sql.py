@@ -219,7 +219,7 @@ class SqlStore(ABC):
         event_id: str,
         now: int,
         status: Status | None = None,
-        expect: Callable[[RunRow], None],
+        expect: Callable[[RunRow], None] | None = None,
     ) -> bool:
         appended = self._mailbox.post(run_id, call, body, event_id=event_id, now=now, status=status, expect=expect)
         self._bell.ring()

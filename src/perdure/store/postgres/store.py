@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 
 import psycopg
 
-from perdure.store.api import Append, Appended, NewRun, RunRow
+from perdure.core.events import AnyBody, SignalReceived
+from perdure.store.api import Append, Appended, NewRun, RunRow, Status
 from perdure.store.consequences import Consequences
 from perdure.store.creation import first_event
+from perdure.store.delivery import Letter
 from perdure.store.journal import Journal
 from perdure.store.postgres import soundness
 from perdure.store.postgres.bell import NotifyBell
@@ -21,6 +23,7 @@ from perdure.store.postgres.database import PostgresDatabase
 from perdure.store.postgres.journal import PostgresJournal
 from perdure.store.postgres.liveness import MachineLocks
 from perdure.store.postgres.migrate import MIGRATIONS
+from perdure.store.postgres.posting import LetterLost, signal_at_once
 from perdure.store.postgres.wholes import PostgresWholes
 from perdure.store.sql import SqlStore
 
@@ -58,16 +61,34 @@ class PostgresStore(SqlStore):
 
     def create_run(self, new: NewRun) -> tuple[RunRow, bool]:
         try:
-            row = create_at_once(self._database, new)
+            row = create_at_once(self._database, self._notify, new)
         except AnswerLost:
             # The crash window: what is there now may have been made by the statement whose answer was lost. It is as new as if we had heard.
             row, created = super().create_run(new)
             self._notify.ring()
             return row, created or self.hash_at(new.run_id, 1) == first_event(new).hash
-        if row is None:
-            return super().create_run(new)
-        self._notify.ring()
-        return row, True
+        return super().create_run(new) if row is None else (row, True)
+
+    def post(
+        self,
+        run_id: str,
+        call: int | None,
+        body: AnyBody,
+        *,
+        event_id: str,
+        now: int,
+        status: Status | None = None,
+        expect: Callable[[RunRow], None] | None = None,
+    ) -> bool:
+        try:
+            at_once = isinstance(body, SignalReceived) and call is None and status is None and expect is None
+            if at_once and signal_at_once(self._database, self._notify, run_id, Letter(call, body, event_id, now)):
+                return True
+        except LetterLost:
+            appended = self._mailbox.post(run_id, call, body, event_id=event_id, now=now, status=status, expect=expect, lost=True)
+            self._notify.ring()
+            return appended
+        return super().post(run_id, call, body, event_id=event_id, now=now, status=status, expect=expect)
 
     def send(self, batch: Sequence[Append], loop: AbstractEventLoop, done: Callable[[list[Appended | None]], None]) -> list[Append]:
         # Nobody has to be rung for: from what goes in one statement nothing follows for others.
