@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from typing import NamedTuple
 
 from tests.servers.listener import Listener, Peer
-from tests.servers.wire import Messages, address_of, startup_packet, startup_parameters, through_port
+from tests.servers.wire import Messages, Statements, address_of, startup_packet, startup_parameters, through_port
+
+
+class RoundTrip(NamedTuple):
+    at_ns: int  # by the clock that all processes of this machine share
+    text: str  # the statements of the batch
 
 
 class RoundTrips:
@@ -15,8 +22,12 @@ class RoundTrips:
     def __init__(self, url: str) -> None:
         self._address = address_of(url)
         self._lock = threading.Lock()
-        self.count = 0
+        self.trips: list[RoundTrip] = []
         self._listener = Listener(self._serve)
+
+    @property
+    def count(self) -> int:
+        return len(self.trips)
 
     def url(self, url: str) -> str:
         return through_port(url, self._listener.port)
@@ -36,10 +47,16 @@ class RoundTrips:
             server.close()
 
     async def _to_server(self, client: Peer, server: Peer) -> None:
-        messages = Messages()
+        messages, statements = Messages(), Statements()
+        texts: list[str] = []
         while chunk := await client.read():
-            with self._lock:
-                self.count += sum(message.ends_batch for message in messages.feed(chunk))
+            for message in messages.feed(chunk):
+                if (text := statements.executed_by(message)) is not None:
+                    texts.append(text)
+                if message.ends_batch:
+                    with self._lock:
+                        self.trips.append(RoundTrip(time.monotonic_ns(), "; ".join(texts)))
+                    texts = []
             await server.write(chunk)
         server.close()
 

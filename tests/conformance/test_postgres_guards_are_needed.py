@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from importlib import resources
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import psycopg
 import pytest
 from tests.servers.postgres import Server
-from tests.unit.postgres_tools import cleared, opened, raw
+from tests.unit.postgres_tools import Gate, cleared, opened, raw
 
 from perdure.core.budget import Amounts
-from perdure.core.events import Limits, RunSucceeded, ThoughtRecorded
+from perdure.core.events import AttentionNeeded, Limits, RunClaimed, RunPaused, RunSucceeded, SignalReceived, ThoughtRecorded
 from perdure.errors import Conflict, StoreError, StoreUnavailable
 from perdure.store.api import Charge, Claimed, Committed, Refused, RowChange, RunRow
 from perdure.store.claims import Claims
+from perdure.store.delivery import Letter
+from perdure.store.postgres import store as store_module
 from perdure.store.postgres.cursor import PostgresCursor
+from perdure.store.postgres.posting import LetterLost, signal_at_once, signal_values
 from perdure.store.postgres.queries import QUERIES, numbered
 from perdure.store.postgres.store import PostgresStore
-from perdure.store.postgres.taking import Taking
 from perdure.store.statements import load
 from perdure.testing.conformance import (
     LEASE_US,
@@ -52,6 +56,7 @@ PREDICATES = {
     "seq": ("seq = ?8", "?8::bigint IS NOT NULL"),
 }
 ADVANCES = dict(zip(("advance", "advance_and_project", "advance_and_release"), ROWS, strict=True))
+ADVANCES["advance_and_park"] = ADVANCES["advance_and_release"]  # the common path comes behind it
 
 
 # -- checks that the suite does not have, since they are about ways that only this dialect goes ----------------------------------------------
@@ -164,24 +169,147 @@ def claimed_while_the_first_is_locked(store: PostgresStore, *tenants: str) -> li
     return taken
 
 
+def held_up(name: str, place: str, instead: str, doing: Callable[[], Any], meanwhile: Callable[[], Any], url: str) -> Any:
+    """What `doing` returns, while its statement waits at that place on the server until `meanwhile` is over."""
+    statement, gate, answers = QUERIES[name], Gate(url), []
+    assert place in statement.sql
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(QUERIES, name, msgspec.structs.replace(statement, sql=statement.sql.replace(place, instead)))
+        working = threading.Thread(target=lambda: answers.append(doing()))
+        working.start()
+        try:
+            gate.wait()
+            patch.undo()  # what the others do is not held up
+            meanwhile()
+        finally:
+            gate.open()
+            working.join()
+    return answers[0]
+
+
 def what_has_changed_since_it_was_seen_is_not_taken(store: PostgresStore) -> None:
-    """Between the look and the claim another worker has taken the first run, and given it up again."""
+    """Between the look and the claim, which are one statement, another worker has taken the first run, and was cut off from it."""
     for run_id in ("r1", "r2"):
         store.create_run(new_run(run_id))
     for worker in ("w", "w2"):
         register(store, worker)
-    plain = Taking._take
 
-    def take(self: Taking, values: Any) -> set[int]:
+    def meanwhile() -> None:
         (other,) = Claims._claim_by_turns(store, "w2", serving("a"), 1, T0, None, {})
         assert store.let_go("w2", [("r1", other.lease.epoch)], T0) == 1
-        return plain(self, values)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Taking, "_take", take)
-        taken = store.claim("w", serving("a"), 9, T0)
+    place, instead = "FROM first AS f JOIN", f"FROM (SELECT first.*, {Gate.HELD_UP} FROM first) AS f JOIN"
+    taken = held_up("claim_at_once", place, instead, lambda: store.claim("w", serving("a"), 9, T0), meanwhile, store.url)
     assert [claimed.row.run_id for claimed in taken] == ["r2"]
     assert [event.seq for event in store.read("r1")] == [1, 2]
+
+
+def a_run_that_was_lost_is_taken_over(store: PostgresStore) -> None:
+    """Whoever claims it must know: its calls may be in flight."""
+    register(store, "w")
+    store.create_run(new_run("r"))
+    held = store.claim("w", serving("a"), 9, T0)[0]
+    assert store.let_go("w", [("r", held.lease.epoch)], T0) == 1
+    (again,) = store.claim("w", serving("a"), 9, T0)
+    body = store.read("r")[-1].body
+    assert isinstance(body, RunClaimed)
+    assert (body.takeover, again.row.crashes) == (True, 1)
+
+
+def signals(store: PostgresStore) -> list[Any]:
+    bodies = [event.body for event in store.read("r")] + [letter.body for letter in store.unread("r")]
+    return [body.payload.json for body in bodies if isinstance(body, SignalReceived)]
+
+
+def send(store: PostgresStore, value: int, key: str | None = None, event_id: str = "") -> bool:
+    body = SignalReceived("t", payload(value), "ann", key)
+    return store.post("r", None, body, event_id=event_id or uuid.uuid4().hex, now=T0)
+
+
+def hold_again(store: PostgresStore) -> Held:
+    (claimed,) = store.claim("w", serving("a"), 1, T0, run_id="r")
+    return Held(claimed.lease, claimed.row.seq, claimed.row.head)
+
+
+def park(store: PostgresStore, held: Held) -> None:
+    assert store.append([held.append(RELEASED, row=RowChange("waiting", release=True))]) == [Committed()]
+
+
+def a_signal_does_not_overtake_what_its_run_has_not_read(store: PostgresStore) -> None:
+    held = hold_one(store, "r")
+    assert not send(store, 1), "into the inbox"
+    park(store, held)
+    assert send(store, 2)
+    assert signals(store) == [payload(1).json, payload(2).json]
+
+
+def a_signal_does_not_overtake_what_arrives_while_it_is_sent(store: PostgresStore) -> None:
+    """Between the look and the write, which are one statement, the run was held, and given up with something unread."""
+    park(store, hold_one(store, "r"))
+
+    def meanwhile() -> None:
+        held = hold_again(store)
+        assert not send(store, 1), "into the inbox"
+        park(store, held)
+
+    place, instead = "FROM seen AS s JOIN", f"FROM (SELECT seen.*, {Gate.HELD_UP} FROM seen) AS s JOIN"
+    assert held_up("signal_at_once", place, instead, lambda: send(store, 2), meanwhile, store.url)
+    assert signals(store) == [payload(1).json, payload(2).json]
+
+
+def a_signal_that_was_given_up_as_lost_comes_too_late(store: PostgresStore) -> None:
+    """Its sender has heard nothing, found that it had not arrived, and sent it again; the run has gone on since."""
+    park(store, hold_one(store, "r"))
+    event_id = uuid.uuid4().hex
+
+    def lost(*_: Any) -> bool:
+        raise LetterLost
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_module, "signal_at_once", lost)
+        assert send(store, 1, event_id=event_id)
+    park(store, hold_again(store))
+    letter = Letter(None, SignalReceived("t", payload(1), "ann"), event_id, T0)
+    assert not signal_at_once(store._database, store._notify, "r", letter)
+    assert signals(store) == [payload(1).json]
+
+
+def a_signal_to_a_held_run_goes_to_its_holder(store: PostgresStore) -> None:
+    held = hold_one(store, "r")
+    assert store.append([held.append(ThoughtRecorded("x"), row=RowChange("waiting"))]) == [Committed()]
+    letter = Letter(None, SignalReceived("t", payload(1), "ann"), uuid.uuid4().hex, T0)
+    values = signal_values("r", letter)
+    try:
+        with store._notify.commit() as ring:
+            assert store._database.reading(lambda cursor: cursor.one("signal_at_once", {**values, **ring})) is None
+    except StoreError as error:
+        raise AssertionError("only the database's own guard has kept it from the journal") from error
+
+
+def a_signal_leaves_a_paused_run_where_it_is(store: PostgresStore) -> None:
+    park(store, hold_one(store, "r"))
+    store.post("r", None, RunPaused("ann"), event_id=uuid.uuid4().hex, now=T0)
+    assert send(store, 1)
+    assert (found(store, "r").status, found(store, "r").ready_at) == ("paused", None)
+
+
+def given_up_while_post_arrives(count: int, isolation: str) -> Check:
+    """The transaction in which runs are given up has begun; something arrives before it has locked them."""
+
+    def check(store: PostgresStore) -> None:
+        options = "-c default_transaction_isolation=" + isolation.replace(" ", "\\ ")
+        strict = opened(f"{store.url}&options={quote(options)}", busy_s=1.0)
+        try:
+            held = [hold_one(strict, f"r{n}") for n in range(count)]
+            releases = [one.append(RELEASED, row=RowChange("waiting", release=True)) for one in held]
+            place, instead = "FROM perdure_runs WHERE id", f"FROM (SELECT {Gate.HELD_UP}) AS gate, perdure_runs WHERE id"
+            answers = held_up("lock_to_release", place, instead, lambda: strict.append(releases), lambda: post(store, "r0"), store.url)
+        finally:
+            strict.close()
+        assert answers == [Committed()] * count
+        assert found(store, "r0").ready_at is not None, "something lies in its inbox, and nobody will ever look"
+
+    return check
 
 
 def the_id_of_a_pruned_run_is_not_used_again(store: PostgresStore) -> None:
@@ -276,7 +404,8 @@ def a_run_is_given_up_while_post_arrives_and_somebody_wakes(store: PostgresStore
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PostgresCursor, "one", one)
-        store.append([held.append(RELEASED, row=RowChange("waiting", release=True))])
+        asked = AttentionNeeded("in_doubt", "of which people hear, so that it takes the common path")
+        store.append([held.append(asked, RELEASED, row=RowChange("needs_attention", attention="in_doubt", release=True))])
     posting.join()
     assert found(store, "r").ready_at is not None, "something lies in its inbox, and nobody will ever look"
 
@@ -384,12 +513,38 @@ GUARDS: dict[str, tuple[str, str, str, Check]] = {
         changes("forget_workers", {"silent_us": 1}, 0),
     ),
     "claims pass by": ("ready_of_line", "SKIP LOCKED", "", claims_pass_by_what_others_take),
-    "claims at once pass by": ("claim_many", "OF r SKIP LOCKED", "OF r", claims_at_once_pass_by_what_others_take),
+    "claims at once pass by": ("claim_at_once", "OF r SKIP LOCKED", "OF r", claims_at_once_pass_by_what_others_take),
     "claims at once are of what was seen": (
-        "claim_many",
-        "r.seq = g.before",
-        "g.before > 0",
+        "claim_at_once",
+        "r.seq = f.seq",
+        "f.seq > 0",
         what_has_changed_since_it_was_seen_is_not_taken,
+    ),
+    "takeovers are weighed": ("claim_at_once", "r.lost > 0 OR ", "", a_run_that_was_lost_is_taken_over),
+    "signals at once are of what was seen": (
+        "signal_at_once",
+        "WHERE r.seq = s.seq",
+        "WHERE s.seq > 0",
+        a_signal_does_not_overtake_what_arrives_while_it_is_sent,
+    ),
+    "signals at once come after what is unread": (
+        "signal_at_once",
+        "AND NOT EXISTS (SELECT 1 FROM perdure_inbox AS i WHERE i.run = r.id)",
+        "",
+        a_signal_does_not_overtake_what_its_run_has_not_read,
+    ),
+    "a signal that was given up is refused": (
+        "signal_at_once",
+        "AND NOT EXISTS (SELECT 1 FROM perdure_signals AS s WHERE s.run = r.id AND s.topic = :topic::text AND s.key = :once::text)",
+        "AND :topic::text <> '' AND :once::text <> ''",
+        a_signal_that_was_given_up_as_lost_comes_too_late,
+    ),
+    "signals at once are for nobody's runs": ("signal_at_once", "r.holder IS NULL AND ", "", a_signal_to_a_held_run_goes_to_its_holder),
+    "signals at once are for parked runs": (
+        "signal_at_once",
+        "r.status = ANY (:parked::text[])",
+        ":parked::text[] IS NOT NULL",
+        a_signal_leaves_a_paused_run_where_it_is,
     ),
     "the id of a pruned run is taken": (
         "create_run",
@@ -401,13 +556,37 @@ GUARDS: dict[str, tuple[str, str, str, Check]] = {
     "reaping passes by": ("lose_runs_of_silent_worker", "SKIP LOCKED", "", reaping_passes_by_what_is_written_to),
     "notices pass by": ("notices_to_take", "SKIP LOCKED", "", notices_pass_by_what_others_take),
     "turns pass by": ("had_turn", "SKIP LOCKED", "", turns_pass_by_what_others_note),
-    "turns at once pass by": ("claim_many", "UPDATE SKIP LOCKED", "UPDATE", turns_at_once_pass_by_what_others_note),
+    "turns at once pass by": ("claim_at_once", "OF t SKIP LOCKED", "OF t", turns_at_once_pass_by_what_others_note),
     "whoever posts holds the run": ("run_to_change", "FOR NO KEY UPDATE", "", post_while_the_run_is_given_up_wakes_somebody),
     "whoever gives up holds the run": (
         "lock_runs",
         "FOR NO KEY UPDATE",
         "",
         a_run_is_given_up_while_post_arrives_and_somebody_wakes,
+    ),
+    "whoever gives up at once holds the run": (
+        "lock_to_release",
+        "FOR NO KEY UPDATE NOWAIT",
+        "",
+        post_while_the_run_is_given_up_wakes_somebody,
+    ),
+    "whoever gives up at once sees what is there": (
+        "advance_and_park",
+        "AND current_setting('transaction_isolation') = 'read committed'",
+        "",
+        given_up_while_post_arrives(1, "repeatable read"),
+    ),
+    "many at once: whoever gives up sees what is there": (
+        "append_many",
+        "AND (NOT g.releases OR current_setting('transaction_isolation') = 'read committed')",
+        "",
+        given_up_while_post_arrives(2, "repeatable read"),
+    ),
+    "many at once: post wakes": (
+        "append_many",
+        "EXISTS (SELECT 1 FROM perdure_inbox AS i WHERE i.run = r.id AND i.id <> ALL (:seen::bigint[]))",
+        ":seen::bigint[] IS NULL",
+        given_up_while_post_arrives(2, "read committed"),
     ),
 }
 

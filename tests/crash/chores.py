@@ -179,6 +179,13 @@ async def sleeper(run: Run, seconds: float) -> str:
 
 
 @agent(version="1")
+async def asker(run: Run, seconds: float) -> str:
+    """Asks a question whose time is soon over, then does one thing."""
+    await run.approve("go", expires=seconds)
+    return await work("woken", 0)
+
+
+@agent(version="1")
 async def hasty(run: Run) -> str:
     """Ends while a call of its own waits for another attempt, and has a last word."""
 

@@ -41,7 +41,8 @@ class DyingWire:
         real = getattr(BaseCursor, method)
 
         def sending(cursor: Any, *args: Any, **kwargs: Any) -> None:
-            self._about_to_send(cursor._conn, next(each.query for each in args if hasattr(each, "query")))
+            alone = cursor._conn.pgconn.transaction_status == TransactionStatus.IDLE
+            self._about_to_send(alone, next(each.query for each in args if hasattr(each, "query")))
             real(cursor, *args, **kwargs)
 
         setattr(BaseCursor, method, sending)
@@ -50,20 +51,21 @@ class DyingWire:
         real = wire.send
 
         def send(connection: Connection, statement: wire.Statement, name: bytes, data: Sequence[bytes | None]) -> None:
-            self._about_to_send(connection, statement.sql)
+            # Never inside a transaction of ours; and of what goes together before one Sync the last one writes, and the Sync commits it.
+            self._about_to_send(True, statement.sql)
             real(connection, statement, name, data)
 
         wire.send = send
 
-    def _about_to_send(self, connection: Connection, query: bytes) -> None:
+    def _about_to_send(self, alone: bool, query: bytes) -> None:
         self._fate.meet("wire", "op")
-        self._here.commits = self._commits(connection.pgconn.transaction_status, query)
+        self._here.commits = self._commits(alone, query)
         if self._here.commits and self._fate.is_due("half"):
             self._fate.strike()
         if self._here.commits and self._fate.is_due("frozen"):
             self._fate.freeze()
 
-    def _commits(self, status: int, query: bytes) -> bool:
+    def _commits(self, alone: bool, query: bytes) -> bool:
         """Whether this statement makes something durable; a transaction that has written nothing does not."""
         if query.startswith(b"BEGIN"):
             self._here.wrote = False
@@ -71,7 +73,7 @@ class DyingWire:
         if query == b"COMMIT":
             return getattr(self._here, "wrote", False)
         writes = _WRITES.search(query) is not None
-        if status == TransactionStatus.IDLE:
+        if alone:
             return writes
         self._here.wrote = getattr(self._here, "wrote", False) or writes
         return False

@@ -109,6 +109,8 @@ class Fate:
         @functools.wraps(real)
         def visiting(this: Any, *args: Any, **kwargs: Any) -> Any:
             here = self.place in places(*args, **kwargs)
+            if here and self.is_inside:
+                return real(this, *args, **kwargs)  # one way to do it calls another
             if here:
                 self.meet(self.place, "before")
             self.is_inside = here
@@ -127,7 +129,7 @@ class Fate:
         real = PostgresStore.send
 
         def sending(store: Any, batch: Sequence[Append], loop: Any, done: Callable[[list[Any]], None]) -> list[Append]:
-            here = self.place in self._of_batch([append for append in batch if journal._is_plain(append)])
+            here = self.place in self._of_batch(list(filter(journal.may_be_sent, batch)))
 
             def landed(answers: list[Any]) -> None:
                 if here and None not in answers:  # else the visit goes on where they are appended after all
@@ -185,7 +187,8 @@ class Fate:
         self.wrap(SqlStore, "transact", lambda head, _: self._of_batch([head]))
         self.wrap(Drive, "_start", lambda begin, *_: {"start"} if self.tool in (begin.tool.name, ANY) else set())
         self.wrap(SqlStore, "decide", lambda *_, **__: {"decide"})
-        self.wrap(SqlStore, "post", lambda *_, **__: {"post"})
+        for store in (SqlStore, PostgresStore):
+            self.wrap(store, "post", lambda *_, **__: {"post"})
         self.wrap(SqlStore, "notice_done", lambda *_: {"told"})
         self.wrap(Courier, "_tell", lambda *_: {"taken"})  # a notice is out of the store, and nobody has heard of it
         self.wrap(Courier, "_reading", lambda *_: {"sent"})  # the receiver has answered

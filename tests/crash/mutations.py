@@ -114,7 +114,7 @@ def the_guard_is_off() -> None:
             ("seq", "?8", "BIGINT"),
         )
     }
-    for name in ("advance", "advance_and_project", "advance_and_release"):
+    for name in ("advance", "advance_and_project", "advance_and_release", "advance_and_park"):
         weaken(name, off)
     weaken("append_many", {" AND r.epoch = g.epoch AND r.nonce = g.nonce AND r.holder = g.holder AND r.seq = g.before": ""})
 

@@ -55,9 +55,9 @@ def test_the_check_goes_red_when(mutation: str, worlds: Worlds) -> None:
 
 
 def test_the_check_goes_red_when_a_park_ignores_the_inbox(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "unread_inbox_of_run"
     for queries in (sqlite.QUERIES, postgres.QUERIES):
-        monkeypatch.setitem(queries, name, queries[name])  # as it is, to have it back afterwards
+        for name in queries.keys() & {"unread_inbox_of_run", "advance_and_park", "append_many"}:
+            monkeypatch.setitem(queries, name, queries[name])  # as it is, to have it back afterwards
     a_park_ignores_the_inbox()
     with pytest.raises(AssertionError, match="was not heard"):
         check_cancel_is_heard_while_parking(world, monkeypatch)

@@ -163,13 +163,14 @@ def check_cancel_is_heard_while_parking(world: World, monkeypatch: pytest.Monkey
     """A cancel that arrives between the holder's last look and its commit of the park ends the run at once, not an hour later."""
     url = world.journal.url
     owner: type[SqlStore] = PostgresStore if is_postgres(url) else SqlStore
-    real = owner.append
+    appending, sending = owner.append, PostgresStore.send
 
     async def main() -> None:
         async with Perdure(url, agents=[sleeper], settings=Settings(park_after_s=0)) as app:
 
-            def cancelled_first(store: SqlStore, batch: Any) -> Any:
-                monkeypatch.setattr(owner, "append", real)
+            def cancel(store: SqlStore) -> None:
+                monkeypatch.setattr(owner, "append", appending)
+                monkeypatch.setattr(PostgresStore, "send", sending)
                 store.post(
                     "r",
                     None,
@@ -179,10 +180,18 @@ def check_cancel_is_heard_while_parking(world: World, monkeypatch: pytest.Monkey
                     status="cancelling",
                     expect=lambda _: None,
                 )
-                return real(store, batch)
+
+            def cancelled_first(store: SqlStore, batch: Any) -> Any:
+                cancel(store)
+                return appending(store, batch)
+
+            def cancelled_before_it_is_sent(store: PostgresStore, *args: Any) -> Any:
+                cancel(store)
+                return sending(store, *args)
 
             handle = await app.start(sleeper, 3600.0, id="r")
             monkeypatch.setattr(owner, "append", cancelled_first)
+            monkeypatch.setattr(PostgresStore, "send", cancelled_before_it_is_sent)
             await handle.result(timeout=3)
 
     try:

@@ -93,9 +93,9 @@ def test_the_check_goes_red_when_the_guard_is_off(worlds: Worlds) -> None:
 
 def test_a_worker_that_sleeps_inside_a_transaction_keeps_its_run_from_others_only_until_the_server_ends_that(world: World) -> None:
     """It has the row locked, and a lease that has run out does not help as long as it has (`idle_in_transaction_session_timeout`)."""
-    assert world.run(victims.start, runs={RUN: [3.0]}, agent="sleeper") == 0  # not due yet when a busy machine comes to park it
+    assert world.run(victims.start, runs={RUN: [0.05]}, agent="asker") == 0
     world.begin(other=[["deed", "o", 0]])
-    zombie = world.start(victims.serve, settings={**SHORT, "answer_s": 15.0, "concurrency": 1}, die=["park", "frozen", 1])
+    zombie = world.start(victims.serve, settings={**SHORT, "answer_s": 15.0, "concurrency": 1}, die=["request", "frozen", 1])
     world.wait_until(lambda: is_stopped(zombie), "it sleeps inside its transaction")
     with psycopg.connect(world.journal.url, autocommit=True, application_name="looking") as connection:
         ((backend,),) = connection.execute(f"{INSIDE} AND application_name = 'perdure'".encode()).fetchall()

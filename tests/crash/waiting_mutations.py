@@ -81,6 +81,8 @@ def decisions_are_judged_before_their_transaction() -> None:
 
 def a_park_ignores_the_inbox() -> None:
     weaken("unread_inbox_of_run", {"WHERE run = ?": "WHERE FALSE AND run = ?"})
+    weaken("advance_and_park", {"WHERE i.run = ?4": "WHERE FALSE AND i.run = ?4"})
+    weaken("append_many", {"WHERE i.run = r.id": "WHERE FALSE AND i.run = r.id"})
 
 
 def _afterwards(work: list[Callable[[Any], None]]) -> None:

@@ -324,7 +324,7 @@ def needed(names: list[str]) -> set[tuple[str, str, str]]:
     """What these statements write: (table, privilege, column), the column for UPDATE alone."""
     found = set()
     for name in names:
-        sql = " ".join(QUERIES[name].sql.split())
+        sql = re.sub(r"EXISTS \((?:[^()]|\([^()]*\))*\)", "TRUE", " ".join(QUERIES[name].sql.split()))  # which only looks
         found |= {(table, "INSERT", "") for table in re.findall(r"INSERT INTO (perdure_\w+)", sql)}
         found |= {(table, "DELETE", "") for table in re.findall(r"DELETE FROM (perdure_\w+)", sql)}
         changes = re.findall(r"UPDATE (perdure_\w+)(?: AS \w+)? SET (.*?)(?= WHERE | FROM \w+ AS | RETURNING |$)", sql)

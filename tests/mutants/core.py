@@ -237,8 +237,8 @@ CORE = (
         promise="G7",
         file="core/codec.py",
         where="encode",
-        old="            if type(item) not in _SCALARS or type(key) is not str:",
-        new="            if type(item) not in (*_SCALARS, float) or type(key) is not str:",
+        old="            if type(key) is not str or type(item) not in _SCALARS or (",
+        new="            if type(key) is not str or type(item) not in (*_SCALARS, float) or (",
         red="tests/unit/test_codec.py::test_the_form_is_that_of_json_for_every_value[much]",
     ),
     Mutant(

@@ -77,9 +77,14 @@ POSTGRES = {
     "a worker that holds something is remembered": "G6",
     **{f"{who} by": "G6" for who in ("claims pass", "claims below pass", "reaping passes", "notices pass", "turns pass")},
     **{f"{who} at once pass by": "G6" for who in ("claims", "turns")},
-    "claims at once are of what was seen": "G4",
+    **dict.fromkeys(("claims at once are of what was seen", "takeovers are weighed"), "G4"),
+    **{f"signals at once {what}": "T11" for what in ("are of what was seen", "come after what is unread")},
+    "a signal that was given up is refused": "duplicates",
+    **{f"signals at once are for {whose} runs": promise for whose, promise in (("nobody's", "G4"), ("parked", "G6"))},
     "the id of a pruned run is taken": "G5",
-    **dict.fromkeys(("whoever posts holds the run", "whoever gives up holds the run"), "G6"),
+    **dict.fromkeys(("whoever posts holds the run", "whoever gives up holds the run", "whoever gives up at once holds the run"), "G6"),
+    **dict.fromkeys(("whoever gives up at once sees what is there", "many at once: whoever gives up sees what is there"), "G6"),
+    "many at once: post wakes": "G6",
     # Also on SQLite, and for the same reasons.
     **{name: CONFORMANCE[name] for name in CONFORMANCE if name in on_postgres.GUARDS},
 }

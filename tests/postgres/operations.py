@@ -16,7 +16,7 @@ from perdure.testing.conformance import new_run
 from perdure.testing.conformance_waiting import NOW, SECOND, Hand, asking, child, found, hold, payload, vote
 
 COMMIT, ONE, MANY = "^COMMIT$", "^WITH moved AS", "^WITH given AS"
-CREATE, CLAIM = "^WITH made AS", "^WITH seen AS"  # each in one statement, where there is nothing to weigh
+CREATE, CLAIM, SIGNAL = "^WITH made AS", "^WITH served AS", "^WITH seen AS"  # each in one statement, where there is nothing to weigh
 PREPARED = tuple[Callable[[], object], Callable[[], None]]
 Operation = Callable[[Store, str, str], PREPARED]
 OPERATIONS: dict[str, tuple[str, Operation]] = {}
@@ -88,7 +88,7 @@ def end_of_a_run(store: Store, name: str, url: str) -> PREPARED:
     return do, check
 
 
-@operation(COMMIT)
+@operation(ONE)
 def release(store: Store, name: str, url: str) -> PREPARED:
     hand = hold(store, name)
     do = commits(store, hand.sealed(RunReleased("waiting", "x"), row=RowChange("waiting", release=True)))
@@ -96,6 +96,31 @@ def release(store: Store, name: str, url: str) -> PREPARED:
     def check() -> None:
         row = found(store, name)
         assert (row.status, row.holder, row.ready_at, row.seq) == ("waiting", None, None, 3)
+
+    return do, check
+
+
+@operation(MANY)
+def release_of_many_runs(store: Store, name: str, url: str) -> PREPARED:
+    hands = [hold(store, f"{name}-{n}") for n in range(3)]
+    do = commits(store, *(hand.sealed(RunReleased("waiting", "x"), row=RowChange("waiting", release=True)) for hand in hands))
+
+    def check() -> None:
+        rows = [found(store, f"{name}-{n}") for n in range(3)]
+        assert [(row.status, row.holder, row.ready_at, row.seq) for row in rows] == [("waiting", None, None, 3)] * 3
+
+    return do, check
+
+
+@operation(COMMIT)
+def release_with_a_question(store: Store, name: str, url: str) -> PREPARED:
+    hand = hold(store, name)
+    row = RowChange("waiting_approval", release=True)
+    do = commits(store, hand.sealed(asking(f"ap-{name}"), RunReleased("waiting_approval", "x"), call=1, row=row))
+
+    def check() -> None:
+        row = found(store, name)
+        assert (row.status, row.holder, row.seq, types(store, name).count("approval_requested")) == ("waiting_approval", None, 4, 1)
 
     return do, check
 
@@ -173,6 +198,30 @@ def creation_at_once(store: Store, name: str, url: str) -> PREPARED:
 def signal_to_a_resting_run(store: Store, name: str, url: str) -> PREPARED:
     hold(store, name).rest("waiting")
     return signal(store, name), lambda: check_signal(store, name, ["run_created", "run_claimed", "run_released", "signal_received"], 0)
+
+
+@operation(SIGNAL)
+def signal_at_once(store: Store, name: str, url: str) -> PREPARED:
+    hold(store, name).rest("waiting")
+    event_id, body = uuid.uuid4().hex, SignalReceived("t", payload(1), "ann")
+
+    def check() -> None:
+        check_signal(store, name, ["run_created", "run_claimed", "run_released", "signal_received"], 0)
+        assert found(store, name).status == "queued"
+
+    return lambda: store.post(name, None, body, event_id=event_id, now=NOW), check
+
+
+@operation(SIGNAL)
+def signal_at_once_with_a_key(store: Store, name: str, url: str) -> PREPARED:
+    hold(store, name).rest("waiting")
+    event_id, body = uuid.uuid4().hex, SignalReceived("t", payload(1), "ann", "once")
+
+    def check() -> None:
+        check_signal(store, name, ["run_created", "run_claimed", "run_released", "signal_received"], 0)
+        assert value(url, "SELECT count(*) FROM perdure_signals AS s JOIN perdure_runs AS r ON r.id = s.run WHERE r.run_id = %s", name) == 1
+
+    return lambda: store.post(name, None, body, event_id=event_id, now=NOW), check
 
 
 @operation(COMMIT)

@@ -14,7 +14,7 @@ from perdure.store.api import Append
 from perdure.store.postgres.queries import QUERIES
 from perdure.worker.drive import Drive
 
-_GUARDED = ("advance", "advance_and_project", "advance_and_release", "append_many")
+_GUARDED = ("advance", "advance_and_project", "advance_and_release", "advance_and_park", "append_many")
 
 
 def _blind(name: str, column: str) -> None:

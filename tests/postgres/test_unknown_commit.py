@@ -37,7 +37,7 @@ from perdure.store.postgres import database, journal
 from perdure.store.postgres.open import open_postgres
 from perdure.store.postgres.store import PostgresStore
 from perdure.testing.conformance import new_run
-from perdure.testing.conformance_waiting import NOW, SECOND, Hand, approved, found, hold, starting
+from perdure.testing.conformance_waiting import NOW, SECOND, Hand, approved, asking, found, hold, starting
 
 # Of each kind so many, so that all together are more than two hundred. Silence costs the whole time that an answer may take.
 ROUNDS: dict[Moment, int] = {"before": 3, "after": 5, "late": 3, "silent": 1}
@@ -46,7 +46,7 @@ NO_STATUS = "SELECT NULL::text WHERE $1::text <> ''"  # as a server answers that
 MOMENTS: list[Moment] = ["before", "after", "late", "silent"]
 SILENT = (
     *("append_of_one_run", "append_of_many_runs", "release", "transaction", "creation", "creation_at_once"),
-    *("signal_to_a_resting_run", "decision", "claim", "claim_at_once"),
+    *("signal_to_a_resting_run", "signal_at_once", "decision", "claim", "claim_at_once"),
 )
 
 
@@ -109,7 +109,7 @@ def test_the_answer_of_the_clearing_up_can_be_lost_too(cut_off, postgres_url, mo
         monkeypatch.setattr(database, "_STATUS", NO_STATUS)
     store, proxy = cut_off
     one, many, resting = hold(store, "one"), [hold(store, f"r{n}") for n in range(3)], hold(store, "resting")
-    rest = resting.sealed(RunReleased("waiting", "x"), row=RowChange("waiting", release=True))
+    rest = resting.sealed(asking("ap"), call=1)
     # The last one is written by the clearing up alone: that others of its group are there proves nothing about it.
     for appends in ([one.sealed(ThoughtRecorded("a"))], [*(hand.sealed(ThoughtRecorded("a")) for hand in many), rest]):
         proxy.rule(Cut(f"{ONE}|{MANY}", first, seconds=0.08))
@@ -117,7 +117,7 @@ def test_the_answer_of_the_clearing_up_can_be_lost_too(cut_off, postgres_url, mo
         insist(commits(store, *appends))
         again.wait_done()
         proxy.clear()
-    assert types(store, "resting")[2:] == ["run_released"]
+    assert types(store, "resting")[2:] == ["approval_requested"]
     assert [len(types(store, f"r{n}")) for n in range(3)] == [3, 3, 3]
     # Whatever nonce the leases have by now, their holders go on with them.
     for hand, run_id in ((one, "one"), (many[0], "r0")):
@@ -277,10 +277,7 @@ def test_what_has_arrived_of_a_group_whose_other_half_has_not_is_not_refused_whe
     """Appends that go in one statement are committed before those that need more; the caller hears one answer for the whole group."""
     store, proxy = cut_off
     plain, resting = hold(store, "plain"), hold(store, "resting")
-    group = [
-        plain.sealed(ThoughtRecorded("a")),
-        resting.sealed(RunReleased("waiting", "x"), row=RowChange("waiting", release=True)),
-    ]
+    group = [plain.sealed(ThoughtRecorded("a")), resting.sealed(asking("ap"), call=1)]
     proxy.rule(Cut(COMMIT, "before"))
     with pytest.raises(StoreUnavailable):
         store.append(group)

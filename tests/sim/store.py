@@ -16,7 +16,7 @@ from tests.sim.kernel import Killed, Process, Violation
 
 from perdure.errors import PerdureError
 from perdure.store.api import Append, Appended, Committed, Refused
-from perdure.store.postgres.journal import _is_plain
+from perdure.store.postgres.journal import may_be_sent
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -63,9 +63,7 @@ class SimStore:
         fault = self._world.next_fault("send")
         if fault is not None and not fault.after:
             self._world.befall(fault, self._process)
-        plain = [
-            append for append in batch if append.events and _is_plain(append) and append.events[0].event.event_id not in self._doubtful
-        ]
+        plain = [append for append in batch if may_be_sent(append) and append.events[0].event.event_id not in self._doubtful]
         if not self.remote or not plain or self._is_cut_off or len({append.lease.run_id for append in plain}) < len(plain):
             return list(batch)
         counts = [True]

@@ -63,3 +63,25 @@ def eventually(look: Callable[[], T], timeout_s: float = 60.0) -> T:
         assert time.monotonic() < deadline_s, "it did not happen in time"
         time.sleep(0.01)
     return found
+
+
+class Gate:
+    """Holds a statement up on the server, at a place in its text, until it is opened: for what others do in between."""
+
+    _KEY = 4711
+    HELD_UP = f"pg_advisory_xact_lock_shared({_KEY})"
+
+    def __init__(self, url: str) -> None:
+        self._connection = psycopg.connect(url, autocommit=True)
+        self._connection.execute(f"SELECT pg_advisory_lock({self._KEY})".encode())
+
+    def wait(self) -> None:
+        """Until a statement has come here."""
+        deadline_s = time.monotonic() + 60
+        waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = %s AND NOT granted"
+        while self._connection.execute(waiting, (self._KEY,)).fetchone() is None:
+            assert time.monotonic() < deadline_s, "no statement has come to the gate"
+            time.sleep(0.005)
+
+    def open(self) -> None:
+        self._connection.close()

@@ -382,12 +382,12 @@ def test_a_poke_is_enough_and_a_retry_needs_none(store, clock, monkeypatch):
 
 def test_a_burst_of_pokes_is_one_look(store, clock, monkeypatch):
     looks = 0
-    take_notices = store.take_notices
+    next_notice = store.next_notice
 
     def counted(*args: Any) -> Any:
         nonlocal looks
         looks += 1
-        return take_notices(*args)
+        return next_notice(*args)
 
     async def main() -> None:
         courier, task = serving(store, Settings(), clock)
@@ -401,7 +401,7 @@ def test_a_burst_of_pokes_is_one_look(store, clock, monkeypatch):
         assert looks == 2
         await ended(task)
 
-    monkeypatch.setattr(store, "take_notices", counted)
+    monkeypatch.setattr(store, "next_notice", counted)
     run(main())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,8 @@ import psycopg
 import pytest
 from tests.servers.pooler import Pooler
 from tests.servers.postgres import Server
-from tests.unit.postgres_tools import empty
+from tests.servers.proxy import Cut, Moment, Proxy
+from tests.unit.postgres_tools import Gate, empty, eventually
 
 from perdure.store.postgres import wire
 from perdure.store.postgres.arrays import Int8s, Texts
@@ -113,3 +115,80 @@ def test_a_connection_that_is_cut_off_is_a_loss(postgres: Server, connection: Co
     with pytest.raises(psycopg.Error) as told:
         ask(connection, b"SELECT $1::text", 1)
     assert is_loss(told.value)
+
+
+# -- two statements in one round trip ------------------------------------------------------------------------------------
+def both(connection: Connection, first: tuple[bytes, list[Any]], second: tuple[bytes, list[Any]]) -> Any:
+    return connection.wait(wire.sent(connection, *second, first))
+
+
+def test_the_second_of_two_sees_what_the_first_has_done_and_its_answer_is_the_answer(connection: Connection) -> None:
+    ask(connection, b"CREATE TEMP TABLE t (n bigint)")
+    for times in (1, 2):
+        answer = both(connection, (b"INSERT INTO t VALUES ($1)", [times]), (b"SELECT n FROM t ORDER BY n", []))
+        assert wire.numbers(answer) == list(range(1, times + 1))
+    assert connection.execute("SELECT count(*) FROM t").fetchone() == (2,), "the connection is as it was"
+
+
+def test_each_of_two_has_a_look_of_its_own(connection: Connection, url: str) -> None:
+    """What somebody commits while the first one waits is seen by the second: in one statement it would not be."""
+    connection.execute("CREATE TABLE IF NOT EXISTS looked (n bigint)")
+    gate = Gate(url)
+
+    def meanwhile() -> None:
+        gate.wait()
+        with psycopg.connect(url, autocommit=True) as other:
+            other.execute("INSERT INTO looked VALUES (7)")
+        gate.open()
+
+    opening = threading.Thread(target=meanwhile)
+    opening.start()
+    answer = both(connection, (f"SELECT {Gate.HELD_UP}".encode(), []), (b"SELECT n FROM looked", []))
+    opening.join()
+    assert wire.numbers(answer) == [7]
+
+
+@pytest.mark.parametrize("wrong", ["first", "second"])
+def test_when_one_of_two_fails_neither_has_happened_and_the_first_error_is_told(connection: Connection, wrong: str) -> None:
+    ask(connection, b"CREATE TEMP TABLE t (n bigint)")
+    statements = [(b"INSERT INTO t VALUES ($1)", [1]), (b"INSERT INTO t SELECT 1 / $1::bigint", [0])]
+    first, second = statements if wrong == "second" else statements[::-1]
+    for _ in range(2):
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            both(connection, first, second)
+    assert connection.execute("SELECT count(*) FROM t").fetchone() == (0,)
+
+
+def test_two_that_the_server_has_forgotten_are_sent_whole(connection: Connection) -> None:
+    ask(connection, b"CREATE TEMP TABLE t (n bigint)")
+    pair: Any = (b"INSERT INTO t VALUES ($1)", [1]), (b"SELECT count(*) FROM t", [])
+    assert wire.numbers(both(connection, *pair)) == [1]
+    connection.execute("DEALLOCATE ALL")
+    assert wire.numbers(both(connection, *pair)) == [2], "once, and not twice"
+
+
+def test_two_whose_commit_fails_are_refused(connection: Connection) -> None:
+    """Both have answered by then: what they have written is judged when the transaction ends."""
+    ask(connection, b"CREATE TEMP TABLE t (n bigint UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+    for _ in range(2):
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            both(connection, (b"INSERT INTO t VALUES ($1)", [1]), (b"INSERT INTO t VALUES ($1)", [1]))
+        assert connection.execute("SELECT count(*) FROM t").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_two_whose_connection_breaks_are_lost_together(url: str, moment: Moment) -> None:
+    with psycopg.connect(url, autocommit=True) as owner:
+        owner.execute("CREATE TABLE IF NOT EXISTS broken (n bigint)")
+        owner.execute("DELETE FROM broken")
+    with Proxy(url) as proxy:
+        connections = Connections(proxy.url(url), limit=1, answer_s=5.0)
+        with connections.lent() as connection:
+            proxy.rule(Cut("VALUES .*2", moment))
+            with pytest.raises(psycopg.OperationalError) as told:
+                both(connection, (b"INSERT INTO broken VALUES (1)", []), (b"INSERT INTO broken VALUES (2)", []))
+            connection.close()
+        connections.close()
+    assert is_loss(told.value)
+    with psycopg.connect(url, autocommit=True) as owner:
+        assert eventually(lambda: owner.execute("SELECT count(*) FROM broken").fetchone() == ((0 if moment == "before" else 2),))

@@ -180,7 +180,7 @@ def test_a_worker_that_gets_back_a_run_which_it_lost_in_its_sleep_drives_it_once
             assert worker._drives["r"] is new, "the end of the old drive must not take the new one off the list"
             await app.cancel("r")
             await until(lambda: status_of(app, "r") == "cancelled")
-            assert worker._drives == {}
+            await until(lambda: worker._drives == {})
             app.drain()
             await working
             return None, outline(await app.handle("r").events())

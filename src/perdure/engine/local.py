@@ -24,6 +24,7 @@ from perdure.core.events import (
     RunRequeued,
     RunSucceeded,
     RunUnpaused,
+    SignalReceived,
     ToolCallResolved,
 )
 from perdure.core.landing import Reached, is_news
@@ -148,7 +149,9 @@ class LocalEngine:
             if tenant is not None and (row := self.store.get(run_id)) is not None and row.tenant != tenant:
                 raise no_such_run(run_id)  # or an ended run of another tenant would be told apart from one that does not exist
             status: Status | None = "cancelling" if isinstance(body, _GO_ON) and self._state(run_id).cancel else None
-            self.store.post(run_id, call, body, event_id=event_id, now=self._clock.now(), status=status, expect=expect)
+            # A signal is news to any run that has not ended: nothing about the run has to be known before it is posted.
+            expected = None if isinstance(body, SignalReceived) and tenant is None and seen is None else expect
+            self.store.post(run_id, call, body, event_id=event_id, now=self._clock.now(), status=status, expect=expected)
 
         try:
             await self._write(deliver)

@@ -95,6 +95,7 @@ class Claimed(Struct, frozen=True, gc=False):
     lease: Lease
     row: RunRow  # as of after the claim: row.seq is the seq of its `run_claimed`
     events: tuple[Event, ...] | None = None  # its whole journal, where that came along with the claim
+    post: tuple[InboxRow, ...] | None = None  # what lay in its inbox, where that came along too
 
 
 class Append(Struct, frozen=True, gc=False):
@@ -578,7 +579,7 @@ class InboxStore(Protocol):
         event_id: str,
         now: int,
         status: Status | None = None,
-        expect: Callable[[RunRow], None],
+        expect: Callable[[RunRow], None] | None = None,
     ) -> bool:
         """Hand something to a run: appended at once when nobody holds it (True), else put in its inbox for the holder (False).
 
@@ -589,7 +590,7 @@ class InboxStore(Protocol):
         `tool_call_resolved` charges is counted in the ledgers if it is appended at once; otherwise the holder charges it. A signal
         whose key the run has had before on that topic changes nothing (True).
 
-        `expect` is called with the run's row inside the transaction and raises to refuse. NotFound, RunEnded.
+        `expect`, where there is one, is called with the run's row inside the transaction and raises to refuse. NotFound, RunEnded.
         """
 
     def end(self, run_id: str, body: AnyBody, *, event_id: str, now: int, expect: Callable[[RunRow], None] | None = None) -> None:

@@ -351,11 +351,14 @@ class Take:
         self.claimed = Claimed(Lease(row.run_id, worker, epoch, nonce), after)
 
     def with_journal(self, first: Row | None) -> Claimed:
-        """With its whole journal, where that is one event and this claim. One that cannot be read is met again by whoever drives the run."""
+        """With its whole journal, where that is one event and this claim, and with an empty inbox: it was never held.
+
+        A journal that cannot be read is met again by whoever drives the run.
+        """
         if first is None:
             return self.claimed
+        claimed = msgspec.structs.replace(self.claimed, post=())
         try:
-            events = (event_from(self.claimed.lease.run_id, first), self.sealed.event)
+            return msgspec.structs.replace(claimed, events=(event_from(self.claimed.lease.run_id, first), self.sealed.event))
         except StoreCorrupt:
-            return self.claimed
-        return msgspec.structs.replace(self.claimed, events=events)
+            return claimed

@@ -167,14 +167,14 @@ class Journal(Part):
 def _advance(cursor: Cursor, append: Append, key: int, last_ts: int) -> Appended:
     """The guard and the projection in one UPDATE. Anything but Committed means that nothing was written."""
     lease, row, events, before = append.lease, append.row, append.events, append.expected_seq
-    head, ts = (events[-1].hash, events[-1].event.ts) if events else (None, 0)
+    head = events[-1].hash if events else None
     guarded = (before + len(events), head, last_ts, key, lease.epoch, lease.nonce, lease.worker, before)
     if row is None:
         moved = cursor.change("advance", guarded)
     elif not _gives_up(row):
         moved = cursor.change("advance_and_project", (*guarded, row.status, row.waiting_for, row.error, row.progress, row.attention))
     else:
-        ready_at = None if row.status in FINISHED else ts if _is_woken(cursor, append, row, key) else row.ready_at
+        ready_at = None if row.status in FINISHED else wake_at(append) if _is_woken(cursor, append, key) else row.ready_at
         released = (row.status, row.waiting_for, row.error, row.progress, row.attention, ready_at)
         moved = cursor.change("advance_and_release", (*guarded, *released))
     if moved != 1:
@@ -186,12 +186,19 @@ def _advance(cursor: Cursor, append: Append, key: int, last_ts: int) -> Appended
     return _COMMITTED
 
 
-def _is_woken(cursor: Cursor, append: Append, row: RowChange, key: int) -> bool:
+def _is_woken(cursor: Cursor, append: Append, key: int) -> bool:
     """Whether what has arrived while the holder gives the run up makes it ready at once. What reaches a run that has just finished changes
     nothing any more, and stays: its sender was told that it has arrived."""
-    if row.attention == "error":
-        return False  # it cannot be driven at all, and stands still for a person, whatever lies there: it would only be claimed for ever
+    if wake_at(append) is None:
+        return False
     return cursor.one("unread_inbox_of_run", (key, msgspec.json.encode(append.consumed + append.left).decode())) is not None
+
+
+def wake_at(append: Append) -> int | None:
+    """When a run that is given up is ready, should something unread lie in its inbox; None: whenever it would be anyway."""
+    if append.row is not None and append.row.attention == "error":
+        return None  # it cannot be driven at all, and stands still for a person, whatever lies there: it would only be claimed for ever
+    return append.events[-1].event.ts if append.events else 0
 
 
 def latest(append: Append) -> int:
@@ -226,22 +233,19 @@ def _collect(append: Append, key: int, rows: list[Row]) -> tuple[list[Event], in
 
 def concerns_others(batch: Sequence[Append], answers: Sequence[Appended]) -> bool:
     """Whether these appends leave something for another worker to do now: a run that was given up, a child, the end of one."""
-    for append, answer in zip(batch, answers, strict=True):
-        row, events = append.row, append.events
-        if not isinstance(answer, Committed):
-            continue
-        if row is not None and row.status in FINISHED:
-            if "/" in append.lease.run_id:
-                return True  # a child: its parent has heard of it
-        elif row is not None and row.release and row.ready_at is not None:
-            # A worker that sleeps until then looks again long before: only what is ready now is worth a ring.
-            if not events or row.ready_at <= events[-1].event.ts:
-                return True
-        else:
-            for sealed in events:
-                if type(sealed.event.body) is ChildStarted:
-                    return True
-    return False
+    # Lists, here and below: this is asked about every commit, and a generator costs more than what it saves.
+    return True in [isinstance(answer, Committed) and leaves_work(append) for append, answer in zip(batch, answers, strict=True)]
+
+
+def leaves_work(append: Append) -> bool:
+    """Whether another worker has to hear of this append, once it is committed."""
+    row, events = append.row, append.events
+    if row is not None and row.status in FINISHED:
+        return "/" in append.lease.run_id  # a child: its parent has heard of it
+    if row is not None and row.release and row.ready_at is not None:
+        # A worker that sleeps until then looks again long before: only what is ready now is worth a ring.
+        return not events or row.ready_at <= events[-1].event.ts
+    return ChildStarted in [type(sealed.event.body) for sealed in events]
 
 
 def refusal(cursor: Cursor, append: Append, key: int) -> Refused | None:

@@ -29,7 +29,7 @@ from perdure.store.creation import insert_run
 from perdure.store.cursor import Cursor, Row
 from perdure.store.delivery import Delivery, Letter
 from perdure.store.part import Means, Part
-from perdure.store.rows import body_or_none, event_row, has_arrived, key_of, run_row
+from perdure.store.rows import event_row, has_arrived, inbox_row, key_of, run_row
 
 _ERROR_CHARS = 500  # of the row; the journal has all of it
 _STATUS: dict[type, Status] = {RunSucceeded: "succeeded", RunFailed: "failed", RunCancelled: "cancelled"}
@@ -69,16 +69,26 @@ class Mailbox(Part):
         event_id: str,
         now: int,
         status: Status | None = None,
-        expect: Callable[[RunRow], None],
+        expect: Callable[[RunRow], None] | None = None,
+        lost: bool = False,
     ) -> bool:
-        """Whether it is in the journal; one letter that the run has had before is."""
+        """Whether it is in the journal; one letter that the run has had before is.
+
+        `lost`: nobody has heard what became of a signal that was sent to the run by itself. It may be there, or arrive yet.
+        """
 
         def deliver(cursor: Cursor) -> tuple[bool, bool]:
+            if lost and cursor.one("run_to_change", (run_id,)) is not None and has_arrived(cursor, run_id, event_id):
+                return True, False
             found = _unfinished(cursor, run_id)
+            if lost and isinstance(body, SignalReceived) and body.key is None:
+                # The crash window: it has not arrived, and is posted below. Should the first one come after all, it is refused for this.
+                cursor.change("remember_signal", (key_of(found), body.topic, stands_for(event_id)))
             row = run_row(found)
             # Looked at once. Where the holder is dead the letter is appended right here, so `expect` sees a run without a holder.
             held = self._delivery.holds(row.holder)
-            expect(row if held else structs.replace(row, holder=None))
+            if expect is not None:
+                expect(row if held else structs.replace(row, holder=None))
             if isinstance(body, RunAdopted) and held:
                 # Its holder goes on with the code that it has, and would not journal this: the row must not say otherwise.
                 raise AlreadyRunning(f"run {run_id} is held by a worker that is not known to be dead; stop that process first")
@@ -121,10 +131,15 @@ class Mailbox(Part):
         self._bell.ring()
 
     def inbox(self, worker: str) -> list[InboxRow]:
-        return [_inbox_row(row) for row in self._database.read("inbox_of_worker", (worker,))]
+        return [inbox_row(row) for row in self._database.read("inbox_of_worker", (worker,))]
 
     def unread(self, run_id: str) -> list[InboxRow]:
-        return [_inbox_row(row) for row in self._database.read("inbox_of_run", (run_id,))]
+        return [inbox_row(row) for row in self._database.read("inbox_of_run", (run_id,))]
+
+
+def stands_for(event_id: str) -> str:
+    """The key of a signal without one, for `perdure_signals`. No id begins like this."""
+    return f"!{event_id}"
 
 
 def _created(cursor: Cursor, new: NewRun) -> tuple[RunRow, bool]:
@@ -150,11 +165,6 @@ def pruned_id(cursor: Cursor, run_id: str) -> Conflict:
         f"run {tombstone.run_id} ran ({tombstone.status}, {tombstone.events} events) and was pruned on {at} by {tombstone.by}: "
         "its id is not used again, or what it has done would be done twice; choose another id"
     )
-
-
-def _inbox_row(row: Row) -> InboxRow:
-    inbox_id, run_id, call, data, event_id = row
-    return InboxRow(inbox_id, run_id, call, body_or_none(data, f"inbox row {inbox_id} of run {run_id}"), event_id.hex())
 
 
 def _lock_parent(cursor: Cursor, run_id: str) -> None:

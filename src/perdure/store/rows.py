@@ -11,7 +11,7 @@ from perdure import shell
 from perdure.core.chain import Sealed
 from perdure.core.events import AnyBody, Event, decode_body
 from perdure.errors import StoreCorrupt
-from perdure.store.api import RunRow
+from perdure.store.api import InboxRow, RunRow
 from perdure.store.cursor import Cursor, Row
 
 _TEXT, _MAYBE_TEXT, _NUMBER, _MAYBE_NUMBER, _BYTES = (str,), (str, NoneType), (int,), (int, NoneType), (bytes,)
@@ -123,6 +123,12 @@ def body_or_none(data: bytes, what: str) -> AnyBody | None:
         return body_from(data, what)
     except StoreCorrupt:
         return None  # that run's trouble alone: whoever drives it stops it for a person
+
+
+def inbox_row(row: Row) -> InboxRow:
+    """What lies in an inbox, from its number, run_id, call, data, event_id. A body that cannot be read is that run's trouble alone."""
+    inbox_id, run_id, call, data, event_id = row
+    return InboxRow(inbox_id, run_id, call, body_or_none(data, f"inbox row {inbox_id} of run {run_id}"), event_id.hex())
 
 
 def has_arrived(cursor: Cursor, run_id: str, event_id: str) -> bool:

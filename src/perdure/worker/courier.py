@@ -119,10 +119,12 @@ class Courier:
     # -- rounds -------------------------------------------------------------------------------------------------------
     async def _round(self, senders: asyncio.TaskGroup) -> float:
         """Start what is due, as far as there is room; how long to rest then."""
-        await self._start_due(senders)
-        if self._out >= _AT_A_TIME:
-            return _LONGEST_REST_S  # a send that ends makes room, and says so
-        due = await self._ask(self._store.next_notice)
+        due = await self._ask(self._store.next_notice)  # first: at most rings there is none
+        if due is not None and due <= self._clock.now():
+            await self._start_due(senders)
+            if self._out >= _AT_A_TIME:
+                return _LONGEST_REST_S  # a send that ends makes room, and says so
+            due = await self._ask(self._store.next_notice)
         left_s = _LONGEST_REST_S if due is None else (due - self._clock.now()) / 1e6
         # Due and not given to us: somebody else's clock, or hands. Without a real wait here this would spin.
         return min(max(left_s, self._settings.poll_s), _LONGEST_REST_S)

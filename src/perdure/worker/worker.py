@@ -138,6 +138,7 @@ class Worker:
         self._drives: dict[str, Drive] = {}
         self.commits_here = False  # one run alone: it commits by itself, on the loop's own thread
         self._readers: set[asyncio.Future[Any]] = set()
+        self._post_version = -1  # of the store, when the inbox was read last
         self._changes = 0  # how often something has happened that those who wait here should look at
         self._napping: set[asyncio.Future[None]] = set()
         self._beside: dict[str, set[asyncio.Future[None]]] = {}  # those who wait for a run that goes on here, by run
@@ -580,12 +581,16 @@ class Worker:
             claimed, post = self._claimed(claim())
             self._begin(claimed, post)
             return claimed
+        seen = self.store.version()
+        post_is_read = not self._drives or seen == self._post_version
         asked = self._asking.start(lambda: self._claimed(claim()))  # at once, and not when the loop comes to it
         self._wanted += wanted
 
         async def begin() -> Sequence[Claimed]:
             try:
                 claimed, post = await asked
+                if post_is_read and claimed and all(one.post is not None for one in claimed):
+                    self._post_version = seen + 1  # with the claim itself; whatever else has happened makes it more
                 self._begin(claimed, post)
                 return claimed
             finally:
@@ -599,9 +604,8 @@ class Worker:
 
     def _claimed(self, claimed: Sequence[Claimed]) -> tuple[Sequence[Claimed], Sequence[InboxRow]]:
         """With what has arrived for them, read before any is driven: one that came to rest without its post would be ready at once, for ever."""
-        # One that comes with its whole journal has never been held before, and what is posted to a run that nobody holds stands in there.
-        if all(one.events is not None for one in claimed):
-            return claimed, ()
+        if all(one.post is not None for one in claimed):
+            return claimed, [row for one in claimed for row in one.post or ()]
         try:
             return claimed, self.store.inbox(self.id)
         except StoreError as error:
@@ -784,13 +788,12 @@ class Worker:
 
     async def _watch(self) -> None:
         """Hand what arrives from outside to the drives, as long as there are any, should nobody have rung."""
-        version = -1
         while True:
             await self._nap(self.settings.poll_s if self._drives else _REAP_EVERY_S)
             try:
-                if self._drives and (now := self.store.version()) != version:
+                if self._drives and (now := self.store.version()) != self._post_version:
                     self._hand_out(await self._ask(lambda: self.store.inbox(self.id)))
-                    version = now  # not before: post that could not be read is looked for again
+                    self._post_version = now  # not before: post that could not be read is looked for again
             except StoreError as error:
                 self._complain("cannot look for post", error)
 

@@ -1,8 +1,9 @@
 """The doorbell on PostgreSQL: one connection of this process that listens, rings for others, and holds its workers' session locks.
 
 NOTIFY is sent after a commit, by itself, and once for however many commits there were meanwhile: inside a transaction it would have all
-that ring wait for each other. It is a hint. Behind a proxy that pools transactions nothing is heard and no lock is held; then everybody
-looks by itself a few times a second, and a dead worker is noticed when its lease runs out.
+that ring wait for each other. Only what is written in one statement may ring inside it, one such statement at a time. It is a hint.
+Behind a proxy that pools transactions nothing is heard and no lock is held; then everybody looks by itself a few times a second, and a
+dead worker is noticed when its lease runs out.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import select
 import threading
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psycopg
 
@@ -31,7 +34,7 @@ _IDLE_S = 5.0  # after so long without a word the connection is asked whether it
 _PROBE_S = 1.0
 _PROBES = 3
 _TRY_AGAIN_S = 0.1, 1.0
-_SPREAD_S = 0.0005  # per other worker: of all who hear that one run is ready the first to look takes it; the others need not come at once
+_SPREAD_S, _MOST_SPREAD_S = 0.001, 0.1  # per other worker: of all who hear that one run is ready the first to look takes it; the others need not come at once
 _LOCK = "SELECT pg_try_advisory_lock(hashtextextended(current_schema() || ' ' || $1::text, 0))"
 _UNLOCK = "SELECT pg_advisory_unlock(hashtextextended(current_schema() || ' ' || $1::text, 0))"
 _NOTIFY = "SELECT pg_notify($1::text, $2::text)"
@@ -45,6 +48,8 @@ class NotifyBell:
         self._schema = schema
         self._own = Listeners()
         self._token = uuid.uuid4().hex
+        self._words = {"channel": CHANNEL, "ring": f"{schema} {self._token}"}
+        self._committing = 0  # statements of this process that may ring by themselves
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._wake: tuple[int, int] | None = None
@@ -74,6 +79,25 @@ class NotifyBell:
             self._poke()
         else:
             self._notify_at_once()
+
+    @contextmanager
+    def commit(self) -> Iterator[dict[str, object]]:
+        """For one statement that rings by itself: what it says, where, and whether no other one of this process is under way."""
+        with self._lock:
+            self._committing += 1
+            alone = self._committing == 1
+        try:
+            yield {**self._words, "alone": alone}
+        finally:
+            with self._lock:
+                self._committing -= 1
+
+    def rung(self, *, elsewhere: bool) -> None:
+        """A commit was made, which has rung elsewhere already or has not."""
+        if elsewhere:
+            self._ring_here()
+        else:
+            self.ring()
 
     def hold(self, worker: str) -> None:
         """Others see from now on whether this worker's connection lives."""
@@ -159,7 +183,7 @@ class NotifyBell:
             if self._hears(connection, self._patience(quiet_since_s)):
                 quiet_since_s = time.monotonic()
                 if self.crowd > 1:  # the others wake up at this very moment too
-                    time.sleep(random.random() * min((self.crowd - 1) * _SPREAD_S, 0.05))
+                    time.sleep(random.random() * min((self.crowd - 1) * _SPREAD_S, _MOST_SPREAD_S))
                 self._ring_here()
             elif time.monotonic() - quiet_since_s >= _IDLE_S:
                 self._ask(connection)
@@ -217,7 +241,7 @@ class NotifyBell:
             ringing, self._ringing = self._ringing, False
             wanted, untold = set(self._wanted), set(self._untold)
         if ringing:
-            connection.execute(_NOTIFY, (CHANNEL, f"{self._schema} {self._token}"))
+            connection.execute(_NOTIFY, tuple(self._words.values()))
         for worker in wanted - self._held:
             # Refused while the server has not noticed yet that our last connection is gone: then the old lock speaks for us.
             if (connection.execute(_LOCK, (worker,)).fetchone() or (False,))[0]:
@@ -266,7 +290,7 @@ class NotifyBell:
         self._ringing = False
         try:
             with self._connections.lent() as connection:
-                connection.execute(_NOTIFY, (CHANNEL, f"{self._schema} {self._token}"))
+                connection.execute(_NOTIFY, tuple(self._words.values()))
         except (psycopg.Error, StoreError):
             pass  # a hint: those who did not hear it look by themselves
 

@@ -32,9 +32,20 @@ class PostgresClaims(Claims):
     def __init__(self, means: Means) -> None:
         super().__init__(means)
         self._taking = Taking(self._database)
+        self._heard = -1  # rings, before the last claim
         self._cut_off: dict[str, tuple[int, float]] = {}  # worker → its last beat, and when we first saw it without a connection
         self._counted_s = float("-inf")
         self._look_s = float("-inf")  # when it is our turn again
+
+    def register(
+        self, worker: str, name: str, pid: int, now: int, serves: Sequence[Served] = (), queues: Sequence[str] | None = None
+    ) -> None:
+        super().register(worker, name, pid, now, serves, queues)
+        self._taking.names[worker] = name
+
+    def unregister(self, worker: str, now: int) -> None:
+        self._taking.names.pop(worker, None)
+        super().unregister(worker, now)
 
     def _claim_by_turns(
         self,
@@ -45,6 +56,7 @@ class PostgresClaims(Claims):
         queues: Sequence[str] | None,
         limits: Mapping[str, Queue],
     ) -> list[Claimed]:
+        self._heard = self._bell.heard
         try:
             taken = self._taking.claim(worker, served, limit, now, queues, limits)
         except Unheard as unheard:
@@ -53,6 +65,12 @@ class PostgresClaims(Claims):
         if taken is None:
             return super()._claim_by_turns(worker, served, limit, now, queues, limits)
         return self._known(taken)
+
+    def next_ready(self, served: Sequence[Served], queues: Sequence[str] | None = None) -> int | None:
+        """The claim just before has seen it, most of the time: then nothing is asked of the server."""
+        if self._bell.listening and self._bell.heard == self._heard and (known := self._taking.next_ready(served, queues)) is not None:
+            return known.ready_at
+        return super().next_ready(served, queues)
 
     def _heard_late(self, unheard: Unheard, weighed: Sequence[Claimed]) -> list[Claimed]:
         """What the statement whose answer was lost has taken after all. It may be more than was asked for, and would be driven by nobody."""

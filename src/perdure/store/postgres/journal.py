@@ -1,7 +1,7 @@
 """Appends on PostgreSQL: those of many runs in one statement, and one whose answer was lost cleared up before anything else.
 
-One statement is one transaction and one round trip. An append from which more follows (an approval, a child, a budget, a run given up)
-takes the common path, with everything that it touches locked first.
+One statement is one transaction and one round trip; a run that is given up takes two in one, of which the first locks it. An append from
+which more follows (an approval, a child, a budget) takes the common path, with everything that it touches locked first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from perdure.errors import StoreUnavailable
 from perdure.store.api import FINISHED, Append, Appended, Committed, Lease, Refused
 from perdure.store.consequences import consequential
 from perdure.store.cursor import Cursor, Locked
-from perdure.store.journal import Journal, latest, refusal
+from perdure.store.journal import Journal, latest, leaves_work, refusal, wake_at
 from perdure.store.part import Means
 from perdure.store.postgres import flight, wire
 from perdure.store.postgres.arrays import Array, Bools, Byteas, Int8s, Texts
@@ -46,6 +46,7 @@ _PATIENCE_S = 0.2
 _ENDS = (RunSucceeded, RunCancelled)  # a failure is told to people, and takes the common path for it
 
 
+_Statements = tuple[bytes, Sequence[Any], tuple[bytes, Sequence[Any]] | None]  # and what goes before it, in the same transaction
 _Settled = tuple[list[Appended], dict[tuple[str, int], bool]]  # the answers, and which leases were still held
 
 
@@ -66,6 +67,8 @@ class PostgresJournal(Journal):
         plain, rest = self._split(batch)
         try:
             committed = self._append_plain(plain) if plain else set()
+        except Locked:
+            committed = set()  # nothing was written: the common path waits for a moment for whoever has one of them
         except _Lost as lost:
             # The crash window: the statement was sent, and nobody has heard what became of it.
             log.warning("%s; looking what became of %d appends", lost, len(plain))
@@ -87,9 +90,8 @@ class PostgresJournal(Journal):
         """As writer.Sends: what goes in one statement, over a connection that lies ready. Nothing follows from it for which to ring."""
         if (self._doubtful or self._nonces) and any(map(self._is_doubtful, batch)):
             return list(batch)
-        # One without an event has no name to be doubted by: should its answer be lost, it has to be fenced right there, as `append` does.
-        plain, rest = self._split([append for append in batch if append.events])
-        rest += [append for append in batch if not append.events]
+        plain, rest = self._split(list(filter(may_be_sent, batch)))
+        rest += [append for append in batch if not may_be_sent(append)]
         connection = self._database.connections.take_idle() if plain else None
         if connection is None:
             return list(batch)
@@ -112,8 +114,8 @@ class PostgresJournal(Journal):
             done(heard)
 
         try:
-            sql, values, written = self._plain_statement(plain)
-            flight.fly(loop, connection, wire.sent(connection, sql, values), landed)
+            statements, written = self._plain_statement(plain)
+            flight.fly(loop, connection, wire.sent(connection, *statements), landed)
         except (UnicodeEncodeError, struct.error):  # nothing was sent: whoever appends it hears why
             connection.close()
             self._database.connections.give_back(connection)
@@ -145,18 +147,21 @@ class PostgresJournal(Journal):
 
     def _append_plain(self, plain: list[Append]) -> set[int]:
         """The ids (of the objects) of those whose guard held. The others have changed nothing, and the common path says why."""
-        sql, values, written = self._plain_statement(plain)
-        return self._statement(lambda connection: written(connection.wait(wire.sent(connection, sql, values))))
+        statements, written = self._plain_statement(plain)
+        return self._statement(lambda connection: written(connection.wait(wire.sent(connection, *statements))))
 
-    def _plain_statement(self, plain: list[Append]) -> tuple[bytes, Sequence[Any], Callable[[PGresult], set[int]]]:
-        """The statement, its values, and how to read from its answer whose guard held. What is given is sorted in place."""
-        if len(plain) == 1 and 0 < len(plain[0].events) <= _FEW_EVENTS and not _ends(plain[0]):
+    def _plain_statement(self, plain: list[Append]) -> tuple[_Statements, Callable[[PGresult], set[int]]]:
+        """What `wire.sent` takes, and how to read from its answer whose guard held. What is given is sorted in place."""
+        given_up = [self._keys[append.lease.run_id] for append in plain if _releases(append)]
+        lock = QUERIES["lock_to_release"]
+        first = (lock.sql.encode(), lock.values({"keys": Int8s.of(given_up)})) if given_up else None
+        if len(plain) == 1 and 0 < len(plain[0].events) <= _FEW_EVENTS and not plain[0].consumed and not _ends(plain[0]):
             append = plain[0]
-            return *self._one(append), lambda answer: {id(append)} if wire.count(answer) == len(append.events) else set()
+            return (*self._one(append), first), lambda answer: {id(append)} if wire.count(answer) == len(append.events) else set()
         plain.sort(key=lambda append: self._keys[append.lease.run_id])  # the order in which everybody locks
         keys = {self._keys[append.lease.run_id]: id(append) for append in plain}
-        statement = QUERIES["append_many"]
-        return statement.sql.encode(), statement.values(self._many(plain)), lambda answer: {keys[key] for key in wire.numbers(answer)}
+        many = QUERIES["append_many"]
+        return (many.sql.encode(), many.values(self._many(plain)), first), lambda answer: {keys[key] for key in wire.numbers(answer)}
 
     def _statement(self, run: Callable[[Any], set[int]]) -> set[int]:
         begun_s = time.monotonic()
@@ -183,9 +188,12 @@ class PostgresJournal(Journal):
         values: list[Any] = [before + len(events), last.hash, latest(append), key, lease.epoch, lease.nonce, lease.worker, before]
         if row is not None:
             values += [row.status, shown(row.waiting_for), shown(row.error), row.progress, row.attention]
+        if row is not None and row.release:
+            values += [row.ready_at, wake_at(append), Int8s.of(append.left)]
         for event in self._events(append, key):
             values += event[1:]
-        return _composed(QUERIES["advance" if row is None else "advance_and_project"].sql, len(events)), values
+        guard = "advance" if row is None else "advance_and_park" if row.release else "advance_and_project"
+        return _composed(QUERIES[guard].sql, len(events)), values
 
     def _many(self, plain: Sequence[Append]) -> dict[str, Any]:
         leases = [self._current(append.lease) for append in plain]
@@ -207,6 +215,11 @@ class PostgresJournal(Journal):
             "progresses": Bools.of([row is not None and row.progress for row in rows]),
             "attentions": Texts.of([row.attention if row else None for row in rows]),
             "ends": Bools.of([_ends(append) for append in plain]),
+            "releases": Bools.of([_releases(append) for append in plain]),
+            "readies": Int8s.of([row.ready_at if row else None for row in rows]),
+            "wakes": Int8s.of([wake_at(append) if _releases(append) else None for append in plain]),
+            "seen": Int8s.of([number for append in plain for number in append.consumed + append.left]),
+            "consumed": Int8s.of([number for append in plain for number in append.consumed]),
             **_columns(plain, keys),
         }
 
@@ -386,11 +399,16 @@ def _name(append: Append) -> str | None:
     return append.events[0].event.event_id if append.events else None
 
 
+def may_be_sent(append: Append) -> bool:
+    """Whether `send` takes it, over a connection that lies ready."""
+    # One without an event has no name to be doubted by: should its answer be lost, it has to be fenced right there, as `append` does.
+    # And of what others have to hear somebody rings who may wait.
+    return bool(append.events) and _is_plain(append) and not leaves_work(append)
+
+
 def _is_plain(append: Append) -> bool:
     """Whether nothing follows from it but what the one statement does."""
-    if append.blobs or append.consumed or append.charge is not None:
-        return False
-    if append.row is not None and append.row.release and append.row.status not in FINISHED:
+    if append.blobs or append.charge is not None:
         return False
     events = consequential(append)
     return not events or (len(events) == 1 and isinstance(events[0].body, _ENDS) and _ends(append) and "/" not in append.lease.run_id)
@@ -398,6 +416,10 @@ def _is_plain(append: Append) -> bool:
 
 def _ends(append: Append) -> bool:
     return append.row is not None and append.row.status in FINISHED
+
+
+def _releases(append: Append) -> bool:
+    return append.row is not None and append.row.release and append.row.status not in FINISHED
 
 
 @lru_cache(maxsize=64)

@@ -25,6 +25,14 @@ UPDATE perdure_runs SET seq = ?1, head = coalesce(?2::bytea, head), updated_at =
     holder = NULL, nonce = NULL
 WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8
 
+-- name: advance_and_park
+-- As advance_and_release, goes right behind lock_to_release. Ready at ?15 when something lies in its inbox that the holder has not seen (?16).
+UPDATE perdure_runs SET seq = ?1, head = coalesce(?2::bytea, head), updated_at = greatest(updated_at, ?3::bigint),
+    status = ?9, waiting_for = ?10, error = ?11, crashes = CASE WHEN ?12 THEN 0 ELSE crashes END, attention = ?13, holder = NULL, nonce = NULL,
+    ready_at = CASE WHEN ?15::bigint IS NOT NULL AND EXISTS (SELECT 1 FROM perdure_inbox AS i WHERE i.run = ?4 AND i.id <> ALL (?16::bigint[]))
+        THEN ?15 ELSE ?14::bigint END
+WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8 AND current_setting('transaction_isolation') = 'read committed'
+
 -- name: lock_runs
 -- Before an append that touches more than its own run, or gives its run up: those runs and the parents of those that end, in the order
 -- in which everybody locks. What is read after this is what was committed before: an inbox looked at earlier could be out of date.
@@ -46,14 +54,22 @@ SELECT run FROM perdure_budgets WHERE run IN (SELECT run FROM applies) ORDER BY 
 -- this lease has had; the epoch stays, since the same worker goes on.
 UPDATE perdure_runs SET nonce = :nonce WHERE id = :id AND epoch = :epoch AND holder = :worker AND nonce = ANY (:nonces::bytea[])
 
+-- name: lock_to_release
+-- Goes right before append_many, in its transaction, for runs that are given up: what is read after this is what was committed before.
+-- An inbox that append_many looked at while somebody was posting could be out of date. Whoever has a row locked is not waited for. Where
+-- transactions are stricter than READ COMMITTED both would see the same, so that append_many leaves such runs to the common path there.
+SELECT id FROM perdure_runs WHERE id = ANY (:keys::bigint[]) ORDER BY id FOR NO KEY UPDATE NOWAIT
+
 -- name: append_many
 -- The guarded appends of many runs in one statement, which is one transaction and one round trip. Each run's guard is its own; what it
--- guards is written, and the rest is not. Only for appends from which nothing else follows.
+-- guards is written, and the rest is not. Only for appends from which nothing else follows. A run that is given up is ready at once when
+-- something lies in its inbox that its holder has not seen; see lock_to_release.
 WITH given AS (
     SELECT * FROM unnest(:ids::bigint[], :epochs::bigint[], :nonces::bytea[], :holders::text[], :befores::bigint[], :seqs::bigint[],
         :heads::bytea[], :times::bigint[], :projects::boolean[], :statuses::text[], :waits::text[], :errors::text[], :progresses::boolean[],
-        :attentions::text[], :ends::boolean[])
-    AS g (id, epoch, nonce, holder, before, seq, head, ts, projects, status, waiting_for, error, progress, attention, ends)
+        :attentions::text[], :ends::boolean[], :releases::boolean[], :readies::bigint[], :wakes::bigint[])
+    AS g (id, epoch, nonce, holder, before, seq, head, ts, projects, status, waiting_for, error, progress, attention, ends, releases,
+        ready_at, wake_at)
 ), moved AS (
     UPDATE perdure_runs AS r SET seq = g.seq, head = coalesce(g.head, r.head), updated_at = greatest(r.updated_at, g.ts),
         status = CASE WHEN g.projects THEN g.status ELSE r.status END,
@@ -61,14 +77,20 @@ WITH given AS (
         error = CASE WHEN g.projects THEN g.error ELSE r.error END,
         attention = CASE WHEN g.projects THEN g.attention ELSE r.attention END,
         crashes = CASE WHEN g.progress THEN 0 ELSE r.crashes END,
-        holder = CASE WHEN g.ends THEN NULL ELSE r.holder END,
-        nonce = CASE WHEN g.ends THEN NULL ELSE r.nonce END
+        holder = CASE WHEN g.ends OR g.releases THEN NULL ELSE r.holder END,
+        nonce = CASE WHEN g.ends OR g.releases THEN NULL ELSE r.nonce END,
+        ready_at = CASE WHEN NOT g.releases THEN r.ready_at
+            WHEN g.wake_at IS NOT NULL AND EXISTS (SELECT 1 FROM perdure_inbox AS i WHERE i.run = r.id AND i.id <> ALL (:seen::bigint[])) THEN g.wake_at
+            ELSE g.ready_at END
     FROM given AS g WHERE r.id = g.id AND r.epoch = g.epoch AND r.nonce = g.nonce AND r.holder = g.holder AND r.seq = g.before
         AND (NOT g.ends OR r.parent IS NULL AND r.ledger IS NULL)
+        AND (NOT g.releases OR current_setting('transaction_isolation') = 'read committed')
     RETURNING r.id, g.ends, g.ts
 ), withdrawn AS (
     UPDATE perdure_approvals AS a SET status = 'withdrawn', settled_at = m.ts FROM moved AS m
     WHERE m.ends AND a.run = m.id AND a.status = 'pending'
+), consumed AS (
+    DELETE FROM perdure_inbox AS i USING moved AS m WHERE i.run = m.id AND i.id = ANY (:consumed::bigint[])
 ), written AS (
     INSERT INTO perdure_events (run, seq, event_id, ts, epoch, call, cause, data, hash)
     SELECT e.* FROM unnest(:e_runs::bigint[], :e_seqs::bigint[], :e_ids::bytea[], :e_times::bigint[], :e_epochs::bigint[],
@@ -224,6 +246,9 @@ ON CONFLICT (run_id) DO NOTHING RETURNING id, ledger
 -- As insert_run and insert_event for a run that nobody else has to do with, in one statement. No row when its line is not there yet, the id
 -- is taken, or was that of a run that is pruned: what it is then is found out by those two. A run that is just being pruned is looked for by
 -- the same snapshot as its tombstone, which has one of them: ON CONFLICT alone would wait for the end of the prune, and find neither (T14).
+-- The last column: whether it has rung for those who listen; they hear it once this is committed. Only one transaction at a time rings so,
+-- one that is alone in its process, and the others by themselves afterwards: all that ring wait for each other's commit, and so could not
+-- share the disk's.
 WITH made AS (
     INSERT INTO perdure_runs (run_id, agent, version, tenant, actor, queue, target, input_digest, status, ready_at, seq, head, epoch,
         created_at, updated_at, priority, depth, line)
@@ -240,7 +265,38 @@ WITH made AS (
     INSERT INTO perdure_events (run, seq, event_id, ts, epoch, data, hash)
     SELECT made.id, 1, :event_id::bytea, :ts, 0, :data::text, :head FROM made
 )
-SELECT * FROM made
+SELECT made.*, CASE WHEN :alone::boolean AND pg_try_advisory_xact_lock(hashtextextended('perdure bell', 0)) THEN pg_notify(:channel, :ring)::text = '' ELSE FALSE END
+FROM made
+
+-- name: signal_at_once
+-- A signal into the journal of a run that is parked, in one statement: as post_to_unheld, insert_event and remember_signal, and the ring
+-- that goes with them; the answer is whether it has rung (see create_run). No row when the run is not parked or has something in its inbox,
+-- somebody has it locked or has changed it since this statement began, or it has had this very signal (:once is its key, or what stands for
+-- one that was found not to have arrived): the common path finds out which. The chain is that of perdure.core.chain.link.
+WITH seen AS MATERIALIZED (
+    SELECT r.id, r.seq FROM perdure_runs AS r
+    WHERE r.run_id = :run_id AND r.holder IS NULL AND r.status = ANY (:parked::text[])
+        AND NOT EXISTS (SELECT 1 FROM perdure_inbox AS i WHERE i.run = r.id)
+        AND NOT EXISTS (SELECT 1 FROM perdure_signals AS s WHERE s.run = r.id AND s.topic = :topic::text AND s.key = :once::text)
+), parked AS (
+    SELECT r.id, r.seq, r.epoch, r.head FROM seen AS s JOIN perdure_runs AS r ON r.id = s.id WHERE r.seq = s.seq
+    FOR NO KEY UPDATE OF r SKIP LOCKED
+), sealed AS (
+    SELECT id, seq, epoch,
+        sha256(head || convert_to(concat(seq + 1, '|', encode(:event_id::bytea, 'hex'), '|', :now::bigint, '|', epoch, '||', seq, '|', :data::text), 'UTF8')) AS hash
+    FROM parked
+), remembered AS (
+    INSERT INTO perdure_signals (run, topic, key) SELECT id, :topic, :once FROM parked WHERE :has_key::boolean
+), posted AS (
+    UPDATE perdure_runs AS r SET seq = s.seq + 1, head = s.hash, updated_at = greatest(r.updated_at, :now), status = :status::text,
+        waiting_for = NULL, attention = NULL, ready_at = :now
+    FROM sealed AS s WHERE r.id = s.id RETURNING r.id
+), written AS (
+    INSERT INTO perdure_events (run, seq, event_id, ts, epoch, call, cause, data, hash)
+    SELECT s.id, s.seq + 1, :event_id, :now, s.epoch, NULL, s.seq, :data, s.hash FROM sealed AS s JOIN posted AS p ON p.id = s.id
+)
+SELECT CASE WHEN :alone::boolean AND pg_try_advisory_xact_lock(hashtextextended('perdure bell', 0)) THEN pg_notify(:channel, :ring)::text = '' ELSE FALSE END
+FROM posted
 
 -- name: post_to_unheld
 -- Nobody holds the run, or a dead worker does: what was posted is in its journal.
@@ -550,55 +606,87 @@ UPDATE perdure_runs SET epoch = :epoch, nonce = :nonce, holder = :worker, seq = 
     status = CASE WHEN status = 'cancelling' THEN status ELSE 'running' END
 WHERE id = :id
 
--- name: first_of_line
--- The first ready runs of the only served line that has any, with the first event of each that has no other yet, and the worker's name.
--- One row without a run when there is no such line, or more than one: how many there are is in every row. Nothing is locked.
-WITH head AS (
-    SELECT min(l.id) AS line, count(*) AS lines, min(l.queue) AS queue, min(l.tenant) AS tenant
+-- name: claim_at_once
+-- The first ready runs of the only served line that has any, taken in one statement, which is one transaction and one round trip: as
+-- claim_run, insert_event and had_turn. The first columns of every row say what there was: how many such runs, whether something has to be
+-- weighed (then nothing is taken), and when the next run of any served line is ready. A row with a run is one that was taken. The others
+-- have its number alone, and an event of its journal, unless that is long, or what lies in its inbox: both are of the seq at which it was
+-- taken, and while nobody holds a run nothing is put into its inbox.
+-- What somebody else is just taking, or has changed since this statement began, is passed by; nothing is waited for. The seq is guard enough:
+-- nobody takes a ready run, stops it or ends it without an event. The chain is that of perdure.core.chain.link. Nonces and event ids are
+-- made of a secret of this claim. Whoever wants to know for certain what it has taken asks for the same advisory lock.
+WITH served AS (
+    SELECT l.id, l.queue, l.tenant, EXISTS (SELECT 1 FROM perdure_runs WHERE line = l.id AND ready_at <= :now::bigint) AS ready,
+        (SELECT ready_at FROM perdure_runs WHERE line = l.id AND ready_at > :now ORDER BY ready_at LIMIT 1) AS later
     FROM jsonb_array_elements(:served::jsonb) AS s (value)
         JOIN perdure_lines AS l ON l.agent = s.value ->> 0 AND l.version = s.value ->> 1
-    WHERE EXISTS (SELECT 1 FROM perdure_runs WHERE line = l.id AND ready_at <= :now::bigint)
-        AND (:queues::jsonb IS NULL OR l.queue IN (SELECT jsonb_array_elements_text(:queues::jsonb)))
-)
-SELECT r.*, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, convert_to(e.data, 'UTF8'), head.lines, head.queue, head.tenant, w.name
-FROM head LEFT JOIN perdure_workers AS w ON w.worker = :worker
-    LEFT JOIN LATERAL (
-        SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-            seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
-        FROM perdure_runs WHERE line = head.line AND head.lines = 1 AND ready_at <= :now ORDER BY ready_at, id LIMIT :limit
-    ) AS r ON TRUE
-    LEFT JOIN perdure_events AS e ON e.run = r.id AND e.seq = 1 AND r.seq = 1
-ORDER BY r.ready_at, r.id
-
--- name: claim_many
--- As claim_run, insert_event and had_turn for runs that first_of_line has shown, in one statement, which is one transaction and one round
--- trip. What is not as it was seen, or is just being taken by somebody else, is passed by; nothing is waited for. The seq is guard enough:
--- nobody takes a ready run, stops it or ends it without an event.
-WITH seen AS (
-    SELECT * FROM unnest(:ids::bigint[], :befores::bigint[], :epochs::bigint[], :nonces::bytea[], :heads::bytea[], :crashes::bigint[],
-        :event_ids::bytea[], :data::text[])
-    AS g (id, before, epoch, nonce, head, crashes, event_id, data)
+    WHERE :queues::jsonb IS NULL OR l.queue IN (SELECT jsonb_array_elements_text(:queues::jsonb))
+), head AS (
+    SELECT min(id) FILTER (WHERE ready) AS line, count(*) FILTER (WHERE ready) AS lines, min(queue) FILTER (WHERE ready) AS queue,
+        min(tenant) FILTER (WHERE ready) AS tenant, min(later) AS later
+    FROM served
+), chosen AS MATERIALIZED (
+    SELECT line, queue, tenant FROM head
+    WHERE lines = 1 AND queue NOT IN (SELECT jsonb_array_elements_text(:limited::jsonb))
+        AND EXISTS (SELECT 1 FROM perdure_workers WHERE worker = :worker AND name = :name::text)
+        AND pg_try_advisory_xact_lock_shared(:token::bigint)
+), first AS MATERIALIZED (
+    SELECT r.id, r.seq, r.lost > 0 OR r.crashes >= :suspect::bigint AS is_suspect FROM chosen CROSS JOIN LATERAL (
+        SELECT id, seq, lost, crashes FROM perdure_runs WHERE line = chosen.line AND ready_at <= :now ORDER BY ready_at, id LIMIT :limit
+    ) AS r
+), seen AS MATERIALIZED (
+    SELECT count(*) AS runs, coalesce(bool_or(is_suspect), FALSE) OR NOT EXISTS (SELECT 1 FROM perdure_workers WHERE worker = :worker AND name = :name)
+        OR (SELECT lines > 0 FROM head) AND NOT EXISTS (SELECT 1 FROM chosen) AS to_be_weighed
+    FROM first
 ), free AS (
-    SELECT r.id FROM seen AS g JOIN perdure_runs AS r ON r.id = g.id WHERE r.seq = g.before ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED
+    SELECT r.id, r.seq, r.epoch, r.head FROM first AS f JOIN perdure_runs AS r ON r.id = f.id
+    WHERE r.seq = f.seq AND NOT (SELECT to_be_weighed FROM seen) ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED
+), sealed AS (
+    SELECT f.id, f.seq, f.epoch + 1 AS epoch, e.event_id, substr(sha256(:secret::bytea || int8send(f.id)), 1, 16) AS nonce,
+        sha256(f.head || convert_to(concat(f.seq + 1, '|', encode(e.event_id, 'hex'), '|', :now, '|', f.epoch + 1, '||', f.seq, '|', :data::text), 'UTF8')) AS hash
+    FROM free AS f CROSS JOIN LATERAL (SELECT substr(sha256(int8send(f.id) || :secret), 1, 16) AS event_id) AS e
 ), taken AS (
-    UPDATE perdure_runs AS r SET epoch = g.epoch, nonce = g.nonce, holder = :worker::text, seq = g.before + 1, head = g.head,
-        crashes = g.crashes, lost = 0, ready_at = NULL, waiting_for = NULL, error = NULL, attention = NULL,
-        updated_at = greatest(r.updated_at, :now::bigint), status = CASE WHEN r.status = 'cancelling' THEN r.status ELSE 'running' END
-    FROM seen AS g JOIN free AS f ON f.id = g.id WHERE r.id = g.id
-    RETURNING r.id
+    UPDATE perdure_runs AS r SET epoch = s.epoch, nonce = s.nonce, holder = :worker::text, seq = s.seq + 1, head = s.hash,
+        ready_at = NULL, waiting_for = NULL, error = NULL, attention = NULL, updated_at = greatest(r.updated_at, :now),
+        status = CASE WHEN r.status = 'cancelling' THEN r.status ELSE 'running' END
+    FROM sealed AS s WHERE r.id = s.id
+    RETURNING r.run_id, r.agent, r.version, r.tenant, r.actor, r.queue, r.target, r.input_digest, r.status, r.waiting_for, r.ready_at,
+        r.seq, r.head, r.epoch, r.holder, r.crashes, r.error, r.created_at, r.updated_at, r.priority, r.attention, r.parent, r.parent_call,
+        r.lost, r.lost_with, r.id, r.nonce, s.event_id
 ), written AS (
     INSERT INTO perdure_events (run, seq, event_id, ts, epoch, call, cause, data, hash)
-    SELECT g.id, g.before + 1, g.event_id, :now, g.epoch, NULL, g.before, g.data, g.head FROM seen AS g JOIN taken AS t ON t.id = g.id
+    SELECT s.id, s.seq + 1, s.event_id, :now, s.epoch, NULL, s.seq, :data, s.hash FROM sealed AS s JOIN taken AS t ON t.id = s.id
 ), turn AS (
     SELECT coalesce(max(turn), 0) + (SELECT count(*) FROM taken) AS turn FROM perdure_turns HAVING EXISTS (SELECT 1 FROM taken)
 ), last AS (
-    SELECT queue, tenant FROM perdure_turns WHERE queue = :queue AND tenant = :tenant FOR NO KEY UPDATE SKIP LOCKED
+    SELECT t.queue, t.tenant FROM perdure_turns AS t, chosen WHERE t.queue = chosen.queue AND t.tenant = chosen.tenant
+    FOR NO KEY UPDATE OF t SKIP LOCKED
 ), kept AS (
     UPDATE perdure_turns AS t SET turn = greatest(t.turn, turn.turn) FROM last, turn WHERE t.queue = last.queue AND t.tenant = last.tenant
 ), noted AS (
-    INSERT INTO perdure_turns (queue, tenant, turn) SELECT :queue, :tenant, turn FROM turn ON CONFLICT (queue, tenant) DO NOTHING
+    INSERT INTO perdure_turns (queue, tenant, turn) SELECT queue, tenant, turn FROM chosen, turn ON CONFLICT (queue, tenant) DO NOTHING
 )
-SELECT id FROM taken
+SELECT seen.runs, seen.to_be_weighed, head.later, t.*, NULL::bigint, NULL::bytea, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint,
+    NULL::bytea, NULL::bigint
+FROM seen CROSS JOIN head LEFT JOIN taken AS t ON TRUE
+UNION ALL
+SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+    NULL, NULL, NULL, NULL, NULL, NULL, t.id, NULL, NULL, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, convert_to(e.data, 'UTF8'), NULL
+FROM taken AS t JOIN perdure_events AS e ON e.run = t.id AND t.seq <= :few::bigint
+UNION ALL
+SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+    NULL, NULL, NULL, NULL, NULL, NULL, t.id, NULL, NULL, NULL, i.event_id, i.ts, NULL, i.call, NULL, convert_to(i.data, 'UTF8'), i.id
+FROM taken AS t JOIN perdure_inbox AS i ON i.run = t.id
+
+-- name: claimed_at_once
+-- What a claim with this secret has taken, if that is over.
+SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
+    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id, nonce
+FROM perdure_runs WHERE holder = :worker AND nonce = substr(sha256(:secret::bytea || int8send(id)), 1, 16) ORDER BY id
+
+-- name: claim_is_over
+-- Waits for the end of a claim that takes this lock, should it be under way; one that comes while this transaction lasts takes nothing.
+SELECT pg_advisory_xact_lock(:token::bigint)
 
 -- name: next_ready
 -- The head of each served line, whether it is ready or sleeps.

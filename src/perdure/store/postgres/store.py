@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import psycopg
 
-from perdure.store.api import Append, Appended, NewRun, RunRow
+from perdure.core.events import AnyBody, SignalReceived
+from perdure.store.api import Append, Appended, NewRun, RunRow, Status
 from perdure.store.creation import first_event
+from perdure.store.delivery import Letter
 from perdure.store.journal import concerns_others
 from perdure.store.part import Means
 from perdure.store.postgres import soundness
@@ -20,6 +22,7 @@ from perdure.store.postgres.database import PostgresDatabase
 from perdure.store.postgres.journal import PostgresJournal
 from perdure.store.postgres.liveness import MachineLocks
 from perdure.store.postgres.migrate import MIGRATIONS
+from perdure.store.postgres.posting import LetterLost, signal_at_once
 from perdure.store.postgres.wholes import PostgresWholes
 from perdure.store.sql import SqlStore
 
@@ -48,16 +51,33 @@ class PostgresStore(PostgresJournal, PostgresClaims, PostgresWholes, SqlStore):
 
     def create_run(self, new: NewRun) -> tuple[RunRow, bool]:
         try:
-            row = create_at_once(self._database, new)
+            row = create_at_once(self._database, self._notify, new)
         except AnswerLost:
             # The crash window: what is there now may have been made by the statement whose answer was lost. It is as new as if we had heard.
             row, created = super().create_run(new)
             self._notify.ring()
             return row, created or self.hash_at(new.run_id, 1) == first_event(new).hash
-        if row is None:
-            return super().create_run(new)
-        self._notify.ring()
-        return row, True
+        return super().create_run(new) if row is None else (row, True)
+
+    def post(
+        self,
+        run_id: str,
+        call: int | None,
+        body: AnyBody,
+        *,
+        event_id: str,
+        now: int,
+        status: Status | None = None,
+        expect: Callable[[RunRow], None] | None = None,
+        lost: bool = False,
+    ) -> bool:
+        try:
+            at_once = isinstance(body, SignalReceived) and call is None and status is None and expect is None and not lost
+            if at_once and signal_at_once(self._database, self._notify, run_id, Letter(call, body, event_id, now)):
+                return True
+        except LetterLost:
+            return super().post(run_id, call, body, event_id=event_id, now=now, status=status, expect=expect, lost=True)
+        return super().post(run_id, call, body, event_id=event_id, now=now, status=status, expect=expect, lost=lost)
 
     def append(self, batch: Sequence[Append]) -> list[Appended]:
         answers = super().append(batch)

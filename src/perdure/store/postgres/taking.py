@@ -1,36 +1,41 @@
-"""The first runs of a line, claimed in two round trips: a look without locks, and a statement that takes what is still as it was seen.
+"""The first runs of a line, claimed in one statement where there is nothing to weigh.
 
-Whose turn it is, limits and suspects are weighed inside a transaction, which takes ten. Where one line alone has ready runs, its queue has
-no limit and nobody in it is suspect, there is nothing to weigh; and with the look comes what there is of a new run's journal.
+Whose turn it is, limits and suspects are weighed inside a transaction, which takes ten round trips. Where one line alone has ready runs, its
+queue has no limit and nobody in it is suspect, there is nothing to weigh; and what is taken comes with its journal and its inbox.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
+import msgspec
 import psycopg
 
+from perdure.core.events import Event, RunClaimed, encode_body
 from perdure.core.suspects import SUSPECT_CRASHES
+from perdure.errors import StoreCorrupt
 from perdure.settings import Queue
-from perdure.store.api import Claimed, Served
-from perdure.store.claims import Take
+from perdure.store.api import Claimed, Lease, Served
 from perdure.store.cursor import Cursor, Row
-from perdure.store.lines import crashes_if_taken, which
-from perdure.store.postgres.arrays import Byteas, Int8s, Texts
+from perdure.store.lines import which
 from perdure.store.postgres.cursor import PostgresCursor
 from perdure.store.postgres.database import PostgresDatabase
 from perdure.store.postgres.faults import is_loss
-from perdure.store.rows import is_sound, key_of
+from perdure.store.rows import event_from, inbox_row, key_of, run_row
 
 _LOOKS = 3
-_EVENT = slice(26, 33)  # behind the columns of a run
+_FEW_EVENTS = 200  # a longer journal is read when its run begins, as it may be one of a hundred that are claimed together
+_SEEN, _RUN, _MORE = slice(0, 3), slice(3, 31), slice(31, None)  # the columns of claim_at_once
+_NONCE, _EVENT_ID = 26, 27  # behind those of a run
 
 
 class Unheard(Exception):
-    """Nobody knows what was taken, and it may be so yet: whoever claims next, in a transaction, either takes it, and what comes later is
-    refused, or passes it by, since it is taken by now or just being taken. What `arrived` tells is ours."""
+    """Nobody knows what was taken, and it may be so yet: whoever claims next, in a transaction, either takes it, and what comes later finds
+    it held, or passes it by, since it is taken by now or just being taken. What `arrived` tells is ours."""
 
     def __init__(self, arrived: Callable[[], list[tuple[int, Claimed]]]) -> None:
         self.arrived = arrived
@@ -40,15 +45,23 @@ class _Lost(Exception):
     """The connection broke while the statement was under way."""
 
 
-class _Seen(NamedTuple):
-    runs: list[Row]  # each with its first event
-    lines: int
-    queue: str
-    tenant: str
-    name: str | None  # of the worker
+class _Ask(NamedTuple):
+    """One claim."""
 
-    def is_to_be_weighed(self, limits: Mapping[str, Queue]) -> bool:
-        return self.name is None or self.lines > 1 or self.queue in limits or not all(map(_is_simple, self.runs))
+    worker: str
+    now: int
+    body: RunClaimed
+    secret: bytes  # what it takes is known by this
+
+    @property
+    def token(self) -> int:
+        return int.from_bytes(self.secret[:8], signed=True)
+
+
+class _Next(NamedTuple):
+    served: Mapping[str, object]
+    commits: int  # of this process, when it was so
+    ready_at: int | None  # of the next run of these lines
 
 
 class Taking:
@@ -56,87 +69,120 @@ class Taking:
 
     def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
+        self._next: _Next | None = None
+        self.names: dict[str, str] = {}  # of the workers that were registered here
 
     def claim(
         self, worker: str, served: Sequence[Served], limit: int, now: int, queues: Sequence[str] | None, limits: Mapping[str, Queue]
     ) -> list[tuple[int, Claimed]] | None:
         """What was taken, with its numbers; None when it has to be found out in a transaction."""
+        self._next = None
+        if worker not in self.names:
+            return None
+        lines = which(served, queues)
+        choice = {"limit": limit, "limited": msgspec.json.encode(list(limits)).decode(), **lines}
         for _ in range(_LOOKS):
-            rows = self._database.read("first_of_line", {"worker": worker, "now": now, "limit": limit, **which(served, queues)})
+            commits = self._database.commits
+            ask = _Ask(worker, now, RunClaimed(worker, self.names[worker]), secrets.token_bytes(16))
+            try:
+                rows = self._send({**_values(ask), **choice})
+            except _Lost:
+                # The crash window: runs may be taken, or be it yet, and nobody has heard so. What is there is ours.
+                if there := self._arrived(ask, wait=False):
+                    return there
+                raise Unheard(partial(self._arrived, ask, wait=True)) from None
             if not rows:
-                return None  # there is a row in any case, except for a name that cannot be stored
-            seen = _seen(rows)
-            if seen.is_to_be_weighed(limits):
+                return None  # there is a row in any case, except for what cannot be stored, or is refused
+            runs, to_be_weighed, later = next(row[_SEEN] for row in rows if row[0] is not None)
+            if to_be_weighed:
                 return None
-            if not seen.runs:
-                return []
-            if taken := self._take_seen(seen, worker, now):
+            taken = _taken(ask, rows)
+            if runs < limit and len(taken) == runs:
+                # Nothing is left that is ready. Good for as long as nothing else is committed here, or heard of.
+                self._next = _Next(lines, commits + bool(taken), later)
+            if taken or not runs:
                 return taken
             # Others were faster, and another look shows what they have left.
         return None
 
-    def _take_seen(self, seen: _Seen, worker: str, now: int) -> list[tuple[int, Claimed]]:
-        firsts = {key_of(row): row[_EVENT] for row in seen.runs if row[_EVENT][0] is not None}
-        takes = {key_of(row): Take(row, worker, seen.name or "", now) for row in seen.runs}
+    def next_ready(self, served: Sequence[Served], queues: Sequence[str] | None) -> _Next | None:
+        """What the last claim has seen of it, if nothing was committed here since."""
+        known = self._next
+        return known if known is not None and (which(served, queues), self._database.commits) == known[:2] else None
 
-        def of(keys: set[int]) -> list[tuple[int, Claimed]]:
-            return [(key, take.with_journal(firsts.get(key))) for key, take in takes.items() if key in keys]
-
-        try:
-            return of(self._take(_values(list(takes.values()), seen, worker, now)))
-        except _Lost:
-            # The crash window: they may be taken, or be it yet, and nobody has heard so. What is there is ours.
-            if there := self._arrived(takes, wait=False):
-                return of(there)
-            raise Unheard(lambda: of(self._arrived(takes, wait=True))) from None
-
-    def _take(self, values: Mapping[str, object]) -> set[int]:
+    def _send(self, values: Mapping[str, object]) -> list[Row]:
+        """What claim_at_once answers; nothing when it was refused."""
         begun_s = time.monotonic()
         try:
             with self._database.connections.lent() as connection:
-                taken = {key for (key,) in PostgresCursor(connection).all("claim_many", values)}
+                rows = PostgresCursor(connection).all("claim_at_once", values)
+        except UnicodeEncodeError:
+            return []
         except psycopg.Error as error:
             if is_loss(error):
                 self._database.connections.lost()
                 raise _Lost from None
-            return set()  # nothing was written, and the transaction meets the reason again
-        self._database.committed_since(begun_s)
-        return taken
+            return []  # nothing was written, and the transaction meets the reason again
+        if any(row[_RUN][0] is not None for row in rows):
+            self._database.committed_since(begun_s)
+        return rows
 
-    def _arrived(self, takes: Mapping[int, Take], *, wait: bool) -> set[int]:
-        """Those that bear our nonces: it was one transaction, so that with one of them all are there."""
+    def _arrived(self, ask: _Ask, *, wait: bool) -> list[tuple[int, Claimed]]:
+        """What the claim has taken: it was one transaction, so that with one of them all are there."""
 
-        def look(cursor: Cursor) -> set[int]:
+        def look(cursor: Cursor) -> list[tuple[int, Claimed]]:
             if wait:  # for the lost statement, should it be under way
-                cursor.all("lock_runs", {"keys": list(takes), "ending": []})
-            guards = {key: cursor.one("guard_of_run", (key,)) for key in takes}
-            return {key for key, guard in guards.items() if guard is not None and guard[4] == takes[key].claimed.lease.nonce}
+                cursor.one("claim_is_over", {"token": ask.token})
+            rows = cursor.all("claimed_at_once", {"worker": ask.worker, "secret": ask.secret})
+            return [(key_of(row), _claimed(ask, row)) for row in rows]
 
         return self._database.write(look, lambda *_: True) if wait else self._database.reading(look)
 
 
-def _seen(rows: list[Row]) -> _Seen:
-    lines, queue, tenant, name = rows[0][-4:]
-    return _Seen([row for row in rows if row[0] is not None], lines, queue, tenant, name)
-
-
-def _is_simple(row: Row) -> bool:
-    return is_sound(row) and crashes_if_taken(row) < SUSPECT_CRASHES
-
-
-def _values(takes: Sequence[Take], seen: _Seen, worker: str, now: int) -> dict[str, object]:
-    events = [take.sealed.event for take in takes]
+def _values(ask: _Ask) -> dict[str, object]:
     return {
-        "ids": Int8s.of([take.key for take in takes]),
-        "befores": Int8s.of([event.seq - 1 for event in events]),
-        "epochs": Int8s.of([event.epoch for event in events]),
-        "nonces": Byteas.of([take.claimed.lease.nonce for take in takes]),
-        "heads": Byteas.of([take.sealed.hash for take in takes]),
-        "crashes": Int8s.of([take.claimed.row.crashes for take in takes]),
-        "event_ids": Byteas.of([bytes.fromhex(event.event_id) for event in events]),
-        "data": Texts.of_utf8([take.sealed.data for take in takes]),
-        "worker": worker,
-        "now": now,
-        "queue": seen.queue,
-        "tenant": seen.tenant,
+        "worker": ask.worker,
+        "name": ask.body.name,
+        "now": ask.now,
+        "secret": ask.secret,
+        "token": ask.token,
+        "data": encode_body(ask.body).decode(),
+        "suspect": SUSPECT_CRASHES,
+        "few": _FEW_EVENTS,
     }
+
+
+def _claimed(ask: _Ask, found: Row) -> Claimed:
+    row = run_row(found)
+    return Claimed(Lease(row.run_id, ask.worker, row.epoch, found[_NONCE]), row)
+
+
+def _taken(ask: _Ask, rows: Sequence[Row]) -> list[tuple[int, Claimed]]:
+    """Those rows that are runs, in the order of their numbers, each with what came along of its journal and its inbox."""
+    runs = sorted([row[_RUN] for row in rows if row[_RUN][0] is not None], key=key_of)
+    journals: dict[int, list[Row]] = {key_of(run): [] for run in runs}
+    inboxes: dict[int, list[Row]] = {key_of(run): [] for run in runs}
+    for row in rows:
+        if row[_RUN][0] is None and (key := key_of(row[_RUN])) is not None:
+            seq, event_id, ts, epoch, call, cause, data, inbox_id = row[_MORE]
+            if inbox_id is None:
+                journals[key].append((seq, event_id, ts, epoch, call, cause, data))
+            else:
+                inboxes[key].append((inbox_id, call, data, event_id))
+    return [(key, _coming_with(ask, run, sorted(journals[key]), sorted(inboxes[key]))) for run in runs if (key := key_of(run)) in journals]
+
+
+def _coming_with(ask: _Ask, run: Row, journal: Sequence[Row], inbox: Sequence[Row]) -> Claimed:
+    """With its inbox, and with its whole journal if that came along. One that cannot be read is met again by whoever drives the run."""
+    claimed = _claimed(ask, run)
+    run_id, row = claimed.lease.run_id, claimed.row
+    post = tuple([inbox_row((inbox_id, run_id, call, data, event_id)) for inbox_id, call, data, event_id in inbox])
+    claimed = msgspec.structs.replace(claimed, post=post)
+    if len(journal) != row.seq - 1:
+        return claimed
+    try:
+        events = [event_from(run_id, event) for event in journal]
+    except StoreCorrupt:
+        return claimed
+    claim = Event(row.seq, run[_EVENT_ID].hex(), ask.now, row.epoch, None, row.seq - 1, ask.body)
+    return msgspec.structs.replace(claimed, events=(*events, claim))

@@ -1,4 +1,4 @@
-"""One statement straight through libpq, as it is on the way of every commit: psycopg's cursor, which can do more, takes twice as long."""
+"""Statements straight through libpq, as they are on the way of every commit: psycopg's cursor, which can do more, takes twice as long."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psycopg
 from psycopg import generators
 from psycopg.abc import PQGen
 from psycopg.errors import error_from_result
-from psycopg.pq import ExecStatus, Format
+from psycopg.pq import ConnStatus, ExecStatus, Format
 from psycopg.pq.abc import PGresult
 
 from perdure.store.postgres.arrays import Array
@@ -27,22 +27,44 @@ class Statement(NamedTuple):
     types: tuple[int, ...]  # of its parameters
 
 
-def sent(connection: Connection, sql: bytes, values: Sequence[Any]) -> PQGen[PGresult]:
+def sent(connection: Connection, sql: bytes, values: Sequence[Any], first: tuple[bytes, Sequence[Any]] | None = None) -> PQGen[PGresult]:
     """Its answer. A generator, as psycopg's own: what it yields says which side of the socket it waits for.
 
-    What cannot be put into bytes is an error before anything is sent.
+    `first` is a statement that goes before it in the same transaction and the same round trip; its answer counts only as an error. Each
+    of the two sees what was committed before it began itself. What cannot be put into bytes is an error before anything is sent.
     """
-    statement = Statement(sql, tuple([_oid(value) for value in values]))
-    data = [_bytes(value) for value in values]
-    name = yield from _prepared(connection, statement)
-    if name:
-        send(connection, statement, name, data)
+    parts = [_part(*statement) for statement in ((sql, values), first) if statement is not None][::-1]
+    names = []
+    for statement, _ in parts:
+        names.append((yield from _prepared(connection, statement)))
+    if all(names):
         try:
-            return (yield from _answer(connection))
+            return (yield from _together(connection, parts, names))
         except psycopg.errors.InvalidSqlStatementName:
             connection.statements.clear()  # psycopg lets the server forget all of them when it rolls back; nothing has been done
-    send(connection, statement, b"", data)
-    return (yield from _answer(connection))
+    return (yield from _together(connection, parts, [b""] * len(parts)))
+
+
+def _together(connection: Connection, parts: Sequence[tuple[Statement, Sequence[bytes | None]]], names: Sequence[bytes]) -> PQGen[PGresult]:
+    """The last one's answer. What stands before one Sync is one transaction, and is sent without waiting in between."""
+    if len(parts) == 1:
+        send(connection, parts[0][0], names[0], parts[0][1])
+        return (yield from _answer(connection))
+    pgconn = connection.pgconn
+    pgconn.enter_pipeline_mode()
+    for (statement, data), name in zip(parts, names, strict=True):
+        send(connection, statement, name, data)
+    pgconn.pipeline_sync()
+    yield from generators.send(pgconn)
+    answers: list[PGresult] = []
+    # The transaction is committed at its Sync: an answer before that proves nothing.
+    while not answers or answers[-1].status != ExecStatus.PIPELINE_SYNC:
+        answers += yield from generators.fetch_many(pgconn)
+        if pgconn.status == ConnStatus.BAD:
+            _checked(answers)
+            raise psycopg.OperationalError("the connection broke before the transaction was committed")
+    pgconn.exit_pipeline_mode()
+    return _checked(answers[:-1])[-1]
 
 
 def send(connection: Connection, statement: Statement, name: bytes, data: Sequence[bytes | None]) -> None:
@@ -80,12 +102,21 @@ def _prepared(connection: Connection, statement: Statement) -> PQGen[bytes]:
 
 def _answer(connection: Connection) -> PQGen[PGresult]:
     answers: list[PGresult] = yield from generators.execute(connection.pgconn)
+    return _checked(answers)[0]
+
+
+def _checked(answers: list[PGresult]) -> list[PGresult]:
+    """The answers, if none is an error. The first that is one says why: behind it everything is only cut short."""
     for answer in answers:
         if answer.status not in _ANSWERS:
             error = error_from_result(answer)
             # Without a number it is libpq's own word: the connection broke.
             raise error if error.sqlstate else psycopg.OperationalError(str(error))
-    return answers[0]
+    return answers
+
+
+def _part(sql: bytes, values: Sequence[Any]) -> tuple[Statement, Sequence[bytes | None]]:
+    return Statement(sql, tuple([_oid(value) for value in values])), [_bytes(value) for value in values]
 
 
 def _oid(value: Any) -> int:
