@@ -34,7 +34,8 @@ _IDLE_S = 5.0  # after so long without a word the connection is asked whether it
 _PROBE_S = 1.0
 _PROBES = 3
 _TRY_AGAIN_S = 0.1, 1.0
-_SPREAD_S, _MOST_SPREAD_S = 0.001, 0.1  # per other worker: of all who hear that one run is ready the first to look takes it; the others need not come at once
+# Per other worker, and at most: of all who hear that one run is ready the first to look takes it; the others need not come at once.
+_SPREAD_S, _MOST_SPREAD_S = 0.001, 0.1
 _LOCK = "SELECT pg_try_advisory_lock(hashtextextended(current_schema() || ' ' || $1::text, 0))"
 _UNLOCK = "SELECT pg_advisory_unlock(hashtextextended(current_schema() || ' ' || $1::text, 0))"
 _NOTIFY = "SELECT pg_notify($1::text, $2::text)"
