@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
-from perdure.core import codec, keys
+from perdure.core import codec, identity
 from perdure.core.circles import Circles
 from perdure.core.codec import Payload
 from perdure.core.events import Event, Limits
@@ -53,12 +53,12 @@ class Agent(Generic[P, R]):
             )
         _check_first_parameter(label, fn, names or {})
         self.fn = fn
-        self.name = keys.check_id(fn.__name__ if name is None else name, "the agent name")
+        self.name = identity.check_id(fn.__name__ if name is None else name, "the agent name")
         self._signature = Signature(f"agent {self.name}", fn, names or {}, skip=1)
-        self.version = source_digest(fn) if version is None else keys.check_id(version, f"agent {self.name}: the version")
+        self.version = source_digest(fn) if version is None else identity.check_id(version, f"agent {self.name}: the version")
         self.budget = budget
         self.circles = circles
-        self.queue = None if queue is None else keys.check_id(queue, f"agent {self.name}: the queue")
+        self.queue = None if queue is None else identity.check_id(queue, f"agent {self.name}: the queue")
         self._check_limits()
         self.__name__, self.__qualname__, self.__module__, self.__doc__ = fn.__name__, fn.__qualname__, fn.__module__, fn.__doc__
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, get_args
 
 from perdure import shell
 from perdure.agent import Agent
-from perdure.core import codec, keys
+from perdure.core import codec, identity
 from perdure.core.approval import ApprovalStatus, Vote
 from perdure.core.codec import Payload, shown
 from perdure.core.events import Event, Limits, RunCreated
@@ -167,10 +167,10 @@ class Perdure:
         budget: Limits | None = None,
     ) -> Handle:
         """The same for input that `agent.bind` has made; `target` says where the code is."""
-        run_id = keys.check_id(self.clock.new_id() if id is None else id, "the run id")
-        tenant = keys.check_id(tenant, "the tenant")
+        run_id = identity.check_id(self.clock.new_id() if id is None else id, "the run id")
+        tenant = identity.check_id(tenant, "the tenant")
         if actor is not None:
-            actor = keys.check_id(actor, "the actor")
+            actor = identity.check_id(actor, "the actor")
         payload, blob = codec.pack(encoded_input, self.settings.inline_bytes)
         now = self.clock.now()
         created = RunCreated(
@@ -181,11 +181,11 @@ class Perdure:
             input=payload,
             actor=actor,
             target=target,
-            queue=keys.check_id((agent.queue or "default") if queue is None else queue, "the queue"),
+            queue=identity.check_id((agent.queue or "default") if queue is None else queue, "the queue"),
             priority=_checked_priority(priority),
             not_before=None if not_before is None else _moment(not_before, now),
             budget=_checked_budget(budget) or agent.budget,
-            key_scheme=keys.KEY_SCHEME,
+            key_scheme=identity.KEY_SCHEME,
             key_namespace=self.settings.key_namespace,
         )
         new = NewRun(run_id, created, self.clock.new_id(), now, codec.digest(encoded_input), () if blob is None else (blob,))

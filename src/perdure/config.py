@@ -19,7 +19,7 @@ import msgspec
 
 from perdure.core import codec
 from perdure.core.approval import A_NAME, same_name
-from perdure.core.keys import check_id
+from perdure.core.identity import check_id
 from perdure.errors import InvalidInput
 from perdure.settings import HIDDEN, Queue, Settings
 

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import structs
 
 from perdure import shell
-from perdure.core import codec, keys
+from perdure.core import codec, identity
 from perdure.core.approval import A_NAME, Vote, same_name
 from perdure.core.budget import Amounts, exceeded, too_much
 from perdure.core.codec import shown
@@ -71,9 +71,9 @@ class Desk:
 
     # -- steering -----------------------------------------------------------------------------------------------------
     async def signal(self, run_id: str, topic: str, payload: Any, *, by: str, key: str | None, tenant: str | None) -> None:
-        topic = keys.check_id(topic, "the topic")
+        topic = identity.check_id(topic, "the topic")
         if key is not None:
-            key = keys.check_id(key, "the signal's key")
+            key = identity.check_id(key, "the signal's key")
         encoded = codec.encode(payload)
         if len(encoded) > MAX_SIGNAL_BYTES:
             raise InvalidInput(f"a signal of {len(encoded):,} bytes; the limit is {MAX_SIGNAL_BYTES:,}: send a reference to it instead")
@@ -112,7 +112,7 @@ class Desk:
 
     async def adopt(self, run_id: str, version: str, *, by: str, note: str | None, tenant: str | None = None) -> None:
         """Let another version of the agent go on with the run."""
-        keys.check_id(version, "the version")
+        identity.check_id(version, "the version")
         body = RunAdopted(version=version, by=known_name(by), note=_words(note, "note"))
         await self._tell(run_id, body, tenant)
 

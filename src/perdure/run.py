@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any, TypeVar
 
-from perdure.core import codec, keys
+from perdure.core import codec, identity
 from perdure.core.approval import Approval, Decision
 from perdure.core.events import DecisionMade, OnExpiry, StatusReported, ThoughtRecorded
 from perdure.core.machine import Machine
@@ -63,12 +63,12 @@ class Run:
     @cached_property
     def random(self) -> random.Random:
         """Chance that comes out the same on replay."""
-        return random.Random(keys.seed(self.id, "random"))
+        return random.Random(identity.seed(self.id, "random"))
 
     def uuid(self) -> uuid.UUID:
         """A UUID that comes out the same on replay, and differs for every call of this."""
         self._uuids += 1
-        return uuid.UUID(int=keys.seed(self.id, f"uuid {self._uuids}") >> 128, version=4)
+        return uuid.UUID(int=identity.seed(self.id, f"uuid {self._uuids}") >> 128, version=4)
 
     def approve(
         self,
@@ -110,7 +110,7 @@ class Run:
 
     async def receive(self, topic: str, *, timeout: float | timedelta | None = None) -> Any:
         """The next signal on this topic, in the order in which they were sent; those sent before are kept. TimeoutError after `timeout`."""
-        keys.check_id(topic, "run.receive: the topic")
+        identity.check_id(topic, "run.receive: the topic")
         if timeout is None:
             return await self._machine.receive(topic)
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
@@ -121,7 +121,7 @@ class Run:
 
     def patched(self, name: str) -> bool:
         """Whether this run takes the new side of a change in the code: True for runs that have not come past here before the change."""
-        return self._machine.patched(keys.check_id(name, "run.patched: the name"))
+        return self._machine.patched(identity.check_id(name, "run.patched: the name"))
 
     def note(self, text: str) -> None:
         """Write a thought into the journal."""

@@ -20,7 +20,7 @@ from perdure.core.approval import Vote
 from perdure.core.codec import Payload
 from perdure.core.events import ChildFinished, Effect, Event, RunCancelled, RunCreated
 from perdure.core.failures import IN_DOUBT_KINDS
-from perdure.core.keys import KEY_SCHEME, undo_id, undone_by
+from perdure.core.identity import KEY_SCHEME, undo_id, undone_by
 from perdure.core.machine import Asked, CallTool, StartChild
 from perdure.core.prompts import is_request
 from perdure.core.state import CallState, RunState, fold

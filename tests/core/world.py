@@ -46,7 +46,7 @@ from perdure.core.events import (
     ToolCallResolved,
     encode_body,
 )
-from perdure.core.keys import KEY_SCHEME
+from perdure.core.identity import KEY_SCHEME
 from perdure.core.landing import landing
 from perdure.core.rate import Rate, next_start
 from perdure.core.run_core import RunSettings

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import structs
 
 from perdure.core import decide as deciding
-from perdure.core import keys, run_core
+from perdure.core import identity, run_core
 from perdure.core import replay as replaying
 from perdure.core.attempts import Raised, Returned
 from perdure.core.decide import Perform, Reconcile
@@ -48,8 +48,8 @@ def effects_start_before_their_intent_is_durable() -> None:
 
 
 def keys_do_not_contain_the_call_number() -> None:
-    real = keys.CallKeys.key
-    keys.CallKeys.key = lambda self, call, tool: real(self, 1, tool)  # type: ignore[method-assign]
+    real = identity.CallKeys.key
+    identity.CallKeys.key = lambda self, call, tool: real(self, 1, tool)  # type: ignore[method-assign]
 
 
 def falsy_results_are_no_results() -> None:

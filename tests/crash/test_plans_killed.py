@@ -15,7 +15,7 @@ from tests.servers.providers import say, use
 
 from perdure.core import codec
 from perdure.core.events import PlanGenerated
-from perdure.core.keys import approval_id
+from perdure.core.identity import approval_id
 
 COMMIT = ("before", "half", "handed", "kept", "after")
 DURABLE = ("handed", "kept", "after")

@@ -15,7 +15,7 @@ from tests.crash.waiting_checks import approval_rows, check_approvals, check_fam
 from tests.crash.world import KILLED, RUN, World
 
 from perdure.core.events import SignalReceived
-from perdure.core.keys import approval_id
+from perdure.core.identity import approval_id
 
 SIGNALS = 100  # of each sender
 SENDERS = ("a", "b", "c")

@@ -20,7 +20,7 @@ from tests.crash.world import KILLED, RUN, World
 from tests.crash.worlds import Worlds
 from tests.crash.wrong_clock import WallClock, build, nursery
 
-from perdure.core.keys import approval_id
+from perdure.core.identity import approval_id
 
 HOUR = 3600.0
 FORWARD_AND_BACK = pytest.mark.parametrize("set_by_s", [HOUR, -HOUR], ids=["forward", "back"])

@@ -13,7 +13,7 @@ from tests.crash.waiting_checks import approval_rows, check_approvals, check_bud
 from tests.crash.world import KILLED, RUN, World
 
 from perdure.core.events import SignalReceived
-from perdure.core.keys import approval_id
+from perdure.core.identity import approval_id
 
 APPROVAL = approval_id("default", RUN, CALL)
 QUESTION = approval_id("default", RUN, 1)

@@ -23,7 +23,7 @@ from tests.servers import forked
 
 from perdure.cli import VERBS, common
 from perdure.core.events import AnyBody
-from perdure.core.keys import approval_id
+from perdure.core.identity import approval_id
 from perdure.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,7 +22,7 @@ from tests.golden.scenes import LIVES, begin_everyday, end_everyday, raise_famil
 import perdure
 from perdure import Perdure
 from perdure.agent import Agent
-from perdure.core import chain, codec
+from perdure.core import codec, identity
 from perdure.core.events import AnyBody, encode_body
 from perdure.core.state import fold
 from perdure.inspect.replay import Same, compare
@@ -89,10 +89,10 @@ def test_every_journal_folds_to_what_its_version_said(golden: Golden, store: Sto
 def test_every_event_is_written_today_as_it_was_then(golden: Golden) -> None:
     """Decoded and encoded again it is the same to the byte, and so is every payload in it: digests and hashes stay what they are."""
     for run_id, lines in lines_of(golden.folder).items():
-        before = chain.genesis(run_id)
+        before = identity.genesis(run_id)
         for line in lines:
             assert encode_body(line.event.body) == bytes(line.data), (run_id, line.seq)
-            assert chain.seal(before, line.event).hash.hex() == line.hash, (run_id, line.seq)
+            assert identity.seal(before, line.event).hash.hex() == line.hash, (run_id, line.seq)
             before = bytes.fromhex(line.hash)
             for payload in payloads(line.event.body):
                 assert codec.encode(codec.decode(golden.load(payload))) == golden.load(payload), (run_id, line.seq)

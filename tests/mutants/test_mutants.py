@@ -38,7 +38,7 @@ def test_without_a_mutant_the_copy_is_green(nest: Nest, workshop: Workshop, tmp_
     """Or everything above would be red for any reason: the copy as it is, and a harmless change in it."""
     test = "tests/unit/test_keys.py::test_a_key_is_the_same_for_ever"
     assert nest.run(workshop.src, [test], tmp_path / "log").green, (tmp_path / "log").read_text()
-    named = next(mutant for mutant in SOURCE if mutant.file == "core/keys.py")
+    named = next(mutant for mutant in SOURCE if mutant.file == "core/identity.py")
     harmless = structs.replace(named, new=f"        # looked at\n{named.old}")
     with workshop.with_mutant(harmless) as src:
         assert nest.run(src, [test], tmp_path / "log").green, (tmp_path / "log").read_text()
@@ -47,7 +47,7 @@ def test_without_a_mutant_the_copy_is_green(nest: Nest, workshop: Workshop, tmp_
 def test_what_is_not_a_red_test_is_not_taken_for_one(nest: Nest, workshop: Workshop, tmp_path: Path) -> None:
     """A file that cannot be imported, and a test that is not there, prove nothing about a guard."""
     broken = Mutant(
-        name="broken", guard="", promise="", file="core/keys.py", where="", old="import hashlib\n", new="import nothing\n", red=""
+        name="broken", guard="", promise="", file="core/identity.py", where="", old="import hashlib\n", new="import nothing\n", red=""
     )
     with workshop.with_mutant(broken) as src:
         verdict = nest.run(src, ["tests/unit/test_keys.py::test_a_key_is_the_same_for_ever"], tmp_path / "log")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from msgspec import structs
 
-from perdure.core.chain import Sealed
+from perdure.core.identity import Sealed
 from perdure.store.api import Append
 from perdure.store.postgres.queries import QUERIES
 from perdure.worker.drive import Drive

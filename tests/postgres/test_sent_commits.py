@@ -16,8 +16,8 @@ from tests.postgres.operations import MANY, ONE, types
 from tests.postgres.tools import ANSWER_S, behind_proxy, check_journals, make_notes, opened
 from tests.servers.proxy import Cut, Moment, Proxy
 
-from perdure.core.chain import seal_all
 from perdure.core.events import RunReleased, ThoughtRecorded
+from perdure.core.identity import seal_all
 from perdure.store.api import Append, Appended, Committed, Refused, RowChange
 from perdure.store.postgres.connect import Connection
 from perdure.store.postgres.store import PostgresStore

@@ -19,8 +19,8 @@ from tests.servers.proxy import Proxy
 
 from perdure import Agent, Call, Run, agent, tool
 from perdure.core import codec
-from perdure.core.chain import genesis, link
 from perdure.core.events import RunCreated, SignalReceived
+from perdure.core.identity import genesis, link
 from perdure.errors import RunEnded, StoreError, StoreUnavailable
 from perdure.inspect.verify import verify_run
 from perdure.settings import Settings

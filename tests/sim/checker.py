@@ -14,7 +14,7 @@ import apsw
 from tests.sim.kernel import Kernel, Process, Violation
 
 from perdure import Call
-from perdure.core import chain
+from perdure.core import identity
 from perdure.core.events import (
     AttentionNeeded,
     ChildStarted,
@@ -45,7 +45,7 @@ class Shadow:
         self.run_id = run_id
         self.state = RunState()
         self.ids: list[str] = []  # of events
-        self.hashes = [chain.genesis(run_id)]
+        self.hashes = [identity.genesis(run_id)]
         self.epoch = 0
         self.holder: str | None = None
         self.status = "queued"
@@ -160,7 +160,7 @@ class Checker:
 
     def _fold(self, shadow: Shadow, found: tuple[Any, ...], process: Process) -> None:
         seq, event_id, ts, epoch, call, cause, data, digest = found
-        link = chain.link(shadow.hashes[-1], seq, event_id.hex(), ts, epoch, call, cause, data.encode())
+        link = identity.link(shadow.hashes[-1], seq, event_id.hex(), ts, epoch, call, cause, data.encode())
         if link != digest:
             raise Violation(f"run {shadow.run_id}: event {seq} breaks the chain (G11)")
         body = decode_body(data)

@@ -11,7 +11,7 @@ from tests.sim import outside, world
 from tests.sim.outside import LONGEST_FLIGHT_US, Outside
 
 from perdure.core import decide as deciding
-from perdure.core import keys, run_core, suspects
+from perdure.core import identity, run_core, suspects
 from perdure.core.decide import Perform, Reconcile, settle_s
 from perdure.core.events import Event, ToolCallCompleted
 from perdure.core.run_core import RunCore
@@ -97,8 +97,8 @@ def a_reset_is_believed_to_end_what_was_sent(patch: pytest.MonkeyPatch) -> None:
 
 
 def keys_do_not_contain_the_call_number(patch: pytest.MonkeyPatch) -> None:
-    real = keys.CallKeys.key
-    patch.setattr(keys.CallKeys, "key", lambda self, call, tool: real(self, 1, tool))
+    real = identity.CallKeys.key
+    patch.setattr(identity.CallKeys, "key", lambda self, call, tool: real(self, 1, tool))
 
 
 def an_unknown_commit_is_taken_for_one(patch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.unit.drive_tools import ManualClock, perdure, run, status_of
 
 from perdure import Approval, NotApproved, Run, agent, tool
-from perdure.core import chain
+from perdure.core import identity
 from perdure.core.approval import Expire
 from perdure.core.events import Event, ThoughtRecorded
 from perdure.inspect.verify import verify_run
@@ -45,7 +45,7 @@ def test_a_clock_that_is_set_back_between_two_events_of_a_commit_is_no_damage() 
                 Event(seq + 1 + place, f"{place:032x}", now + 1_000_000 * (1 - place), epoch, None, seq, ThoughtRecorded("x"))
                 for place in (0, 1)
             ]
-            append = Append(claimed.lease, seq, tuple(chain.seal_all(claimed.row.head, events)))
+            append = Append(claimed.lease, seq, tuple(identity.seal_all(claimed.row.head, events)))
             assert app.store.append([append]) == [Committed()]
             row = app.store.get("r")
             assert row is not None

@@ -22,7 +22,7 @@ import pytest
 from tests.servers import forked
 
 from perdure import InvalidInput, NotFound, Perdure, Run, agent, tool
-from perdure.core import chain, codec
+from perdure.core import codec, identity
 from perdure.errors import StoreCorrupt
 from perdure.inspect.export import export_run, load, verdicts
 from perdure.inspect.newfile import new_file
@@ -235,13 +235,13 @@ def test_events_that_were_cut_off_with_a_new_sum_are_missed_by_the_line_of_their
 
 def test_a_chain_that_was_made_anew_does_not_lead_to_the_head_that_its_run_has(journal, tmp_path):
     lines = exported(f"sqlite:///{journal}", "other")[:-1]
-    head, forged = chain.genesis("other"), []
+    head, forged = identity.genesis("other"), []
     for line in lines:
         told = json.loads(line)
         if told["kind"] == "event":
             data = told["data"].replace('"n":9', '"n":8')
             envelope = {name: told[name] for name in ("seq", "event_id", "ts", "epoch", "call", "cause")}
-            head = chain.link(head, **envelope, data=data.encode())
+            head = identity.link(head, **envelope, data=data.encode())
             line = changed(line, data=data, hash=head.hex())
         forged.append(line)
     with pytest.raises(StoreCorrupt, match="and another hash"):
@@ -327,7 +327,7 @@ def test_a_run_that_was_put_in_or_left_out_is_missed_by_the_journals_of_the_othe
 
 
 def test_a_run_without_events_is_none(lines, tmp_path):
-    empty = changed(lines[1], seq=0, hash=chain.genesis("r").hex())
+    empty = changed(lines[1], seq=0, hash=identity.genesis("r").hex())
     with pytest.raises(StoreCorrupt, match="run r, event 1: it ends with event 0, and no journal is empty"):
         load(file_of(tmp_path, summed([lines[0], empty])))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure import Agent, Approval, Budget, Call, Circles, Perdure, Rate, Retry, Run, Settings, agent, tool
-from perdure.core import chain
+from perdure.core import identity
 from perdure.core.events import AnyBody
 from perdure.store.api import ApprovalFilter, Filter, Served, Store
 from perdure.store.open import open_store
@@ -277,13 +277,13 @@ def forge(path: Path, run_id: str, changes: dict[int, AnyBody | dict[str, object
     with apsw.Connection(str(path)) as other:
         other.execute("DROP TRIGGER IF EXISTS perdure_events_no_update; DROP TRIGGER IF EXISTS perdure_runs_finished")
         ((key,),) = other.execute("SELECT id FROM perdure_runs WHERE run_id = ?", (run_id,))
-        head = chain.genesis(run_id)
+        head = identity.genesis(run_id)
         for one in stored:
             fields = {"call": one.call, "cause": one.cause, "epoch": one.epoch, "ts": one.ts}
             change = changes.get(one.seq)
             data = one.data if change is None or isinstance(change, dict) else change if isinstance(change, bytes) else encode_body(change)
             fields |= change if isinstance(change, dict) else {}
-            head = chain.link(head, one.seq, one.event_id.hex(), fields["ts"], fields["epoch"], fields["call"], fields["cause"], data)
+            head = identity.link(head, one.seq, one.event_id.hex(), fields["ts"], fields["epoch"], fields["call"], fields["cause"], data)
             other.execute(
                 "UPDATE perdure_events SET ts = ?, epoch = ?, call = ?, cause = ?, data = ?, hash = ? WHERE run = ? AND seq = ?",
                 (

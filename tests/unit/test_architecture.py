@@ -34,13 +34,13 @@ def test_imports_point_down_only():
 @pytest.mark.parametrize(
     ("importer", "statement", "contract"),
     [
-        ("core/keys.py", "import perdure.store.api", "arrows point down only"),
+        ("core/identity.py", "import perdure.store.api", "arrows point down only"),
         ("errors.py", "import perdure.settings", "arrows point down only"),
         ("store/api.py", "import perdure.testing", "arrows point down only"),
         ("planted.py", "", "arrows point down only"),  # a module that no layer names
-        ("core/keys.py", "import perdure.settings", "core knows errors and itself"),
-        ("core/keys.py", "import pydantic", "core knows errors and itself"),
-        ("core/chain.py", "import perdure.core.keys", "no cycles"),
+        ("core/identity.py", "import perdure.settings", "core knows errors and itself"),
+        ("core/identity.py", "import pydantic", "core knows errors and itself"),
+        ("core/events.py", "import perdure.core.identity", "no cycles"),
         ("store/journal.py", "import perdure.store.sqlite", "the store's logic knows no database"),
         ("store/planted.py", "", "the store's logic knows no database"),
         ("app.py", "import perdure.store.journal", "the app, inspect and the command line know engines"),
@@ -51,12 +51,12 @@ def test_imports_point_down_only():
 )
 def test_a_forbidden_import_breaks_a_contract(tmp_path, importer, statement, contract):
     modules = (
-        "errors settings core/__init__ core/chain store/__init__ store/api store/journal store/sqlite/__init__ testing/__init__ "
+        "errors settings core/__init__ core/events store/__init__ store/api store/journal store/sqlite/__init__ testing/__init__ "
         "engine/__init__ engine/local desk undo inspect/__init__ app sync cli/__init__"
     )
     for module in ("__init__", *modules.split()):
         write(tmp_path / f"perdure/{module}.py", "")
-    write(tmp_path / "perdure/core/keys.py", "import perdure.core.chain, perdure.errors")
+    write(tmp_path / "perdure/core/identity.py", "import perdure.core.events, perdure.errors")
     assert lint_imports(tmp_path).returncode == 0
 
     write(tmp_path / "perdure" / importer, statement)

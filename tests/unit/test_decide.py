@@ -9,7 +9,7 @@ import pytest
 
 from perdure.core.decide import GiveUp, Park, Patience, Perform, Reconcile, Verdict, Wait, about_unknown, decide, quiet_after_s, quiet_at
 from perdure.core.events import Effect
-from perdure.core.keys import CallKeys
+from perdure.core.identity import CallKeys
 from perdure.core.state import ENDED, CallState, Phase
 
 HOUR_US = 3_600_000_000

@@ -30,7 +30,7 @@ from perdure import (
     agent,
     tool,
 )
-from perdure.core import chain, codec
+from perdure.core import codec, identity
 from perdure.core.budget import NOTHING, Amounts
 from perdure.core.events import Event, ToolCallInitiated, ToolCallResolved
 from perdure.inspect.verify import verify_run
@@ -618,7 +618,7 @@ def test_a_transaction_without_a_result_did_not_happen_and_costs_nothing_at_a_fo
                 Event(claimed.row.seq + call, f"{call:032x}", now, claimed.lease.epoch, call, claimed.row.seq, body)
                 for call, body in enumerate(intents, 1)
             ]
-            sealed = tuple(chain.seal_all(claimed.row.head, events))
+            sealed = tuple(identity.seal_all(claimed.row.head, events))
             reserved = Charge(reserved=Amounts(usd_micros=20 * CENT), spent=Amounts(calls=2))
             assert store.append([Append(claimed.lease, claimed.row.seq, sealed, charge=reserved)]) == [Committed()]
             store.unregister("w", now)

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.inspect_tools import HOLDER, WAITERS, approval_of, at_work, hold, make_waiting, url_of
 
 from perdure import Budget, Perdure, Run, agent
-from perdure.core import chain, codec
+from perdure.core import codec, identity
 from perdure.core.events import BudgetRaised, Event, Limits, RunReleased, RunSucceeded, RunUnpaused
 from perdure.inspect.beside import Kin
 from perdure.inspect.verify import Verdict, verify_run
@@ -172,7 +172,7 @@ def test_a_run_that_was_given_up_while_a_decision_arrived_is_ready_at_once_and_r
     at_work(path, approve, agents=WAITERS)
     seq, words = claimed.row.seq, f"approval {approval} (refund)"
     released = Event(seq + 1, clock.new_id(), clock.now(), claimed.lease.epoch, None, seq, RunReleased("waiting_approval", words))
-    sealed = tuple(chain.seal_all(claimed.row.head, [released]))
+    sealed = tuple(identity.seal_all(claimed.row.head, [released]))
     change = RowChange("waiting_approval", waiting_for=words, release=True)
     assert store.append([Append(claimed.lease, seq, sealed, row=change)]) == [Committed()]
     assert store.get("refund").ready_at == released.ts  # type: ignore[union-attr]
@@ -227,7 +227,7 @@ def finish(store: Store, claimed: Claimed) -> None:
     """The run ends in the hands of its worker, which has not read its inbox."""
     clock, seq = Clock(), claimed.row.seq
     last = Event(seq + 1, clock.new_id(), clock.now(), claimed.lease.epoch, None, seq, RunSucceeded(codec.pack(b"null")[0]))
-    sealed = tuple(chain.seal_all(claimed.row.head, [last]))
+    sealed = tuple(identity.seal_all(claimed.row.head, [last]))
     assert store.append([Append(claimed.lease, seq, sealed, row=RowChange("succeeded", progress=True))]) == [Committed()]
 
 

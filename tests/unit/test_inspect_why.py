@@ -163,7 +163,7 @@ def test_ten_thousand_done_calls_are_three_and_five(tmp_path: Path) -> None:
     ],
 )
 def test_every_reason_for_attention_has_its_own_words_and_way_out(path: Path, reason: str, words: str, first: str) -> None:
-    from perdure.core import chain
+    from perdure.core import identity
     from perdure.core.events import Event
     from perdure.store.api import Append, Committed, RowChange
 
@@ -175,7 +175,7 @@ def test_every_reason_for_attention_has_its_own_words_and_way_out(path: Path, re
     seq, epoch = claimed.row.seq, claimed.lease.epoch
     bodies: tuple[AnyBody, ...] = (AttentionNeeded(reason, "the detail"), RunReleased("needs_attention", f"a person: {reason}"))  # type: ignore[arg-type]
     events = [Event(seq + n, clock.new_id(), clock.now(), epoch, None, seq, body) for n, body in enumerate(bodies, 1)]
-    sealed = tuple(chain.seal_all(claimed.row.head, events))
+    sealed = tuple(identity.seal_all(claimed.row.head, events))
     change = RowChange("needs_attention", waiting_for=f"a person: {reason}", error="the detail", attention=reason, release=True)  # type: ignore[arg-type]
     assert store.append([Append(claimed.lease, seq, sealed, row=change)]) == [Committed()]
     page = page_of(store, "waiting")

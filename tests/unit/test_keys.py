@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.core.keys import MAX_ID_CHARS, CallKeys, check_id, child_id, is_id, jitter, seed, undo_id
+from perdure.core.identity import MAX_ID_CHARS, CallKeys, check_id, child_id, is_id, jitter, seed, undo_id
 from perdure.errors import InvalidInput
 
 part = st.text(max_size=8)

@@ -14,8 +14,8 @@ from msgspec import structs
 from tests.servers.postgres import Server
 from tests.unit.postgres_tools import Gate, cleared, opened, raw
 
-from perdure.core.chain import genesis, link
 from perdure.core.events import RunClaimed, RunSucceeded, SignalReceived, ThoughtRecorded
+from perdure.core.identity import genesis, link
 from perdure.errors import NotFound
 from perdure.settings import Queue
 from perdure.store.api import Claimed, Committed, RowChange, RunRow

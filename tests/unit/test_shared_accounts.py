@@ -12,7 +12,7 @@ from msgspec import structs
 from perdure import Agent, Call, Perdure, Run, agent, tool
 from perdure.config import load_settings
 from perdure.core.events import ChildStarted, RunCreated
-from perdure.core.keys import CallKeys
+from perdure.core.identity import CallKeys
 from perdure.core.state import fold
 from perdure.errors import InvalidInput, StoreVersion
 from perdure.settings import Settings

@@ -12,7 +12,7 @@ from tests.unit.drive_tools import ManualClock, perdure, run, until
 from tests.unit.store_tools import raw
 
 from perdure import Approval, NotFound, Run, agent, tool
-from perdure.core.keys import approval_id
+from perdure.core.identity import approval_id
 from perdure.errors import StoreCorrupt
 from perdure.inspect.verify import verify_run
 from perdure.inspect.view import all_rows

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.store_tools import output, python, raw
 
-from perdure.core.chain import genesis
+from perdure.core.identity import genesis
 from perdure.settings import Queue
 from perdure.store.api import Served, Store
 from perdure.store.lines import Choice, which

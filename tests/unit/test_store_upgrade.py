@@ -9,7 +9,6 @@ import apsw
 import pytest
 from tests.unit.store_tools import raw
 
-from perdure.core.chain import genesis, seal_all
 from perdure.core.codec import digest, encode
 from perdure.core.events import (
     AnyBody,
@@ -23,6 +22,7 @@ from perdure.core.events import (
     RunSucceeded,
     ThoughtRecorded,
 )
+from perdure.core.identity import genesis, seal_all
 from perdure.inspect.verify import verify_run
 from perdure.store.api import Committed, RowChange, Served, Store
 from perdure.store.open import open_store

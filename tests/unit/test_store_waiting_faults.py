@@ -12,7 +12,6 @@ import pytest
 from tests.unit.store_tools import FaultyDisk, end, first_line, python, raw
 
 from perdure.core.budget import NOTHING, Amounts
-from perdure.core.chain import seal_all
 from perdure.core.events import (
     ApprovalDecided,
     ApprovalVoted,
@@ -26,6 +25,7 @@ from perdure.core.events import (
     RunSucceeded,
     SignalReceived,
 )
+from perdure.core.identity import seal_all
 from perdure.errors import StoreUnavailable
 from perdure.settings import Queue
 from perdure.store.api import Append, ApprovalFilter, Charge, Committed, Refused, RowChange, Served

@@ -42,7 +42,7 @@ from perdure import (
 )
 from perdure.core import codec
 from perdure.core.events import Event, RunClaimed, ToolCallFailed, ToolCallInitiated
-from perdure.core.keys import CallKeys
+from perdure.core.identity import CallKeys
 from perdure.errors import StoreUnavailable
 from perdure.store.api import Store
 from perdure.store.open import open_store

@@ -12,7 +12,7 @@ from tests.unit.drive_tools import perdure, run, until
 from perdure import Agent, Approval, Call, Fatal, Perdure, Retry, Run, Tool, agent, sync, tool
 from perdure.core import codec
 from perdure.core.events import RunSucceeded
-from perdure.core.keys import undo_id, undone_by
+from perdure.core.identity import undo_id, undone_by
 from perdure.errors import Conflict, Diverged, InvalidInput, NotFound, UnknownAgent
 from perdure.store.api import FINISHED
 

@@ -11,7 +11,7 @@ import pytest
 from perdure import Agent, Call, Perdure, Run, agent, tool
 from perdure.core.codec import digest
 from perdure.core.events import Effect, Event, ToolCallInitiated
-from perdure.core.keys import CallKeys
+from perdure.core.identity import CallKeys
 from perdure.core.state import fold
 from perdure.inspect.audit import Trail
 from perdure.inspect.timeline import Timeline

@@ -480,7 +480,7 @@ def _complete(ctx: click.Context, incomplete: str, ids: Callable[[Reading], list
 
     bash puts a word on the command line as it is, and executes a `$(…)` in it on Enter: what is no id is not offered.
     """
-    from perdure.core.keys import is_id
+    from perdure.core.identity import is_id
 
     logging.disable()  # the process ends with the completion
     try:

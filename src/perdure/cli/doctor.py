@@ -13,7 +13,7 @@ import msgspec
 from perdure import shell
 from perdure.cli import common
 from perdure.cli.serving import gap, unserved
-from perdure.core.keys import undone_by
+from perdure.core.identity import undone_by
 from perdure.engine.api import Reading
 from perdure.errors import InvalidInput
 from perdure.inspect.health import Check, check_guards, check_runs

@@ -13,7 +13,7 @@ from perdure.cli import common
 from perdure.cli.driving import drive, finish, log_to_stderr
 from perdure.cli.target import load_target, recorded_target, with_children
 from perdure.cli.who import os_user
-from perdure.core.keys import undone_by
+from perdure.core.identity import undone_by
 from perdure.engine.api import Reading
 from perdure.errors import InvalidInput
 from perdure.settings import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import get_args
 
-from perdure.core.keys import undone_by
+from perdure.core.identity import undone_by
 from perdure.engine.api import Reading
 from perdure.inspect.serving import missing, name_of
 from perdure.inspect.view import all_rows

@@ -13,7 +13,7 @@ from perdure import shell
 from perdure.cli import common
 from perdure.cli.target import resume_command, top
 from perdure.cli.who import os_user
-from perdure.core.keys import undone_by
+from perdure.core.identity import undone_by
 from perdure.engine.api import Reading
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from perdure import shell
 from perdure.cli.common import database_file, url_words
 from perdure.cli.writable import changed_by_others
-from perdure.core.keys import undone_by
+from perdure.core.identity import undone_by
 from perdure.core.state import FINISHED
 from perdure.errors import InvalidInput, NotFound, StoreCorrupt
 

@@ -17,7 +17,7 @@ from perdure.cli.driving import log_to_stderr, stop_on_signals
 from perdure.cli.target import load_target, recorded_target, resume_command
 from perdure.cli.who import os_user
 from perdure.core.events import Event, StatusReported, ToolCallFailed, ToolCallInDoubt
-from perdure.core.keys import undo_id, undone_by
+from perdure.core.identity import undo_id, undone_by
 from perdure.engine.api import Reading
 from perdure.errors import InvalidInput, UnknownAgent
 from perdure.settings import Settings

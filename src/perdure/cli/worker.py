@@ -16,7 +16,7 @@ import click
 from perdure.cli import common
 from perdure.cli.driving import log_to_stderr, stop_on_signals
 from perdure.cli.target import Target, load_targets, with_children
-from perdure.core.keys import check_id
+from perdure.core.identity import check_id
 from perdure.errors import InvalidInput, StoreUnavailable
 from perdure.inspect.words import plural
 from perdure.settings import Settings

@@ -92,7 +92,7 @@ class RunCreated(Body, frozen=True, tag="run_created"):
     parent_call: int | None = None
     depth: int = 0  # how many parents there are above it
     budget: Limits | None = None
-    key_scheme: int = 1  # how the keys of its calls are made: core/keys.py
+    key_scheme: int = 1  # how the keys of its calls are made: core/identity.py
     key_namespace: str = ""
 
 
@@ -131,7 +131,7 @@ class ToolCallInitiated(Body, frozen=True, tag="tool_call_initiated"):
 
     tool: str
     effect: Effect
-    # Empty: the one that core/keys.py makes. Recorded where somebody else may know the call by it.
+    # Empty: the one that core/identity.py makes. Recorded where somebody else may know the call by it.
     key: str = ""
     attempt: int = 1
     args: Payload | None = None  # attempt 1 only; not after a proposal, unless a person has edited them

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from perdure.core.events import Effect, Failure
 from perdure.core.failures import IN_DOUBT_KINDS
-from perdure.core.keys import jitter
+from perdure.core.identity import jitter
 from perdure.errors import InvalidInput
 
 _PASSING = frozenset(("not_sent", "rate_limited", "timeout", "reset", "server_error", "process_died"))

@@ -87,7 +87,7 @@ from perdure.core.events import (
     tag_of,
 )
 from perdure.core.failures import describe
-from perdure.core.keys import KEY_SCHEME, approval_id, child_id
+from perdure.core.identity import KEY_SCHEME, approval_id, child_id
 from perdure.core.loop import DoesNotRest
 from perdure.core.machine import (
     Abandon,

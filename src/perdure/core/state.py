@@ -66,7 +66,7 @@ from perdure.core.events import (
 )
 from perdure.core.events import Status as Status
 from perdure.core.failures import IN_DOUBT_KINDS
-from perdure.core.keys import CallKeys
+from perdure.core.identity import CallKeys
 from perdure.core.landing import landing
 from perdure.errors import StoreCorrupt
 

@@ -25,7 +25,7 @@ from perdure.core.approval import Expire, Withdraw
 from perdure.core.attempts import Performed
 from perdure.core.budget import NOTHING, Amounts, Charge, Ledger
 from perdure.core.events import AnyBody, BudgetExceeded, Event, Failure, Reason, Status, Usage
-from perdure.core.keys import CallKeys
+from perdure.core.identity import CallKeys
 from perdure.core.outcome import Outcome
 from perdure.core.rate import Rate
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from perdure.core.budget import Amounts
 from perdure.core.events import Event, Limits, ModelCallFailed, Usage
-from perdure.core.keys import undo_id
+from perdure.core.identity import undo_id
 from perdure.core.state import LOST, RunState
 from perdure.engine.api import Reading
 from perdure.inspect.words import amount, money, plural, seconds, span, used

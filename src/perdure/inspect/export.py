@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from perdure import shell
-from perdure.core import chain, codec, keys
+from perdure.core import codec, identity
 from perdure.core.codec import Payload
 from perdure.core.events import AnyBody, Event, decode_body
 from perdure.core.state import RunState
@@ -76,7 +76,7 @@ def export_run(store: Reading, run_id: str, write: Callable[[bytes], object]) ->
             writer.put(Header(FORMAT, _version(), iso(time.time_ns() // 1000), one, *_headed(state)))
         _put_run(store, run, lines, writer, written)
         waiting += [child.run_id for child in state.children.values()]
-        if store.get(undo := keys.undo_id(one)) is not None:
+        if store.get(undo := identity.undo_id(one)) is not None:
             waiting.append(undo)
     writer.end()
     return Exported(run_id, writer.runs, writer.events, writer.blobs)
@@ -96,7 +96,7 @@ def _journal(row: RunRow, stored: list[Stored]) -> tuple[RunLine, list[tuple[Eve
     """
     lines: list[tuple[EventLine, AnyBody]] = []
     state = RunState()
-    head = chain.genesis(row.run_id)
+    head = identity.genesis(row.run_id)
     for one in stored[: row.seq]:
         line = _line(head, len(lines) + 1, one)
         if line is None:
@@ -142,7 +142,7 @@ def _line(before: bytes, seq: int, stored: Stored) -> EventLine | None:
     event_id = stored.event_id.hex() if isinstance(stored.event_id, bytes) else stored.event_id
     try:
         data = stored.data.decode()
-        hash_ = chain.link(before, seq, event_id, stored.ts, stored.epoch, stored.call, stored.cause, stored.data)
+        hash_ = identity.link(before, seq, event_id, stored.ts, stored.epoch, stored.call, stored.cause, stored.data)
     except (UnicodeDecodeError, TypeError, AttributeError):
         return None
     if stored.seq != seq or stored.hash != hash_:
@@ -216,7 +216,7 @@ class _Reading:
         if run_id in self._seen:
             raise StoreCorrupt(f"{self._path} has run {run_id} twice")
         # A journal that is damaged, which was said, does not tell any more what it has started.
-        if self._all_sound and run_id not in self._expected and keys.undone_by(run_id) not in self._seen:
+        if self._all_sound and run_id not in self._expected and identity.undone_by(run_id) not in self._seen:
             raise StoreCorrupt(f"{self._path} has run {run_id}, which no run before it has started: it does not belong there")
         self._seen.add(run_id)
         self._expected.discard(run_id)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from perdure import shell
-from perdure.core.keys import undone_by
+from perdure.core.identity import undone_by
 from perdure.core.prompts import is_request
 from perdure.core.state import RunState
 from perdure.inspect.asks import Asked

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from perdure.core.events import ApprovalRequested, ChildStarted, Event, RunCreated, ToolCallInitiated, ToolCallProposed, encode_body
-from perdure.core.keys import CallKeys
+from perdure.core.identity import CallKeys
 from perdure.inspect.models import Load
 from perdure.inspect.sentences import sentence
 from perdure.inspect.words import iso

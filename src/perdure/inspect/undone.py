@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from perdure.core.keys import undo_id, undone_by
+from perdure.core.identity import undo_id, undone_by
 from perdure.core.state import RunState
 from perdure.engine.api import Reading
 from perdure.inspect.view import loader, read_run

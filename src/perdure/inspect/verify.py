@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct, structs
 
-from perdure.core import chain
+from perdure.core import identity
 from perdure.core.codec import Payload
 from perdure.core.events import AnyBody, Event, RunClaimed, RunCreated, decode_body
 from perdure.core.state import RunState
@@ -101,7 +101,7 @@ def creation_of(store: Reading, row: RunRow) -> RunCreated:
     The row was read before, so that the journal has at least the events that it speaks of.
     """
     stored = store.stored(row.run_id)[: row.seq]
-    head = chain.genesis(row.run_id)
+    head = identity.genesis(row.run_id)
     for expected, one in enumerate(stored, 1):
         if one.seq != expected or _link(head, one, expected) != one.hash:
             raise StoreCorrupt(f"event {expected} does not have the hash that the journal's chain gives it")
@@ -135,7 +135,7 @@ class Checked:
     def __init__(self, row: Heading, stored: Sequence[Stored], blob: Callable[[str], bytes]) -> None:
         self.state = RunState()
         self.events: list[Event] = []
-        self.head = chain.genesis(row.run_id)
+        self.head = identity.genesis(row.run_id)
         self.input_digest = ""
         self._blob = blob
         self._row = row
@@ -238,7 +238,7 @@ class Checked:
 def _link(before: bytes, stored: Stored, seq: int) -> bytes | None:
     """The hash that this event must have after `before`; None when a field is not even of the right type."""
     try:
-        return chain.link(before, seq, _hex(stored.event_id), stored.ts, stored.epoch, stored.call, stored.cause, stored.data)
+        return identity.link(before, seq, _hex(stored.event_id), stored.ts, stored.epoch, stored.call, stored.cause, stored.data)
     except TypeError:
         return None
 

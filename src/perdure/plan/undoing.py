@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from perdure import shell
 from perdure.core.failures import IN_DOUBT_KINDS
-from perdure.core.keys import is_id
+from perdure.core.identity import is_id
 from perdure.errors import InvalidInput, ResultNotEncodable, ToolFailed
 from perdure.plan.step import Callee
 from perdure.run import Run

@@ -19,8 +19,8 @@ from perdure.core.approval import Judgement, Standing
 from perdure.core.budget import Amounts
 from perdure.core.budget import Charge as Charge
 from perdure.core.budget import Ledger as Ledger
-from perdure.core.chain import Sealed
 from perdure.core.events import AnyBody, Event, Reason
+from perdure.core.identity import Sealed
 from perdure.core.rate import Rate
 from perdure.core.state import FINISHED as FINISHED
 from perdure.core.state import Status as Status

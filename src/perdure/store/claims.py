@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from perdure import shell
-from perdure.core.chain import seal
 from perdure.core.events import Event, RunClaimed
+from perdure.core.identity import seal
 from perdure.core.suspects import Group
 from perdure.errors import AlreadyRunning, Conflict, NotFound, RunEnded, StoreCorrupt, UnknownAgent, WrongVersion
 from perdure.settings import Queue

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec import Struct, structs
 
-from perdure.core.chain import genesis, link
+from perdure.core.identity import genesis, link
 from perdure.errors import AlreadyRunning, Conflict, InvalidInput, StoreCorrupt
 from perdure.store.api import Family, Head, Member, Moved, Store, Stored, Whole
 from perdure.store.url import shown_url

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from perdure.core.chain import Sealed, genesis, seal
 from perdure.core.events import Event, RunCreated
+from perdure.core.identity import Sealed, genesis, seal
 from perdure.store import blobs, budgets
 from perdure.store.api import NewRun
 from perdure.store.cursor import Cursor

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from perdure.core.chain import seal
 from perdure.core.events import (
     AnyBody,
     ApprovalDecided,
@@ -19,6 +18,7 @@ from perdure.core.events import (
     SignalReceived,
     encode_body,
 )
+from perdure.core.identity import seal
 from perdure.core.landing import landing
 from perdure.store import notices
 from perdure.store.api import RunRow, Status

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from perdure import shell
-from perdure.core.chain import genesis
 from perdure.core.events import ChildStarted, Event, ToolCallInitiated
+from perdure.core.identity import genesis
 from perdure.errors import NotFound, StoreCorrupt
 from perdure.store import blobs, budgets
 from perdure.store.api import FINISHED, Append, Appended, Committed, Refused, RowChange, Stored

@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 from typing import Protocol
 
-from perdure.core.keys import check_id
+from perdure.core.identity import check_id
 from perdure.errors import Conflict, StoreUnavailable
 from perdure.store.private_folder import FILE_FLAGS, PrivateFolder
 

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from msgspec import structs
 
 from perdure.core.budget import NOTHING, amounts_of
-from perdure.core.chain import seal
 from perdure.core.events import (
     AnyBody,
     BudgetRaised,
@@ -21,6 +20,7 @@ from perdure.core.events import (
     Terminal,
     ToolCallResolved,
 )
+from perdure.core.identity import seal
 from perdure.errors import AlreadyRunning, Conflict, NotFound, RunEnded
 from perdure.store import budgets, family, lines
 from perdure.store.api import FINISHED, Charge, InboxRow, NewRun, RunRow, Status, Tombstone

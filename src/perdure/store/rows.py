@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from perdure import shell
-from perdure.core.chain import Sealed
 from perdure.core.events import AnyBody, Event, decode_body
+from perdure.core.identity import Sealed
 from perdure.errors import StoreCorrupt
 from perdure.store.api import InboxRow, RunRow
 from perdure.store.cursor import Cursor, Row

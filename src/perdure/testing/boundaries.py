@@ -23,8 +23,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from perdure.core.chain import Sealed
 from perdure.core.events import OF_MODEL, AnyBody, ApprovalRequested, RunReleased, ToolCallInitiated
+from perdure.core.identity import Sealed
 from perdure.store.api import Append, Claimed, NewRun, Store
 from perdure.tool import Call
 

@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from perdure.core.chain import genesis, link, seal_all
 from perdure.core.codec import encode, pack
 from perdure.core.events import (
     AnyBody,
@@ -32,6 +31,7 @@ from perdure.core.events import (
     ThoughtRecorded,
     ToolCallCompleted,
 )
+from perdure.core.identity import genesis, link, seal_all
 from perdure.errors import AlreadyRunning, Conflict, NotFound, RunEnded, StoreCorrupt, UnknownAgent
 from perdure.store.api import Append, Claimed, Committed, Filter, InboxRow, Lease, NewRun, Refused, RowChange, RunRow, Served, Store
 from perdure.testing.conformance_moving import MovingConformance

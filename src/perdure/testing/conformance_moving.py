@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from perdure.core.budget import Amounts
-from perdure.core.chain import genesis, link
 from perdure.core.codec import pack
 from perdure.core.events import (
     AttentionNeeded,
@@ -24,6 +23,7 @@ from perdure.core.events import (
     ThoughtRecorded,
     ToolCallCompleted,
 )
+from perdure.core.identity import genesis, link
 from perdure.core.rate import Rate
 from perdure.errors import AlreadyRunning, Conflict, InvalidInput, StoreCorrupt, StoreError
 from perdure.store.api import Charge, Committed, Filter, NewRun, RowChange, Served, Store, Whole

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from perdure.core.chain import seal_all
 from perdure.core.codec import encode, pack
 from perdure.core.events import AnyBody, ChildStarted, Event, RunAdopted, RunCreated, RunPaused, RunReleased, RunSucceeded, ThoughtRecorded
+from perdure.core.identity import seal_all
 from perdure.core.rate import Rate
 from perdure.errors import AlreadyRunning, Conflict, NotFound, UnknownAgent, WrongVersion
 from perdure.settings import Queue

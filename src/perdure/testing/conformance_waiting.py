@@ -13,7 +13,6 @@ import pytest
 
 from perdure.core.approval import Expire, Standing, Vote, Withdraw
 from perdure.core.budget import NOTHING, Amounts
-from perdure.core.chain import seal_all
 from perdure.core.codec import decode, digest, encode, pack
 from perdure.core.events import (
     AnyBody,
@@ -51,6 +50,7 @@ from perdure.core.events import (
     Unsettled,
     Usage,
 )
+from perdure.core.identity import seal_all
 from perdure.errors import AlreadyRunning, Conflict, InvalidInput, NotFound, NotPermitted, RunEnded
 from perdure.store.api import (
     Append,

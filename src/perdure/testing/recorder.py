@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from perdure.agent import Agent
-from perdure.core import codec, keys
+from perdure.core import codec, identity
 from perdure.core.codec import Payload, shown
 from perdure.errors import InvalidInput
 from perdure.inspect.export import Export, Journal, export_run, load
@@ -102,7 +102,7 @@ class Recording:
 
     def _runs(self) -> list[Journal]:
         """The runs that agents have asked for. Not what undoes them: that is made from what they have done, and calls no agent."""
-        return [run for run in self._export.runs.values() if run is self._root or keys.undone_by(run.run_id) is None]
+        return [run for run in self._export.runs.values() if run is self._root or identity.undone_by(run.run_id) is None]
 
     def _anew(self, run: Journal, agent: Agent[Any, Any]) -> Rerun:
         answers = Answers(run, self._export)

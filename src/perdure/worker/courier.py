@@ -14,8 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, assert_never
 
 from perdure.core.events import ApprovalEscalated, ApprovalRequested, AttentionNeeded, BudgetExceeded, Event, RunFailed
+from perdure.core.identity import jitter
 from perdure.core.invisible import escaped
-from perdure.core.keys import jitter
 from perdure.errors import InvalidInput, StoreError
 from perdure.settings import Settings
 from perdure.store.api import NoticeRow, Store

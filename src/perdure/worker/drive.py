@@ -24,9 +24,9 @@ from perdure.core import codec
 from perdure.core.approval import Expire, Withdraw
 from perdure.core.attempts import Performed
 from perdure.core.budget import Amounts, Charge, amounts_of
-from perdure.core.chain import Sealed, seal, seal_all
 from perdure.core.events import Event, ModelCallCompleted, ModelCallInitiated, ToolCallCompleted, ToolCallInitiated
 from perdure.core.failures import describe
+from perdure.core.identity import Sealed, seal, seal_all
 from perdure.core.outcome import Outcome
 from perdure.core.rate import Rate
 from perdure.core.run_core import RunCore, RunSettings, has_room_again

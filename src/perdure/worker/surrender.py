@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from perdure.core import chain
+from perdure.core import identity
 from perdure.core.events import AnyBody, AttentionNeeded, Event, RunReleased
 from perdure.core.failures import describe
 from perdure.errors import Fenced, StoreUnavailable
@@ -34,4 +34,4 @@ def surrender(lease: Lease, row: RunRow, error: Exception, clock: Clock) -> Appe
     events = [Event(row.seq + place, clock.new_id(), now, lease.epoch, None, row.seq, body) for place, body in enumerate(bodies, 1)]
     attention: Literal["error"] | None = "error" if status == "needs_attention" else None
     change = RowChange(status, waiting_for=waiting_for, ready_at=wake, error=detail, attention=attention, release=True)
-    return Append(lease, row.seq, tuple(chain.seal_all(row.head, events)), row=change)
+    return Append(lease, row.seq, tuple(identity.seal_all(row.head, events)), row=change)

@@ -24,9 +24,9 @@ from perdure import shell
 from perdure.agent import Agent
 from perdure.core.approval import Judgement
 from perdure.core.budget import NOTHING, Amounts
-from perdure.core.chain import Sealed
 from perdure.core.decide import Patience
 from perdure.core.events import CancelRequested, ChildStarted, Event, RunUnpaused
+from perdure.core.identity import Sealed
 from perdure.core.run_core import RunSettings
 from perdure.errors import (
     AlreadyRunning,

@@ -272,7 +272,7 @@ FROM made
 -- A signal into the journal of a run that is parked, in one statement: as post_to_unheld, insert_event and remember_signal, and the ring
 -- that goes with them; the answer is whether it has rung (see create_run). No row when the run is not parked or has something in its inbox,
 -- somebody has it locked or has changed it since this statement began, or it has had this very signal (:once is its key, or what stands for
--- one that was found not to have arrived): the common path finds out which. The chain is that of perdure.core.chain.link.
+-- one that was found not to have arrived): the common path finds out which. The chain is that of perdure.core.identity.link.
 WITH seen AS MATERIALIZED (
     SELECT r.id, r.seq FROM perdure_runs AS r
     WHERE r.run_id = :run_id AND r.holder IS NULL AND r.status = ANY (:parked::text[])
@@ -613,7 +613,7 @@ WHERE id = :id
 -- have its number alone, and an event of its journal, unless that is long, or what lies in its inbox: both are of the seq at which it was
 -- taken, and while nobody holds a run nothing is put into its inbox.
 -- What somebody else is just taking, or has changed since this statement began, is passed by; nothing is waited for. The seq is guard enough:
--- nobody takes a ready run, stops it or ends it without an event. The chain is that of perdure.core.chain.link. Nonces and event ids are
+-- nobody takes a ready run, stops it or ends it without an event. The chain is that of perdure.core.identity.link. Nonces and event ids are
 -- made of a secret of this claim. Whoever wants to know for certain what it has taken asks for the same advisory lock.
 WITH served AS (
     SELECT l.id, l.queue, l.tenant, EXISTS (SELECT 1 FROM perdure_runs WHERE line = l.id AND ready_at <= :now::bigint) AS ready,

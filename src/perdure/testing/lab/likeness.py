@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from msgspec import structs
 
-from perdure.core import codec, keys
+from perdure.core import codec, identity
 from perdure.testing.lab.ledger import Entry
 from perdure.testing.lab.spec import RUN_ID, CallTold, Told
 from perdure.testing.lab.world import Aliases, normal, plain
@@ -27,12 +27,12 @@ class Chance:
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
-        self._seed = keys.seed
+        self._seed = identity.seed
         self._uuids: dict[str, int] = {}
 
     def take_over(self) -> None:
         """From here on, in this process, which is the lab's own. What an agent sees is still the same whenever it is replayed."""
-        keys.seed = self.seed
+        identity.seed = self.seed
 
     def seed(self, run_id: str, purpose: str) -> int:
         if purpose == "random":
@@ -53,10 +53,10 @@ def known_as(run_id: str, told: Told | None) -> Aliases:
         where = f"call {call.number} of {call.run.removeprefix(run_id) or 'the run'}"
         if call.key:
             own |= {call.key[:length]: f"<key of {where}>" for length in (len(call.key), *_BEGINNINGS)}
-        own[keys.approval_id(_TENANT, call.run, call.number)] = f"<approval of {where}>"
+        own[identity.approval_id(_TENANT, call.run, call.number)] = f"<approval of {where}>"
     for run, seen in told.uuids if told else ():
         for number in range(1, seen + 1):
-            value = uuid.UUID(int=keys.seed(run, f"uuid {number}") >> 128, version=4)
+            value = uuid.UUID(int=identity.seed(run, f"uuid {number}") >> 128, version=4)
             stands_for = f"<uuid {number} of {run.removeprefix(run_id) or 'the run'}>"
             own |= dict.fromkeys((str(value), *(value.hex[:length] for length in (32, *_BEGINNINGS))), stands_for)
     # The longest first: what begins with another one must not be taken for it. The run's own id begins those of its children.
