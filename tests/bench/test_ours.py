@@ -106,7 +106,12 @@ def _wait_until_nobody_works_in(folder: Path) -> None:
 
 def test_the_end_of_its_terminal_ends_everything_and_keeps_what_was_measured(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.race", "--quick", "--with", "", "--only", "W1,W8", "--results", str(tmp_path)]
-    terminal = [sys.executable, "-c", "import pty, sys; pty.spawn(sys.argv[1:])", *command]
+    terminal = [
+        sys.executable,
+        "-c",
+        "import pty, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); pty.spawn(sys.argv[1:])",
+        *command,
+    ]
     with subprocess.Popen(terminal, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as shows:
         assert shows.stdout is not None
         while b"one run: perdure/sqlite, repeat 1: steps_per_s" not in shows.stdout.readline():

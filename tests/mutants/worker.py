@@ -424,6 +424,18 @@ WORKER = (
         red="tests/unit/test_drive_doubt.py::test_a_person_who_looks_too_early_is_told_when_to_look_again",
     ),
     Mutant(
+        name="a_worker_without_a_connection_counts_on_its_lease",
+        guard="a worker begins nothing on the strength of its lease where others may have seen its connection end",
+        promise="G4",
+        file="worker/lease.py",
+        where="Renewer.__init__",
+        old="self._proof_s = min(lease_s, store.cut_off_after_s)",
+        new="self._proof_s = lease_s",
+        red="tests/postgres/test_late_answers.py::test_a_worker_whose_answer_comes_after_another_has_made_the_call_does_not_make_it"
+        "[in a transaction, within the lease]",
+        store="postgres",
+    ),
+    Mutant(
         name="a_drive_ends_on_an_old_look",
         guard="whoever drives a run leaves it only if nothing has changed since the look that says so",
         promise="G6",

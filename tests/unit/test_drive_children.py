@@ -923,3 +923,42 @@ def test_an_adopted_parent_goes_on_with_the_results_of_its_old_children(tmp_path
 
 def test_the_settings_of_these_tests_park_every_wait() -> None:
     assert SETTINGS.park_after_s == 0  # or "held by nobody" would be decided by how long a wait is
+
+
+def test_a_child_that_was_given_up_is_told_while_its_parent_makes_calls_that_answer_at_once(tmp_path: Path) -> None:
+    told: list[bool] = []
+
+    @tool(effect="idempotent")
+    async def rest() -> None:
+        await asyncio.sleep(0.01)
+
+    @agent(version="1", name="endless")
+    async def endless(run: Run) -> None:
+        while True:
+            await rest()
+
+    @tool(effect="idempotent")
+    async def child_is_cancelled(n: int) -> bool:
+        row = local(apps[0]).store.get("r/1")
+        told.append(row is not None and row.status in ("cancelling", "cancelled"))
+        return told[-1]
+
+    @agent(version="1", name="parent")
+    async def parent(run: Run) -> bool:
+        child = asyncio.create_task(endless())
+        await asyncio.sleep(0.05)
+        child.cancel()
+        for n in range(2000):
+            if await child_is_cancelled(n):
+                return True
+        return False
+
+    async def main() -> None:
+        async with Perdure(f"sqlite:///{tmp_path}/db", [parent, endless], settings=Settings(poll_s=0.02)) as app:
+            apps.append(app)
+            handle = await app.start(parent, id="r")
+            assert await handle.result() is True
+
+    apps: list[Perdure] = []
+    run(main())
+    assert told[-1] is True

@@ -664,3 +664,29 @@ def test_a_tool_that_drives_another_run_does_not_hold_up_the_drain_that_waits_fo
             return outline(await app.handle("r").events())
 
     assert "completed 1/1" in run(main())
+
+
+def test_a_drain_while_a_hook_waits_to_be_asked_again_hands_the_run_over_at_once(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    @tool(effect="once", timeout=1, settle=3600)
+    async def pay(call: Call) -> None:
+        raise ConnectionResetError("cut off")
+
+    @pay.reconcile
+    async def _(call: Call) -> Outcome:
+        asked.append(call.attempt)
+        return Outcome.not_happened()
+
+    @agent(version="1")
+    async def payer(run: Run) -> None:
+        await pay()
+
+    async def main() -> RunRow:
+        patient = Settings(poll_s=0.002, reconcile_margin_s=0, unknown_deadline_s=0, drain_timeout_s=600)
+        async with perdure(tmp_path / "db", [payer], settings=patient) as app:
+            await app.start(payer, id="r")
+            return await drained(app, lambda: asked)
+
+    row = run(main())
+    assert (row.status, row.holder) == ("queued", None)

@@ -24,18 +24,24 @@ async def parent(run: Run) -> str:
 
 
 class Overtaken:
-    """A store in which the child comes to its end elsewhere right before anybody looks at the family for the first time."""
+    """A store in which the child comes to its end elsewhere right before the family of a parked parent is looked at for the first time."""
 
     def __init__(self, store: Store, url: str) -> None:
         self._store = store
         self._url = url
+        self._is_parked = False  # by the row that was read last
         self.overtaken = False
+
+    def get(self, run_id: str) -> RunRow | None:
+        row = self._store.get(run_id)
+        self._is_parked = row is not None and row.status == "waiting"
+        return row
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     def family(self, run_id: str) -> list[RunRow]:
-        if not self.overtaken:
+        if self._is_parked and not self.overtaken:
             self.overtaken = True
             other = threading.Thread(target=lambda: asyncio.run(self._drive_child(f"{run_id}/1")))
             other.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -484,3 +485,40 @@ def test_a_tool_without_a_rate_waits_for_nobody_else_s_pause() -> None:
 
 def test_the_settings_of_these_tests_park_every_wait() -> None:
     assert SETTINGS.park_after_s == 0
+
+
+def test_a_call_keeps_its_place_when_its_turn_comes_while_a_transaction_has_the_file(tmp_path: Path) -> None:
+    """The real clock: the turn of a call comes up while the write lock is taken, again and again."""
+    starts: list[int] = []
+
+    @tool(effect="once", rate=Rate(limit=1, per=0.2, burst=1))
+    async def limited(n: int) -> int:
+        starts.append(n)
+        return n
+
+    @tool(effect="transaction")
+    def book(n: int, call: Call) -> int:
+        time.sleep(0.09)
+        return n
+
+    @tool(effect="read")
+    async def rest() -> None:
+        await asyncio.sleep(0.02)
+
+    @agent(version="1", name="caller")
+    async def caller(run: Run) -> list[int]:
+        return list(await asyncio.gather(*(limited(n) for n in range(5))))
+
+    @agent(version="1", name="booker")
+    async def booker(run: Run) -> None:
+        for n in range(12):
+            await book(n)
+            await rest()
+
+    async def main() -> None:
+        async with Perdure(f"sqlite:///{tmp_path}/db", [caller, booker], settings=Settings(poll_s=0.02)) as app:
+            calls, books = await app.start(caller, id="a"), await app.start(booker, id="b")
+            await asyncio.gather(calls.result(), books.result())
+
+    run(main())
+    assert starts == [0, 1, 2, 3, 4]

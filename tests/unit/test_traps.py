@@ -464,6 +464,7 @@ class FailsToRenew:
     """The real store, whose first signs of life do not get through."""
 
     remote = False
+    cut_off_after_s = float("inf")
 
     def __init__(self, store: Store, failures: int) -> None:
         self._store = store

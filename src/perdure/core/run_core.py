@@ -245,6 +245,7 @@ class RunCore:
         self._due: list[int] = []  # calls whose intent is recorded and that begin after the next append
         self._running: set[int] = set()
         self._hooks: dict[int, int] = {}  # calls whose hook is being asked → the attempt
+        self._hook_due: dict[int, int] = {}  # when a hook is asked: monotonic
         self._waits: dict[int, int] = {}  # calls that go on at a time
         self._places: dict[int, int] = {}  # calls → their place in the line of their rate
         self._short: dict[int, int] = {}  # calls → since when they have waited for what other calls have reserved
@@ -337,6 +338,7 @@ class RunCore:
                     self._arrived.append(given)
             case Drain():
                 self.hand_over()
+                self._let_hooks_wait()
             case StopAttempts():
                 self._stop_all()
             case ClockReached():
@@ -754,10 +756,11 @@ class RunCore:
             self._short.pop(number, None)
         if tool.rate is None:
             return None
-        answer = yield TakePlace(number, tool.rate, self._places.pop(number, None))
+        answer = yield TakePlace(number, tool.rate, self._places.get(number))
         if isinstance(answer, NotNow):
-            return Later(answer.at, has_place=False)
+            return Later(answer.at, has_place=False)  # a place that it had is still its own
         assert isinstance(answer, PlaceGiven), answer
+        self._places.pop(number, None)
         if answer.at <= self._now:
             return None
         self._places[number] = answer.at
@@ -853,9 +856,8 @@ class RunCore:
             case Wait(until):
                 self._waits[call.number] = until
             case Reconcile():
-                self._hooks[call.number] = call.attempt
                 settle = min(settle_s(call, self._settings.patience), self._settings.patience.settle_s)
-                self._out.ask += (self._begin_of(call, round(settle * 1e6)),)
+                self._ask_hook(call, round(settle * 1e6))
                 if call.phase != "in_doubt":
                     self._doubt(call, "its worker died inside it; its reconcile hook is being asked")
             case GiveUp():
@@ -954,16 +956,27 @@ class RunCore:
         if outcome.kind != "happened" and not outcome.final and quiet_at is not None and answer.asked_at < quiet_at:
             # The request of the lost attempt may still arrive: ask again when it cannot any more.
             left_us = max(quiet_at - self._mono, 0)
-            self._hooks[number] = call.attempt
-            self._out.ask += (self._begin_of(call, left_us),)
+            self._ask_hook(call, left_us)
             words = "found nothing; its request may still arrive, so the hook is asked again in"
-            self._note("info", f"the hook of {call.tool} (call {number}) {words} {left_us / 1e6:.0f} s")
+            self._note("warning", f"the hook of {call.tool} (call {number}) {words} {left_us / 1e6:.0f} s")
             return
         wanted = number not in self._unwanted
         cancelling = self.state.cancel is not None
         after = after_hook(call, outcome, asked.tool, wanted=wanted, cancelling=cancelling, now=self._now, pack=self._pack)
         yield from self._state(call, asked.tool, after.bodies)
         yield from self._go_on_with(call, asked, wanted, after.verdict)
+
+    def _ask_hook(self, call: CallState, after_us: int) -> None:
+        self._hooks[call.number] = call.attempt
+        self._hook_due[call.number] = self._mono + after_us
+        self._out.ask += (self._begin_of(call, after_us),)
+
+    def _let_hooks_wait(self) -> None:
+        """Forget the hooks that are not asked yet: the next worker asks them."""
+        waiting = [number for number in self._hooks if self._hook_due[number] > self._mono]
+        for number in waiting:
+            del self._hooks[number]
+        self._out.forget += tuple(waiting)
 
     def _state(self, call: CallState, tool: Any, bodies: Sequence[AnyBody]) -> Asking[None]:
         for body in bodies:
@@ -1459,6 +1472,9 @@ class RunCore:
             if row.release:
                 self._out.end = Rested(state.over if row.attention == "budget" else None)
                 return
+        if self._orphans:
+            # Now, and not when a turn records nothing: calls that answer at once bring one append right after the other.
+            self._let_orphans_go()
         if answer.begun:
             self._running.update(starting)
             for number in starting:

@@ -707,4 +707,5 @@ class ArchiveStore(Protocol):
 class Store(Reading, JournalStore, LeaseStore, InboxStore, LimitStore, OutboxStore, ArchiveStore, Protocol):
     """The journal's database. Every method may be called from any thread and may block."""
 
+    cut_off_after_s: float  # others take the runs of a worker this long after they saw its connection end; inf: they see none
     pause_s: float  # after it was out of reach it may be for this long that a process does not ask whether it is back

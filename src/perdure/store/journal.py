@@ -110,7 +110,7 @@ class Journal(Part):
                 continue
             if append.blobs:
                 blobs.put(cursor, key, append.blobs)
-            if append.row is not None and _gives_up(append.row):
+            if append.row is not None and gives_up(append.row):
                 self._keys.pop(run_id, None)  # or the keys of a worker's whole life would pile up
         cursor.each("insert_event", rows)
         return answers
@@ -171,7 +171,7 @@ def _advance(cursor: Cursor, append: Append, key: int, last_ts: int) -> Appended
     guarded = (before + len(events), head, last_ts, key, lease.epoch, lease.nonce, lease.worker, before)
     if row is None:
         moved = cursor.change("advance", guarded)
-    elif not _gives_up(row):
+    elif not gives_up(row):
         moved = cursor.change("advance_and_project", (*guarded, row.status, row.waiting_for, row.error, row.progress, row.attention))
     else:
         ready_at = None if row.status in FINISHED else wake_at(append) if _is_woken(cursor, append, key) else row.ready_at
@@ -210,7 +210,8 @@ def latest(append: Append) -> int:
     return last
 
 
-def _gives_up(row: RowChange) -> bool:
+def gives_up(row: RowChange) -> bool:
+    """Whether the run has no holder after this."""
     # Nobody holds a finished run, whatever the change says about `release`.
     return row.release or row.status in FINISHED
 

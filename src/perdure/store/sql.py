@@ -27,6 +27,7 @@ class SqlStore(Journal, Claims, Mailbox, Approvals, Rates, Budgets, Costs, Notic
 
     remote = False
     pause_s = 0.0
+    cut_off_after_s = float("inf")
 
     @property
     def ahead_us(self) -> int:

@@ -390,15 +390,15 @@ class Drive:
             append.charge,
             self._host.clock.now(),
         )
+        # The first time that it goes out, and not each time: it may be written at once, and its answer be lost for as long as an outage lasts.
+        self._sent_s = time.monotonic()
         if append.transaction is None:
             self._send(stored)
         else:
-            self._sent_s = time.monotonic()
             self._host.transact(stored, partial(self._transact, append, stored), partial(self._transacted, stored))
 
     def _send(self, append: Append) -> None:
         host = self._host
-        self._sent_s = time.monotonic()
         if not host.commits_here or host.group.under_way:
             host.commit(append, partial(self._answered, append))
             return
@@ -428,6 +428,34 @@ class Drive:
     def _durable(self, append: Append, result: Sealed | None) -> None:
         """It is written. From here on a crash leaves intents without results: core/decide.py settles them by effect class."""
         host = self._host
+        if host.store.remote and any(self._is_unsure(self._sent_s, one.covered_s) for one in self._begin):
+            self._make_sure(append, result)
+        else:
+            self._begin_what_is_durable(append, result)
+
+    def _make_sure(self, append: Append, result: Sealed | None) -> None:
+        """Ask whether the run is still ours, before anything begins. Nothing goes on here until it is known.
+
+        The crash window: the append was written long ago, and its answer comes now, after an outage. Another worker may have taken the run
+        meanwhile, and have made the calls.
+        """
+
+        def looked(held_s: float | Exception | None) -> None:
+            if not self.over:
+                self._sent_s = held_s if isinstance(held_s, float) else self._sent_s
+                self._begin_what_is_durable(append, result)
+
+        self._host.consult(self._held_now, looked)
+
+    def _held_now(self) -> float | None:
+        """When the run was ours for sure, and others heard that this worker lives: a moment ago. None: it is not."""
+        store, lease, asked_s = self._host.store, self.lease, time.monotonic()
+        store.renew(lease.worker, self._host.clock.now())
+        row = store.get(lease.run_id)
+        return asked_s if row is not None and (row.holder, row.epoch) == (lease.worker, lease.epoch) else None
+
+    def _begin_what_is_durable(self, append: Append, result: Sealed | None) -> None:
+        host = self._host
         sealed = append.events if result is None else (*append.events, result)
         if sealed:
             self._head = sealed[-1].hash
@@ -437,10 +465,10 @@ class Drive:
         try:
             if host.observers or not _PLAIN.issuperset([type(one.event.body) for one in sealed]):
                 host.committed(self.run_id, sealed)
-            sent_s, now_s = self._sent_s, time.monotonic()
+            sent_s = self._sent_s
             in_doubt = False
             for one in begin:
-                in_doubt = in_doubt or (now_s - sent_s > one.covered_s and not host.has_held_since(sent_s))
+                in_doubt = in_doubt or self._is_unsure(sent_s, one.covered_s)
             core = self._core
             begun = bool(begin) and not in_doubt and (core.closing is None or core.may_begin)
             self._inputs.append(Committed(begun, in_doubt, None if result is None else result.event))
@@ -460,12 +488,24 @@ class Drive:
             self._work()
 
     def _is_too_late(self, sent_s: float, covered_s: float) -> bool:
-        """From any thread: may another worker have the run by now, because this process slept past its lease after the append was sent?
+        """From any thread: may another worker have the run by now, because this process slept past its lease after the append was sent?"""
+        if not self._is_unsure(sent_s, covered_s):
+            return False
+        if not self._host.store.remote:
+            return True
+        try:
+            held_s = self._held_now()
+        except StoreError:
+            return True
+        return held_s is None or self._is_unsure(held_s, covered_s)
+
+    def _is_unsure(self, then_s: float, covered_s: float) -> bool:
+        """The run was ours at that moment: may another worker have taken it since, and find nothing where our attempt begins now?
 
         A worker that takes the run over adds `settle` to the wait before "not found" is believed. An attempt that begins within that time
-        after its intent went out is covered by it. `settle` is mostly the service's own delay, so no more than the margin is used up here.
+        after the takeover is covered by it. `settle` is mostly the service's own delay, so no more than the margin is used up here.
         """
-        return time.monotonic() - sent_s > covered_s and not self._host.has_held_since(sent_s)
+        return time.monotonic() - then_s > covered_s and not self._host.has_held_since(then_s)
 
     def _refused(self, append: Append, why: str) -> None:
         """Nothing goes on here until it is known why: the append counts as under way."""

@@ -25,20 +25,24 @@ class Watchdog:
     def __init__(self, loop: asyncio.AbstractEventLoop, inside: Callable[[], str]) -> None:
         self._loop = loop
         self._inside = inside
-        self._turned_s = time.monotonic()
+        self._asked_s: float | None = None  # when the loop was asked to turn and has not yet
 
     def look(self, patience_s: float) -> None:
         """Asked from another thread, at every beat."""
-        stuck_s = time.monotonic() - self._turned_s
-        if stuck_s > patience_s:
-            log.error("the event loop has not turned for %.0f s, and no run goes on: it is inside %s", stuck_s, self._inside())
+        asked_s = self._asked_s
+        if asked_s is not None:
+            stuck_s = time.monotonic() - asked_s
+            if stuck_s > patience_s:
+                log.error("the event loop has not turned for %.0f s, and no run goes on: it is inside %s", stuck_s, self._inside())
+            return
+        self._asked_s = time.monotonic()
         try:
             self._loop.call_soon_threadsafe(self._turn)
         except RuntimeError:
             pass  # the loop has been closed
 
     def _turn(self) -> None:
-        self._turned_s = time.monotonic()
+        self._asked_s = None
 
 
 class Renewer:
@@ -49,6 +53,8 @@ class Renewer:
         self._worker = worker
         self._clock = clock
         self._lease_s = lease_s
+        # Others take the runs of a worker after this long without a sign of life. Where they see its connection end, it may be sooner.
+        self._proof_s = min(lease_s, store.cut_off_after_s)
         self._every_s = lease_s / 4
         self._again_s = min(self._every_s, _AGAIN_S)
         begun_s = time.monotonic()
@@ -70,7 +76,11 @@ class Renewer:
     def has_held_since(self, then_s: float) -> bool:
         """Whether the leases cannot have run out between that moment (of the monotonic clock) and this one."""
         since_s, renewed_s = self._held
-        return since_s <= then_s and time.monotonic() - renewed_s <= self._lease_s
+        return since_s <= then_s and time.monotonic() - renewed_s <= self._proof_s
+
+    def is_heard(self) -> bool:
+        """Whether the last sign of life is younger than a lease."""
+        return time.monotonic() - self._held[1] <= self._lease_s
 
     def silence(self) -> float:
         """For how long (s) another worker must have been silent for this one to call it dead.
@@ -103,6 +113,9 @@ class Renewer:
             else:
                 since_s, renewed_s = self._held
                 # It may have arrived as late as now, and been sent as early as it was asked for.
-                if time.monotonic() - renewed_s > self._lease_s:
-                    since_s = self._cut_off_s = asked_s
+                silent_s = time.monotonic() - renewed_s
+                if silent_s > self._lease_s:
+                    self._cut_off_s = asked_s
+                if silent_s > self._proof_s:
+                    since_s = asked_s
                 self._held = (since_s, asked_s)

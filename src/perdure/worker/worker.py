@@ -559,7 +559,7 @@ class Worker:
     async def _claim_ready(self) -> None:
         if self.loop.time() - self._last_kin_s >= _FIND_KIN_EVERY_S:
             await self._find_kin()
-        if not self.has_held_since(time.monotonic()):
+        if not self._renewer.is_heard():
             return  # to everybody else this worker is dead: what it claimed now would be taken from it at once, and so on for ever
         served = list(self.agents)
         while (free := self.settings.concurrency - len(self._drives) - self._wanted) > 0 and not self._draining and not self.transacting:

@@ -27,7 +27,7 @@ from perdure.errors import StoreUnavailable
 from perdure.store.api import FINISHED, Append, Appended, Committed, Lease, Refused
 from perdure.store.consequences import consequential
 from perdure.store.cursor import Cursor, Locked
-from perdure.store.journal import Journal, latest, leaves_work, refusal, wake_at
+from perdure.store.journal import Journal, gives_up, latest, leaves_work, refusal, wake_at
 from perdure.store.part import Means
 from perdure.store.postgres import flight, wire
 from perdure.store.postgres.arrays import Array, Bools, Byteas, Int8s, Texts
@@ -333,12 +333,14 @@ class PostgresJournal(Journal):
                 held[name] = cursor.change("fence", values) == 1
             last = append.expected_seq + len(append.events)
             found = cursor.one("event_at", (key, last)) if append.events else None
-            if found is not None and found[0] == append.events[-1].hash:
+            was_ours = held[name] or (append.row is not None and gives_up(append.row))
+            if found is not None and found[0] == append.events[-1].hash and was_ours:
                 # It was one transaction: its last event proves it whole. Its first does not: a tool's transaction whose answer was lost before
                 # may have begun with the same events, and ended with others.
                 answers.append(_COMMITTED)
             elif found is not None or not held[name]:
                 why = refusal(cursor, append, key)
+                # Also where it is there: the run was taken from this worker since, and what the append was to begin must not begin.
                 answers.append(why or Refused(f"run {lease.run_id}: something else has been written as event {last}"))
             else:
                 owned = structs.replace(append, lease=structs.replace(lease, nonce=fresh[name]))

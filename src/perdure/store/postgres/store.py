@@ -15,7 +15,7 @@ from perdure.store.journal import concerns_others
 from perdure.store.part import Means
 from perdure.store.postgres import soundness
 from perdure.store.postgres.bell import NotifyBell
-from perdure.store.postgres.claims import PostgresClaims
+from perdure.store.postgres.claims import GRACE_S, PostgresClaims
 from perdure.store.postgres.connections import LONGEST_PAUSE_S, Connections
 from perdure.store.postgres.creation import AnswerLost, create_at_once
 from perdure.store.postgres.database import PostgresDatabase
@@ -35,6 +35,7 @@ class PostgresStore(PostgresJournal, PostgresClaims, PostgresWholes, SqlStore):
 
     remote = True
     pause_s = LONGEST_PAUSE_S
+    cut_off_after_s = GRACE_S - 1.0  # some of it for what is done at the end of that time
     _database: PostgresDatabase
     _bell: NotifyBell
 
