@@ -33,6 +33,7 @@ class SimStore:
     def __init__(self, world: World, process: Process) -> None:
         self.url = world.url
         self.remote = world.remote
+        self.cut_off_after_s = float("inf")  # workers here are judged by their silence alone
         self.pause_s = 0.0
         self.ahead_us = 0
         self._world = world

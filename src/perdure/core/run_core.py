@@ -323,6 +323,16 @@ class RunCore:
         """Whether calls begin whose intents are recorded: not when the run is given up, unless only those after them lack the money."""
         return self.closing is None or self.closing.attention == "budget"
 
+    @property
+    def is_asking(self) -> bool:
+        """Whether its turn waits for the answer to a question."""
+        return self._turn is not None
+
+    @property
+    def budgets(self) -> frozenset[str]:
+        """The runs whose budgets apply."""
+        return self._budgets
+
     def uncharged(self, budget_of: str) -> Amounts:
         """What is recorded here under that budget and is in no ledger yet."""
         if budget_of not in self._budgets:

@@ -23,7 +23,7 @@ from perdure.agent import Agent
 from perdure.core import codec
 from perdure.core.approval import Expire, Withdraw
 from perdure.core.attempts import Performed
-from perdure.core.budget import Amounts, Charge, amounts_of
+from perdure.core.budget import Amounts, Charge, Ledger, amounts_of
 from perdure.core.events import Event, ModelCallCompleted, ModelCallInitiated, ToolCallCompleted, ToolCallInitiated
 from perdure.core.failures import describe
 from perdure.core.identity import Sealed, seal, seal_all
@@ -31,8 +31,8 @@ from perdure.core.outcome import Outcome
 from perdure.core.rate import Rate
 from perdure.core.run_core import RunCore, RunSettings, has_room_again
 from perdure.core.state import RunState
-from perdure.core.steps import Append as CoreAppend
 from perdure.core.steps import (
+    Answer,
     AppendRefused,
     AttemptEnded,
     Begin,
@@ -47,6 +47,7 @@ from perdure.core.steps import (
     Input,
     JournalRead,
     LedgersRead,
+    NoAnswer,
     NotSettled,
     Posted,
     Question,
@@ -56,6 +57,7 @@ from perdure.core.steps import (
     Step,
     StopAttempts,
 )
+from perdure.core.steps import Append as CoreAppend
 from perdure.errors import Conflict, Fenced, NotFound, RunEnded, StoreError, StoreUnavailable
 from perdure.settings import Settings
 from perdure.store.api import Append, Appended, Claimed, Refused, RunRow, Store
@@ -64,7 +66,7 @@ from perdure.tool.call import Call, Closer
 from perdure.worker.attempts import Attempt, perform_in_transaction, reconcile
 from perdure.worker.clock import Clock
 from perdure.worker.ending import cancel
-from perdure.worker.limits import Debts, answer
+from perdure.worker.limits import Debts, OneAtATime, answer, look
 from perdure.worker.threads import Threads
 
 log = logging.getLogger("perdure.worker")
@@ -126,6 +128,8 @@ class Host(Protocol):
 
     def broke(self, drive: Drive, error: Exception) -> None: ...
 
+    questions: OneAtATime
+
     def uncharged_beside(self, run_id: str, budget_of: str) -> Amounts: ...
 
     def is_short_of_room(self, queue: str) -> bool: ...
@@ -148,6 +152,7 @@ class Drive:
         self._head = claimed.row.head  # hash of the last durable event
         self._inputs: deque[Input] = deque()
         self._stepping = False
+        self._asked = False  # a question, in the turn that is under way
         self._attempts: dict[int, Attempt] = {}
         self._hooks: dict[int, asyncio.Task[None]] = {}
         self._begin: Sequence[Begin] = ()  # when the append that is under way is durable
@@ -201,6 +206,7 @@ class Drive:
         for running in attempts.values():
             running.cancel()
         self._forget_hooks(list(self._hooks))
+        self._stop_asking()
         self._core.close()
         self._host.rested(self)
 
@@ -232,9 +238,9 @@ class Drive:
                     finally:
                         host.entered = None
                     self._carry_out(step)
-                    # Its question is answered at once: between the answer and what the core records for it, no other run of this worker
-                    # may record anything under the same budget.
                     given = None if step.question is None else self._answer(step.question)
+                if self._asked and not self._core.is_asking:
+                    self._stop_asking()
                 now_s = host.loop.time()
                 if inputs and now_s - begun_s > _LONGEST_TURN_S:
                     # A tool that answers at once leads to the next commit, and that to the next tool: other runs want to go on, too.
@@ -281,8 +287,24 @@ class Drive:
         if step.end is not None:
             self._end(step.end)
 
-    def _answer(self, question: Question) -> Input:
-        return answer(question, self.run_id, self._host.store, self._host, self._host.clock.now())
+    def _answer(self, question: Question) -> Input | None:
+        """The answer; None: it comes later. Between it and what the core records for it no other run of this worker may record anything."""
+        host, run_id, now = self._host, self.run_id, self._host.clock.now()
+        if not host.store.remote:
+            return answer(question, run_id, host.store, host, now)
+
+        def looked(found: Answer | Exception) -> None:
+            if not self.over:
+                self._feed(host.questions.complete(NoAnswer(found) if isinstance(found, Exception) else found, run_id))
+
+        # The server may not answer for long, and the loop must not wait for it.
+        self._asked = True
+        host.questions.ask(self, partial(host.consult, partial(look, question, run_id, host.store, now), looked))
+        return None
+
+    def _stop_asking(self) -> None:
+        self._asked = False
+        self._host.questions.end_turn(self)
 
     def _arm(self, delay_s: float) -> None:
         loop = self._host.loop
@@ -298,13 +320,15 @@ class Drive:
             self._host.broke(self, Fenced(end.why) if end.kind == "fenced" else Conflict(end.why))
             return
         self.abort()
-        if end.check_budget is not None:
-            try:
-                ledgers = self._host.store.ledgers(self.run_id)
-            except StoreError:
-                return
-            if has_room_again(end.check_budget, LedgersRead(ledgers)):
+        over = end.check_budget
+        if over is None:
+            return
+
+        def looked(ledgers: Sequence[Ledger] | Exception) -> None:
+            if not isinstance(ledgers, Exception) and has_room_again(over, LedgersRead(ledgers)):
                 self._host.let_go_on(self.run_id)  # it was raised before the run had stopped, so that raising it did not wake the run
+
+        self._host.consult(lambda: self._host.store.ledgers(self.run_id), looked)
 
     # -- attempts and hooks ---------------------------------------------------------------------------------------------
     def _start(self, begin: Begin, is_too_late: Callable[[], bool] | None) -> None:
@@ -460,6 +484,8 @@ class Drive:
         if sealed:
             self._head = sealed[-1].hash
         self._failures = 0
+        if append.charge is not None:
+            host.questions.committed(self._core.budgets, append.charge)
         begin, self._begin = self._begin, ()
         stepping, self._stepping = self._stepping, True
         try:
@@ -608,7 +634,12 @@ class Drive:
             # A tool's transaction has the write lock, and the loop must not wait. No run can take a place in the line meanwhile either.
             self._host.loop.call_later(_BUSY_S, self._hold_back, rate, until)
             return
-        try:
-            self._host.store.hold_back(rate.key, until)
-        except StoreError as error:
-            log.error("others cannot be told that %s wants no more for now: %s", rate.key, error)
+        key, questions, teller = rate.key, self._host.questions, object()
+
+        def done(error: Exception | None) -> None:
+            if error is not None:
+                log.error("others cannot be told that %s wants no more for now: %s", key, error)
+            questions.end_turn(teller)
+
+        # In line with the questions: a place that is asked for after the refusal comes after the pause.
+        questions.ask(teller, partial(self._host.consult, lambda: self._host.store.hold_back(key, until), done))

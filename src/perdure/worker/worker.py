@@ -53,7 +53,7 @@ from perdure.worker.drive import Drive, Performing
 from perdure.worker.ending import disown, end
 from perdure.worker.kin import Kin
 from perdure.worker.lease import Renewer, Watchdog
-from perdure.worker.limits import Debts, debts_of, may_owe
+from perdure.worker.limits import Debts, OneAtATime, debts_of, may_owe
 from perdure.worker.surrender import AGAIN_AFTER_S, surrender
 from perdure.worker.threads import Threads
 
@@ -136,6 +136,7 @@ class Worker:
         self.loop: asyncio.AbstractEventLoop
         self.observers: Sequence[Observer] = tuple(observers)
         self._drives: dict[str, Drive] = {}
+        self.questions = OneAtATime(self)
         self.commits_here = False  # one run alone: it commits by itself, on the loop's own thread
         self._readers: set[asyncio.Future[Any]] = set()
         self._post_version = -1  # of the store, when the inbox was read last
