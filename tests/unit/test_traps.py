@@ -62,7 +62,7 @@ def perdure(where: str, agents: Iterable[Agent[Any, Any]], clock: Clock | None =
 
 
 # Whoever beats every few seconds is silent to one that is used to more.
-IMPATIENT = msgspec.structs.replace(SETTINGS, lease_s=0.3)
+IMPATIENT = msgspec.structs.replace(SETTINGS, lease_s=2.0)  # of its own beats a busy machine loses none in so long
 
 
 def intents(events: Sequence[Event]) -> list[ToolCallInitiated]:
@@ -653,7 +653,7 @@ def test_T22_a_worker_that_may_still_live_is_given_until_its_deadline(where: str
 
             def is_taken_over() -> bool:
                 looked = time.monotonic()
-                if (second.store.get("r") or pytest.fail("gone")).epoch == 2:
+                if (second.store.get("r") or pytest.fail("gone")).epoch >= 2:
                     return True
                 not_yet.append(looked)
                 return False
