@@ -62,7 +62,7 @@ def perdure(where: str, agents: Iterable[Agent[Any, Any]], clock: Clock | None =
 
 
 # Whoever beats every few seconds is silent to one that is used to more.
-IMPATIENT = msgspec.structs.replace(SETTINGS, lease_s=2.0)  # of its own beats a busy machine loses none in so long
+IMPATIENT = msgspec.structs.replace(SETTINGS, lease_s=1.0)  # of its own beats a busy machine loses none in so long
 
 
 def intents(events: Sequence[Event]) -> list[ToolCallInitiated]:
@@ -628,7 +628,7 @@ def test_T22_a_worker_that_may_still_live_is_given_until_its_deadline(where: str
     """Its lease ran out, but nobody has proven it dead: "not found" is believed only when its attempt can no longer be sending."""
     hold, asked, began = asyncio.Event(), list[float](), list[float]()
 
-    @tool(effect="once", timeout=2.0)
+    @tool(effect="once", timeout=4.0)
     async def pay(call: Call) -> str:
         began.append(time.monotonic())
         if call.attempt == 1:
@@ -671,7 +671,7 @@ def test_T22_a_worker_that_may_still_live_is_given_until_its_deadline(where: str
     assert output == "paid by attempt 2"
     # Whoever takes the run over asks at once and at the deadline. One takeover, unless a busy machine has silenced the second one too.
     assert 2 <= len(asked) <= 2 * takeovers + 1, "the one that was silent may ask too, before it hears that it has lost the run"
-    assert 1.9 <= asked_s <= began_s
+    assert 3.9 <= asked_s <= began_s
 
 
 def test_T22_a_worker_that_hands_the_run_over_while_it_waits_for_the_deadline_does_not_shorten_the_wait(where: str) -> None:
