@@ -852,7 +852,7 @@ def test_a_run_that_has_taken_a_child_s_id_stops_the_parent_with_a_reason_and_no
             app.store.create_run(NewRun("p/1", created, app.clock.new_id(), app.clock.now(), codec.digest(encoded)))
             await app.start(parent, id="p")
             async with at_work(app):
-                await until(lambda: status_of(app, "p") == "needs_attention")
+                await until(lambda: (status_of(app, "p"), status_of(app, "p/1")) == ("needs_attention", "succeeded"))
             row = await app.handle("p").status()
             assert "there is another run with that id" in str(row.error)
             assert await app.handle("p/1").result() == 25
