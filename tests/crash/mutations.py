@@ -127,6 +127,7 @@ def leases_are_not_renewed() -> None:
     lease.Renewer._run = lambda self: None  # type: ignore[method-assign]
     # It would notice by itself that it has given no sign of life, and hand its run over: a guard of its own.
     lease.Renewer.has_held_since = lambda self, then_s: True  # type: ignore[method-assign]
+    lease.Renewer.is_heard = lambda self: True  # type: ignore[method-assign]
     lease.Renewer.silence = lambda self: self._lease_s  # type: ignore[method-assign]
 
 

@@ -138,6 +138,8 @@ class Host(Protocol):
 
     def has_held_since(self, then_s: float) -> bool: ...
 
+    def beat(self) -> float: ...
+
 
 class Drive:
     """Drives one claimed run until it rests: finished, parked, handed over or taken away."""
@@ -473,9 +475,8 @@ class Drive:
 
     def _held_now(self) -> float | None:
         """When the run was ours for sure, and others heard that this worker lives: a moment ago. None: it is not."""
-        store, lease, asked_s = self._host.store, self.lease, time.monotonic()
-        store.renew(lease.worker, self._host.clock.now())
-        row = store.get(lease.run_id)
+        lease, asked_s = self.lease, self._host.beat()
+        row = self._host.store.get(lease.run_id)
         return asked_s if row is not None and (row.holder, row.epoch) == (lease.worker, lease.epoch) else None
 
     def _begin_what_is_durable(self, append: Append, result: Sealed | None) -> None:

@@ -61,6 +61,7 @@ class Renewer:
         self._held = (begun_s, begun_s)  # since when without a gap, and the last sign of life; one object, read by another thread
         self._cut_off_s = float("-inf")  # when this worker last could not reach the database
         self._watchdog = watchdog
+        self._lock = threading.Lock()  # one beat at a time
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="perdure-lease", daemon=True)
 
@@ -82,6 +83,21 @@ class Renewer:
         """Whether the last sign of life is younger than a lease."""
         return time.monotonic() - self._held[1] <= self._lease_s
 
+    def beat(self) -> float:
+        """Give a sign of life, now and from any thread; when it was asked for. Others heard it no earlier."""
+        with self._lock:
+            asked_s = time.monotonic()
+            self._store.renew(self._worker, self._clock.now())
+            since_s, renewed_s = self._held
+            # It may have arrived as late as now, and been sent as early as it was asked for.
+            silent_s = time.monotonic() - renewed_s
+            if silent_s > self._lease_s:
+                self._cut_off_s = asked_s
+            if silent_s > self._proof_s:
+                since_s = asked_s
+            self._held = (since_s, asked_s)
+            return asked_s
+
     def silence(self) -> float:
         """For how long (s) another worker must have been silent for this one to call it dead.
 
@@ -99,9 +115,8 @@ class Renewer:
         while not self._stop.wait(wait_s):
             wait_s = self._every_s
             self._watchdog.look(patience_s=2 * self._every_s)
-            asked_s = time.monotonic()
             try:
-                self._store.renew(self._worker, self._clock.now())
+                self.beat()
             except Exception as error:
                 # Sooner than usual: whoever is back must hear of it before somebody takes this worker for dead.
                 wait_s = self._again_s
@@ -110,12 +125,3 @@ class Renewer:
                 )  # said, and by the store too
                 self._cut_off_s = time.monotonic()
                 log.log(logging.DEBUG if known else logging.WARNING, "cannot renew the leases of this worker: %s; trying again", error)
-            else:
-                since_s, renewed_s = self._held
-                # It may have arrived as late as now, and been sent as early as it was asked for.
-                silent_s = time.monotonic() - renewed_s
-                if silent_s > self._lease_s:
-                    self._cut_off_s = asked_s
-                if silent_s > self._proof_s:
-                    since_s = asked_s
-                self._held = (since_s, asked_s)

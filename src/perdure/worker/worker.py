@@ -950,6 +950,10 @@ class Worker:
         """Whether nobody can have taken a run from this worker between that moment and now, for want of a sign of life."""
         return self._renewer.has_held_since(then_s)
 
+    def beat(self) -> float:
+        """A sign of life of this worker, from any thread; when it was asked for."""
+        return self._renewer.beat()
+
     def committed(self, run_id: str, sealed: Sequence[Sealed]) -> None:
         """These events of a run of ours are durable."""
         for one in sealed:
