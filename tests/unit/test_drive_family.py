@@ -41,7 +41,9 @@ class Overtaken:
         return getattr(self._store, name)
 
     def family(self, run_id: str) -> list[RunRow]:
-        if self._is_parked and not self.overtaken:
+        if not self.overtaken:
+            if not self._is_parked:
+                return []  # or this worker would take the child itself
             self.overtaken = True
             other = threading.Thread(target=lambda: asyncio.run(self._drive_child(f"{run_id}/1")))
             other.start()
