@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -39,7 +41,9 @@ class TestPostgres(OnPostgres):
 @pytest.mark.full
 class TestPostgresBehindAPooler(OnPostgres):
     @pytest.fixture
-    def make_store(self, postgres: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Store]]:
+    def make_store(self, postgres: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[], Store]]:
+        # Lock files are kept by address, and a pooler may get the port that another one had in an earlier test.
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         monkeypatch.setattr(bell, "_PROBE_S", 0.05)  # the doorbell listens this long in vain, in each of these tests
         url = cleared(postgres)
         with Pooler(url) as pooler:

@@ -22,7 +22,8 @@ from tests.lab.test_rules import FIRST, SECOND, call, evidence, line, told, undi
 
 from perdure import Call, Outcome, Run, Settings, agent, tool
 from perdure.core.run_core import RunCore
-from perdure.testing.lab import Report, victim
+from perdure.testing import forking
+from perdure.testing.lab import Report, carrier, victim
 from perdure.testing.lab.contents import FileSeen
 from perdure.testing.lab.judge import judge
 from perdure.testing.lab.ledger import Entry, Ledger
@@ -488,6 +489,34 @@ def test_without_a_carrier_nothing_is_said_to_have_been_tried(monkeypatch: pytes
     assert [trial.outcome for trial in report.trials] == ["not_reached"]
     assert rules(report) == {("not_reached", "")}
     assert "no late request arrived" in report.problems[0].sentence
+
+
+def test_a_carrier_that_does_not_come_up_is_replaced_by_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stuck: list[int] = []
+
+    def fork() -> int:
+        if stuck:
+            monkeypatch.setattr(carrier, "_READY_S", 60.0)
+            return forking.fork()
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        stuck.append(child)
+        return child
+
+    monkeypatch.setattr(carrier, "fork", fork)
+    monkeypatch.setattr(carrier, "_READY_S", 0.2)
+    ledger = Ledger(tmp_path / "ledger")
+    carrier.leave_behind(tmp_path, lambda: book_in(tmp_path), lambda *_: None)
+    ledger.note("late", tool="t", run="r", call=1, attempt=1, key="k")
+    carrier.Late(tmp_path, ledger, Warp(tmp_path / "ahead", allowed=True), 60.0).arrive_all()
+    assert (tmp_path / "book").read_text() == "booked"
+    with pytest.raises(ProcessLookupError):
+        os.kill(stuck[0], 0)
+
+
+def book_in(folder: Path) -> None:
+    (folder / "book").write_text("booked")
 
 
 # -- processes -----------------------------------------------------------------------------------------------------------------------

@@ -62,6 +62,41 @@ class Storm:
             self.blows[blow.__name__.strip("_")] += 1
             self._rest(self._chance.uniform(*_PAUSE_S))
 
+    def silence_one(self, within_s: float) -> None:
+        """Stop one worker that holds runs until another has taken one of them over. By chance a storm may have no takeover of this kind."""
+        for pid in list(self._frozen):
+            self._thaw(pid)
+        deadline = time.monotonic() + within_s
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            while not self._is_silenced(connection):
+                assert time.monotonic() < deadline, f"nobody has taken over a run of a silent worker within {within_s} s"
+                self._rest(0.05)
+
+    def _is_silenced(self, connection: psycopg.Connection[Any]) -> bool:
+        awake = [pid for pid in self._workers if pid not in self._draining]
+        held = connection.execute(
+            "SELECT pid, worker FROM perdure_runs JOIN perdure_workers ON holder = worker "
+            "WHERE pid = ANY(%s) GROUP BY pid, worker ORDER BY count(*) DESC LIMIT 1",
+            (awake,),
+        ).fetchone()
+        if held is None:
+            return False
+        pid, worker = held
+        os.kill(pid, signal.SIGSTOP)
+        self._frozen[pid] = time.monotonic() + 60.0
+        kept = "SELECT run_id FROM perdure_runs WHERE holder = %s"
+        try:
+            self._rest(0.3)  # what it has sent to the server is carried out
+            before = connection.execute(kept, (worker,)).fetchall()
+            until = time.monotonic() + 4 * LEASE_S
+            while before and time.monotonic() < until:
+                if set(before) - set(connection.execute(kept, (worker,)).fetchall()):
+                    return True
+                self._rest(0.05)
+            return False
+        finally:
+            self._thaw(pid)
+
     def calm_down(self, within_s: float) -> None:
         """Nothing happens any more; everybody goes on, and what was begun comes to its end."""
         (self.folder / "enough").touch()

@@ -48,7 +48,7 @@ def weather(server: Server, nursery: Nursery, folder: Path, seconds: float) -> N
     """A storm of so many seconds, a calm, and a look at what it has left."""
     # It may take longer than any other test, and still not for ever.
     assert sys.__stderr__ is not None
-    faulthandler.dump_traceback_later(seconds + _CALM_S + 90, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(seconds + 2 * _CALM_S + 90, exit=True, file=sys.__stderr__)
     seed = int(_SEED) if _SEED is not None else random.randrange(1_000_000)
     print(f"PERDURE_STORM_SEED={seed}")
     url = server.new_database()
@@ -58,8 +58,11 @@ def weather(server: Server, nursery: Nursery, folder: Path, seconds: float) -> N
     storm = Storm(folder, server, url, nursery, seed)
     try:
         storm.rage(seconds)
+        silence_s = -time.monotonic()
+        storm.silence_one(_CALM_S)
+        silence_s += time.monotonic()
         storm.calm_down(_CALM_S)
-        calm_s = time.monotonic() - began - seconds
+        calm_s = time.monotonic() - began - seconds - silence_s
         found = check(folder, url)
         check_nobody_is_connected(server)
         check_log(storm.log_path)

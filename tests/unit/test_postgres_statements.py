@@ -273,4 +273,6 @@ def test_a_plain_append_changes_its_row_in_place(url: str) -> None:
     assert row is not None
     changed, in_place = row
     assert changed >= 120
-    assert changed - in_place <= 6, row  # the claims, which take the runs out of their line
+    # The claims take the runs out of their line, and a page is full now and then: while somebody else's snapshot is open, an autovacuum's
+    # for example, its old rows must stay. An append that touches an index would not be in place in one of two changes at least.
+    assert changed - in_place <= changed // 4, row

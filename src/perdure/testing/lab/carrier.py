@@ -16,6 +16,7 @@ import contextvars
 import fcntl
 import inspect
 import os
+import select
 import signal
 import threading
 import time
@@ -30,6 +31,7 @@ from perdure.testing.lab.lifeline import hang_on_as_before
 from perdure.testing.lab.warp import Warp
 
 _POLL_S = 0.003
+_READY_S, _TRIES = 5.0, 3
 Perform = Callable[[], Any]  # calls the tool's function; of an async one, it returns the coroutine
 Note = Callable[[Literal["returned", "raised"], Any], None]  # writes down what the function returned, or which error it raised
 
@@ -37,16 +39,27 @@ Note = Callable[[Literal["returned", "raised"], Any], None]  # writes down what 
 # -- in the process that dies -----------------------------------------------------------------------------------------------
 def leave_behind(home: Path, perform: Perform, note: Note) -> None:
     """Fork a carrier. Returns when it is ready, in this process alone."""
-    ready, told = os.pipe()
     mark = _mark(home, os.getpid())
-    try:
-        if fork() == 0:
-            _carry(mark, told, perform, note)
-    except OSError:
-        traceback.print_exc()  # no process to be had: nothing arrives, and the report says so
-    os.close(told)
-    os.read(ready, 1)  # a byte, or the end of a carrier that died
-    os.close(ready)
+    for _ in range(_TRIES):
+        ready, told = os.pipe()
+        try:
+            carrier = fork()
+            if carrier == 0:
+                _carry(mark, told, perform, note)
+        except OSError:
+            traceback.print_exc()  # no process to be had: nothing arrives, and the report says so
+            os.close(told)
+            os.close(ready)
+            return
+        os.close(told)
+        heard, _, _ = select.select([ready], [], [], _READY_S)  # a byte, or the end of a carrier that died
+        os.close(ready)
+        if heard:
+            return
+        # A tool's function is called in a thread. Another thread may have held a lock of a C library when this one forked; in the
+        # carrier nothing ever opens that lock again. The next fork comes at another moment.
+        os.kill(carrier, signal.SIGKILL)
+        os.waitpid(carrier, 0)
 
 
 def _carry(mark: Path, told: int, perform: Perform, note: Note) -> None:
