@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -40,15 +39,16 @@ def _own(kernel: Kernel) -> Process:
 class Threading:
     """In place of the module `threading`."""
 
-    Lock = staticmethod(threading.Lock)  # never held while its owner waits: one strand runs at a time
-
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
+
+    def Lock(self) -> Lock:
+        return Lock(self._kernel)
 
     def Event(self) -> Event:
         return Event(self._kernel)
 
-    def Condition(self, lock: threading.Lock) -> Condition:
+    def Condition(self, lock: Lock) -> Condition:
         return Condition(self._kernel, lock)
 
     def Thread(self, target: Callable[[], None], name: str, daemon: bool) -> Thread:
@@ -102,8 +102,38 @@ class Event:
         return self._set
 
 
+class Lock:
+    """A real one would stop the whole world when its owner waits for the store: only one strand runs at a time."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._held = False
+        self._waiting: deque[Strand] = deque()
+
+    def acquire(self) -> bool:
+        while self._held:
+            self._waiting.append(self._kernel.current)
+            self._kernel.block(self)
+        self._held = True
+        return True
+
+    def release(self) -> None:
+        self._held = False
+        if self._waiting:
+            self._kernel.wake(self._waiting.popleft(), self)
+
+    def locked(self) -> bool:
+        return self._held
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
 class Condition:
-    def __init__(self, kernel: Kernel, lock: threading.Lock) -> None:
+    def __init__(self, kernel: Kernel, lock: Lock) -> None:
         self._kernel = kernel
         self._lock = lock
 
