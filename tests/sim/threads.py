@@ -42,13 +42,13 @@ class Threading:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
 
-    def Lock(self) -> Lock:
-        return Lock(self._kernel)
+    def Lock(self) -> Latch:
+        return Latch(self._kernel)
 
     def Event(self) -> Event:
         return Event(self._kernel)
 
-    def Condition(self, lock: Lock) -> Condition:
+    def Condition(self, lock: Latch) -> Condition:
         return Condition(self._kernel, lock)
 
     def Thread(self, target: Callable[[], None], name: str, daemon: bool) -> Thread:
@@ -102,7 +102,7 @@ class Event:
         return self._set
 
 
-class Lock:
+class Latch:
     """A real one would stop the whole world when its owner waits for the store: only one strand runs at a time."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -133,7 +133,7 @@ class Lock:
 
 
 class Condition:
-    def __init__(self, kernel: Kernel, lock: Lock) -> None:
+    def __init__(self, kernel: Kernel, lock: Latch) -> None:
         self._kernel = kernel
         self._lock = lock
 
