@@ -56,12 +56,13 @@ class Overtaken:
 
 
 def test_a_child_that_ends_elsewhere_between_two_looks_does_not_end_the_drive(tmp_path: Path) -> None:
-    async def main() -> tuple[str, bool]:
-        async with Perdure(f"sqlite:///{tmp_path / 'journal.db'}", [parent, child], settings=SETTINGS) as app:
+    async def main(attempt: int) -> tuple[str, bool]:
+        async with Perdure(f"sqlite:///{tmp_path / f'{attempt}.db'}", [parent, child], settings=SETTINGS) as app:
             overtaken = Overtaken(app.store, app.url)
             local(app)._store = cast(Store, overtaken)
             await app.start(parent, id="r")
             row = await app.drive("r", wait=True)
             return row.status, overtaken.overtaken
 
-    assert run(main()) == ("succeeded", True)
+    # The row that the drive goes by may have been read before the one that this store saw last: then this was not tried.
+    assert [run(main(attempt)) for attempt in range(6)] == [("succeeded", True)] * 6

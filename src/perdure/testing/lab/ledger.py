@@ -16,6 +16,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from perdure.store.liveness import closed_in_children
+
 Fact = Literal["begun", "returned", "raised", "asked", "told", "unwaited", "unseen", "changed", "late", "killed"]
 
 
@@ -80,6 +82,7 @@ class _Locked:
 
     def __init__(self, path: Path, flags: int) -> None:
         self._descriptor = os.open(path, flags, 0o600)
+        closed_in_children.add(self._descriptor)  # a carrier that another thread forks meanwhile must not keep the lock
 
     def __enter__(self) -> int:
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
@@ -87,6 +90,9 @@ class _Locked:
         return self._descriptor
 
     def __exit__(self, *_: object) -> None:
+        # Unlocked by name: a process that was forked between the two lines above has the same lock until it ends.
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        closed_in_children.discard(self._descriptor)
         os.close(self._descriptor)
 
 
