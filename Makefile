@@ -1,12 +1,12 @@
 # Needs python3 (3.11 or newer) with pip, make and git. Everything else goes to .boot and .venv in this folder.
 
 PYTHON ?= python3
-# One more than there are cores: while one process waits for a disk, a server or the clock, another has something to do.
+# One more than the number of cores: while one process waits for a disk, a server or the clock, another uses the core.
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 UV := $(PYTHON) .ci/uv.py
 BIN := .venv/bin
-# Stamps say what has been installed, so that a second `make test` costs nothing.
+# Stamp files record what has been installed, so that a second `make test` installs nothing.
 BOOTED := .boot/.installed
 RUNTIME := .venv/.runtime-installed
 DEV := .venv/.dev-installed
@@ -18,9 +18,9 @@ DEV := .venv/.dev-installed
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
-setup: $(DEV) ## install everything into .venv: perdure itself (editable), its dependencies, the tools of development
+setup: $(DEV) ## install everything into .venv: perdure itself (editable), its dependencies, the development tools
 
-demo: $(RUNTIME) ## an agent is killed and goes on; installs only what perdure itself needs
+demo: $(RUNTIME) ## an agent is killed and continues; installs only what perdure itself needs
 	@$(BIN)/perdure demo
 
 PYTEST := $(BIN)/pytest -q -n $(JOBS) --maxprocesses 8 --dist worksteal
@@ -41,17 +41,17 @@ format: $(DEV) ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(DEV) ## measure perdure on this machine, beside its raw limits (under two minutes)
+bench: $(DEV) ## measure perdure on this machine, compared with bare commits (under two minutes)
 	@$(BIN)/python bench/run.py
 
-bench-peers: $(DEV) ## the race: perdure beside DBOS, LangGraph, Temporal and Restate, installed below .bench (about an hour; RACE="--quick" to try)
+bench-peers: $(DEV) ## the race: perdure compared with DBOS, LangGraph, Temporal and Restate, installed below .bench (about an hour; RACE="--quick" to try)
 	@$(BIN)/python -m bench.race $(RACE)
 
-soak: $(DEV) ## the long tests, one after the other; the last, the simulator with fresh seeds, goes on until you stop it (PERDURE_SOAK_S=600 bounds it)
+soak: $(DEV) ## the long tests, one after the other; the last, the simulator with fresh seeds, runs until you stop it (or PERDURE_SOAK_S=600)
 	@$(BIN)/pytest -m soak -s -o faulthandler_timeout=0
 
-# From the main index alone: a partial mirror beside it would leave out the hashes of the files that it does not have.
-# The header is ours, since uv's own would hold the command line with whatever this machine adds to it.
+# Only from the main index: with a partial mirror the hashes of files that the mirror does not have would be missing.
+# The header is our own, because uv's header would contain the command line with the settings of this machine.
 LOCK := UV_INDEX= UV_FIND_LINKS= $(UV) pip compile --quiet --upgrade --universal --generate-hashes --python-version 3.11 \
   --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 
@@ -60,13 +60,13 @@ lock: $(BOOTED) ## resolve the dependencies again: requirements.lock to run, -de
 	@$(LOCK) pyproject.toml --group build --extra dev --extra postgres --extra anthropic --extra openai --extra mcp --extra prices --constraints requirements.lock --output-file requirements-dev.lock
 	@$(LOCK) --group boot --output-file requirements-boot.lock
 
-clean: ## remove everything that make has put here
+clean: ## remove everything that make has created
 	rm -rf .bench .boot .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache dist
 	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-# --target is allowed on a Python that the system's packager manages, and needs neither venv nor ensurepip.
-# uv installs everything else, so it is held to hashes too. --only-binary: pip would build a source distribution with a
-# build backend that no lock file names.
+# --target also works with a Python that the system's package manager manages, and needs neither venv nor ensurepip.
+# uv installs everything else, so uv itself is checked by hash too. --only-binary: pip would build a source distribution
+# with a build backend that is in no lock file.
 $(BOOTED): requirements-boot.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "perdure needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V); name another one: make PYTHON=python3.12 setup" >&2; exit 1; }
@@ -78,7 +78,7 @@ $(BOOTED): requirements-boot.lock
 .venv/pyvenv.cfg: | $(BOOTED)
 	@$(UV) venv --quiet --clear --no-project --python $(PYTHON) .venv
 
-# hatchling is in the lock too: without build isolation nothing is fetched that the lock does not name.
+# hatchling is in the lock file too: without build isolation, only packages from the lock file are fetched.
 $(RUNTIME): requirements.lock pyproject.toml .venv/pyvenv.cfg | $(BOOTED)
 	@echo "requirements.lock and perdure -> .venv"
 	@$(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock

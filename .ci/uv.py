@@ -1,7 +1,7 @@
 """Run the uv of this checkout with the package index that pip is configured to use.
 
-uv reads neither pip.conf nor PIP_*, and a machine behind a mirror or a proxy often has only those. They are handed over in
-uv's environment while it runs and written nowhere, so that no registry and no credential ends up in the repository.
+uv reads neither pip.conf nor PIP_*, and a machine behind a mirror or a proxy often has only those. This program passes them to uv in
+its environment and writes them to no file, so that no registry and no credential ends up in the repository.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BOOT = Path(__file__).resolve().parent.parent / ".boot"
 
 
 def pip_settings() -> dict[str, str]:
-    """What pip is told by its files and its environment, the stronger source winning; empty where there is no pip."""
+    """The settings of pip from its files and its environment, which overrides the files; empty if there is no pip."""
     listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False).stdout
     found: dict[str, str] = {}
     for section in ("global.", "install.", ":env:."):
@@ -29,7 +29,7 @@ def pip_settings() -> dict[str, str]:
 
 
 def uv_environment(pip: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
-    """The environment for uv: pip's settings in uv's words, below what is already said to uv itself."""
+    """The environment for uv: pip's settings as uv's variables; variables that are already set for uv win."""
     words = {
         "UV_DEFAULT_INDEX": "" if "UV_INDEX_URL" in env else pip.get("index-url", ""),
         "UV_INDEX": "" if "UV_EXTRA_INDEX_URL" in env else pip.get("extra-index-url", ""),
@@ -37,7 +37,7 @@ def uv_environment(pip: Mapping[str, str], env: Mapping[str, str]) -> dict[str, 
         "UV_INSECURE_HOST": pip.get("trusted-host", ""),
         "SSL_CERT_FILE": pip.get("cert", ""),
         "HTTPS_PROXY": "" if "https_proxy" in env else pip.get("proxy", ""),
-        # pip takes the best version of all indexes; uv would stop at the first that knows the name. Hashes keep it safe.
+        # pip takes the best version of all indexes; uv would stop at the first index that has the name. Hashes keep this safe.
         "UV_INDEX_STRATEGY": "unsafe-best-match",
         "UV_PYTHON_DOWNLOADS": "never",
         "UV_CACHE_DIR": "" if _home_cache_is_writable(env) else str(BOOT / "cache"),

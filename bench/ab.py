@@ -1,9 +1,9 @@
 """Compare two checkouts of perdure: `.venv/bin/python bench/ab.py --against OTHER_CHECKOUT`.
 
 Every measurement is a fresh process with the Python and the source of its checkout. The two take turns, and the one that begins
-changes from pair to pair, so that both see the same moods of the machine. A ratio is taken within a pair: above 1, this checkout is
-faster, or needs less memory. The median of the ratios counts; the spread is the lowest and the highest. CPU seconds stand beside
-wall seconds, because they say more on a machine that others use too.
+alternates, so that variations of the machine affect both in the same way. A ratio is computed within a pair: above 1, this checkout
+is faster, or needs less memory. The median of the ratios counts; the spread is the lowest and the highest. CPU seconds are shown with
+wall seconds, because they are more reliable on a shared machine.
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ class Checkout:
 
 
 def measured(workload: str, side: Checkout, new_database: NewUrl | None) -> dict[str, Taken]:
-    """One measurement; where a workload tells two figures, both."""
+    """One measurement. Returns both figures if the workload has two."""
     match workload:
         case "resume":
             url = side.killed_run()
             begun, children = time.perf_counter(), _cpu_of_children_s()
             taken = side.measure("resume", url)
-            # What comes after its next call, the end of the run and of the process, is a few milliseconds on both sides.
+            # The time after its next call (the end of the run and of the process) is a few milliseconds on both sides.
             whole = Taken(time.perf_counter() - begun, _cpu_of_children_s() - children, taken.peak_mb)
             return {"resume": taken, "restart": whole}
         case "signal":
@@ -123,7 +123,7 @@ def databases(folder: Path) -> Iterator[NewUrl]:
 def compare(workload: str, ours: Checkout, theirs: Checkout, pairs: int, new_database: NewUrl | None) -> None:
     """Measure the pairs of one workload and print them."""
     for side in (ours, theirs):
-        measured(workload, side, new_database)  # compiles what it imports, and is not counted
+        measured(workload, side, new_database)  # compiles the imported modules; not counted
     found: dict[str, tuple[list[Taken], list[Taken]]] = {}
     for pair in range(pairs):
         for side in (theirs, ours) if pair % 2 else (ours, theirs):
@@ -160,7 +160,7 @@ def main() -> None:
     if asked.pairs < 3:
         parser.error(f"--pairs {asked.pairs}: fewer than three say nothing")
     _RESULTS.mkdir(exist_ok=True)
-    # Beside the results and not in /tmp, which is often memory: an fsync that costs nothing would hide what a commit costs.
+    # Beside the results and not in /tmp, which is often memory: an fsync that costs nothing would hide the cost of a commit.
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scratch-", dir=_RESULTS)))
         ours = Checkout(_CHILD.resolve().parents[1], folder / "this")

@@ -1,7 +1,7 @@
 """One measurement of `bench/ab.py`, in a process of its own: `ab_child.py WORKLOAD URL`. It prints wall seconds, CPU seconds and the
 peak memory of the process in MB.
 
-It uses the public API of perdure alone: the same file measures this checkout and an older one.
+It uses only the public API of perdure, so the same file measures this checkout and an older one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def step(text: str) -> str:
 
 @tool(effect="idempotent")
 async def die() -> None:
-    """Ends its process as `kill -9` does, where this process is told to; else it says that it was reached."""
+    """Kills its process as `kill -9` does, if this process was asked to; otherwise it prints that it was reached."""
     if os.environ.get("AB_DIES"):
         os.kill(os.getpid(), signal.SIGKILL)
     reached.set()
@@ -88,7 +88,7 @@ async def queued(url: str) -> tuple[float, float]:
 
 
 async def line(url: str) -> tuple[float, float]:
-    """One run, its calls one after the other, on a file whose log has its full length."""
+    """One run with sequential calls, on a file whose log (WAL) has its full length."""
     async with Perdure(url, agents=[steps]) as app:
         await app.run(steps, _LINE_CALLS)
         watch = Stopwatch()
@@ -97,17 +97,17 @@ async def line(url: str) -> tuple[float, float]:
 
 
 async def build(url: str) -> tuple[float, float]:
-    """A run of 10,000 calls whose process dies in the call after: what `resume` resumes."""
+    """A run of 10,000 calls whose process dies in the next call; `resume` resumes it."""
     async with Perdure(url, agents=[doomed], settings=Settings(synchronous="normal")) as app:
         await app.run(doomed, RESUMED_CALLS, id="long")
     raise AssertionError("the process outlived its last call")
 
 
 async def resume(url: str) -> tuple[float, float]:
-    """That run again, from the opening of the journal to its next call."""
+    """Resume that run: from opening the journal to its next call."""
     watch = Stopwatch()
     async with Perdure(url, agents=[doomed]) as app, asyncio.TaskGroup() as group:
-        driving = group.create_task(app.drive("long"))
+        driving = group.create_task(app.engine.drive("long"))
         await reached.wait()
         taken = watch.read()
         await driving
@@ -121,14 +121,14 @@ async def signalled(url: str) -> tuple[float, float]:
         group.create_task(app.work(stop=stop))
         handles = [await app.start(listening) for _ in range(_SIGNALS + 1)]
         for handle in handles:
-            while (await handle.status()).status != "waiting":
+            while (await handle.row()).status != "waiting":
                 await asyncio.sleep(0.02)
         taken, watch = 0.0, Stopwatch()
         for number, handle in enumerate(handles):
             begun = time.perf_counter()
             await sender.signal(handle.id, "go")
             effect_at = await handle.result(timeout=_PATIENCE_S)
-            if number:  # the first one also opens what is opened once
+            if number:  # the first one also opens connections and prepares statements
                 taken += effect_at - begun
         cpu = watch.read()[1]
         stop.set()
@@ -163,7 +163,7 @@ WORKLOADS: dict[str, Callable[[str], Coroutine[Any, Any, tuple[float, float]]]] 
 }
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for bench/ab.py, which ends this process then
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C bench/ab.py ends this process
     workload, url = sys.argv[1:]
     wall_s, cpu_s = asyncio.run(WORKLOADS[workload](url))
     print(wall_s, cpu_s, peak_mb())

@@ -2,8 +2,8 @@
 
     python bench/ab_postgres.py [--against CHECKOUT] [--pairs 7] [--times 30] [--show]
 
-The app that signals or starts is one process and the worker is another. With `--against` the same is measured with the code of another
-checkout, by turns, and the ratio of the medians is printed. `--show` prints every statement of one signal and one start.
+The app that signals or starts is one process and the worker is another. With `--against` the code of another checkout is measured
+too, in turn, and the ratio of the medians is printed. `--show` prints every statement of one signal and one start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from perdure.core.events import Event, RunReleased, RunSucceeded
 
 _HERE = Path(__file__).resolve().parents[1]
 _PATIENCE_S = 60.0
-_QUIET_S = 0.1  # between two of them, so that the worker is idle again
+_QUIET_S = 0.1  # pause between two measurements, so that the worker is idle again
 _SIGNALS_OF_A_RUN = 10
 _WARM_UP = 6
 _KINDS = {"signal": "a signal to a parked run, until it is parked again", "start": "a start beside an idle worker, until its end"}
@@ -51,7 +51,7 @@ async def single(run: Run) -> int:
 
 # -- the measured processes -------------------------------------------------------------------------------------------
 async def work(url: str) -> None:
-    """Serve the queue until SIGTERM; prints the moment at which a run was given up or has ended, in ns of the common clock."""
+    """Serve the queue until SIGTERM; prints when a run was released or has ended, in ns of the clock that all processes share."""
 
     def observe(run_id: str, events: Sequence[Event]) -> None:
         if events and isinstance(events[-1].body, RunReleased | RunSucceeded):
@@ -94,7 +94,7 @@ class Measured:
         self.spans: list[tuple[int, int]] = []
 
     def once(self) -> None:
-        """Let it happen once, and the worker be idle again."""
+        """Do it once, and wait until the worker is idle again."""
         if self._kind == "signal" and len(self.spans) % _SIGNALS_OF_A_RUN == 0:
             _, _, self._run_id = self._happen("")
         begun, ended, _ = self._happen(self._run_id)
@@ -109,16 +109,16 @@ class Measured:
         self._app.stdin.flush()
         begun, run_id = self._app.stdout.readline().split()
         ended = int(self._worker.stdout.readline())
-        # Of different lengths, or each would meet the worker at the same point of its polling.
+        # Pauses of different lengths; otherwise each one would meet the worker at the same point of its polling.
         time.sleep(_QUIET_S + 0.003 * (len(self.spans) % 7))
         return int(begun), ended, run_id
 
     def median_ms(self) -> float:
-        """Without the first ones, in which statements are prepared."""
+        """The measurements without the first ones, in which statements are prepared."""
         return median((ended - begun) / 1e6 for begun, ended in self.spans[_WARM_UP:])
 
     def round_trips(self, show: bool) -> tuple[float, float]:
-        """Until it was through, and those of the worker's looking around after it; medians."""
+        """Medians of the round trips until the run was parked or had ended, and of the worker's queries after that."""
         assert self._between is not None
         trips, quiet_ns = list(self._between.trips), _QUIET_S * 0.9e9
         inside = [sum(begun <= one.at_ns <= ended for one in trips) for begun, ended in self.spans]
@@ -149,7 +149,7 @@ def _count(server: Server, checkout: Path, kind: str, show: bool) -> None:
 
 
 def _pair_ms(server: Server, checkouts: Sequence[Path], kind: str, times: int) -> list[float]:
-    """The medians of each, which have taken turns: whatever else the machine does is in all of them."""
+    """The medians of each checkout. They are measured in turn, so that other load on the machine affects all of them."""
     pair = [Measured(server, checkout, kind) for checkout in checkouts]
     for _ in range(times + _WARM_UP):
         for one in pair:

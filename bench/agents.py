@@ -1,4 +1,4 @@
-"""The agents that are measured. Their tools do nothing, so that what is left is what perdure costs."""
+"""The agents that are measured. Their tools do nothing, so that only the cost of perdure is measured."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ async def when() -> int:
 
 @tool(effect="idempotent")
 async def last_words() -> None:
-    """Says when it was reached, and ends its process as `kill -9` does."""
+    """Prints when it was reached, and kills its process as `kill -9` does."""
     os.write(1, f"{time.monotonic_ns()}\n".encode())
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @tool(effect="idempotent")
 async def labour(text: str) -> str:
-    """Takes a millisecond of its worker's processor."""
+    """Uses a millisecond of CPU time in its worker."""
     until = time.thread_time() + 0.001
     while time.thread_time() < until:
         pass
@@ -47,7 +47,7 @@ async def labour(text: str) -> str:
 
 
 class Crowd:
-    """Lets nobody go on before everybody is there."""
+    """A barrier: all tasks wait here until `may_go` is set; `all_here` is set when all have arrived."""
 
     def __init__(self) -> None:
         self.expected = 0
@@ -67,7 +67,7 @@ crowd = Crowd()
 
 @tool(effect="idempotent")
 async def meet() -> None:
-    """Keeps its run alive until all runs are."""
+    """Keeps its run in memory until all runs have arrived."""
     await crowd.wait()
 
 
@@ -123,7 +123,7 @@ async def punctual(run: Run) -> int:
 
 @agent(version="1")
 async def asking(run: Run) -> int:
-    await run.approve("bench", {"what": "anything"})
+    await run.request_approval("bench", {"what": "anything"})
     return await when()
 
 

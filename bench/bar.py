@@ -1,4 +1,4 @@
-"""A bar for a terminal of 80 columns, which what is going on does not fit into beside it."""
+"""A progress bar for a terminal of 80 columns, with the description on its own line above it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.text import Text
 
 
 class TwoLines(Progress):
-    """What is going on, shortened if need be, and below it the bar with all its columns."""
+    """The description of the current work, shortened if needed, and below it the bar."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield from (Text(task.description, no_wrap=True, overflow="ellipsis") for task in self.tasks)

@@ -1,4 +1,4 @@
-"""The other processes of the benchmark: `child.py ROLE URL ARGUMENT`. What they have measured is the last line that they print."""
+"""The other processes of the benchmark: `child.py ROLE URL ARGUMENT`. The last line of their output is the measurement."""
 
 from __future__ import annotations
 
@@ -32,41 +32,41 @@ async def stand_by(url: str, _: str) -> None:
 
 
 async def build(url: str, calls: str) -> None:
-    """A run of that many calls, and a process that dies in the one after."""
-    # Nobody measures this part, so that it need not wait for the disk.
+    """Make a run of that many calls; this process dies in the next call."""
+    # This part is not measured, so it need not wait for the disk.
     async with Perdure(url, agents=[agents.doomed], settings=Settings(synchronous="normal")) as app:
         await app.run(agents.doomed, int(calls), id="long")
 
 
 async def resume(url: str, _: str) -> None:
-    """The same run in another process, up to its next call."""
+    """Resume that run in another process, up to its next call."""
     print(time.monotonic_ns(), flush=True)
     async with Perdure(url, agents=[agents.doomed]) as app:
-        await app.drive("long")
+        await app.engine.drive("long")
 
 
 async def talk(url: str, turns: str) -> None:
-    """A conversation of that many turns, and a process that dies in the tool after."""
+    """Make a conversation of that many turns; this process dies in the next tool."""
     async with Perdure(url, agents=[agents.talker], settings=Settings(synchronous="normal")) as app:
         await app.run(agents.talker, f"{turns} last_words", id="long")
 
 
 async def talk_on(url: str, _: str) -> None:
-    """The same conversation in another process, up to its next tool."""
+    """Resume that conversation in another process, up to its next tool."""
     print(time.monotonic_ns(), flush=True)
     async with Perdure(url, agents=[agents.talker]) as app:
-        await app.drive("long")
+        await app.engine.drive("long")
 
 
 async def park(url: str, runs: str) -> None:
-    """That many runs, each waiting for an approval, and no process."""
+    """Park that many runs, each waiting for an approval."""
     async with Perdure(url, agents=[agents.asking], settings=Settings(synchronous="normal")) as app:
         handles = [await app.start(agents.asking) for _ in range(int(runs))]
         async with asyncio.TaskGroup() as group:
             group.create_task(app.work())
-            while (await handles[-1].status()).status != "waiting_approval":
+            while (await handles[-1].row()).status != "waiting_approval":
                 await asyncio.sleep(0.05)
-            while app.store.next_notice() is not None:  # people have been told of all of them
+            while app.store.next_notice() is not None:  # until all notices are sent
                 await asyncio.sleep(0.05)
             app.drain()
 
@@ -84,7 +84,7 @@ async def idle(url: str, seconds: str) -> None:
 
 
 async def crowd(url: str, runs: str) -> None:
-    """That many runs, all alive at once, and the most memory that this process has ever held."""
+    """Hold that many runs in memory at once; prints the peak memory of this process."""
     agents.crowd.expected = int(runs)
     async with Perdure(url, agents=[agents.sociable]) as app:
         for _ in range(int(runs)):
@@ -110,6 +110,6 @@ ROLES = {
 }
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who started this, and who ends it then
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent process ends this one
     role, url, argument = sys.argv[1:]
     asyncio.run(ROLES[role](url, argument))

@@ -26,13 +26,13 @@ _PATIENCE_S = 60.0
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Compiled modules are kept, as they are on any machine after the first start; but in the scratch folder."""
+    """Compiled modules are kept, as on any machine after the first start, but in the scratch folder."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return kept | {"PYTHONPYCACHEPREFIX": str(folder / "compiled")}
 
 
 def python(folder: Path, *arguments: str, code: int = 0) -> str:
-    """What a fresh interpreter says, once it has ended with this code."""
+    """The output of a fresh interpreter that must end with this exit code."""
     command, env = [sys.executable, *arguments], environment(folder)
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
     if done.returncode != code:
@@ -86,9 +86,9 @@ def idle(folder: Path) -> list[Figure]:
 async def latencies(url: str, times: int) -> list[float]:
     waits = []
     async with Perdure(url) as app:
-        await (await app.start(agents.punctual)).result(timeout=_PATIENCE_S)  # by then the worker is there
+        await (await app.start(agents.punctual)).result(timeout=_PATIENCE_S)  # the worker is ready now
         for number in range(times):
-            # Of different lengths, or every start would meet the worker at the same point of its polling.
+            # Pauses of different lengths; otherwise every start would meet the worker at the same point of its polling.
             await asyncio.sleep(0.03 + 0.001 * (number * 7 % 20))
             handle = await app.start(agents.punctual)
             returned = time.monotonic_ns()
@@ -122,7 +122,7 @@ def resuming(folder: Path) -> list[Figure]:
 
 
 def _built(folder: Path, calls: int) -> Path:
-    """A folder with the journal of a run that died inside the call after so many."""
+    """A folder with the journal of a run whose process died after that many calls, inside the next one."""
     home = folder / f"long-{calls}"
     home.mkdir()
     child(folder, "build", url_of(home / "run.db"), calls, code=-signal.SIGKILL)
@@ -130,7 +130,7 @@ def _built(folder: Path, calls: int) -> Path:
 
 
 def _copied(folder: Path, home: Path) -> str:
-    """A copy to work on: each resume dies as well, and a run that kills every worker is no longer claimed after a while."""
+    """A copy for one resume. Each resume dies as well, and a run that kills too many workers is parked as poison."""
     copy = folder / f"copy-{time.monotonic_ns()}"
     shutil.copytree(home, copy, ignore=shutil.ignore_patterns("*.bell"))
     return url_of(copy / "run.db")

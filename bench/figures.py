@@ -1,4 +1,4 @@
-"""Figures: what was measured, how far the repeats lie apart, and what it should be."""
+"""Figures: the measured values, the spread of the repeats, and the targets."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Sample(Struct, frozen=True):
         return statistics.median(self.values)
 
     def over(self, other: Sample) -> Sample:
-        """This one as a multiple of the other, repeat by repeat: neighbours in time share the machine's mood."""
+        """This one divided by the other, repeat by repeat: values measured close in time see the same speed of the machine."""
         return Sample.of([ours / theirs for ours, theirs in zip(self.values, other.values, strict=True)])
 
 
 class Figure(Struct, frozen=True):
-    """One line of the table. Without a target it is there to be read beside the others."""
+    """One line of the table. A line without a target is for information."""
 
     name: str
     sample: Sample

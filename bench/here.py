@@ -16,7 +16,7 @@ from figures import Figure, Sample
 from perdure import Agent, Perdure, Settings
 from perdure.core.events import Event, RunSucceeded
 
-_LEAST, _MOST = 3, 5  # repeats: more than the least only while they have not taken this long
+_LEAST, _MOST = 3, 5  # repeats: more than the minimum only while they have taken less than this
 _ENOUGH_S = 2.0
 
 
@@ -29,12 +29,12 @@ def url_of(path: Path) -> str:
 
 
 def beside_raw(folder: Path, ours: Callable[[str], Coroutine[Any, Any, float]]) -> tuple[Sample, Sample]:
-    """Raw, ours, raw, ours, …, each on a new file with a warm log: (rates of raw commits, what ours says)."""
+    """Measure raw, ours, raw, ours, …, each on a new file with a warm log: (rates of raw commits, results of ours)."""
     theirs: list[float] = []
     own: list[float] = []
     begun = time.perf_counter()
     while len(own) < _LEAST or (len(own) < _MOST and time.perf_counter() - begun < _ENOUGH_S):
-        litter.collect()  # what a repeat leaves behind is not the next one's cost
+        litter.collect()  # garbage of one repeat must not cost time in the next
         theirs.append(raw.commits_per_s(folder))
         path = new_path(folder)
         with raw.warm(path):
@@ -43,7 +43,7 @@ def beside_raw(folder: Path, ours: Callable[[str], Coroutine[Any, Any, float]]) 
 
 
 def sequential(folder: Path) -> list[Figure]:
-    """One run of 1,000 calls, one after the other: every call costs one commit, so that a commit is what it is measured in."""
+    """One run of 1,000 calls, one after the other. Every call costs one commit, so the figure is compared with raw commits."""
     commits, rate = _on_new_files(folder, 1000)
     first = Figure(
         "one run, 1,000 calls on a new file: share of the raw commit rate",
@@ -58,7 +58,7 @@ def sequential(folder: Path) -> list[Figure]:
 
 
 def _on_new_files(folder: Path, calls: int) -> tuple[Sample, Sample]:
-    """The first commits of a new file, theirs and ours, by turns."""
+    """The first commits of a new file, raw and ours, in turn."""
     theirs: list[float] = []
     own: list[float] = []
     for _ in range(_LEAST):
@@ -69,22 +69,22 @@ def _on_new_files(folder: Path, calls: int) -> tuple[Sample, Sample]:
 
 
 def reading(folder: Path) -> list[Figure]:
-    """One run of 1,000 reads: no commit is waited for, so that this is what durability costs where little is at stake."""
+    """One run of 1,000 reads: a read waits for no commit, because a lost read can be repeated."""
     commits, rate = beside_raw(folder, lambda url: one_run(url, agents.looks, 1000))
     cost = Sample.of([1e6 / one for one in rate.values])
     return [Figure("one run, 1,000 reads: a call", cost, "µs", note=_beside(rate, "calls/s", commits))]
 
 
 def space(folder: Path) -> list[Figure]:
-    """Bytes in the database for one call, after its log was emptied into it."""
+    """Bytes in the database for one call, after a checkpoint of its log."""
     calls = 1000
-    # Bytes are the same however the disk is synced.
+    # The number of bytes does not depend on syncs.
     quick = Settings(synchronous="normal")
 
     def size(runs: Sequence[int]) -> int:
         path = new_path(folder)
         for one in runs:
-            asyncio.run(one_run(url_of(path), agents.steps, one, quick))  # closing empties the log
+            asyncio.run(one_run(url_of(path), agents.steps, one, quick))  # closing checkpoints the log
         return path.stat().st_size
 
     per_call = Sample.of([(size([0, calls]) - size([0])) / calls for _ in range(_LEAST)])
@@ -125,7 +125,7 @@ async def one_run(url: str, agent: Agent[..., Any], calls: int, settings: Settin
 
 
 def counted(runs: int) -> tuple[Callable[[str, Sequence[Event]], None], asyncio.Event]:
-    """An observer, and what it sets when that many runs have succeeded."""
+    """An observer, and the event that it sets when that many runs have succeeded."""
     left, stop = runs, asyncio.Event()
 
     def count(run_id: str, events: Sequence[Event]) -> None:

@@ -1,4 +1,4 @@
-"""What a repeat leaves behind is not the next one's cost: it is collected in between."""
+"""Garbage collection between two repeats, so that the garbage of one costs no time in the next."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import FrameType
 
 
 def collect() -> None:
-    """Collect everything, and lose no Ctrl-C over it: what is raised in a callback of a collected object is printed, and forgotten."""
+    """Collect all garbage without losing a Ctrl-C: Python only prints an exception that is raised in a finalizer, and drops it."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         gc.collect()
         return

@@ -1,4 +1,4 @@
-"""Where a figure comes from: without it no figure means anything."""
+"""The machine on which the figures were measured; without this data they mean nothing."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def _file_system(folder: Path) -> str:
         return "unknown"
     found = [line.split()[1:3] for line in mounts.read_text().splitlines()]
     holding = [(point, kind) for point, kind in found if folder.is_relative_to(point)]
-    # Of those that hold the folder the deepest counts; of several on one point, the last that was mounted.
+    # The deepest mount point above the folder counts; if several are mounted on it, the last one counts.
     return max(reversed(holding), key=lambda one: len(one[0]), default=("", "unknown"))[1]

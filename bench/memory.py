@@ -1,4 +1,4 @@
-"""The most memory that this process has ever held."""
+"""The peak memory of this process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def peak_mb() -> float:
-    """The peak of this program. What getrusage tells on Linux includes the moment before exec, when this was still its parent."""
+    """The peak memory of this program. getrusage on Linux would include the copy of the parent process before exec."""
     status = Path("/proc/self/status")
     if status.exists():
         kilobytes = next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM"))

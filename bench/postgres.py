@@ -1,4 +1,4 @@
-"""Workloads on a PostgreSQL of our own: beside a raw commit loop and pgbench on the same server, in the same minute."""
+"""Workloads on our own PostgreSQL, compared with a raw commit loop and pgbench on the same server, in the same minute."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CHILD = Path(__file__).with_name("child.py")
 
 @contextmanager
 def started(folder: Path) -> Iterator[Measured]:
-    """A server whose files lie on the disk that everything else is measured on, if its user can get there."""
+    """A server whose files are on the measured disk, if its user can access the folder."""
     folder.chmod(0o711)
     before = tempfile.tempdir
     tempfile.tempdir = str(folder) if account().can_enter(folder) else before
@@ -50,7 +50,7 @@ def started(folder: Path) -> Iterator[Measured]:
 
 
 class Measured:
-    """The server, and what is measured on it. Every repeat has a database of its own."""
+    """The server and the measurements on it. Every repeat has its own database."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -106,7 +106,7 @@ class Measured:
         ]
 
     def shared(self, folder: Path) -> list[Figure]:
-        """PostgreSQL: a queue of 200 runs of 10 calls, for two workers and for one; 60 where a call computes."""
+        """PostgreSQL: a queue of 200 runs of 10 calls, for two workers and for one; fewer calls if a call computes."""
         return [
             *self._two_against_one(
                 folder, "steps", "tools that do nothing: all there is to share is our own time and the server's", None, calls=10
@@ -127,7 +127,7 @@ class Measured:
 
     def _rate_of_workers(self, folder: Path, agent: str, count: int, calls: int) -> float:
         """Calls per second of that many worker processes, from the moment at which they may begin."""
-        runs = 200  # twice what a worker takes at a time: of fewer, the first one would have them all
+        runs = 200  # twice as many as a worker claims at a time; otherwise the first worker would claim all
         url = self._server.new_database()
         command = [sys.executable, str(_CHILD), "stand_by", url, "-"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -155,7 +155,7 @@ class Measured:
         deadline = time.perf_counter() + _PATIENCE_S
         with psycopg.connect(url, autocommit=True) as connection:
             while True:
-                # Counting all of them ten times a second would itself be work for the server: only whether any is left.
+                # Counting all of them ten times a second would load the server: only check whether any is left.
                 row = connection.execute("SELECT count(*) FROM perdure_runs WHERE status <> 'succeeded'").fetchone()
                 if row == (0,):
                     return
@@ -211,7 +211,7 @@ class Measured:
         ]
 
     def _count_round_trips(self, runs: int, calls: int) -> tuple[int, int]:
-        """Of a worker from its start to its end; and the transactions that wrote to the journal meanwhile."""
+        """Round trips of a worker from its start to its end, and the transactions that wrote to the journal in that time."""
         url = self._server.new_database()
         asyncio.run(_queue(url, "steps", runs, calls))
         between = RoundTrips(url)
@@ -261,7 +261,7 @@ class Measured:
 def _repeats(done: list[float]) -> Iterator[None]:
     begun = time.perf_counter()
     while len(done) < _LEAST or (len(done) < _MOST and time.perf_counter() - begun < _ENOUGH_S):
-        litter.collect()  # what a repeat leaves behind is not the next one's cost
+        litter.collect()  # garbage of one repeat must not cost time in the next
         yield
 
 

@@ -1,4 +1,4 @@
-"""Imported before anything of `tests`: the tests know how to start a server, and their package lies beside this folder."""
+"""Puts the checkout on the import path. Import it before anything from `tests`, whose helpers start a PostgreSQL server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machine can do without us: the yardstick that our own figures are held against."""
+"""The speed of the machine without perdure: the reference for our own figures."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import apsw
 
-# Long enough to pass several checkpoints of the log on a fast disk, short enough to stand beside every repeat on a slow one.
+# Long enough for several checkpoints of the log on a fast disk, short enough for every repeat on a slow one.
 _SECONDS = 0.3
 _ROW = "x" * 200
-_LOG_BYTES = 5_000_000  # above the 1,000 pages at which SQLite empties the log and begins it anew
+_LOG_BYTES = 5_000_000  # above the 1,000 pages at which SQLite checkpoints the log and starts to overwrite it
 
 
 @contextmanager
@@ -31,10 +31,10 @@ def opened(path: Path) -> Iterator[apsw.Connection]:
 
 @contextmanager
 def warm(path: Path) -> Iterator[apsw.Connection]:
-    """A database whose log has reached its full length, as that of any worker has after its first minute.
+    """A database whose log (WAL) has reached its full length, like the log of any worker after its first minute.
 
-    While the file still grows a sync also writes the file system's own journal, which halves the rate. Open as long as the
-    log is needed: the last connection takes it away.
+    While the file still grows a sync also writes the file system's own journal, which halves the rate. Keep it open as long as the
+    log is needed: closing the last connection deletes the log.
     """
     with opened(path) as connection:
         connection.execute("CREATE TABLE ballast (data BLOB) STRICT")
@@ -66,7 +66,7 @@ def _commit(connection: apsw.Connection) -> None:
 
 
 def syncs_per_s(folder: Path, *, grow: bool) -> float:
-    """A loop of one page written and synced, without any database: at the end of a file that grows, or over and over in place."""
+    """A loop that writes and syncs one page, without a database: at the end of a growing file, or always in the same place."""
     descriptor = os.open(folder / f"sync-{time.monotonic_ns()}", os.O_CREAT | os.O_WRONLY, 0o600)
     page = b"x" * 4096
     written = 0

@@ -1,4 +1,4 @@
-"""What the server can do without us: a loop of single-row commits over one connection, by psycopg and by PostgreSQL's own pgbench."""
+"""The speed of the server without perdure: a loop of single-row commits over one connection, by psycopg and by pgbench."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SCRIPT = f"INSERT INTO raw_rows (data) VALUES ('{_ROW}');\n"
 
 
 def prepare(url: str) -> None:
-    """A table for the yardsticks, and a log that has been written to: its first files are made while somebody waits for them."""
+    """Create the table, and write to the WAL once: creating its first files would slow down the first commits."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE TABLE raw_rows (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, data text NOT NULL)")
         connection.execute(b"INSERT INTO raw_rows (data) SELECT repeat('x', 1000) FROM generate_series(1, 40000)")

@@ -55,7 +55,7 @@ def _cells(figure: Figure) -> tuple[str, ...]:
 
 
 def _number(value: float) -> str:
-    """Three digits that count, and no more than were measured."""
+    """Three significant digits."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"

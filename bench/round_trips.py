@@ -1,4 +1,4 @@
-"""Counts what travels between us and the server: every batch that a client waits for is a round trip."""
+"""A proxy that counts round trips between perdure and the server: every batch for which a client waits is one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RoundTrip(NamedTuple):
 
 
 class RoundTrips:
-    """Stands before the server of a URL, passes everything on, and counts."""
+    """A proxy in front of the server of a URL that forwards everything and counts."""
 
     def __init__(self, url: str) -> None:
         self._address = address_of(url)

@@ -1,6 +1,6 @@
 """Measure perdure on this machine: `make bench`. Progress goes to stderr, the table to stdout, both results to bench/results.
 
-Everything is measured beside something of the same minute on the same disk, so that the ratios hold on a machine that others use too.
+Each figure is compared with a reference from the same minute on the same disk, so that the ratios are valid on a shared machine too.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def _measure(only: str | None, facts: dict[str, str], figures: list[Figure]) -> None:
-    """Everything, or what is on one of the two databases; what is known so far stands in `facts` and `figures`, whatever happens then."""
+    """Measure on both databases, or on one. `facts` and `figures` are filled step by step, so an interrupt keeps what was measured."""
     # Beside the results and not in /tmp, which is often memory: an fsync that costs nothing would make every ratio meaningless.
     with tempfile.TemporaryDirectory(prefix="scratch-", dir=RESULTS) as scratch:
         folder = Path(scratch)
@@ -101,7 +101,7 @@ def _measure_on(store: str, workloads: Sequence[Workload], folder: Path, figures
 
 @contextmanager
 def _bar(store: str, count: int) -> Iterator[Callable[[str], AbstractContextManager[None]]]:
-    """On a terminal a bar with what is going on; elsewhere the lines alone that it leaves behind."""
+    """Progress: a bar on a terminal, plain lines elsewhere."""
     console = Console(stderr=True)
     columns = (BarColumn(24), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn(), TimeRemainingColumn())
     with TwoLines(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:

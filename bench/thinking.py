@@ -1,4 +1,4 @@
-"""Workloads of agents that think: conversations of a model that answers at once, so that what is left is what perdure costs."""
+"""Workloads with a model that answers at once, so that only the cost of perdure is measured."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _TURNS = 50
 
 
 def turns(folder: Path) -> list[Figure]:
-    """A ReAct run of 50 turns of 2 kB, each a question and a tool: what a turn costs beside the model and the tool."""
+    """A ReAct run of 50 turns of 2 kB, each a question and a tool: the cost of a turn without the model and the tool."""
     commits, per_turn = beside_raw(folder, lambda url: _ms_per_turn(url, _TURNS))
     told = f"two commits each, beside {commits.median:,.0f} raw commits/s"
     return [Figure("a ReAct run of 50 turns: a turn", per_turn, "ms", 3, "at most", told)]
 
 
 def growth(folder: Path) -> list[Figure]:
-    """The whole database for 200 turns of a conversation, in bytes of its last request, which has everything that was said once."""
+    """The size of the database for a conversation of 200 turns, divided by the size of its last request, which has every text once."""
     sizes = []
     for _ in range(3):
         path = new_path(folder)
-        asyncio.run(_ms_per_turn(url_of(path), 200, Settings(synchronous="normal")))  # closing empties the log
+        asyncio.run(_ms_per_turn(url_of(path), 200, Settings(synchronous="normal")))  # closing checkpoints the log
         size = path.stat().st_size
         store = open_store(url_of(path))
         (row,) = store.list(Filter())

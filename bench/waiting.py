@@ -21,11 +21,11 @@ _IDLE_S = 1.5
 
 
 def parked(folder: Path) -> list[Figure]:
-    """A worker beside 10,000 runs that wait for an approval: its memory, its time on the processor, and a decision."""
+    """A worker beside 10,000 runs that wait for an approval: its memory, its CPU time, and the latency of a decision."""
     url = url_of(new_path(folder))
     child(folder, "park", url, _PARKED)
     empty = url_of(new_path(folder))
-    # By twos: neither does anything, so that neither is in the other's way.
+    # Two at a time: both are idle, so neither slows down the other.
     with ThreadPoolExecutor(2) as both:
         pairs = [list(both.map(partial(_idle, folder), (url, empty))) for _ in range(3)]
     crowded, alone = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -52,7 +52,7 @@ async def _decisions(url: str, times: int) -> list[float]:
     async with Perdure(url) as app:
         for _ in range(times):
             handle = await app.start(agents.asking)
-            while not (pending := await app.approvals(run_id=handle.id)):  # it is on its way
+            while not (pending := await app.approvals(run_id=handle.id)):  # until the approval is requested
                 await asyncio.sleep(0.002)
             await asyncio.sleep(0.03)
             begun = time.monotonic_ns()

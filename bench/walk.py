@@ -1,11 +1,11 @@
-"""What one tool call costs in Python calls: the walk from `await tool()` to its recorded result, and through which files.
+"""Counts the Python calls of one tool call, from `await tool()` to its recorded result, and the files that they are in.
 
     .venv/bin/python bench/walk.py            # the counts and the walk
-    .venv/bin/python bench/walk.py --counts   # the counts alone
+    .venv/bin/python bench/walk.py --counts   # only the counts
 
-One run on a new SQLite file calls a `keyed` async tool several times. The walk is that of the last call, when everything that is
-made once exists already. Counted with `sys.setprofile` are entries into Python functions of perdure, in every thread: a coroutine
-counts each time that it is resumed. Only the public API is used, so that the script also measures an older checkout:
+One run on a new SQLite file calls a `keyed` async tool several times. The last call is counted, because everything that is created
+only once exists by then. `sys.setprofile` counts entries into Python functions of perdure, in every thread: a coroutine
+counts each time that it is resumed. Only the public API is used, so the script also measures an older checkout:
 `OTHER/.venv/bin/python bench/walk.py`.
 """
 
@@ -65,7 +65,7 @@ class Walk:
 
     @property
     def switches(self) -> int:
-        """How often the reader has to go on in another file."""
+        """How often the calls go from one file to another."""
         return sum(one.file != other.file for one, other in zip(self.entries, self.entries[1:], strict=False))
 
 

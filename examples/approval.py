@@ -1,12 +1,12 @@
-"""Refund an order; above $20 somebody has to agree, and no process waits for them.
+"""Refund an order; above $20 a person has to approve, and no process waits for that.
 
     perdure run examples/approval.py:support order=o-81 --id approval-o-81 --no-wait    code 3: it waits
     perdure approvals                                         who is asked for what
     perdure approve ID --by bob --edit '{"cents": 2500}'      from any shell, a minute or two days later
     perdure resume approval-o-81                              or leave that to `perdure worker examples/approval.py`
 
-`perdure reject ID --by bob --reason "…"` is the other answer, and order=o-82 is small enough to need none. The payment service is a
-stand-in: a file that drops duplicates of a key.
+`perdure reject ID --by bob --reason "…"` is the other decision, and order=o-82 is small enough to need no approval. A file that drops
+duplicates of a key stands for the payment service.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ async def look_up(order: str) -> dict[str, Any]:
 
 
 def is_large(cents: int) -> bool | str:
-    """The policy: a plain function of the call's arguments. It answers no, yes, or yes with the reason to show."""
+    """The policy: a plain function of the call's arguments. It returns False, True, or the reason to show, which counts as True."""
     return cents > 2_000 and f"${cents / 100:.2f} is over $20"
 
 
@@ -49,11 +49,11 @@ async def pay_back(order: str, cents: int, call: Call) -> str:
 
 @agent(version="1")
 async def support(run: Run, order: str) -> str:
-    """Give the money back, if it may."""
+    """Give the money back, if it is approved."""
     details = await look_up(order)
     run.status(f"refunding {order}")
     try:
         paid = await pay_back(order, details["cents"])
-    except NotApproved as refused:  # a no, silence and a withdrawal are three different answers
+    except NotApproved as refused:  # rejected, expired and withdrawn are three different outcomes
         return f"not refunded, {refused.outcome}: {refused.note or 'nobody answered in time'}"
     return f"{details['customer']} got {paid} back"

@@ -1,12 +1,12 @@
-"""A live loop that people steer: messages reach it between two steps, and while nobody writes there is no process.
+"""A loop that a user steers while it runs: messages reach it between two steps, and while it waits for one there is no process.
 
     perdure worker examples/chat.py:chat &
     perdure run examples/chat.py:chat --id chat-1 --detach
     perdure signal chat-1 user '"read 40 pages"'
-    perdure signal chat-1 user '"stop"'                 it hears this before its next page
+    perdure signal chat-1 user '"stop"'                 it receives this before its next page
     perdure signal chat-1 user '"bye"'
 
-The model is a stand-in that follows three rules, so that no key is needed; a real one is called in the same place.
+A function with three rules stands for the model, so that no key is needed; a real model is called in the same place.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Talk = list[dict[str, Any]]
 
 @tool(effect="read", timeout=60)
 async def think(talk: Talk) -> dict[str, Any]:
-    """The model: what to do next, given all that was said. A call like any other: its answer is recorded once."""
+    """The model: what to do next, given the whole conversation. A call like any other: its answer is recorded once."""
     wishes = [index for index, line in enumerate(talk) if line["role"] == "user"]
     wish, read = talk[wishes[-1]]["text"], len(talk) - 1 - wishes[-1]
     if wish == "bye":
@@ -42,7 +42,7 @@ async def read_page(page: int) -> str:
 
 @agent(version="1")
 async def chat(run: Run, silence_s: float = 3600.0) -> Talk:
-    """Talk until somebody says bye, or nobody says anything for `silence_s`."""
+    """Talk until the user says bye, or sends nothing for `silence_s`."""
     talk: Talk = []
     while True:
         run.status("listening")
@@ -59,7 +59,7 @@ async def chat(run: Run, silence_s: float = 3600.0) -> Talk:
 
 
 async def said_meanwhile(run: Run) -> Talk:
-    """What has been said since we last listened; without waiting."""
+    """The messages that have arrived since the last call; does not wait."""
     said: Talk = []
     while True:
         try:

@@ -1,9 +1,9 @@
-"""Two shops that sell the same thing. One survives a kill anywhere; of the other, four tools promise what they do not keep.
+"""Two shops that sell the same thing. One survives a kill anywhere; in the other, four tools do not keep their declaration.
 
     perdure crashtest examples/crashtest_shop.py:shop order=o-1
     perdure crashtest examples/crashtest_shop.py:careless order=o-1 --report careless.html     code 7: it says which, and why
 
-The services are stand-ins: files in the working folder, of which every trial has its own.
+Files in the working folder stand for the services; every trial has its own working folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def add(file: Path, line: str) -> None:
         log.write(f"{line}\n")
 
 
-# -- tools that are what they say -------------------------------------------------------------------------------------------
+# -- tools that keep their declaration -------------------------------------------------------------------------------------
 @tool(effect="read")
 async def price_of(order: str) -> int:
     """What the order costs."""
@@ -35,7 +35,7 @@ async def price_of(order: str) -> int:
 
 @tool(effect="keyed", timeout=30)
 async def charge(order: str, cents: int, call: Call) -> str:
-    """Take the money. The service drops duplicates of the key, and answers them as it did the first time."""
+    """Take the money. The service drops duplicates of the key, and gives them the same answer as the first time."""
     if not any(line.startswith(call.key) for line in lines(PAYMENTS)):
         add(PAYMENTS, f"{call.key} {order} {cents}")
     return f"receipt-{call.key[:8]}"
@@ -43,15 +43,15 @@ async def charge(order: str, cents: int, call: Call) -> str:
 
 @tool(effect="idempotent")
 def reserve(order: str, pieces: int) -> int:
-    """Set the stock that is reserved for the order: however often that is said, it is the same stock."""
+    """Set the stock that is reserved for the order: repeating it gives the same state."""
     STOCK.write_text(f"{order} {pieces}\n")
     return pieces
 
 
-@tool(timeout=3)  # `once`: there are no keys at the parcel service, but one can ask it, as soon as nothing can be on its way any more
+@tool(timeout=3)  # `once`: the parcel service has no keys, but its hook can look the parcel up
 async def send(order: str) -> str:
     """Send the parcel."""
-    await asyncio.sleep(0.02)  # long enough to be cut off in the middle
+    await asyncio.sleep(0.02)  # long enough to be killed in the middle
     add(PARCELS, order)
     return f"parcel for {order}"
 
@@ -61,7 +61,7 @@ async def _(order: str) -> Outcome:
     return Outcome.happened(f"parcel for {order}") if order in lines(PARCELS) else Outcome.not_happened()
 
 
-@tool  # `once`, and nobody can ask a mail server: a kill in the middle of it is left to a person
+@tool  # `once`, and a mail server cannot be asked: after a kill in the middle of it a person must decide
 def mail(order: str, text: str) -> None:
     """Tell the customer."""
     add(MAILS, f"{order}: {text}")
@@ -69,19 +69,19 @@ def mail(order: str, text: str) -> None:
 
 @agent(version="1")
 async def shop(run: Run, order: str) -> str:
-    """Sell it, as it should be sold."""
+    """Sell it, with the correct tools."""
     cents, pieces = await asyncio.gather(price_of(order), reserve(order, 1))
     receipt = await charge(order, cents)
-    await asyncio.sleep(3600)  # no process waits for that, and neither does the crash lab
+    await asyncio.sleep(3600)  # no process waits for that, and neither does the crash test
     parcel = await send(order)
     await mail(order, f"{pieces} piece: {receipt}, {parcel}")
     return receipt
 
 
-# -- tools that are not -----------------------------------------------------------------------------------------------------
+# -- tools that do not keep their declaration ------------------------------------------------------------------------------
 @tool(effect="idempotent")
 def count_sale(order: str) -> int:
-    """Wrong: every call adds a line, so that a repeated one counts the sale twice."""
+    """Wrong: every call adds a line, so a repeated call counts the sale twice."""
     add(Path("sales.log"), order)
     return len(lines(Path("sales.log")))
 
@@ -116,12 +116,12 @@ def insure_hastily(order: str) -> str:
 async def _(order: str) -> Outcome:
     if order in lines(POLICIES):
         return Outcome.happened(f"policy for {order}")
-    return Outcome.not_happened(final=True)  # wrong: the request may still be on its way, and nothing keeps it from arriving
+    return Outcome.not_happened(final=True)  # wrong: the request may still arrive, and nothing prevents that
 
 
 @agent(version="1")
 async def careless(run: Run, order: str) -> str:
-    """Sell it, as it happens."""
+    """Sell it, with the wrong tools."""
     cents = await price_of(order)
     receipt = await charge_carelessly(order, cents)
     await count_sale(order)

@@ -2,9 +2,9 @@
 
     perdure run examples/deploy.py:deploy service=shop release=v42 --id shop-v42
 
-The tools act on a folder that stands for the world. It knows nothing of perdure's journal: every effect is one line that
-the tool appends to `world/effects/<tool>.log`, every time a tool reaches out is one in `world/requests/<tool>.log`.
-Count the lines, and you know what really happened, and how often. `perdure demo` does that while it kills this program.
+The tools act on the folder `world`, which is independent of perdure's journal: every effect is one line that the tool
+appends to `world/effects/<tool>.log`, and every request of a tool is one line in `world/requests/<tool>.log`.
+The number of lines shows what really happened, and how often. `perdure demo` counts them while it kills this program.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from perdure import Call, Outcome, Run, agent, tool
 
 WORLD = Path(os.environ.get("DEPLOY_WORLD", "world"))
 PACE_S = float(os.environ.get("DEPLOY_PACE_S", "0.6"))  # how long each step takes
-SLOW_REPLY = os.environ.get("DEPLOY_SLOW_REPLY")  # this tool's answer takes 20 s: time enough to pull the plug
+SLOW_REPLY = os.environ.get("DEPLOY_SLOW_REPLY")  # this tool's answer takes 20 s: time enough to kill the process
 
 
-# -- the six tools, each with the effect class that is true of it ---------------------------------------------------------
+# -- the six tools, each with its correct effect class ---------------------------------------------------------------------
 @tool(effect="once", timeout=30)
 async def migrate_schema(service: str, release: str, call: Call) -> str:
-    """Run the release's migration. A second time would fail half way: nothing here drops duplicates."""
+    """Run the release's migration. A second run would fail half way, because nothing here drops duplicates."""
     async with Request("migrate_schema", call) as request:
         request.happened(f"{service}: ALTER TABLE orders ADD COLUMN note ({release})")
     return f"schema of {release}"
@@ -56,7 +56,7 @@ async def push_image(image: str, call: Call) -> str:
 
 @tool(effect="once", timeout=30)
 async def shift_traffic(service: str, image: str, call: Call) -> str:
-    """Point the load balancer at the new image. It takes every request at its word, but can be asked what it did."""
+    """Point the load balancer at the new image. It drops no duplicates, but it can be asked what it did."""
     async with Request("shift_traffic", call) as request:
         request.happened(f"{service} -> {image}")
     return f"{service} -> {image}"
@@ -77,7 +77,7 @@ async def join_mesh(service: str, call: Call) -> str:
 
 @tool(effect="read", timeout=30)
 async def check_health(service: str, call: Call) -> bool:
-    """Ask the service how it is. Changes nothing, so asking again is always right."""
+    """Ask the service for its health. It changes nothing, so asking again is always safe."""
     async with Request("check_health", call):
         return bool(found("shift_traffic", service) and found("join_mesh", service))
 
@@ -102,7 +102,7 @@ async def deploy(run: Run, service: str, release: str) -> str:
 
 # -- the world: a folder ---------------------------------------------------------------------------------------------------
 class Request:
-    """A tool's conversation with the outside: it is asked, something happens there, and after a while the answer comes."""
+    """A request of a tool to an external service: it is sent, the effect happens, and after a while the answer comes."""
 
     def __init__(self, step: str, call: Call) -> None:
         self._step, self._call = step, call
@@ -117,12 +117,12 @@ class Request:
         append(WORLD / "effects" / f"{self._step}.log", f"{self._call.key} {what}", unless_there)
 
     async def __aexit__(self, *_: object) -> None:
-        # A crash here is the bad one: the effect has happened, and nobody has heard of it.
+        # The dangerous crash window: the effect has happened, and its result is not recorded yet.
         await asyncio.sleep(20 if self._step == SLOW_REPLY else PACE_S / 2)
 
 
 def append(ledger: Path, line: str, unless_there: str | None = None) -> None:
-    """One line at the end of the ledger; the lock is the service's own, which handles one request at a time."""
+    """Append one line to the ledger. The lock stands for a service that handles one request at a time."""
     ledger.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(ledger, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     try:
@@ -134,6 +134,6 @@ def append(ledger: Path, line: str, unless_there: str | None = None) -> None:
 
 
 def found(step: str, words: str) -> bool:
-    """Whether the step's ledger has an effect with these words (a key, for example)."""
+    """Does the step's ledger have an effect with these words (a key, for example)?"""
     ledger = WORLD / "effects" / f"{step}.log"
     return ledger.exists() and words in ledger.read_text()

@@ -1,4 +1,4 @@
-"""A deployment as a plan: known beforehand, checked as a whole, in parallel where nothing depends, undone when it goes wrong.
+"""A deployment as a plan: checked as a whole, independent steps in parallel, undone if it fails.
 
     perdure run examples/deployment.py:deployment service=shop --check
     perdure run examples/deployment.py:deployment service=shop --id shop-1
@@ -6,8 +6,8 @@
     perdure approve ID --by ann
     perdure resume shop-1 examples/deployment.py:deployment
 
-The same plan in a file, with these tools: deployment.toml. The tools act on a folder that stands for the world, `world/`; what they do
-is one line each in `world/effects.log`. With a file `world/broken` the roll-out fails, and what was done is undone.
+deployment.toml has the same plan, with these tools. The tools act on the folder `world/`; each effect is one line in
+`world/effects.log`. If the file `world/broken` exists, the roll-out fails, and the completed steps are undone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WORLD = Path(os.environ.get("DEPLOYMENT_WORLD", "world"))
 
 
 def happened(what: str, key: str = "") -> None:
-    """One line in the world's own ledger; a service that knows the key drops the second request with it."""
+    """Append one line to the ledger of effects; a service that knows the key drops the second request with it."""
     WORLD.mkdir(parents=True, exist_ok=True)
     ledger = WORLD / "effects.log"
     if not key or not ledger.exists() or key not in ledger.read_text():

@@ -1,12 +1,12 @@
-"""A question, many searches at once, and a writer: an agent whose tool is another agent, with an answer of a type of its own.
+"""A question, parallel searches, and a writer: an agent that has another agent as a tool, and returns a typed answer.
 
     perdure run examples/investigation.py:investigate prompt="Why do durable agents need fencing?" --id why-fencing
     perdure show why-fencing               its calls, and what they have cost
     perdure show why-fencing --prompt 5    exactly what the model was asked the second time, byte for byte
     perdure list --agent writer            the writer is a run of its own
 
-With ANTHROPIC_API_KEY or OPENAI_API_KEY set it asks a real model; without a key a script plays both of them. The library is a
-stand-in: three shelves in this file.
+With ANTHROPIC_API_KEY or OPENAI_API_KEY set it asks a real model; without a key a script stands for both models. The library is
+three texts in this file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHELVES = {
 
 @dataclass
 class Report:
-    """What whoever asked gets."""
+    """The result that the caller gets."""
 
     title: str
     text: str

@@ -1,12 +1,12 @@
-"""Move money between accounts that lie in the journal's own database: the booking and its record are one commit.
+"""Move money between accounts in the journal's own database: the booking and its record are one commit.
 
-    perdure run examples/ledger.py:set_up --id accounts                                     once, as whoever owns the tables
+    perdure run examples/ledger.py:set_up --id accounts                                     once, as the owner of the tables
     perdure run examples/ledger.py:transfer source=ann target=bob cents:=2500 --id pay-1
     perdure run examples/ledger.py:transfer source=ann target=bob cents:=2500 --id pay-1    the same run: nothing is booked again
     perdure run examples/ledger.py:statement --id statement-1
 
-The same code serves SQLite and PostgreSQL (`--url postgresql://…`): parameters are `?` or `:name`, and the SQL is what both speak. The table
-is made beforehand: on PostgreSQL even CREATE TABLE IF NOT EXISTS wants a right that workers should not have.
+The same code works on SQLite and PostgreSQL (`--url postgresql://…`): parameters are `?` or `:name`, and both understand the SQL. The table
+is created beforehand: on PostgreSQL even CREATE TABLE IF NOT EXISTS needs a right that workers should not have.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ def make_table(call: Call) -> None:
 
 @tool(effect="transaction")
 def open_account(name: str, call: Call) -> int:
-    """Open the account, unless there is one, with something in it to begin with; what it holds."""
+    """Open the account with an opening balance, unless it exists; return its balance."""
     call.connection.execute("INSERT INTO accounts (name, cents) VALUES (?, ?) ON CONFLICT (name) DO NOTHING", (name, OPENING_CENTS))
     return balance(name, call)
 
 
 @tool(effect="transaction")
 def book(source: str, target: str, cents: int, call: Call) -> dict[str, int]:
-    """Take from one and give to the other. Killed anywhere in here, nothing has happened; after it, all of it and its record."""
-    # In one order, whoever pays whom: on PostgreSQL two transfers in opposite directions would wait for each other.
+    """Take from one account and give to the other. After a kill anywhere in here nothing has happened; the commit has all of it."""
+    # Always in the same order: on PostgreSQL two transfers in opposite directions would otherwise wait for each other.
     for name, change in sorted(((source, -cents), (target, cents))):
         booked = call.connection.execute(
             "UPDATE accounts SET cents = cents + :change WHERE name = :name AND cents + :change >= 0 RETURNING cents",
             {"change": change, "name": name},
         )
         if not booked:
-            raise Fatal(f"{source} has less than {cents}")  # whatever was written before is rolled back
+            raise Fatal(f"{source} has less than {cents}")  # everything that was written before is rolled back
     return {name: balance(name, call) for name in (source, target)}
 
 
@@ -49,20 +49,20 @@ def balance(name: str, call: Call) -> int:
 
 @tool(effect="transaction")
 def read_accounts(call: Call) -> dict[str, int]:
-    """Everybody's account."""
+    """All accounts."""
     return {name: int(cents) for name, cents in call.connection.execute("SELECT name, cents FROM accounts ORDER BY name")}
 
 
 @agent(version="1")
 async def set_up(run: Run) -> str:
-    """Make the table; under one id, so that it is made once."""
+    """Create the table. Start it under one fixed id, so that it runs once."""
     await make_table()
     return "there are accounts"
 
 
 @agent(version="1")
 async def transfer(run: Run, source: str, target: str, cents: int) -> str:
-    """Move the money, and say what came of it."""
+    """Move the money, and return the new balances or the reason why not."""
     for name in sorted({source, target}):
         await open_account(name)
     try:

@@ -1,13 +1,14 @@
-"""An agent whose tools are those of an MCP server, in a process of its own, and a person who has to agree to one of them.
+"""An agent whose tools come from an MCP server in its own process; one of them needs the approval of a person.
 
     perdure run examples/mcp_agent.py:librarian prompt="Sum up what I know about whales, and publish it." --id whales --no-wait
     perdure approvals                           what the model wants to publish
     perdure approve ID --by ann                 or: perdure reject ID --by ann --reason "not yet"
     perdure resume whales
-    perdure events whales                       every call has its server's name; `notes.tools/list` is what it offered to this run
+    perdure events whales                       every call has its server's name; `notes.tools/list` has the tools that it offered
 
-It needs `pip install 'perdure[mcp]'`. The notes are in notes.json, which begins with a few. With ANTHROPIC_API_KEY or OPENAI_API_KEY set it asks a real model; without a key a script plays
-the model. Kill it anywhere: the server goes with it, and the next process starts another.
+It needs `pip install 'perdure[mcp]'`. The notes are in notes.json, which has a few notes at the beginning. With ANTHROPIC_API_KEY or
+OPENAI_API_KEY set it asks a real model; without a key a script stands for the model. If you kill it, the server ends with it, and the
+next process starts a new server.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from perdure.models import Answer, Anthropic, Model, OpenAI, Request, Scripted, 
 notes = mcp(
     [sys.executable, str(Path(__file__).with_name("mcp_notes.py")), os.environ.get("NOTES", "notes.json")],
     name="notes",
-    effects={"publish": "keyed"},  # the server drops duplicates of the key that comes along in `_meta`
+    effects={"publish": "keyed"},  # the server drops duplicates of the key in `_meta`
     approval={"publish": lambda title: f"{title} is for the whole world"},
     timeout=30,
 )
@@ -45,7 +46,7 @@ def close(request: Request) -> str:
 
 
 def chosen_model() -> Model:
-    """A real one where there is a key for it; the script otherwise."""
+    """A real model if there is a key for it; otherwise the script."""
     if os.environ.get("ANTHROPIC_API_KEY"):
         return Anthropic(os.environ.get("NOTES_MODEL", "claude-sonnet-4-5"), max_tokens=2_000)
     if os.environ.get("OPENAI_API_KEY"):

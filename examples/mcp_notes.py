@@ -1,4 +1,4 @@
-"""A small MCP server: notes in a file, `notes.json` or the one that it is given; a few are there to begin with.
+"""A small MCP server: notes in a file, `notes.json` or the given one, with a few notes at the beginning.
 
     perdure run examples/mcp_agent.py:librarian prompt="What do I know about whales?" --id whales --no-wait
 

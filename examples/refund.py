@@ -1,9 +1,9 @@
-"""Refund an order: reads in parallel, a wait of a day that no process sits through, a payment that cannot happen twice.
+"""Refund an order: parallel reads, a wait of a day without a process, a payment that cannot happen twice.
 
     perdure run examples/refund.py:refund order=o-81 --id refund-day --no-wait    code 3: it waits for a day
     perdure run examples/refund.py:refund order=o-81 pause_s:=2 --id refund-2s
 
-The payment service is a stand-in: a file that drops duplicates of a key, as real ones do.
+A file that drops duplicates of a key stands for the payment service; real payment services do the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ async def look_up(order: str) -> dict[str, Any]:
 
 @tool(effect="read", timeout=10, retry=Retry(attempts=5, base=0.1))
 async def fraud_score(customer: str, call: Call) -> float:
-    """How suspicious the customer is. The service is busy at first, as such services are."""
+    """How suspicious the customer is. The service is busy for the first two attempts."""
     if call.attempt < 3:
         raise RetryLater("the score is being computed", after=0.1)
     return 0.1
@@ -53,13 +53,13 @@ async def _(order: str, cents: int, call: Call) -> Outcome:
 
 @tool  # nothing declared: `once`, the careful default
 async def send_mail(to: str, text: str) -> None:
-    """Tell the customer. Nobody can ask a mail server whether a mail went out, so there is no reconcile hook."""
+    """Tell the customer. A mail server cannot be asked whether a mail was sent, so there is no reconcile hook."""
     print(f"mail to {to}: {text}", file=sys.stderr)  # stdout belongs to `perdure run`
 
 
 @agent(version="1")
 async def refund(run: Run, order: str, pause_s: float = 86_400.0) -> str:
-    """Give the money back, unless it smells of fraud."""
+    """Give the money back, unless fraud is likely."""
     details = await look_up(order)
     async with asyncio.TaskGroup() as group:
         score = group.create_task(fraud_score(details["customer"]))
@@ -69,7 +69,7 @@ async def refund(run: Run, order: str, pause_s: float = 86_400.0) -> str:
         return "refused"
 
     run.status("waiting for the cooling-off period")
-    await asyncio.sleep(pause_s)  # a durable timer: the process may end meanwhile
+    await asyncio.sleep(pause_s)  # a durable timer: the process may end during the wait
     try:
         receipt = await pay_back(order, details["cents"])
     except ToolFailed as failure:  # the same on every replay

@@ -1,10 +1,10 @@
-"""Many agents, one budget: a question is split among children, and all of them together never spend more than was allowed.
+"""Many agents, one budget: a question is split among children, and all of them together stay within one budget.
 
     perdure run examples/research.py:research question="why do runs survive" --id research-1
     perdure costs --by agent
     perdure show research-1/1          a child is a run of its own: its journal, its lease, its id
 
-The model is a stand-in that costs $0.03 to $0.05 a call, so that no key is needed.
+A function that costs $0.03 to $0.05 a call stands for the model, so that no key is needed.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from perdure import Budget, BudgetExceeded, Call, ChildFailed, Run, agent, tool
 TOPICS = ("journals", "leases", "replay", "effects", "approvals", "clocks", "locks", "retries")
 
 
-@tool(effect="read", timeout=60, cost="0.05")  # kept free in the budget before each call …
+@tool(effect="read", timeout=60, cost="0.05")  # reserved in the budget before each call …
 async def ask_model(prompt: str, call: Call) -> str:
     """What the model says."""
     await asyncio.sleep(0.02)
     words = len(prompt.split())
-    call.spend(usd="0.03" if words < 6 else "0.05", tokens_in=words, tokens_out=3 * words, model="stand-in")  # … and this is what it was
+    call.spend(usd="0.03" if words < 6 else "0.05", tokens_in=words, tokens_out=3 * words, model="stand-in")  # … and this is the real cost
     return f"{prompt}: {words} words"
 
 
 @agent(version="1")
 async def investigate(run: Run, question: str, topic: str, rounds: int = 3) -> list[str]:
-    """Everything that can be found about one topic for the money that is left."""
+    """What can be found about one topic with the money that is left."""
     found: list[str] = []
     for number in range(rounds):
         try:
@@ -39,7 +39,7 @@ async def investigate(run: Run, question: str, topic: str, rounds: int = 3) -> l
     return found
 
 
-@agent(version="1", budget=Budget(usd="0.50", on_exceed="fail"))  # "pause" would stop the run until somebody adds to it
+@agent(version="1", budget=Budget(usd="0.50", on_exceed="fail"))  # "pause" would stop the run until a person adds to it
 async def research(run: Run, question: str, topics: tuple[str, ...] = TOPICS) -> dict[str, Any]:
     """One child for each topic, all at once. While they work, this run is parked."""
     answers = await asyncio.gather(*(investigate(question, topic) for topic in topics), return_exceptions=True)

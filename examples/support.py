@@ -1,15 +1,15 @@
-"""A support agent that thinks: a model, three tools, and a person who has to agree to larger refunds.
+"""A support agent with a model and three tools; a person has to approve larger refunds.
 
     perdure run examples/support.py:support prompt="My order o-81 arrived broken." --id case-81 --no-wait     code 3: it waits
-    perdure approvals                                             who is asked for what, with the exact arguments
+    perdure approvals                                             what is asked of whom, with the exact arguments
     perdure approve ID --by bob --edit '{"cents": 2500}'          or: perdure reject ID --by bob --reason "seen it, it is fine"
-    perdure signal case-81 message '"and I moved house since"'    told to the model before it is asked again
+    perdure signal case-81 message '"and I moved house since"'    the model reads it before it is asked again
     perdure resume case-81                                        or leave that to `perdure worker examples/support.py`
     perdure trace case-81 12                                      why a tool was called: which answer, which observation before it
 
 With ANTHROPIC_API_KEY or OPENAI_API_KEY set it asks a real model (`pip install 'perdure[anthropic]'` or `[openai]`); without a key a
-script plays the model. Kill it anywhere: no answer that was paid for is asked for again. The payment service is a stand-in: a file
-that drops duplicates of a key.
+script stands for the model. Kill it anywhere: no recorded answer is asked for again. A file that drops duplicates of a key stands for
+the payment service.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ async def policy(topic: str) -> str:
 
 
 def order_in(request: Request) -> str:
-    """What a model would read out of the customer's words."""
+    """The order number in the customer's message; a real model would find it itself."""
     words = " ".join(message.text for message in request.messages[:1] if hasattr(message, "text"))
     return next((order for order in ORDERS if order in words), "o-81")
 
 
 def look(request: Request) -> Answer:
-    """The script's first line: two tools at once."""
+    """The script's first line: two tools in parallel."""
     order = order_in(request)
     wanted = (ToolUse("use_1", "look_up", {"order": order}), ToolUse("use_2", "policy", {"topic": "damage"}))
     return Answer("Let me look at the order, and at what we promise.", wanted, "tools", tokens=Tokens(input=410, output=42))
@@ -97,7 +97,7 @@ def close(request: Request) -> Answer:
 
 
 def chosen_model() -> Model:
-    """A real one where there is a key for it; the script otherwise."""
+    """A real model if there is a key for it; otherwise the script."""
     if os.environ.get("ANTHROPIC_API_KEY"):
         return Anthropic(os.environ.get("SUPPORT_MODEL", "claude-sonnet-4-5"), max_tokens=2_000)
     if os.environ.get("OPENAI_API_KEY"):

@@ -1,6 +1,6 @@
-"""perdure beside its peers: `make bench-peers`, or `python -m bench.race` from the root of the checkout.
+"""perdure compared with its peers: `make bench-peers`, or `python -m bench.race` from the root of the checkout.
 
-Progress goes to stderr, the page to stdout, and the page, the plot and every repeat to bench/results.
+Progress goes to stderr, the page to stdout, and the page, both plots and every repeat to bench/results.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class NobodyToRace(Exception):
-    """Peers were asked for, and none of them can take part; why has been told by then."""
+    """Peers were requested, and none of them can take part; the reasons have been printed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     wanted = parsed(arguments)
     if wanted.render is not None:
         return _rendered(wanted.render)
-    wanted.results = wanted.results.resolve()  # contestants may run elsewhere
+    wanted.results = wanted.results.resolve()  # contestants may run in another folder
     try:
         _make_room(wanted.results)
     except OSError as error:
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _make_room(folder: Path) -> None:
-    """The folder is there and takes files, or an OSError says why not, before an hour of measuring and not after it."""
+    """Check that the folder exists and is writable, or raise OSError: before an hour of measuring, not after it."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         pass
@@ -89,7 +89,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--repeats",
         type=int,
-        # A run that has killed five workers in a row is not given to another one.
+        # A run that has killed five workers in a row is parked as poison.
         choices=range(1, 5),
         metavar="N",
         help=f"of everything, 1 to 4: {_REPEATS} unless told otherwise, 1 with --quick",
@@ -98,7 +98,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--results", type=Path, default=_RESULTS, metavar="FOLDER", help="where everything is written, on the disk to measure on"
     )
-    parser.add_argument("--render", type=Path, metavar="FILE.json", help="only write the page and the plot of these results again")
+    parser.add_argument("--render", type=Path, metavar="FILE.json", help="only write the page and the plots of these results again")
     wanted = parser.parse_args(arguments)
     if not wanted.only:
         parser.error(f"--only names no workload: there is {', '.join(WORKLOADS)}")
@@ -118,14 +118,14 @@ def _listed(known: Sequence[str]) -> Any:
 
 
 def _heed_signals() -> None:
-    """Whatever asks it to end has everything ended and written, the end of its terminal among it."""
+    """On every signal that asks for the end, also the end of the terminal: end all processes and write the results."""
     for number in _ENDINGS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has asked not to be disturbed
+        if signal.getsignal(number) is not signal.SIG_IGN:  # started with nohup: ignore the end of the terminal
             signal.signal(number, _interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    for one in _ENDINGS:  # a second one would stop the ending, and leave processes behind
+    for one in _ENDINGS:  # a second signal would interrupt the cleanup, and leave processes behind
         signal.signal(one, signal.SIG_IGN)
     if number == signal.SIGHUP:
         _forget_the_terminal()
@@ -133,10 +133,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _forget_the_terminal() -> None:
-    """To write to one that has gone is an error, on the way to writing the results."""
+    """Stop writing to a terminal that has gone: the error would prevent the results from being written."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
-        if stat.S_ISCHR(os.fstat(stream).st_mode):  # isatty() knows only of terminals that are still there
+        if stat.S_ISCHR(os.fstat(stream).st_mode):  # isatty() is False for a terminal that has gone
             os.dup2(nowhere, stream)
 
 
@@ -162,7 +162,7 @@ def _race(wanted: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         kept = "what has been measured is kept" if found.cells else "nothing has been measured"
         print(f"interrupted: {kept}", file=sys.stderr)
-    finally:  # whatever happens: an hour of measuring is not lost
+    finally:  # in any case, so that an hour of measuring is not lost
         found.seconds = time.monotonic() - begun
         found.machine["load after (1, 5, 15 min)"] = machine.load()
         found.is_whole = is_over and is_whole(wanted, found)
@@ -178,7 +178,7 @@ def _race(wanted: argparse.Namespace) -> int:
 
 
 def is_whole(wanted: argparse.Namespace, found: Results) -> bool:
-    """Whether everything was asked for, and everybody was there: only then may it take the place of the race that is kept."""
+    """Were all workloads measured with all contestants? Only then may the race replace the one in git."""
     is_everything = not wanted.quick and wanted.repeats >= _REPEATS and wanted.only == WORKLOADS and wanted.peers == PEERS
     return is_everything and not found.left_out and not found.silent()
 
@@ -188,7 +188,7 @@ def _measure(found: Results, chosen: Sequence[Measurement], wanted: argparse.Nam
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scratch-", dir=wanted.results, ignore_cleanup_errors=True)))
         stack.enter_context(_looked_after(folder))
-        # Before anything is installed, which is a load as well.
+        # Before anything is installed, because installing is a load too.
         found.load_before = os.getloadavg()[0]
         if warning := machine.busy(found.load_before):
             print(warning, file=sys.stderr, flush=True)
@@ -210,7 +210,7 @@ def _measure(found: Results, chosen: Sequence[Measurement], wanted: argparse.Nam
 
 @contextmanager
 def _looked_after(folder: Path) -> Iterator[None]:
-    """If this process is killed, whoever works below this folder is ended: who is asked may wait for a worker that has left."""
+    """If this process is killed, end all processes that work below this folder; a contestant could wait for a worker that has ended."""
     undertaker = hire(folder)
     try:
         yield
@@ -231,7 +231,7 @@ def _postgresql(found: Results, folder: Path, stack: ExitStack) -> Server | None
 
 
 def _lanes(found: Results, folder: Path, names: Sequence[str]) -> list[Lane]:
-    """Everybody who can be installed and speaks; why the others are left out is told."""
+    """The contestants that can be installed and answer; prints why others are left out."""
     lanes: list[Lane] = []
     exchange = Exchange(folder / "about")
     for name in names:
@@ -250,7 +250,7 @@ def _lanes(found: Results, folder: Path, names: Sequence[str]) -> list[Lane]:
 
 
 def described(about: dict[str, Any]) -> dict[str, Any]:
-    """What the page cannot do without is there, or Failed is raised."""
+    """Raise Failed if the answer lacks a field that the page needs."""
     if missing := [name for name in ("name", "version", "stores", "durable", "how") if not about.get(name)]:
         raise Failed(f"about: it says nothing of {', '.join(missing)}")
     return about
@@ -267,7 +267,7 @@ def _planned(chosen: Sequence[Measurement], lanes: Sequence[Lane], repeats: int)
 
 
 def earlier_durations(kept: Path) -> dict[progress.Key, float]:
-    """How long everything took in the race that is kept, if there is one that can be read: it serves for a guess, no more."""
+    """How long each measurement took in the race in git, if it can be read; used only to estimate the remaining time."""
     try:
         return progress.earlier_durations(document.read(kept).cells)
     except document.Unreadable:
@@ -290,9 +290,20 @@ def _rendered(path: Path) -> int:
 
 
 def _render(found: Results, path: Path) -> None:
-    for suffix, text in ((".md", page.page(found)), (".svg", plot.plot(found))):
-        document.replace(path.with_suffix(suffix), text.encode())
-        print(f"written: {path.with_suffix(suffix)}", file=sys.stderr)
+    for written, text in (
+        (path.with_suffix(".md"), page.page(found)),
+        (path.with_suffix(".svg"), plot.plot(found)),
+        (_headline_of(path), plot.headline(found)),
+    ):
+        document.replace(written, text.encode())
+        print(f"written: {written}", file=sys.stderr)
+
+
+def _headline_of(path: Path) -> Path:
+    """Where the four panels of these results go: headline.svg beside race.json."""
+    stem = path.stem
+    named = stem.replace("race", "headline", 1) if stem.startswith("race") else f"{stem}-headline"
+    return path.with_name(f"{named}.svg")
 
 
 if __name__ == "__main__":

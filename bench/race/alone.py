@@ -1,4 +1,4 @@
-"""One race at a time: two would measure each other."""
+"""One race at a time: two races would slow each other down."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 
 class NotAlone(Exception):
-    """Another race is under way from this checkout; the text says which, and what to do."""
+    """Another race is running from this checkout; the text says which, and what to do."""
 
 
 @contextmanager
 def on_this_machine(lock: Path, *, is_measuring: bool) -> Iterator[None]:
-    """Nothing else of the race runs beside one that measures, or NotAlone is raised. A trial, which measures nothing, only warns."""
+    """Lock out every other race while this one measures, or raise NotAlone. A trial, whose figures do not count, only warns."""
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
@@ -28,12 +28,12 @@ def on_this_machine(lock: Path, *, is_measuring: bool) -> Iterator[None]:
         _take(descriptor, lock, is_measuring)
         yield
     finally:
-        os.close(descriptor)  # which gives the lock back, as any end of this process does
+        os.close(descriptor)  # this frees the lock, as any end of this process does
 
 
 def _take(descriptor: int, lock: Path, is_measuring: bool) -> None:
     try:
-        # Trials share it, so that they can run beside each other.
+        # Trials take a shared lock, so that they can run at the same time.
         fcntl.flock(descriptor, (fcntl.LOCK_EX if is_measuring else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:
         pids = _holders(descriptor)
@@ -45,12 +45,12 @@ def _take(descriptor: int, lock: Path, is_measuring: bool) -> None:
 
 
 def _holders(descriptor: int) -> list[str]:
-    """Who holds it, by the system's own list: a number in the file could be that of one who has died since, and by now another's."""
+    """The process that holds the lock, from /proc/locks: a pid in the file could belong to another process by now."""
     found = os.fstat(descriptor)
     place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     try:
         lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
     except OSError:
         return []
-    # `1: FLOCK  ADVISORY  WRITE 3756 fe:00:5342078 0 EOF`; an arrow after the number is somebody who waits.
+    # `1: FLOCK  ADVISORY  WRITE 3756 fe:00:5342078 0 EOF`; an arrow after the number marks a process that waits.
     return [line[4] for line in lines if line[1] == "FLOCK" and line[5] == place]

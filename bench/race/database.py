@@ -1,4 +1,4 @@
-"""A PostgreSQL of the race's own, which the lanes on PostgreSQL share: fsync on, its files on the disk that everything else is measured on."""
+"""The PostgreSQL server that the lanes on PostgreSQL share: fsync on, its files on the measured disk."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from bench.race import machine
 from tests.servers.binaries import account
 from tests.servers.postgres import Server
 
-# Of what is usual on a small machine; the rest, among it what decides about durability, is as PostgreSQL comes.
+# Usual values for a small machine; all other settings, also those for durability, are PostgreSQL's defaults.
 _SETTINGS = {"shared_buffers": "128MB", "max_wal_size": "1GB", "min_wal_size": "80MB", "max_connections": "500"}
 
 
 class OnAnotherDisk(Exception):
-    """Its files would not lie where everything else is measured."""
+    """The files of the server would not be on the measured disk."""
 
 
 @contextmanager
 def started(folder: Path) -> Iterator[Server]:
-    folder.chmod(0o711)  # its user must be able to pass
+    folder.chmod(0o711)  # the server's user must be able to enter it
     before = tempfile.tempdir
     tempfile.tempdir = str(place(folder, account().can_enter(folder)))
     try:
@@ -37,7 +37,7 @@ def started(folder: Path) -> Iterator[Server]:
 
 
 def place(folder: Path, may_enter: bool) -> Path:
-    """Where its files go: into this folder, or beside everybody's temporary files if those are on the same disk."""
+    """The folder for its files: this one, or the temporary folder if that is on the same disk."""
     if may_enter:
         return folder
     spare = Path(tempfile.gettempdir())

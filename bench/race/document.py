@@ -1,4 +1,4 @@
-"""The race for a program: every repeat as it was measured, and beside it what follows from them."""
+"""The race as JSON: every repeat as it was measured, and the medians and ratios that are computed from them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Unreadable(Exception):
 
 
 def read(path: Path) -> Results:
-    """What was measured; what followed from it is reckoned anew."""
+    """The measured values; everything else is computed again."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Results)
     except (OSError, ValueError, msgspec.MsgspecError) as error:
@@ -29,7 +29,7 @@ def write(results: Results, path: Path) -> None:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Put this in place of what is there, as a whole: whoever stops it in the middle keeps the one before."""
+    """Replace the file atomically: after an interrupt the old file is still there."""
     new = path.with_name(f".{path.name}.new")
     try:
         new.write_bytes(content)

@@ -1,6 +1,6 @@
-"""Asking a contestant: a process of its own for every question, with a time limit, and nothing of it left behind.
+"""Asking a contestant: a new process for every question, with a time limit and a complete cleanup.
 
-Output goes to files and not through pipes, so that nobody waits for a reader and the last words of a killed process are there.
+Output goes to files and not through pipes, so that no process waits for a reader and the last output of a killed process is kept.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _REASON_CHARS = 300
 
 
 class Failed(Exception):
-    """The contestant did not do what it was asked for; the text says why."""
+    """The contestant did not answer the question; the text says why."""
 
 
 class CutOff(Failed):
-    """It took longer than it had."""
+    """The time limit is over."""
 
 
 class Absent(Exception):
-    """It has nothing of the kind, and says so."""
+    """The contestant says that it does not support this workload."""
 
 
 class Exchange:
-    """Starts the processes of contestants and reads their answers; what they print is kept in `folder` as long as that is."""
+    """Starts the processes of contestants and reads their answers; their output is kept in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -51,7 +51,7 @@ class Exchange:
             except subprocess.TimeoutExpired:
                 raise CutOff(f"{role}: cut off after {limit_s:.0f} s") from None
         answer = process.last_line()
-        # Dying by SIGKILL after its last words is what it was asked for.
+        # Some roles have to kill their own process with SIGKILL after the answer.
         if code != 0 and not (code == -signal.SIGKILL and answer is not None and "reached_ns" in answer):
             raise Failed(f"{role}: ended with {code}: {process.complaint()}")
         return _checked(role, answer)
@@ -81,7 +81,7 @@ class Exchange:
                     stderr=stderr,
                     cwd=given["folder"],
                     env=environment(),
-                    start_new_session=True,  # Ctrl-C is for the one who asks, who then ends them all
+                    start_new_session=True,  # on Ctrl-C the asking process ends all of them
                 )
             except OSError as error:
                 raise Failed(f"{role}: cannot be started: {error}") from None
@@ -101,7 +101,7 @@ class _Process:
         self._err = err
 
     def first_line(self, role: str, limit_s: float) -> dict[str, Any] | None:
-        """What it says as soon as it is ready."""
+        """The line that it prints as soon as it is ready."""
         deadline = time.monotonic() + limit_s
         while b"\n" not in (said := self._out.read_bytes()):
             if self.popen.poll() is not None:
@@ -116,13 +116,13 @@ class _Process:
         return _object(lines[-1]) if lines else None
 
     def complaint(self) -> str:
-        """The last line of its stderr, where Python puts what went wrong."""
+        """The last line of its stderr, which has the exception."""
         lines = [line.strip() for line in self._err.read_text(errors="replace").splitlines()]
         said = [line for line in lines if line.strip(" |+-")]
         return said[-1][:_REASON_CHARS] if said else "and said nothing"
 
     def end(self) -> None:
-        """Ask it to leave, as a service manager does, and give it time to end what it has started."""
+        """Ask it to end with SIGTERM, and give it time to end its child processes."""
         if self.popen.poll() is None:
             self.popen.terminate()
             try:
@@ -131,18 +131,18 @@ class _Process:
                 pass  # kill() follows
 
     def kill(self) -> None:
-        """End what is left of it: its session is its own, so that this reaches its children and nobody else."""
+        """Kill what is left of it. It has its own session, so this reaches only its children."""
         try:
             os.killpg(self.popen.pid, signal.SIGKILL)
         except ProcessLookupError:
-            pass  # nobody is left
+            pass  # no process is left
         self.popen.wait()
         if self.popen.stdin is not None:
             self.popen.stdin.close()
 
 
 class Companion:
-    """A worker or a server beside those who are asked."""
+    """A worker or a server that runs in the background."""
 
     def __init__(self, process: _Process, said: dict[str, Any]) -> None:
         self._process = process
@@ -158,17 +158,17 @@ class Companion:
         stdin.flush()
 
     def peak_mb(self) -> float:
-        """The most that it has held, with everything below it."""
+        """Its peak memory, with all its child processes."""
         return sum(_peak_kb(pid) for pid in _family(self._pid)) / 1024
 
     def bury(self) -> None:
-        """End the process that it has named, if that one is still there and no other has its number."""
+        """Kill the process with the printed pid, if it still runs and the pid was not reused."""
         if self._pid != self._process.popen.pid and self._began is not None and _began(self._pid) == self._began:
             os.kill(self._pid, signal.SIGKILL)
 
 
 def environment() -> dict[str, str]:
-    """Compiled modules are kept, as they are on any machine after the first start, and no setting of the shell reaches a contestant."""
+    """The environment of a contestant: compiled modules are kept, as on any machine, and no setting of the shell is inherited."""
     dropped = ("PYTHON", "PERDURE_", "PG", "VIRTUAL_ENV", "DBOS", "LANG", "TEMPORAL", "RESTATE")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped) or name == "LANG"}
     return kept | {"PYTHONPATH": str(RACE), "PYTHONPYCACHEPREFIX": str(ENVIRONMENTS / "compiled")}
@@ -190,7 +190,7 @@ def _checked(role: str, answer: dict[str, Any] | None) -> dict[str, Any]:
     return answer
 
 
-# -- what the system knows of processes ---------------------------------------------------------------------------------------
+# -- processes, from /proc ---------------------------------------------------------------------------------------
 def _status(pid: int) -> dict[str, str]:
     """Empty for one that has ended."""
     try:
@@ -205,7 +205,7 @@ def _peak_kb(pid: int) -> int:
 
 
 def _began(pid: int) -> str | None:
-    """When it began, in ticks of the machine: with its number that is who it is."""
+    """When the process started, in clock ticks; together with the pid this identifies it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 
 class Figure(Struct, frozen=True):
-    """One column of a table. Where nothing is better, there is no ratio either."""
+    """One column of a table. If neither direction is better, there is no ratio."""
 
     key: str
     title: str

@@ -24,9 +24,9 @@ class NotInstalled(Exception):
 def install(
     name: str, requirements: Path = RACE / "requirements", environments: Path = ENVIRONMENTS, uv: Path = ROOT / ".ci" / "uv.py"
 ) -> None:
-    """Have the environment of this contestant be there, or raise NotInstalled. The second time costs nothing."""
+    """Create the environment of this contestant if needed, or raise NotInstalled."""
     if name == OURS:
-        return  # it is the one that this runs in
+        return  # perdure uses the environment of this process
     wanted = [one for one in (requirements / f"{name}.txt", requirements / f"{name}.npm.txt") if one.exists()]
     if not wanted:
         raise NotInstalled(f"there is no {requirements.name}/{name}.txt that says what it needs")
@@ -39,12 +39,12 @@ def install(
         print(f"{name} -> {environment.relative_to(environments.parent)}", file=sys.stderr, flush=True)
         _make(environment, wanted, uv)
         stamp.write_text(fingerprint)
-    except OSError as error:  # a full disk, a folder that may only be read
+    except OSError as error:  # a full disk, a read-only folder
         raise NotInstalled(str(error)) from None
 
 
 def _make(environment: Path, wanted: Sequence[Path], uv: Path) -> None:
-    # Never on top of one that is there: what another Python or other requirements have left in it would be measured, too.
+    # Never into an existing environment: packages of another Python or of other requirements would be measured too.
     _run(
         _lines(wanted[0])[0],
         [sys.executable, str(uv), "venv", "--quiet", "--clear", "--no-project", "--python", sys.executable, str(environment)],
@@ -66,7 +66,7 @@ def _npm(environment: Path, packages: Sequence[str]) -> None:
 
 
 def _run(package: str, command: Sequence[str]) -> None:
-    """Do this, or say which package it was about, what the error begins with, and which command shows the rest."""
+    """Run this, or raise with the package, the beginning of the error, and the command that shows the rest."""
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
@@ -77,7 +77,7 @@ def _run(package: str, command: Sequence[str]) -> None:
 
 
 def _first_words(text: str) -> str:
-    """The first line that says something, and the one below it, where installers put the cause."""
+    """The first line that is not empty, and the next one, in which installers print the cause."""
     lines = [stripped for line in text.splitlines() if (stripped := line.strip(" \t×╰─▶│"))]
     if not lines:
         return ""
@@ -87,7 +87,7 @@ def _first_words(text: str) -> str:
 
 
 def _to_try(command: Sequence[str]) -> str:
-    """As it is typed at the root of the checkout; it may say more than to us, who take its first words for the error."""
+    """The command as a user types it at the root of the checkout, without the options that shorten its output."""
     spoken = [one for one in command if one != "--quiet"]
     return "to try: " + shlex.join(os.path.relpath(one, ROOT) if Path(one).is_relative_to(ROOT) else one for one in spoken)
 

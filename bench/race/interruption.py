@@ -1,4 +1,4 @@
-"""A race that was stopped: how far it came, and what nobody has seen of it."""
+"""An interrupted race: how far it came, and what is missing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec import Struct
 
 
 class Interruption(Struct, frozen=True):
-    """So many of the cells that were planned are there; of some workloads only a part is, of others nothing."""
+    """How many of the planned cells were measured; which workloads are incomplete, and which are missing."""
 
     cells: int
     planned: int
@@ -20,7 +20,7 @@ class Interruption(Struct, frozen=True):
 
     @classmethod
     def of(cls, chosen: Sequence[Measurement], planned: Sequence[str], done: Sequence[str]) -> Interruption:
-        """By the measurements that the cells belong to."""
+        """Computed from the measurements that were planned and the cells that exist."""
         wanted, there = Counter(planned), Counter(done)
         parts = {workload: [one.name for one in chosen if workload in one.workloads and wanted[one.name]] for workload in WORKLOADS}
         reached = {workload for workload, names in parts.items() if any(there[name] for name in names)}

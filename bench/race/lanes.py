@@ -1,4 +1,4 @@
-"""Who takes part: a contestant with each kind of store that it has is a lane."""
+"""The contestants and their lanes: a lane is a contestant on one kind of store."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Contestant(Struct, frozen=True):
 
 
 class Lane(Struct, frozen=True):
-    """A contestant on one kind of store; as the fastest durable settings that we know have it, or without those of them that its
-    documentation does not tell of."""
+    """A contestant on one kind of store: with the fastest durable settings that we know, or, as shipped, without the settings that
+    are not in its documentation."""
 
     contestant: Contestant
     store: Store
@@ -47,12 +47,12 @@ class Lane(Struct, frozen=True):
 
 
 def beside(lane: str) -> str:
-    """The lane of perdure that this one is held against: on the same kind of store, and a server of one's own beside the file."""
+    """The lane of perdure with which this one is compared: on the same kind of store; perdure's file for contestants with their own server."""
     return f"{OURS}/postgres" if lane.removesuffix(_AS_SHIPPED).endswith("/postgres") else f"{OURS}/sqlite"
 
 
 def contestant_of(lane: str) -> str:
-    """Whose lane this is, by the lane's name."""
+    """The contestant of a lane, from the lane's name."""
     return lane.removesuffix(_AS_SHIPPED).partition("/")[0]
 
 
@@ -65,7 +65,7 @@ def is_ours(lane: str) -> bool:
 
 
 def lanes_of(contestant: Contestant, about: dict[str, Any]) -> list[Lane]:
-    """A lane for each store that it says it has, and one more for each that it also runs on as it is shipped."""
+    """A lane for each store that the contestant has, and an additional one for each store on which it also runs as shipped."""
     return [
         Lane(contestant, store, as_shipped)
         for store in about["stores"]

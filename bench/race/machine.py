@@ -1,4 +1,4 @@
-"""The machine that the figures belong to."""
+"""The machine on which the figures were measured."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def load() -> str:
 
 
 def busy(before: float) -> str | None:
-    """What is to be said of a load like this (of the last minute) before anything was measured."""
+    """The warning about the load of the last minute before the race, if it is too high."""
     if before <= _BUSY:
         return None
     return f"The machine was busy in the minute before this began (load {before:.2f}): if that went on, it was measured, too."
 
 
 def python(executable: Path) -> str:
-    """Which one it is, by its own word."""
+    """The implementation and version of this Python interpreter."""
     asked = "import platform; print(platform.python_implementation(), platform.python_version())"
     return subprocess.run([executable, "-I", "-c", asked], capture_output=True, text=True, timeout=_PYTHON_S, check=True).stdout.strip()
 
@@ -53,11 +53,11 @@ def _memory_gb() -> float:
 
 
 def file_system(folder: Path) -> str:
-    """The kind of the one that holds this folder: ext4, tmpfs, …"""
+    """The kind of the file system of this folder: ext4, tmpfs, …"""
     mounts = Path("/proc/self/mounts")
     found = [line.split()[1:3] for line in mounts.read_text().splitlines()] if mounts.exists() else []
     holding = [(point, kind) for point, kind in found if folder.is_relative_to(point)]
-    # Of those that hold the folder the deepest counts; of several on one point, the last that was mounted.
+    # The deepest mount point above the folder counts; if several are mounted on it, the last one counts.
     return max(reversed(holding), key=lambda one: len(one[0]), default=("", "unknown"))[1]
 
 

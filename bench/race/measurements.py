@@ -1,4 +1,4 @@
-"""The workloads: what is asked of a contestant, and which figures its answers make."""
+"""The workloads: the questions to a contestant, and the figures that are computed from its answers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _STORES: tuple[Store, ...] = ("sqlite", "postgres", "own")
 
 
 class Measurement(Struct, frozen=True):
-    """One cell for each lane and repeat. What `prepare` makes is made once, and measured again in every repeat."""
+    """One cell for each lane and repeat. `prepare` runs once per lane; its result is used in every repeat."""
 
     name: str
     gives: tuple[str, ...]
     measure: Callable[[Table], Figures]
     prepare: Callable[[Table], Figures] | None = None
     stores: tuple[Store, ...] = _STORES
-    as_shipped: bool = False  # also measured without the settings that a contestant's documentation does not tell of
+    as_shipped: bool = False  # also measured without the settings that are not in a contestant's documentation
     limit_s: float = _LIMIT_S
     prepare_limit_s: float = _LIMIT_S
 
@@ -54,7 +54,7 @@ def one_run(table: Table) -> Figures:
 
 
 def _bytes_of_an_empty_store(table: Table) -> int:
-    """Tables, files and whatever else is there before anything happens: with one step, since many make them only then."""
+    """The size of an empty store. One step is made first, because many contestants create their tables and files only then."""
     with table.another() as other:
         return int(other.ask("sequential", steps=1, tool_ms=0)["bytes"])
 
@@ -66,12 +66,12 @@ def many_runs(table: Table) -> Figures:
 
 
 def _server_mb(table: Table, key: str) -> Figures:
-    """For those who have a server of their own."""
+    """For contestants with their own server."""
     return {} if table.server is None else {key: table.server.peak_mb()}
 
 
 def queued(table: Table) -> Figures:
-    """Who works only when all is enqueued says how long each took; who serves while they arrive has one figure for both."""
+    """Contestants that first enqueue and then work report both times; one that works while runs arrive has one figure for both."""
     runs = table.sizes.queued
     done = table.ask("queue", runs=runs)
     if "through_seconds" in done:
@@ -86,7 +86,7 @@ def queued(table: Table) -> Figures:
 def on_idle(table: Table) -> Figures:
     with table.companion("worker"):
         waits = table.ask("idle", times=table.sizes.idle_starts)["ms"]
-    # Of forty values no percentile above the 97th says more than the largest.
+    # With forty values a percentile above the 97th is the same as the largest.
     return {"W3.idle_ms": statistics.median(waits), "W3.idle_slowest_ms": max(waits)}
 
 

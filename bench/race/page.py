@@ -1,4 +1,4 @@
-"""The page: who makes what durable when, the race on each kind of store, tools that take their time, the targets, and every note."""
+"""The page: when each contestant makes what durable, the race on each kind of store, slow tools, the targets, and all notes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TARGETS = (
 
 
 class Footnotes:
-    """Notes in the order in which they are met; the same text is one note."""
+    """Notes, numbered in the order of their first use; the same text is one note."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
@@ -61,7 +61,7 @@ def page(results: Results) -> str:
 
 
 def _section(title: str, before: str, tables: Sequence[str]) -> str:
-    """Nothing where nothing was measured."""
+    """Empty if nothing was measured."""
     return "\n\n".join([f"## {title}", before, *tables]) if tables else ""
 
 
@@ -108,13 +108,13 @@ def _durability(results: Results) -> str:
 
 
 def _who(results: Results, about: Mapping[str, Any]) -> str:
-    """With its Python where that is not the one at the head of the page."""
+    """With its Python version, if that differs from the one at the top of the page."""
     python = about.get("python", results.machine.get("Python"))
     return versions(about) + ("" if python == results.machine.get("Python") else f" on {python}")
 
 
 def _groups(results: Results, notes: Footnotes, *, slow: bool) -> list[str]:
-    """A table for the lanes that stand beside perdure on SQLite, and one for those on PostgreSQL."""
+    """A table for the lanes that are compared with perdure on SQLite, and one for those on PostgreSQL."""
     figures = [figure for figure in FIGURES if (figure.workload in _SLOW) == slow]
     groups = [[lane for lane in results.lanes if beside(lane) == yardstick] for yardstick in ("perdure/sqlite", "perdure/postgres")]
     return [table for lanes in groups if (table := _race_table(results, notes, figures, lanes))]
@@ -157,7 +157,7 @@ def _ratio(found: Summary) -> str:
 
 
 def _targets(results: Results) -> str:
-    """All of them for a whole race; for a part of it those that it says anything about."""
+    """All targets for a complete race; for a partial race only those with a measured figure."""
     told = [target for target in TARGETS if results.is_whole or _was_tried(target, results)]
     rest = len(TARGETS) - len(told)
     if not told:
@@ -191,7 +191,7 @@ def _wanted(target: Target | Bound, figure: Figure) -> str:
 
 
 def _measure_of(target: Target | Bound, figure: Figure, measured: float) -> str:
-    """With all its digits: two would round some that miss to what they miss."""
+    """With all digits: two digits could round a figure that misses its target up to the target."""
     return with_unit(measured, figure.unit if isinstance(target, Bound) else "×")
 
 
@@ -201,5 +201,5 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _escaped(cell: str) -> str:
-    """What a contestant says must not end its cell."""
+    """Escape text of a contestant, so that it cannot break the table cell."""
     return cell.replace("|", "\\|").replace("\n", " ")

@@ -1,6 +1,8 @@
-"""The plot: one panel for each workload, a bar for each lane, written by hand as SVG that follows the reader's light or dark mode.
+"""The plots: one panel for each workload, a bar for each lane, written by hand as SVG that follows the reader's light or dark mode.
 
-A README shows it about 900 pixels wide, so that a unit here is a pixel there.
+`plot` has every panel, `headline` the four that the README shows.
+
+A README shows it about 900 pixels wide, so one unit here is one pixel there.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from xml.sax.saxutils import escape
 from bench.race.figures import BY_KEY
 from bench.race.lanes import NAMES, beside, contestant_of, is_as_shipped, is_ours
 from bench.race.results import Cell, Results
+from bench.race.sizes import Sizes
 from bench.race.wire import ARGUMENT_CHARS
 from bench.race.words import number, times, versions
 from msgspec import Struct
@@ -29,21 +32,21 @@ _TOP = 112
 _HEAD = 42  # of a panel, above its first group
 _GROUP = 17  # the line above the bars of one kind of store
 _ROW = 18
-_REMARK = 16  # the line below a bar that has something to say
+_REMARK = 16  # the line below a bar that has a remark
 _BAR = 12
-_BELOW = 26  # the scale, and air before the next panel
+_BELOW = 26  # the scale, and space before the next panel
 _LABELS = 92
 _VALUES = 140
 _ROOM = _COLUMN - _LABELS - _VALUES
-_HAIRLINE = 2.0  # what is too small to be seen is still there
-_MOST_TICKS = 5  # beside the zero
-_DIGIT = 7  # how wide one is
+_HAIRLINE = 2.0  # the smallest visible bar
+_MOST_TICKS = 5  # without the zero
+_DIGIT = 7  # width of a digit
 _CAPTION_CHARS = 132
 _REASON_CHARS = 38
 _NOT_THERE = "not there"
 _NEVER = "did not finish"
 
-# One colour for each contestant, in either mode; ours is the only strong one.
+# One colour for each contestant, in both modes; only perdure's colour is strong.
 _STYLE = """
 text { font-family: -apple-system, BlinkMacSystemFont, "Segoe UI", "Noto Sans", Helvetica, Arial, sans-serif; font-size: 12px; fill: #1f2328;
   paint-order: stroke; stroke: #ffffff; stroke-width: 3px; stroke-linejoin: round }
@@ -65,8 +68,8 @@ text { fill: #e6edf3; stroke: #0d1117 } .page { fill: #0d1117; stroke: #3d444d }
 
 
 class Bar(Struct, frozen=True):
-    """One line of a panel. Without a value, `told` says why. `own` is the part of it that is not a server's. What is in `remark` stands
-    below it, and takes the place of the asterisk that a note has."""
+    """One line of a panel. Without a value, `told` says why. `own` is the part of the value without the contestant's server. `remark` is
+    printed below the bar, instead of the asterisk for a note."""
 
     lane: str
     label: str
@@ -89,7 +92,7 @@ class Bar(Struct, frozen=True):
 
 
 class Panel(Struct, frozen=True):
-    """The bars of one figure; `measure` says in words what they are in."""
+    """The bars of one figure; `measure` describes its unit."""
 
     title: str
     measure: str
@@ -98,7 +101,7 @@ class Panel(Struct, frozen=True):
 
     @property
     def groups(self) -> list[tuple[str, list[Bar]]]:
-        """Those that stand beside perdure on the same kind of store."""
+        """The bars that are compared with perdure on the same kind of store."""
         return [(store, list(bars)) for store, bars in itertools.groupby(self.bars, lambda bar: beside(bar.lane))]
 
     @property
@@ -107,7 +110,7 @@ class Panel(Struct, frozen=True):
 
 
 class Scale(Struct, frozen=True):
-    """From a value to a length, from nothing on: a bar twice as long is twice as much."""
+    """Converts a value to a length. The scale starts at zero: a bar twice as long is twice as much."""
 
     high: float
 
@@ -120,15 +123,28 @@ class Scale(Struct, frozen=True):
 
     def ticks(self) -> list[float]:
         """Round values up to the longest bar, without the zero."""
-        most = min(_MOST_TICKS, _ROOM / (_DIGIT * (len(number(self.high)) + 1)))  # their figures must not touch
+        most = min(_MOST_TICKS, _ROOM / (_DIGIT * (len(number(self.high)) + 1)))  # their labels must not touch
         power = 10.0 ** math.floor(math.log10(self.high / most))
         step = next(power * factor for factor in (1, 2, 5, 10) if self.high / (power * factor) <= most)
         return [step * count for count in range(1, math.floor(self.high / step + 1e-9) + 1)]
 
 
+# One run, many runs, the recovery after a kill, and a start.
+_HEADLINE = ("W1.steps_per_s", "W2.steps_per_s", "W4.long_s", "W3.idle_ms")
+
+
 def plot(results: Results) -> str:
     """The whole picture, from what was measured."""
-    panels = [panel for panel in _panels(results) if any(bar.value is not None for bar in panel.bars)]
+    return _picture(results, _panels(results))
+
+
+def headline(results: Results) -> str:
+    """Four panels of the same picture, from the same figures."""
+    return _picture(results, [_simple(results, key) for key in _HEADLINE])
+
+
+def _picture(results: Results, wanted: Sequence[Panel]) -> str:
+    panels = [panel for panel in wanted if any(bar.value is not None for bar in panel.bars)]
     drawn: list[str] = []
     y = float(_TOP)
     for row in (panels[at : at + 2] for at in range(0, len(panels), 2)):
@@ -165,7 +181,7 @@ def _title(results: Results) -> str:
 
 
 def _key(x: float, y: float) -> str:
-    """How a line of a panel is to be read."""
+    """The explanation of the lines of a panel."""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" class="quiet">Behind each value, how many times better perdure is on the same kind of store: '
         '<tspan class="won">2×</tspan> twice as good, <tspan class="worse">0.5×</tspan> half as good.</text>'
@@ -173,7 +189,7 @@ def _key(x: float, y: float) -> str:
 
 
 def _captions(results: Results, *, has_notes: bool) -> list[str]:
-    """When, where, who, and who is missing: the lines below the panels."""
+    """The lines below the panels: date, machine, versions, and missing contestants."""
     named = ("processor", "file system", "disk, 4 KiB at the end of a file")
     machine = [results.machine[name] for name in named if name in results.machine]
     repeats = (
@@ -196,41 +212,47 @@ def _captions(results: Results, *, has_notes: bool) -> list[str]:
 
 
 def _missing(results: Results) -> list[str]:
-    """Who could not take part, who was not asked to, and who gave no figure at all."""
+    """Contestants that could not take part, were not selected, or gave no figure."""
     unasked = [name for name in NAMES if name not in results.contestants and name not in results.left_out]
     return [*results.left_out, *unasked, *results.silent()]
 
 
 # -- what is in a panel -----------------------------------------------------------------------------------------------------
 def _panels(results: Results) -> list[Panel]:
-    sizes = results.sizes
-    simple = [
-        ("W1.steps_per_s", f"One run, {sizes.steps:,} steps one after the other", "steps/s"),
-        ("W2.steps_per_s", f"{sizes.runs:,} runs of {sizes.steps_of_a_run} steps at the same time", "steps/s"),
-        ("W3.through_per_s", f"{sizes.queued:,} runs of one step through a queue", "runs/s, enqueued and worked off"),
-        ("W3.idle_ms", "A queued run begins on an idle system", "milliseconds"),
-        ("W4.long_s", f"A killed run of {sizes.long_run:,} steps goes on", "seconds, with the start of the process"),
-        ("W5.bytes_per_step", "Stored for a step", "bytes"),
-        ("W6.worker_mb", f"Peak memory of those {sizes.runs:,} runs", "MB, process + own server; ratio of processes"),
-        ("W7.times_said", f"Stored for {sizes.turns:,} turns of a conversation", "times what was said"),
-        ("W7.resume_s", f"A killed conversation of {sizes.turns:,} turns goes on", "seconds, with the start of the process"),
-        ("W8.wake_ms", f"One of {sizes.parked:,} parked runs wakes up", "milliseconds"),
-    ]
-    panels = [_simple(results, key, title, measure) for key, title, measure in simple]
+    simple = {key: _simple(results, key) for key in _titles(results.sizes)}
+    slow = simple.pop("T2.share")
+    return [*simple.values(), _workers(results), slow]
+
+
+def _titles(sizes: Sizes) -> dict[str, tuple[str, str]]:
+    """Title and measure of each figure that has a panel of its own."""
     slow = f"{sizes.slow_runs} runs of {sizes.slow_steps_of_a_run} steps that take {sizes.tool_ms:.0f} ms"
-    return [*panels, _workers(results), _simple(results, "T2.share", slow, "% of the ideal time")]
+    return {
+        "W1.steps_per_s": (f"One run, {sizes.steps:,} steps one after the other", "steps/s"),
+        "W2.steps_per_s": (f"{sizes.runs:,} runs of {sizes.steps_of_a_run} steps at the same time", "steps/s"),
+        "W3.through_per_s": (f"{sizes.queued:,} runs of one step through a queue", "runs/s, enqueued and worked off"),
+        "W3.idle_ms": ("A queued run begins on an idle system", "milliseconds"),
+        "W4.long_s": (f"A killed run of {sizes.long_run:,} steps goes on", "seconds, with the start of the process"),
+        "W5.bytes_per_step": ("Stored for a step", "bytes"),
+        "W6.worker_mb": (f"Peak memory of those {sizes.runs:,} runs", "MB, process + own server; ratio of processes"),
+        "W7.times_said": (f"Stored for {sizes.turns:,} turns of a conversation", "times what was said"),
+        "W7.resume_s": (f"A killed conversation of {sizes.turns:,} turns goes on", "seconds, with the start of the process"),
+        "W8.wake_ms": (f"One of {sizes.parked:,} parked runs wakes up", "milliseconds"),
+        "T2.share": (slow, "% of the ideal time"),
+    }
 
 
-def _simple(results: Results, key: str, title: str, measure: str) -> Panel:
+def _simple(results: Results, key: str) -> Panel:
     lanes = sorted(results.lanes, key=lambda lane: beside(lane) == "perdure/postgres")  # stable: the order is otherwise kept
     shown = [lane for lane in lanes if not is_as_shipped(lane) or results.was_tried(key, lane)]
     better = BY_KEY[key].better
     assert better is not None, f"{key} is drawn, and neither more nor less of it is better"
+    title, measure = _titles(results.sizes)[key]
     return Panel(title, measure, better, tuple(_bar(results, key, lane, _label(results, lane)) for lane in shown))
 
 
 def _workers(results: Results) -> Panel:
-    """Lanes on PostgreSQL, each with one, two and four processes; one line is enough for who has no workers."""
+    """Lanes on PostgreSQL, each with one, two and four processes; one line for a contestant without workers."""
     bars: list[Bar] = []
     for lane in (lane for lane in results.lanes if beside(lane) == "perdure/postgres" and not is_as_shipped(lane)):
         name = _label(results, lane)
@@ -271,11 +293,11 @@ def _why_not(missing: Sequence[Cell]) -> str:
     if not absent:
         return "not measured"
     reason = re.split("[;:,] ", absent[0])[0]
-    return reason if len(reason) <= _REASON_CHARS else _NOT_THERE  # whole or not at all; the page has the rest
+    return reason if len(reason) <= _REASON_CHARS else _NOT_THERE  # the whole remark or none; the page has all of them
 
 
 def _remark(results: Results, key: str, lane: str) -> str:
-    """What must be known to read this bar: that fewer runs were parked than the panel says, and what the contestant itself says in short."""
+    """The remark for this bar: that fewer runs were parked than the panel says, or a short remark of the contestant."""
     parked = results.summary("W8.parked", lane) if BY_KEY[key].workload == "W8" else None
     of = [f"of {parked.median:,.0f} runs"] if parked is not None and parked.median < results.sizes.parked else []
     said = results.contestants.get(contestant_of(lane), {}).get("in_short", {}).get(lane, {}).get(key)
@@ -300,7 +322,7 @@ def _panel(panel: Panel, x: float, y: float) -> list[str]:
 
 
 def _grid(scale: Scale, x: float, top: float, bottom: float) -> list[str]:
-    """Round values, and the line that the bars begin at."""
+    """The scale with round values, and the line at which the bars begin."""
     return [*(_rule("grid", x + _at(scale, tick), top, bottom) for tick in scale.ticks()), _rule("axis", x, top, bottom)]
 
 
@@ -328,7 +350,7 @@ def _line(bar: Bar, scale: Scale, x: float, y: float) -> list[str]:
 
 
 def _kind(lane: str) -> str:
-    """The class that its colour goes by; paler as it is shipped."""
+    """The CSS class of its colour; paler for a lane as shipped."""
     contestant = contestant_of(lane)
     return (contestant if contestant in NAMES else "other") + (" pale" if is_as_shipped(lane) else "")
 

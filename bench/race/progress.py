@@ -1,4 +1,4 @@
-"""What is going on, and how long it will still take: a bar on a terminal, plain lines elsewhere."""
+"""Progress and remaining time: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Key = tuple[str, str]
 
 
 class Forecast:
-    """How long what is left will take: by what the same cell took before, else by its neighbours, else by an earlier race."""
+    """The remaining time, estimated from earlier repeats of the same cell, else from other cells, else from an earlier race."""
 
     def __init__(self, planned: Sequence[Key], earlier: Mapping[Key, float]) -> None:
         self._left = list(planned)
@@ -57,7 +57,7 @@ def earlier_durations(cells: Sequence[Cell]) -> dict[Key, float]:
 
 
 class Lines:
-    """For a log: one line for each cell, when it is over."""
+    """For a log: one line for each finished cell."""
 
     def __init__(self, forecast: Forecast, stream: TextIO) -> None:
         self._forecast = forecast
@@ -74,7 +74,7 @@ class Lines:
 
 
 class Bar:
-    """For a terminal: a bar, and above it a line for each cell that is over."""
+    """For a terminal: a bar, and above it a line for each finished cell."""
 
     def __init__(self, forecast: Forecast, bar: Progress) -> None:
         self._forecast = forecast

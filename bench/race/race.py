@@ -1,4 +1,7 @@
-"""The order of the race: for every workload the first repeat of everybody, then the second of everybody, so that all share the machine's moods."""
+"""The order of the race: for every workload the first repeat of all lanes, then the second of all lanes.
+
+So variations of the machine affect all lanes in the same way.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ Outcome = tuple[Figures, Sequence[str]]
 
 
 class Told(Protocol):
-    """Somebody who watches."""
+    """An observer of the race, for progress."""
 
     def begin(self, measurement: str, lane: str, repeat: int) -> None: ...
 
@@ -27,7 +30,7 @@ class Told(Protocol):
 
 
 class Race:
-    """Runs the measurements of all lanes by turns, and puts every cell into `cells` as soon as it is there."""
+    """Runs the measurements of all lanes in turn, and appends every cell to `cells` as soon as it is measured."""
 
     def __init__(self, ground: Ground, lanes: Sequence[Lane], repeats: int, told: Told, cells: list[Cell]) -> None:
         self._ground = ground
@@ -62,7 +65,7 @@ class Race:
         return lambda: self._ground.table(lane)
 
     def _kept(self, measurement: Measurement, lane: Lane, kept: ExitStack) -> Places:
-        """A place that is prepared now, and there until the last repeat is over."""
+        """A place that is prepared now and kept until the last repeat is over."""
         tables: list[Table] = []
 
         def prepare() -> Outcome:
@@ -82,7 +85,7 @@ class Race:
         return again
 
     def _given_up(self, measurement: Measurement, lane: Lane) -> Cell | None:
-        """An earlier cell after which it is no use to try again: nothing was prepared, time has run out, or there is nothing to measure."""
+        """An earlier cell after which a repeat is useless: the preparation failed, it timed out, or the workload is not supported."""
         earlier = [cell for cell in self._cells if cell.measurement == measurement.name and cell.lane == lane.name]
         return next((cell for cell in earlier if cell.absent or (cell.failed and (cell.repeat == 0 or cell.is_cut_off))), None)
 
@@ -113,7 +116,7 @@ class Race:
             absent = str(reason)
         except Failed as reason:
             failed, is_cut_off = str(reason), isinstance(reason, CutOff)
-        except Exception as error:  # an answer of the wrong shape shows in many ways, and must not stop the others
+        except Exception as error:  # a malformed answer can raise many exceptions, and must not stop the other lanes
             failed = f"its answer cannot be used: {type(error).__name__}: {error}"
         self._keep(
             Cell(

@@ -1,4 +1,4 @@
-"""What came of it: every repeat of every lane as it was measured, and what follows from that."""
+"""The results: every repeat of every lane as it was measured, and the medians and ratios."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from msgspec import Struct
 
 
 class Cell(Struct, frozen=True, omit_defaults=True):
-    """One measurement of one lane in one repeat (0: what was prepared for all of them): with figures, failed, or absent.
+    """One measurement of one lane in one repeat (0: the preparation for all repeats): with figures, failed, or absent.
 
-    `gives` are the figures that it was to give.
+    `gives` are the figures that it should give.
     """
 
     measurement: str
@@ -45,7 +45,7 @@ class Summary(Struct, frozen=True):
 
 
 class Results(Struct):
-    """A whole race, as it is written down."""
+    """A whole race, as it is written to the JSON file."""
 
     date: str
     quick: bool
@@ -75,7 +75,7 @@ class Results(Struct):
         return Summary(statistics.median(numbers), min(numbers), max(numbers), len(numbers), self.times(key, lane), *spread)
 
     def times(self, key: str, lane: str) -> float | None:
-        """How many times better perdure is on the same kind of store. Below 1 it is worse. None where one of the two is missing."""
+        """How many times better perdure is on the same kind of store. Below 1 it is worse. None if one of the two is missing."""
         ratios = self._ratios(key, lane)
         return statistics.median(ratios) if ratios else None
 
@@ -84,24 +84,24 @@ class Results(Struct):
             return []
         theirs, ours = self.values(key, lane), self.values(key, beside(lane))
         pairs = [(ours[repeat], theirs[repeat]) for repeat in theirs if repeat in ours]
-        # What an empty store has is taken off, which at small sizes can leave less than nothing.
+        # The size of an empty store is subtracted, so a small store can have a negative size.
         return [one / other for one, other in _better_on_top(key, pairs) if one >= 0 and other > 0]
 
     def without(self, key: str, lane: str) -> list[Cell]:
-        """The cells of this lane that were to give this figure, and failed or have nothing of the kind."""
+        """The cells of this lane that should give this figure, and failed or are absent."""
         return [cell for cell in self.cells if cell.lane == lane and key in cell.gives and (cell.failed or cell.absent)]
 
     def was_tried(self, key: str, lane: str) -> bool:
-        """Whether this lane was to give this figure, whatever came of it."""
+        """Was this lane planned to give this figure?"""
         return any(cell.lane == lane and key in cell.gives for cell in self.cells)
 
     def silent(self) -> list[str]:
-        """The lanes of which there is no figure at all."""
+        """The lanes without any figure."""
         heard = {cell.lane for cell in self.cells if cell.figures}
         return [lane for lane in self.lanes if lane not in heard]
 
     def remarks(self, key: str, lane: str) -> list[str]:
-        """What there is to say about one figure of one lane: why it is missing, and what the contestant itself remarks."""
+        """The notes on one figure of one lane: why it is missing, and remarks of the contestant."""
         cells = [cell for cell in self.cells if cell.lane == lane and key in cell.gives]
         tried = [cell for cell in cells if cell.failed and "not tried again" not in cell.failed]
         failed = [f"{lane}, {cell.measurement}, {_when(cell, tried)}: {cell.failed}" for cell in tried]
@@ -110,7 +110,7 @@ class Results(Struct):
         why = [f"{name}, {cell.measurement}: {text}" for cell in cells for text in cell.why]
         workload = BY_KEY[key].workload
         said = self.contestants.get(name, {}).get("notes", {})
-        # Only where it was measured, or was to be: a lane as shipped has few of the workloads that its contestant remarks on.
+        # Only for planned figures: a lane as shipped does not have all workloads that its contestant remarks on.
         own = [f"{name}, {workload}: {said[workload]}"] if cells and workload in said else []
         return list(dict.fromkeys([*failed, *absent, *why, *own]))
 
@@ -122,7 +122,7 @@ def _when(cell: Cell, tried: Sequence[Cell]) -> str:
 
 
 def _better_on_top(key: str, pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """(ours, theirs) where more is better; (theirs, ours) where less is; nobody where neither is."""
+    """(ours, theirs) if more is better; (theirs, ours) if less is better; empty if neither is."""
     match BY_KEY[key].better:
         case "more":
             return list(pairs)

@@ -1,4 +1,4 @@
-"""How much of everything. The whole race, and one that only shows that everything works."""
+"""The sizes of the workloads: for the whole race, and for a trial that only tests that everything works."""
 
 from __future__ import annotations
 

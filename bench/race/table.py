@@ -1,4 +1,4 @@
-"""Where one measurement takes place: a folder, a database and a server that nobody has used before, gone afterwards."""
+"""The place of one measurement: a new folder, database and server, removed afterwards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Databases(Protocol):
 
 
 class Ground:
-    """What all measurements share: the disk, the PostgreSQL server if there is one, and how large everything is."""
+    """What all measurements share: the disk, the PostgreSQL server if there is one, and the sizes."""
 
     def __init__(self, folder: Path, databases: Databases | None, sizes: Sizes) -> None:
         self.folder = folder
@@ -37,7 +37,7 @@ class Ground:
 
     @contextmanager
     def table(self, lane: Lane) -> Iterator[Table]:
-        """A place of its own for a lane."""
+        """A separate place for a lane."""
         folder = self.folder / f"{next(self._numbers):04d}-{lane.contestant.name}"
         folder.mkdir()
         try:
@@ -69,7 +69,7 @@ class Ground:
 
 
 class Table:
-    """Ask the contestant of one lane about one place. Every question of a cell has what is left of the cell's time."""
+    """Asks the contestant of one lane, in one place. All questions of a cell share the time limit of the cell."""
 
     def __init__(self, ground: Ground, lane: Lane, folder: Path, url: str | None, server: Companion | None) -> None:
         self.ground = ground
@@ -85,7 +85,7 @@ class Table:
         self._deadline = 0.0
 
     def begin(self, limit_s: float) -> None:
-        """From now on there are so many seconds."""
+        """Start a new time limit of that many seconds."""
         self._limit_s = limit_s
         self._deadline = time.monotonic() + limit_s
 
@@ -104,10 +104,10 @@ class Table:
             yield companion
 
     def seconds_to_last_words(self, role: str, **parameters: Any) -> float:
-        """From the start of a new process to the moment at which it says its last words.
+        """The time from the start of a new process to its last output.
 
-        Never before the death of the one before it has been noticed: a server needs a time-out for that, and how much of it is left
-        when the lane's turn comes would depend on who else takes part.
+        It starts only when the death of the process before has been noticed. A server needs a time-out for that, and the rest of this
+        time-out at the lane's turn would depend on the other contestants.
         """
         time.sleep(max(0.0, self._ended + self.sizes.noticed_s - time.monotonic()))
         begun = time.monotonic_ns()

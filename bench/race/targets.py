@@ -1,4 +1,4 @@
-"""What perdure should reach beside each peer, and whether it does."""
+"""The targets for perdure against each peer, and whether they are met."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Verdict = Literal["ok", "miss", "not measured"]
 
 
 class Target(Struct, frozen=True):
-    """perdure at least so many times better than a lane. Where less is better, `at_most` says the same the other way round."""
+    """perdure should be at least that many times better than a lane. If less is better, `at_most` is the inverse ratio."""
 
     key: str
     lane: str
@@ -29,7 +29,7 @@ class Target(Struct, frozen=True):
 
 
 class Bound(Struct, frozen=True):
-    """A figure of perdure's own that is to be no more than this."""
+    """An absolute limit for a figure of perdure."""
 
     key: str
     lane: str
@@ -66,7 +66,7 @@ TARGETS: tuple[Target | Bound, ...] = (
     Target("W2.steps_per_s", "langgraph/postgres", 20),
     Target("W3.runs_per_s", "dbos/sqlite", 15),
     Target("W3.runs_per_s", "dbos/postgres", 15),
-    # It serves while they arrive and has no figure for work alone.
+    # Restate works while runs arrive and has no figure for the work alone.
     Target("W3.through_per_s", "restate", 3),
     Bound("W3.idle_ms", "perdure/sqlite", 5),
     Bound("W3.idle_ms", "perdure/postgres", 5),

@@ -1,6 +1,6 @@
-"""What a contestant and the one who asks say to each other: `CONTESTANT ROLE JSON`, and JSON as the last line of stdout.
+"""The protocol between the race and a contestant: `CONTESTANT ROLE JSON`, and JSON as the last line of stdout.
 
-Only the standard library, since every contestant runs in an environment of its own.
+Only the standard library is used, because every contestant runs in its own environment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 ARGUMENT_CHARS = 200
 SAID_CHARS = 2000
-# What a worker does when it has just begun (the first look at its store, threads, connections) is not what it does while it is idle.
+# The start of a worker (its first queries, threads, connections) must not be measured as idle time.
 SETTLING_S = 1.0
 UNCOUNTED_STARTS = 3
 
@@ -35,17 +35,17 @@ def text_of(number: int) -> str:
 
 
 def said(number: int) -> str:
-    """What a model says in a turn, and what a tool gives back: two kilobytes, different for every turn."""
+    """The answer of a model in a turn, and the result of a tool: two kilobytes, different for every turn."""
     return f"{number}: {_hex(number, SAID_CHARS)}"[:SAID_CHARS]
 
 
 def _hex(number: int, chars: int) -> str:
-    """Digits without a pattern: of one letter over and over a store that compresses would keep next to nothing, which nobody's words are."""
+    """Random digits: a store that compresses would keep next to nothing of a repeated letter, unlike real text."""
     return hashlib.shake_128(str(number).encode()).hexdigest(chars // 2)
 
 
 def compete(roles: Mapping[str, Role]) -> None:
-    """Do what the command line asks for, and say what came of it."""
+    """Run the role of the command line, and print its answer."""
     name, given = sys.argv[1], json.loads(sys.argv[2])
     if name not in roles:
         say({"not": "it has nothing of the kind"})
@@ -59,19 +59,19 @@ async def _awaited(answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def say(answer: Mapping[str, Any]) -> None:
-    """One line, past any buffer and any logging of a library."""
+    """Write one line directly to stdout, without buffers and without the logging of a library."""
     os.write(1, (json.dumps(answer) + "\n").encode())
 
 
 def last_words() -> NoReturn:
-    """Say when this was reached, on the clock that all processes of the machine share, and die as by `kill -9`."""
+    """Print when this was reached, on the clock that all processes of the machine share, and die as by `kill -9`."""
     say({"reached_ns": time.monotonic_ns()})
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("nobody survives that")
 
 
 def leaving() -> asyncio.Event:
-    """Set by SIGTERM, or as soon as nobody holds our stdin any more: whoever asked may be dead, and a worker must not outlive that."""
+    """An event that is set by SIGTERM or the end of stdin: the asking process may be dead, and a worker must not outlive it."""
     told, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def watch() -> None:
@@ -85,20 +85,21 @@ def leaving() -> asyncio.Event:
 
 
 async def cue() -> None:
-    """Say that we are ready, and wait for the line that tells us to begin. To be called before `leaving`, which reads stdin too."""
+    """Print that this process is ready, and wait for the line to begin. Call it before `leaving`, which reads stdin too."""
     say({"ready": True})
     await asyncio.to_thread(sys.stdin.readline)
 
 
 def pause_s(number: int) -> float:
-    """Before a start of an idle system: of different lengths, or every start would meet somebody who polls at the same point of the interval."""
+    """Pauses before a start on an idle system, of different lengths; otherwise every start would meet a polling worker at the same point."""
     return 0.14 + 0.001 * (number * 7 % 20)
 
 
 async def idle_ms(times: int, start: Callable[[], Awaitable[int]]) -> list[float]:
-    """From asking for a run to the beginning of its step, one at a time; `start` asks, waits for its end and gives back when the step began.
+    """The time from the start of a run to the beginning of its step, one at a time.
 
-    A few are not counted: a queue that has just been made, or a connection that is not there yet, is no idle system.
+    `start` starts a run, waits for its end and returns when the step began. The first few are not counted: with a new queue, or without
+    a connection, the system is not idle.
     """
     waits = []
     for number in range(-UNCOUNTED_STARTS, times):
@@ -111,24 +112,24 @@ async def idle_ms(times: int, start: Callable[[], Awaitable[int]]) -> list[float
 
 
 def laps(moments_ns: Sequence[int]) -> dict[str, float]:
-    """What lay between the beginnings of one step and the next, in microseconds."""
+    """The times between the beginnings of successive steps, in microseconds."""
     between = sorted((later - earlier) / 1000 for earlier, later in itertools.pairwise(moments_ns))
     return {"p50_us": statistics.median(between), "p99_us": between[min(len(between) - 1, len(between) * 99 // 100)]}
 
 
 def peak_mb() -> float:
-    """The most memory that this process has held since its program began."""
+    """The peak memory of this process since its program began."""
     status = Path("/proc/self/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) / 1024
 
 
 def bytes_in(folder: Path) -> int:
-    """What a folder takes on its disk; files that are reserved and not written do not count."""
+    """The space of a folder on its disk; space that is reserved and not written does not count."""
     return sum(one.stat().st_blocks * 512 for one in folder.rglob("*") if one.is_file())
 
 
 async def idle_cpu(given: Mapping[str, Any]) -> dict[str, float]:
-    """The share of a core that this process takes while nothing happens, once it has settled; and its own server, if it has one."""
+    """The share of a core that this process, and its own server if any, uses while idle, after some time to settle."""
     server = given["server"] and given["server"]["pid"]
     await asyncio.sleep(SETTLING_S)
     begun, used, served = time.monotonic(), time.process_time(), _cpu_s(server) if server else 0.0
@@ -139,7 +140,7 @@ async def idle_cpu(given: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _cpu_s(pid: int) -> float:
-    """What a process and all below it have computed so far."""
+    """The CPU time of a process and all its child processes so far."""
     fields = {}
     for one in Path("/proc").iterdir():
         if one.name.isdigit():

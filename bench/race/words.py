@@ -8,7 +8,7 @@ from typing import Any
 
 
 def number(value: float) -> str:
-    """Three digits that count, and no more than were measured."""
+    """Three significant digits."""
     if abs(value) >= 99.95:
         return f"{value:,.0f}"
     return f"{value:.3g}"
@@ -19,7 +19,7 @@ def with_unit(value: float, unit: str) -> str:
 
 
 def times(value: float) -> str:
-    """A ratio: two digits, since the third is never the same the next time."""
+    """A ratio: two digits, because the third differs in every race."""
     if value < 9.95:
         return f"{value:.2g}×"
     return f"{round(value, 1 - math.floor(math.log10(value))):,.0f}×"
@@ -30,6 +30,6 @@ def counted(count: int, thing: str) -> str:
 
 
 def versions(about: Mapping[str, Any]) -> str:
-    """What took part: the library that was used, and the server that it brings if it has one."""
+    """The version of a contestant: its library, and its server if it has one."""
     named = f"{about['name']} {about['version']}"
     return f"{named}, server {about['server']}" if "server" in about else named

@@ -1,16 +1,18 @@
-"""perdure: agents that outlive the process that runs them."""
+"""perdure: durable agents. When the process that runs an agent dies, another process continues the run."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from perdure.agent import Agent, agent
-from perdure.app import Handle, Perdure
+from perdure import moved
+from perdure.agent import Agent, AgentInput, agent
+from perdure.app import Handle, Perdure, RunInfo, RunStatus
 from perdure.core.approval import Approval, Decision
 from perdure.core.budget import Budget
-from perdure.core.circles import Circles
-from perdure.core.events import Usage
+from perdure.core.events import Event, Usage
+from perdure.core.loop_detector import Circles
 from perdure.core.rate import Rate
 from perdure.core.retry import Retry
+from perdure.core.state import CallState, RunState
 from perdure.errors import (
     AlreadyRunning,
     BudgetExceeded,
@@ -47,26 +49,33 @@ from perdure.errors import (
 )
 from perdure.run import Run
 from perdure.settings import Queue, Settings
+from perdure.store.api import ApprovalRow, CostRow
 from perdure.tool import Call, Outcome, Tool, tool
+from perdure.undo import UndoPlan
 
 if TYPE_CHECKING:
-    from perdure.integrations.mcp import mcp
-    from perdure.plan import Plan, Step, param, ref
-    from perdure.react import ReAct
+    from perdure.agents.mcp.tools import mcp
+    from perdure.agents.plan import Plan, Step, param, ref
+    from perdure.agents.react.agent import ReAct
 
 __version__ = "0.1.0"
 __all__ = [
     "Agent",
+    "AgentInput",
     "AlreadyRunning",
     "Approval",
+    "ApprovalRow",
     "Budget",
     "BudgetExceeded",
     "Call",
+    "CallState",
     "ChildFailed",
     "Circles",
     "Conflict",
+    "CostRow",
     "Decision",
     "Diverged",
+    "Event",
     "Fatal",
     "Handle",
     "InvalidInput",
@@ -98,12 +107,16 @@ __all__ = [
     "RunCancelled",
     "RunEnded",
     "RunFailed",
+    "RunInfo",
+    "RunState",
+    "RunStatus",
     "Settings",
     "Step",
     "StoreError",
     "Tool",
     "ToolFailed",
     "TurnsExceeded",
+    "UndoPlan",
     "UnknownAgent",
     "Usage",
     "WrongVersion",
@@ -115,15 +128,18 @@ __all__ = [
 ]
 
 
-# What not every process uses is loaded when it is asked for: a worker that serves neither plans nor models does not wait for them.
+# These names are imported at first use: a worker without plans and models starts faster without these imports.
 _LATER = {
-    "Plan": "perdure.plan",
-    "ReAct": "perdure.react",
-    "Step": "perdure.plan",
-    "mcp": "perdure.integrations.mcp",
-    "param": "perdure.plan",
-    "ref": "perdure.plan",
+    "Plan": "perdure.agents.plan",
+    "ReAct": "perdure.agents.react.agent",
+    "Step": "perdure.agents.plan",
+    "mcp": "perdure.agents.mcp.tools",
+    "param": "perdure.agents.plan",
+    "ref": "perdure.agents.plan",
 }
+
+
+moved.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`@agent`: a plain coroutine function whose first parameter is its Run, and how it becomes a machine."""
+"""`@agent` makes an agent of a coroutine function whose first parameter is its Run. An agent makes machines."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import os
 import sys
 import typing
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, cast, overload
 
 from perdure.core import codec, identity
-from perdure.core.circles import Circles
+from perdure.core.budget import Budget, limits_of
 from perdure.core.codec import Payload
-from perdure.core.events import Event, Limits
+from perdure.core.events import Event
+from perdure.core.loop_detector import Circles
 from perdure.core.machine import Facts, Machine, current
 from perdure.core.replay import Frontier, replay
 from perdure.core.state import RunState
@@ -25,15 +26,30 @@ from perdure.tool.signature import EMPTY, Signature, resolve
 
 P = ParamSpec("P")
 R = TypeVar("R")
-MAX_DEPTH = 30  # of agents that call agents
-Load = Callable[[Payload], bytes]  # the JSON of a payload, also where it lies in the blob store
+MAX_DEPTH = 30  # how many ancestors a run may have
+Load = Callable[[Payload], bytes]  # returns the JSON of a payload, which is inline or in a blob
 AgentFunction = Callable[Concatenate[Run, P], Coroutine[Any, Any, R]]
 
 
-class Agent(Generic[P, R]):
-    """An agent: started, driven and resumed by an app or a worker. Called inside another agent it is a child run of its own."""
+class AgentInput(NamedTuple):
+    """An agent and the arguments of one run, made by `agent.input(…)`.
 
-    keeps_its_plan = False  # True: a run follows the plan in its journal, and code with another plan can never go on with it
+    Example: `app.start(support.input(id=7), id="run-7")`.
+    """
+
+    agent: Agent[Any, Any]
+    encoded: bytes  # canonical JSON of the arguments
+
+
+class Agent(Generic[P, R]):
+    """An agent, made by `@agent`: an app or a worker starts, drives and resumes its runs.
+
+    An agent has a `name`, a `version`, a `budget`, `circles` and a `queue`, as declared. If another agent calls it,
+    that starts a child run.
+    """
+
+    # True: a run follows the plan in its journal, and code with another plan cannot continue the run.
+    keeps_its_plan = False
 
     def __init__(
         self,
@@ -41,7 +57,7 @@ class Agent(Generic[P, R]):
         *,
         name: str | None = None,
         version: str | None = None,
-        budget: Limits | None = None,
+        budget: Budget | None = None,
         circles: Circles | None = None,
         queue: str | None = None,
         names: Mapping[str, Any] | None = None,
@@ -56,20 +72,22 @@ class Agent(Generic[P, R]):
         self.name = identity.check_id(fn.__name__ if name is None else name, "the agent name")
         self._signature = Signature(f"agent {self.name}", fn, names or {}, skip=1)
         self.version = source_digest(fn) if version is None else identity.check_id(version, f"agent {self.name}: the version")
-        self.budget = budget
+        self.budget = limits_of(budget, f"agent {self.name}: budget=")
         self.circles = circles
         self.queue = None if queue is None else identity.check_id(queue, f"agent {self.name}: the queue")
         self._check_limits()
         self.__name__, self.__qualname__, self.__module__, self.__doc__ = fn.__name__, fn.__qualname__, fn.__module__, fn.__doc__
 
     def _check_limits(self) -> None:
-        if self.budget is not None and not isinstance(self.budget, Limits):
-            raise InvalidInput(f"agent {self.name}: budget={codec.shown(self.budget)} is not a Budget(usd=…)")
         if self.circles is not None and not isinstance(self.circles, Circles):
             raise InvalidInput(f"agent {self.name}: circles={codec.shown(self.circles)} is not a Circles(repeats=…)")
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Start a child run: it has its number, and is on its way, when this returns; await its result."""
+        """Start a child run inside another agent. To get the child's result, await the returned coroutine.
+
+        When this returns, the child has its number. Outside of an agent this raises NotAllowedInAgent: use `app.start`
+        or `app.run` there. The coroutine raises ChildFailed if the child failed or was cancelled.
+        """
         machine = current()
         if machine is None:
             raise NotAllowedInAgent(
@@ -79,76 +97,86 @@ class Agent(Generic[P, R]):
             raise InvalidInput(f"agent {self.name}: {MAX_DEPTH} agents call each other already; is there one that calls itself for ever?")
         return machine.start_child(self, self.bind(args, kwargs))
 
+    def input(self, /, *args: P.args, **kwargs: P.kwargs) -> AgentInput:
+        """The arguments of one run, for `app.start` and `app.run`.
+
+        So the arguments of the agent are separate from the options of `app.start`, such as `id=`.
+        """
+        return AgentInput(self, self.bind(args, kwargs))
+
     @property
     def description(self) -> str:
-        """What the docstring says the agent does, without its sections: a model that has the agent as a tool reads it."""
+        """The description in the agent's docstring, without its sections. A model reads it if the agent is a tool."""
         return documented(self.fn)[0]
 
     def schema(self) -> dict[str, Any]:
-        """The JSON Schema of what it takes besides its Run, for models."""
+        """The JSON Schema of the arguments without the Run, for models."""
         return argument_schema(self._signature.parameters, documented(self.fn)[1])
 
     @property
     def parameter_names(self) -> frozenset[str]:
-        """The names of what it takes besides its Run."""
+        """The names of the agent's parameters, without the Run."""
         return frozenset(list(inspect.signature(self.fn).parameters)[1:])
 
     @property
     def takes(self) -> list[str]:
-        """The names of what it takes besides its Run, in order."""
+        """The names of the agent's parameters, without the Run, in order."""
         return self._signature.names
 
     def misfits(self, given: Mapping[str, Any], later: Collection[str]) -> list[str]:
-        """All that is wrong with named arguments of which those in `later` are not known yet."""
+        """All problems with these named arguments. For the names in `later`, the values are not known yet."""
         return self._signature.misfits(given, later)
 
     def rebind(self, encoded: bytes) -> bytes | None:
-        """Recorded arguments as today's signature would record them; None if they do not fit it."""
+        """The recorded arguments in the form that the current signature gives them; None if they do not fit."""
         try:
             return self._signature.bind((), codec.decode(encoded))
         except InvalidInput:
             return None
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-        """Canonical JSON of the agent's named arguments; InvalidInput names the parameter and the rule."""
+        """Canonical JSON of the agent's named arguments. InvalidInput names the parameter that is wrong."""
         return self._signature.bind(args, kwargs)
 
     def encode_result(self, value: Any) -> bytes:
-        """Canonical JSON of what the agent returned; NotEncodable says why not."""
+        """Canonical JSON of what the agent returned. NotEncodable says why the value cannot be encoded."""
         converter = self._signature.result_converter
         return codec.encode(value) if converter is None else converter.encode(value)
 
     def decode_result(self, encoded: bytes) -> R:
-        """The result as the return annotation has it; the plain JSON value when that cannot be rebuilt."""
+        """The result in the type of the return annotation, or as plain JSON if that type cannot be rebuilt."""
         converter = self._signature.result_converter
         return cast(R, codec.decode(encoded) if converter is None else converter.decode(encoded))
 
     @property
     def home(self) -> str:
-        """The module that declares it."""
+        """The module that declares the agent."""
         return self.fn.__module__
 
     @property
     def target(self) -> str | None:
-        """Where the agent can be loaded from again, `FILE:NAME`; None when it is not at the top level of a file."""
+        """`FILE:NAME`: from there the agent can be loaded again. None if it is not at the top level of a file."""
         path = os.path.abspath(self.fn.__code__.co_filename)
         return f"{path}:{self.fn.__name__}" if "." not in self.fn.__qualname__ and os.path.isfile(path) else None
 
     def machine(self, facts: Facts, encoded_input: bytes, max_steps: int) -> Machine:
-        """A fresh machine for one run of this agent."""
+        """A new machine for one run of this agent."""
         arguments = self._signature.arguments(encoded_input)
         fn: Callable[..., Coroutine[Any, Any, Any]] = self.fn
         return Machine(facts, lambda machine: fn(Run(machine), **arguments), max_steps, self.encode_result, is_interrupt)
 
     def machine_of(self, state: RunState, load: Load, max_steps: int) -> Machine:
-        """A fresh machine for a run that there is a journal of: it sees of itself what it saw before. A replay brings it on."""
+        """A new machine for a recorded run, with the same facts and input. The caller still has to replay the run."""
         created = state.created
         assert created is not None
         facts = Facts(created.run_id, created.tenant, created.actor, created.agent, state.version, created.parent, created.depth)
         return self.machine(facts, load(created.input), max_steps)
 
     def replayed(self, state: RunState, events: Sequence[Event], load: Load, max_steps: int) -> Frontier:
-        """Where this code comes to with the journal of that run; Diverged if it goes another way. Nothing is performed or recorded."""
+        """Replay the journal of the run `state` with this code. Nothing is performed or recorded.
+
+        Raises Diverged if the code does not do what the journal says.
+        """
         machine = self.machine_of(state, load, max_steps)
         try:
             return replay(machine, events, load)
@@ -160,7 +188,10 @@ class Agent(Generic[P, R]):
 
 
 class BuiltAgent(Agent[P, R]):
-    """An agent that was put together from parts, as a plan is, instead of written as a function. `home` is the module that has made it."""
+    """An agent that is built from parts, such as a plan, and not from a function of the user.
+
+    `home`: the globals of the module that built the agent.
+    """
 
     def __init__(self, fn: AgentFunction[P, R], *, name: str, version: str, home: Mapping[str, Any], **options: Any) -> None:
         super().__init__(fn, name=name, version=version, **options)
@@ -172,14 +203,17 @@ class BuiltAgent(Agent[P, R]):
 
     @property
     def target(self) -> str | None:
-        """Where it can be loaded from again: the file, and the name that it has there."""
+        """`FILE:NAME`: from there the agent can be loaded again. None if it has no name in its module."""
         path = self._home.get("__file__")
         name = next((name for name, value in list(self._home.items()) if value is self), None)
         return None if name is None or not isinstance(path, str) or not os.path.isfile(path) else f"{os.path.abspath(path)}:{name}"
 
 
 def _check_first_parameter(label: str, fn: Callable[..., Any], names: Mapping[str, Any]) -> None:
-    """InvalidInput when the first parameter is known not to receive the Run: an argument would be lost to it without a word."""
+    """Raise InvalidInput if the first parameter is certainly not meant for the Run.
+
+    Without this check, that parameter would silently receive the Run.
+    """
     first = next(iter(inspect.signature(fn).parameters.values()), None)
     if first is None:
         found = "it has none"
@@ -187,7 +221,7 @@ def _check_first_parameter(label: str, fn: Callable[..., Any], names: Mapping[st
         found = f"{first.name} is only given by name"
     else:
         annotation = resolve(first.annotation, fn, names)
-        # A string that nobody can resolve here is somebody's alias of Run, for the type checker alone.
+        # A string that cannot be resolved may be an alias of Run that only the type checker knows.
         if isinstance(annotation, str) or annotation in (Run, Any, object, EMPTY) or Run in typing.get_args(annotation):
             return
         found = f"{first.name} is annotated {inspect.formatannotation(annotation)}"
@@ -195,9 +229,9 @@ def _check_first_parameter(label: str, fn: Callable[..., Any], names: Mapping[st
 
 
 def source_digest(fn: Callable[..., Any]) -> str:
-    """The default version: a digest of the agent's source (of its bytecode where there is no source).
+    """The default version: a digest of the agent's source, or of its bytecode if there is no source.
 
-    What a function that makes agents has put into one is part of what it does, as far as it is plain text or numbers.
+    The digest includes strings, numbers and bytes in the closure of the function: they change what the agent does.
     """
     try:
         text = inspect.getsource(fn).encode()
@@ -211,7 +245,7 @@ def source_digest(fn: Callable[..., Any]) -> str:
 def _cell(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # it is filled later: a name that refers to the agent itself, say
+    except ValueError:  # not filled yet: for example the name of the agent itself
         return ...
 
 
@@ -222,12 +256,18 @@ def agent(
     *,
     name: str | None = None,
     version: str | None = None,
-    budget: Limits | None = None,
+    budget: Budget | None = None,
     circles: Circles | None = None,
     queue: str | None = None,
 ) -> Callable[[AgentFunction[P, R]], Agent[P, R]]: ...
 def agent(fn: Any = None, /, **options: Any) -> Any:
-    """Declare an agent: `@agent`, or `@agent(name=, version=, budget=, circles=, queue=)`, on an `async def` whose first parameter is its Run."""
+    """Declare an agent: `@agent` or `@agent(version="1", …)` on an `async def` whose first parameter is its `Run`.
+
+    Without `name`, the agent has the name of the function. A run keeps its `version`. Without `version`, the version
+    is a digest of the function's source, so each edit of the source is a new version. `budget` is what each run and
+    its children may use together. `circles` stops a run that goes in circles. `queue` is the queue of the agent's
+    runs; the start of a run may name another queue.
+    """
     if fn is not None:
         return Agent(fn, names=sys._getframe(1).f_locals)
     unknown = options.keys() - {"name", "version", "budget", "circles", "queue"}

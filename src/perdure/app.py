@@ -1,27 +1,37 @@
-"""Perdure: start runs, wait for them, steer them, and drive them in this process."""
+"""Perdure, the app: start runs, wait for runs, control runs, and drive runs in this process."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import os
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, get_args
 
+from msgspec import Struct
+
 from perdure import shell
-from perdure.agent import Agent
+from perdure.agent import Agent, AgentInput
+from perdure.config import load_settings
+from perdure.control import NOTHING, Control, check_tenant, known_name, plain_text, role_names
 from perdure.core import codec, identity
 from perdure.core.approval import ApprovalStatus, Vote
+from perdure.core.budget import Budget, limits_of
 from perdure.core.codec import Payload, shown
-from perdure.core.events import Event, Limits, RunCreated
+from perdure.core.events import Event, Limits, Reason, RunCreated, Status
 from perdure.core.state import RunState, fold
-from perdure.desk import NOTHING, Desk, check_tenant, known_name, plain_text, role_names
+from perdure.core.times import EPOCH
 from perdure.engine.api import Engine, Reading, no_such_run
+from perdure.engine.clock import Clock
+from perdure.engine.local.sandbox import refuse_app
+from perdure.engine.local.worker import Observer
 from perdure.engine.open import new_engine
+from perdure.engine.threads import ReadingThreads
 from perdure.errors import (
     Conflict,
     InvalidInput,
@@ -33,12 +43,8 @@ from perdure.errors import (
     UnknownAgent,
 )
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow, CostRow, NewRun, RunRow, Served
+from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow, CostRow, Filter, NewRun, RunRow, Served
 from perdure.undo import Undoer, UndoPlan, undoable
-from perdure.worker.asking import Asking
-from perdure.worker.clock import Clock
-from perdure.worker.outside import refuse_app
-from perdure.worker.worker import Observer
 
 if TYPE_CHECKING:
     from perdure.inspect.audit import AuditLog
@@ -48,8 +54,102 @@ T = TypeVar("T")
 CostsBy = Literal["agent", "tenant", "model", "day", "run", "root", "tool"]
 
 
+_OLD_FIELDS = {"run_id": "id", "holder": "worker", "created_at": "created", "updated_at": "updated", "ready_at": "due"}
+
+
+class RunInfo(Struct, frozen=True):
+    """A run, seen from outside: its status, what it waits for, how it ended. Times are datetimes in UTC."""
+
+    id: str
+    agent: str
+    version: str
+    tenant: str
+    actor: str | None
+    queue: str
+    priority: int
+    status: Status
+    waiting_for: str | None  # in words, such as "timer" or "2 children: …"
+    attention: Reason | None  # why the run needs a person
+    error: str | None
+    parent: str | None  # the id of the parent run, if this run is a child
+    parent_call: int | None  # the number of this child in the parent run
+    worker: str | None  # the id of the worker that drives the run now
+    seq: int  # the number of the run's last event
+    created: datetime
+    updated: datetime
+    # From this time on a worker may claim the run. None: a worker drives the run now, or the run has ended, or only
+    # something from outside wakes it.
+    due: datetime | None
+
+    @property
+    def finished(self) -> bool:
+        """Has the run ended: succeeded, failed or cancelled?"""
+        return self.status in FINISHED
+
+    def __getattr__(self, name: str) -> Any:
+        new = _OLD_FIELDS.get(name)
+        if new is None:
+            raise AttributeError(f"RunInfo has no attribute {name!r}")
+        warnings.warn(f"RunInfo.{name} is called {new} since 0.2", DeprecationWarning, stacklevel=2)
+        value = getattr(self, new)
+        return (value - EPOCH) // timedelta(microseconds=1) if isinstance(value, datetime) else value
+
+
+def info_of(row: RunRow) -> RunInfo:
+    """The part of a run's row that is for users. The rest of the row is for workers, which share runs."""
+    return RunInfo(
+        id=row.run_id,
+        agent=row.agent,
+        version=row.version,
+        tenant=row.tenant,
+        actor=row.actor,
+        queue=row.queue,
+        priority=row.priority,
+        status=row.status,
+        waiting_for=row.waiting_for,
+        attention=row.attention,
+        error=row.error,
+        parent=row.parent,
+        parent_call=row.parent_call,
+        worker=row.holder,
+        seq=row.seq,
+        created=_time(row.created_at),
+        updated=_time(row.updated_at),
+        due=None if row.ready_at is None else _time(row.ready_at),
+    )
+
+
+def _time(micros: int) -> datetime:
+    return EPOCH + timedelta(microseconds=micros)
+
+
+class RunStatus(str):
+    """The status of a run: a `str`, such as "succeeded".
+
+    Until 0.3 this object also has the fields of the object that `status()` returned in 0.1, with a warning.
+    """
+
+    __slots__ = ("_info",)
+    _info: RunInfo
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        warnings.warn(f"handle.status() returns the status alone since 0.2: (await handle.info()).{name}", DeprecationWarning, stacklevel=2)
+        return self._info.status if name == "status" else getattr(self._info, name)
+
+
 class Perdure:
-    """A journal and the agents that this process knows. Nothing runs here until `run`, `drive`, `work` or a handle's `result`."""
+    """A journal, and the agents whose code this process has.
+
+    Example: `async with Perdure("sqlite:///perdure.db", [support]) as app:`.
+
+    Without `settings` the app reads the same settings as the command line: PERDURE_… in the environment, then
+    perdure.toml or [tool.perdure] in the current folder. `url` replaces the URL in the settings. `queues` are the
+    queues that `work` serves; None: all queues. `audit_log` is a file that gets a line for each event. After each
+    commit, every function in `observers` is called with the id of the run and the new events. `clock` is for tests. No
+    run is driven in this process before `run`, `drive`, `undo`, `work` or a handle's `result` is called.
+    """
 
     def __init__(
         self,
@@ -66,10 +166,11 @@ class Perdure:
             raise InvalidInput(f"Perdure({shown(url)}): a URL is text, such as 'sqlite:///perdure.db'")
         if settings is not None and not isinstance(settings, Settings):
             raise InvalidInput(f"Perdure(settings={shown(settings)}): settings are one object, such as Settings(lease_s=10)")
-        self.settings = settings or Settings()
-        self.url = url or (self.settings.url if settings else os.environ.get("PERDURE_URL") or self.settings.url)
+        self.settings = settings or load_settings({}, os.environ, Path.cwd())
+        self.url = url or self.settings.url
         self.versions = _by_version(agents)
-        self.agents = {agent.name: agent for agent in self.versions.values()}  # of several versions the one given last is started
+        # If there are several versions of an agent, `start` uses the last one.
+        self.agents = {agent.name: agent for agent in self.versions.values()}
         self.queues = queues
         self.clock = clock or Clock()
         self._follows_server = clock is None
@@ -77,18 +178,20 @@ class Perdure:
         self._audit_log = audit_log
         self._audit: AuditLog | None = None
         self._engine = self._new_engine()
-        self._opened: Reading | None = None  # for the clock, which may be asked where the app may not
-        self._asking = Asking()
+        self._opened: Reading | None = None
+        # `_opened` is the store while the app is open. The clock uses it, because `reading` raises inside an agent.
+        self._asking = ReadingThreads()
 
     async def __aenter__(self) -> Self:
         refuse_app()
         await self._engine.__aenter__()
-        self._asking = Asking()
+        self._asking = ReadingThreads()
         self._opened = self._engine.reading
         if self._opened.remote and self._follows_server:
-            self.clock.follow(lambda: 0 if self._opened is None else self._opened.ahead_us)  # a server has a clock, which all go by
+            # All workers of a remote database use the clock of its server.
+            self.clock.follow(lambda: 0 if self._opened is None else self._opened.ahead_us)
         if self._audit_log is not None:
-            from perdure.inspect.audit import AuditLog  # only who wants one pays for its import
+            from perdure.inspect.audit import AuditLog  # imported only if needed
 
             self._audit = AuditLog(self._audit_log, self._opened.read)
             self._observers.append(self._audit.committed)
@@ -113,22 +216,22 @@ class Perdure:
 
     @property
     def reading(self) -> Reading:
-        """What can be read of the runs; blocking (see `ask`)."""
+        """The reading side of the engine: rows, journals, costs. Its methods block (see `ask`)."""
         return self.engine.reading
 
     @property
     def store(self) -> Store:
-        """The database of a local engine: for tests, and for whoever looks after it. The app itself knows only `reading`."""
+        """The store of a local engine, for tests and maintenance. The app itself uses only `reading`."""
         return cast("Store", self.reading)
 
     @property
-    def _desk(self) -> Desk:
-        return Desk(self.engine, self.ask, self.clock, self.settings)
+    def _desk(self) -> Control:
+        return Control(self.engine, self.ask, self.clock, self.settings)
 
     # -- runs ---------------------------------------------------------------------------------------------------------
     async def start(
         self,
-        agent: Agent[Any, Any] | str,
+        agent: Agent[Any, Any] | AgentInput | str,
         /,
         *args: Any,
         id: str | None = NOTHING,
@@ -137,20 +240,28 @@ class Perdure:
         queue: str | None = NOTHING,
         priority: int = NOTHING,
         not_before: datetime | timedelta | None = NOTHING,
-        budget: Limits | None = NOTHING,
+        budget: Budget | None = NOTHING,
         **kwargs: Any,
     ) -> Handle:
-        """Create a run; it is durable when this returns. The same id with the same input is the same run; with another, Conflict.
+        """Create a run of an agent (or of the agent with this name). The run is durable when this returns.
 
-        Of one tenant's runs in a queue the higher `priority` goes first. `not_before` is a time, or how long from now. What is left
-        out is as in `start_encoded`.
+        A second start with the same `id` and the same input returns the same run. A second start with another input
+        raises Conflict. If an argument of the agent has the same name as an option of `start`, pass `agent.input(…)`
+        instead of the agent and its arguments.
+
+        Without `tenant` the tenant is "default". `actor` is the person or program for whom the run acts. `priority` is
+        from -1,000 to 1,000, and 0 by default: in one queue, of the runs of one tenant, the run with the highest
+        priority is claimed first. `not_before` is a time, or a timedelta from now. `budget` replaces the budget of the
+        agent.
         """
-        found = self._agent(agent)
+        found, encoded = self._with_input(agent, args, kwargs)
         given: dict[str, Any] = {"id": id, "tenant": tenant, "actor": actor, "queue": queue, "priority": priority}
         given |= {"not_before": not_before, "budget": budget}
         options = {name: value for name, value in given.items() if value is not NOTHING}
-        _check_unambiguous(found, options)
-        return await self.start_encoded(found, found.bind(args, kwargs), target=found.target, **options)
+        if encoded is None:
+            _check_unambiguous(found, options)
+            encoded = found.bind(args, kwargs)
+        return await self.start_encoded(found, encoded, target=found.target, **options)
 
     async def start_encoded(
         self,
@@ -164,9 +275,9 @@ class Perdure:
         queue: str | None = None,
         priority: int = 0,
         not_before: datetime | timedelta | None = None,
-        budget: Limits | None = None,
+        budget: Budget | Limits | None = None,
     ) -> Handle:
-        """The same for input that `agent.bind` has made; `target` says where the code is."""
+        """Like `start`, for input that `agent.bind` has encoded. `target`: where the code of the agent is."""
         run_id = identity.check_id(self.clock.new_id() if id is None else id, "the run id")
         tenant = identity.check_id(tenant, "the tenant")
         if actor is not None:
@@ -184,7 +295,7 @@ class Perdure:
             queue=identity.check_id((agent.queue or "default") if queue is None else queue, "the queue"),
             priority=_checked_priority(priority),
             not_before=None if not_before is None else _moment(not_before, now),
-            budget=_checked_budget(budget) or agent.budget,
+            budget=limits_of(budget, "budget=") or agent.budget,
             key_scheme=identity.KEY_SCHEME,
             key_namespace=self.settings.key_namespace,
         )
@@ -196,73 +307,100 @@ class Perdure:
 
     async def run(
         self,
-        agent: Agent[Any, Any] | str,
+        agent: Agent[Any, Any] | AgentInput | str,
         /,
         *args: Any,
         id: str | None = NOTHING,
         tenant: str = NOTHING,
         actor: str | None = NOTHING,
-        budget: Limits | None = NOTHING,
+        budget: Budget | None = NOTHING,
         **kwargs: Any,
     ) -> Any:
-        """Start a run, drive it and its children in this process and return its result."""
-        name = self._agent(agent).name
+        """Start a run, drive it and its children in this process, and return its result.
+
+        Raises the same errors as `Handle.result`.
+        """
+        name = self._with_input(agent, args, kwargs)[0].name
         if name not in self.agents:
             raise UnknownAgent(f"agent {name} is not served by this app, so that it cannot drive it: Perdure(url, agents=[{name}, …])")
         handle = await self.start(agent, *args, id=id, tenant=tenant, actor=actor, budget=budget, **kwargs)
         return await handle.result()
 
     def handle(self, run_id: str, *, tenant: str | None = None) -> Handle:
-        """A handle on a run that exists, and is the tenant's where one is given; or else NotFound when it is used."""
+        """A handle on a run that exists. Nothing is read yet.
+
+        With `tenant`, a run of another tenant is NotFound, like a run that does not exist.
+        """
         check_tenant(tenant)
         return Handle(self, plain_text(run_id, "a run's id"), tenant)
 
     async def transcript(self, run_id: str, *, tenant: str | None = None) -> list[dict[str, Any]]:
-        """The conversation of a ReAct agent's run that has ended, however it did: the `history` of a run that continues it."""
-        row = await self.handle(run_id, tenant=tenant).status()
-        if row.status not in FINISHED:
+        """The conversation of a run of a ReAct agent. The run must have ended.
+
+        To continue the conversation, pass the returned list as `history` to a new run.
+        """
+        row = await self.handle(run_id, tenant=tenant).info()
+        if not row.finished:
             raise Conflict(f"run {run_id} is {row.status.replace('_', ' ')}: its conversation goes on. Wait for its end, or cancel it")
-        from perdure.transcript import transcript  # here: a worker that asks no model does not load what is known of models
+        from perdure.agents.react.transcript import transcript  # imported late: it loads the models
 
         return await self.ask(lambda: transcript(run_id, self.reading.read(run_id), self.load))
 
-    # -- working ------------------------------------------------------------------------------------------------------
-    async def drive(self, run_id: str, *, wait: bool = True, stop: asyncio.Event | None = None, tenant: str | None = None) -> RunRow:
-        """Drive one run here until it ends, needs a person, or waits for something from outside. Returns its row then.
+    async def count(self, *, agent: str | None = None, tenant: str | None = None) -> dict[Status, int]:
+        """How many runs have each status. A status without runs is not in the result."""
+        check_tenant(tenant)
+        if agent is not None:
+            plain_text(agent, "an agent's name")
+        return await self._asking.ask(lambda: self.reading.count(agent, tenant))
 
-        When `stop` is set, it and its children are handed over; beside a `work` they go on there.
+    # -- working ------------------------------------------------------------------------------------------------------
+    async def drive(self, run_id: str, *, wait: bool = True, stop: asyncio.Event | None = None, tenant: str | None = None) -> RunInfo:
+        """Drive one run in this process until it ends, needs a person, or waits for something from outside.
+
+        Returns the info of the run. With `wait=False`, this also returns when the run waits for anything except its
+        children. When `stop` is set, the run and its children are released, and other workers can claim them. Raises
+        AlreadyRunning if another worker holds the run, and UnknownAgent or WrongVersion if this app does not have the
+        code of the run.
         """
         handle = self.handle(run_id, tenant=tenant)
         if tenant is not None:
-            await handle.status()
-        return await self.engine.drive(run_id, wait=wait, stop=stop)
+            await handle.info()
+        return info_of(await self.engine.drive(run_id, wait=wait, stop=stop))
 
     async def work(self, *, stop: asyncio.Event | None = None) -> None:
-        """Serve the queue until `stop` is set or `drain` is called; then hand over what is under way.
+        """Serve the queues until `stop` is set or `drain` is called.
 
-        Of several at a time each ends by its own `stop`, and the last one hands over. Afterwards the app can begin anew.
+        Then the runs are released at their next step boundary. Several `work` calls can be under way in one app. Each
+        of them ends when its own `stop` is set, and the last one releases the runs. After that, `work` can be called
+        again.
         """
         await self.engine.work(stop=stop)
 
     def drain(self) -> None:
-        """End every `work` under way, or else the next one: no run is claimed any more, those under way are handed over at their next
-        step boundary."""
-        # Not refused in an agent, here and in `abort`: a signal's handler calls it, and a signal may strike in an agent's code.
+        """End every `work` that is under way. If there is none, end the next `work`.
+
+        No more runs are claimed, and the runs that this app holds are released at their next step boundary. A signal
+        handler may call this.
+        """
+        # `drain` and `abort` do not refuse calls from inside an agent: a signal handler calls them, and a signal may
+        # arrive while the code of an agent runs.
         self._engine.drain()
 
     def abort(self) -> None:
-        """Stop driving at once and write nothing more, as a crash would."""
+        """Stop driving at once and write nothing more, like a crash."""
         self._engine.abort()
 
     # -- approvals ----------------------------------------------------------------------------------------------------
     async def approvals(
         self, *, status: ApprovalStatus | None = "pending", tenant: str | None = None, run_id: str | None = None, limit: int = 100
     ) -> list[ApprovalRow]:
-        """The inbox: what waits for somebody's yes or no, those that expire first in front. `status=None`: all there ever were."""
+        """The approvals that wait for a decision. Those that expire first are first in the list.
+
+        `status` selects approvals with another status; None: all approvals.
+        """
         if status is not None and status not in get_args(ApprovalStatus):
             raise InvalidInput(f"approvals(status={shown(status)}): one of {', '.join(get_args(ApprovalStatus))}; None for all")
-        if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit < 1 << 32:
-            raise InvalidInput(f"approvals(limit={shown(limit)}): a whole number from 1 on, below 2³²")
+        _check_limit(limit, "approvals")
         check_tenant(tenant)
         if run_id is not None:
             plain_text(run_id, "a run's id")
@@ -281,10 +419,12 @@ class Perdure:
         source: str = "app",
         tenant: str | None = None,
     ) -> ApprovalRow:
-        """Say yes, with `edit` to other values of the fields that may be edited. One decision counts: Conflict for whoever is second.
+        """Approve in the name of the person `by`. The first decision counts: a later decision raises Conflict.
 
-        `roles` are those that the caller knows `by` to have, beside those in the settings. `digest`, where given, is what they have
-        seen: Conflict if it is about something else.
+        `edit` has new values for fields that are editable. `roles` are roles of `by` in addition to the roles in the
+        settings; the caller is responsible for them. `digest` is the digest of the input that the person has seen: if
+        the approval is about another input, Conflict is raised. Raises NotPermitted if `by` may not decide about this
+        approval.
         """
         if edit is not None and not isinstance(edit, dict):
             raise InvalidInput(f"edit={shown(edit)}: the fields to change and their values, such as {{'cents': 500}}")
@@ -302,7 +442,7 @@ class Perdure:
         source: str = "app",
         tenant: str | None = None,
     ) -> ApprovalRow:
-        """Say no; the agent sees the reason."""
+        """Reject in the name of the person `by`. The agent sees the reason. The other options are as in `approve`."""
         if not isinstance(reason, str) or not reason.strip():
             raise InvalidInput("reject(reason=…): say why; the agent sees it")
         vote = Vote(by, False, role_names(roles), reason, source, digest)
@@ -312,49 +452,65 @@ class Perdure:
     async def signal(
         self, run_id: str, topic: str, payload: Any = None, *, key: str | None = None, by: str = "app", tenant: str | None = None
     ) -> None:
-        """Hand something to a run: in order per topic, kept until its agent asks for it, and once per `key`. RunEnded after its end."""
+        """Send a signal to a run. The signal is durable when this returns.
+
+        The agent gets the payload from `run.receive(topic)`. Signals on one topic keep their order, and wait until the
+        agent receives them. A second signal with the same `key` on the same topic changes nothing. Raises RunEnded if
+        the run has ended.
+        """
         await self._desk.signal(run_id, topic, payload, by=by, key=key, tenant=tenant)
 
     async def cancel(
         self, run_id: str, *, by: str = "app", reason: str | None = None, force: bool = False, tenant: str | None = None
     ) -> None:
-        """Ask for a run to be cancelled. Its agent sees CancelledError and may clean up; `cancelled` comes when it is done.
+        """Ask a run to stop. The agent gets a CancelledError and may clean up. Then the status is `cancelled`.
 
-        `force` ends a run that nobody drives at once and without its agent: what was in doubt stays so.
+        `force=True` ends a run that no worker holds, at once and without its agent. Calls in doubt stay in doubt.
         """
         _check_flag(force, "cancel(force=)")
         act = self._desk.end if force else self._desk.cancel
         await act(run_id, by=by, reason=reason, tenant=tenant)
 
     async def pause(self, run_id: str, *, by: str = "app", reason: str | None = None, tenant: str | None = None) -> None:
-        """Have a run stand still at its next step; what is under way ends first. Whatever reaches it meanwhile is kept."""
+        """Stop a run at its next step, until `unpause`. Attempts under way end first.
+
+        Post that arrives while the run is paused is kept.
+        """
         await self._desk.pause(run_id, by=by, reason=reason, tenant=tenant)
 
     async def unpause(
-        self, run_id: str, *, by: str = "app", note: str | None = None, add: Limits | None = None, tenant: str | None = None
+        self, run_id: str, *, by: str = "app", note: str | None = None, add: Budget | None = None, tenant: str | None = None
     ) -> list[str]:
-        """Let a run go on that is paused or needs attention. `add=Budget(usd=5)` adds to the budget that it has used up, and lets
-        every run go on that stood still for want of it. Returns the runs that go on."""
-        added = _checked_budget(add)
+        """Let a run continue that is paused or needs attention. Returns the ids of the runs that continue.
+
+        `add=Budget(usd=5)` adds to the budget that the run has used up. Then every run that this budget has stopped
+        continues.
+        """
+        added = limits_of(add, "add=")
         return await self._desk.unpause(run_id, by=by, note=note, add=added, tenant=tenant)
 
     async def requeue(self, run_id: str, *, by: str = "app", note: str | None = None, tenant: str | None = None) -> None:
-        """Send a run that needs attention back to work."""
-        await self._desk.requeue(run_id, by=by, note=note, tenant=tenant)
+        """Deprecated since 0.2: use `unpause`. It also lets a run continue that needs attention."""
+        warnings.warn("app.requeue is deprecated since 0.2: app.unpause does it", DeprecationWarning, stacklevel=2)
+        await self.unpause(run_id, by=by, note=note, tenant=tenant)
 
     async def adopt(self, run_id: str, *, by: str = "app", note: str | None = None, tenant: str | None = None) -> None:
-        """Let the version of the agent that this app has go on with a run that was begun with another one. It is recorded."""
-        row = await self.handle(run_id, tenant=tenant).status()
+        """Let this app's version of the agent continue a run of another version. The journal records this.
+
+        Raises Diverged if this code does not do what the journal says. In that case nothing is recorded.
+        """
+        row = await self.handle(run_id, tenant=tenant).info()
         agent = self._agent(row.agent)
-        # On a thread: an agent is replayed, and from CPython 3.14 on its tasks cannot be entered inside a task of ours.
+        # The check runs in a thread, because it replays an agent: since CPython 3.14, the tasks of an agent cannot run
+        # inside another task.
         await self._asking.ask(lambda: self._check_replay(run_id, agent))
         await self._desk.adopt(run_id, agent.version, by=by, note=note, tenant=tenant)
 
     def _check_replay(self, run_id: str, agent: Agent[Any, Any]) -> None:
-        """Diverged when this code does not lead where the run has come to: nothing is recorded then."""
+        """Raise Diverged if this code cannot replay the journal of the run."""
         events = self.reading.read(run_id)
         state = fold(events)
-        state.version = agent.version  # as it will be when it is adopted
+        state.version = agent.version  # the agent sees the version that the run will have after it is adopted
         agent.replayed(state, events, self.load, self.settings.max_steps)
 
     async def resolve(
@@ -370,18 +526,22 @@ class Perdure:
         note: str | None = None,
         tenant: str | None = None,
     ) -> None:
-        """Settle a call that is in doubt: it happened with this result, it did not happen, or fail it.
+        """Resolve a call in doubt with one of three answers: `happened=RESULT`, `did_not_happen=True` or `fail="why"`.
 
-        `did_not_happen` is a Conflict while the request may still arrive; `final=True` says that the service has ruled it out.
+        While the request may still arrive at the service, `did_not_happen=True` raises Conflict. With `final=True` you
+        say that the request can never take effect, for example because the service has cancelled the key.
         """
         answer: dict[str, Any] = {"happened": happened, "did_not_happen": did_not_happen, "fail": fail, "final": final}
         await self._desk.resolve(run_id, call, **answer, by=by, note=note, tenant=tenant)
 
     # -- undoing ------------------------------------------------------------------------------------------------------
     async def plan_undo(self, run_id: str, *, tenant: str | None = None) -> UndoPlan:
-        """What `undo` would do about a run that has ended, and what it cannot; nothing is written. Its agent must be known here."""
-        found = await self.handle(run_id, tenant=tenant).status()
-        row = await self.ask(lambda: undoable(self.reading, found.run_id))
+        """What `undo` would undo in a run that has ended, and what it cannot undo. Nothing is written.
+
+        This app must have the agent of the run.
+        """
+        found = await self.handle(run_id, tenant=tenant).info()
+        row = await self.ask(lambda: undoable(self.reading, found.id))
         return (await self._undoer.survey(row, self._agent_of(row))).plan
 
     async def undo(
@@ -393,17 +553,18 @@ class Perdure:
         wait: bool = True,
         stop: asyncio.Event | None = None,
         tenant: str | None = None,
-    ) -> RunRow:
-        """Call the compensate hooks of the run's completed calls, last one first, in the run RUN/undo; that run's row when it rests.
+    ) -> RunInfo:
+        """Call the compensate hooks of a run's completed calls, the last call first.
 
-        Conflict names what cannot be undone, unless you `accept` that it stays. Once more goes on where it stopped, and tries a hook
-        that has failed again.
+        The hooks are called by another run, RUN/undo. Returns the info of that run. If some calls cannot be undone,
+        Conflict names them; with `accept=True` the other calls are undone. A second undo continues where the first
+        undo stopped, and calls a failed hook again.
         """
         _check_flag(accept, "undo(accept=)")
         by = known_name(by)
-        found = await self.handle(run_id, tenant=tenant).status()
-        row = await self.ask(lambda: undoable(self.reading, found.run_id))
-        return await self._undoer.undo(row, self._agent_of(row), by=by, accept=accept, wait=wait, stop=stop)
+        found = await self.handle(run_id, tenant=tenant).info()
+        row = await self.ask(lambda: undoable(self.reading, found.id))
+        return info_of(await self._undoer.undo(row, self._agent_of(row), by=by, accept=accept, wait=wait, stop=stop))
 
     @property
     def _undoer(self) -> Undoer:
@@ -414,7 +575,10 @@ class Perdure:
 
     # -- what it cost -------------------------------------------------------------------------------------------------
     async def costs(self, by: CostsBy = "agent", *, since: datetime | None = None, tenant: str | None = None) -> list[CostRow]:
-        """Calls, time, tokens and money by agent, tenant, model, day, run or tool: counted once, whatever was replayed."""
+        """Sums of calls, time, tokens and money, by agent, tenant, model, day, run, root or tool.
+
+        A replay adds nothing to these sums.
+        """
         if by not in get_args(CostsBy):
             raise InvalidInput(f"costs({shown(by)}): one of {', '.join(get_args(CostsBy))}")
         if since is not None and not isinstance(since, datetime):
@@ -424,10 +588,20 @@ class Perdure:
         return await self._asking.ask(partial(self.reading.costs, by, since=after, tenant=tenant))
 
     async def ask(self, question: Callable[[], T]) -> T:
-        """The answer of `reading`: here, which is quickest; on a thread where it crosses a network, since a server may not answer for long."""
+        """Call a blocking method of `reading`: directly for a local database, in a thread for a remote database."""
         return await self._asking.ask(question) if self.reading.remote else question()
 
     # -- inside -------------------------------------------------------------------------------------------------------
+    def _with_input(
+        self, agent: Agent[Any, Any] | AgentInput | str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Agent[Any, Any], bytes | None]:
+        """The agent. If `agent` is an AgentInput, also the encoded arguments."""
+        if not isinstance(agent, AgentInput):
+            return self._agent(agent), None
+        if args or kwargs:
+            raise InvalidInput(f"{agent.agent.name}.input(…) has all the arguments of the agent: pass nothing beside it but options")
+        return agent.agent, agent.encoded
+
     def _agent(self, agent: Agent[Any, Any] | str) -> Agent[Any, Any]:
         if isinstance(agent, Agent):
             return agent
@@ -438,22 +612,53 @@ class Perdure:
         return self.agents[agent]
 
     def load(self, payload: Payload) -> bytes:
-        """The JSON of a recorded payload, wherever it lies."""
+        """The JSON of a recorded payload, which is inline or in a blob."""
         inline = payload.inline
         return self.reading.blob(str(payload.blob)) if inline is None else inline
 
+    # This method is the last one, because after it the name `list` means this method inside the class.
+    async def list(
+        self,
+        *,
+        status: Status | None = None,
+        agent: str | None = None,
+        tenant: str | None = None,
+        limit: int = 100,
+        before: datetime | None = None,
+    ) -> list[RunInfo]:
+        """Runs, the newest run first. For the next page, pass the `created` of the last run as `before`."""
+        _check_status(status, "list")
+        _check_limit(limit, "list")
+        check_tenant(tenant)
+        if agent is not None:
+            plain_text(agent, "an agent's name")
+        until = None if before is None else _moment(before, 0)
+        wanted = Filter(status=status, agent=agent, tenant=tenant, limit=limit, before=until)
+        return [info_of(row) for row in await self.ask(lambda: self.reading.list(wanted))]
+
 
 class Handle:
-    """One run, from outside."""
+    """One run, seen from outside. `app.start` and `app.handle` return a Handle. `id` is the id of the run."""
 
     def __init__(self, app: Perdure, run_id: str, tenant: str | None = None) -> None:
         self.id = run_id
         self._app = app
         self._tenant = tenant
 
-    async def status(self) -> RunRow:
-        """The run's row: its status, what it waits for, its last event."""
+    async def info(self) -> RunInfo:
+        """The run now: its status, what it waits for, how it ended. Raises NotFound if there is no such run."""
+        return info_of(await self.row())
+
+    async def row(self) -> RunRow:
+        """The run's row in the store, with its lease. For perdure's own commands; not part of the public API."""
         return await self._app.ask(self._row)
+
+    async def status(self) -> RunStatus:
+        """The status of the run as text: "running", "waiting", "succeeded" …"""
+        info = await self.info()
+        status = RunStatus(info.status)
+        status._info = info
+        return status
 
     def _row(self) -> RunRow:
         row = self._app.reading.get(self.id)
@@ -462,16 +667,18 @@ class Handle:
         return row
 
     async def result(self, timeout: float | None = None) -> Any:
-        """The run's result. Drives the run in this process if its agent is known here and nobody else does; else waits.
+        """Wait for the run's result, and return it.
 
-        RunFailed, RunCancelled, NeedsAttention; ResultTimeout when the time is over, and the run goes on.
+        If this app has the agent and no other worker holds the run, the run is driven in this process. Raises
+        RunFailed or RunCancelled if the run ended so, NeedsAttention if the run waits for a person, and ResultTimeout
+        after `timeout` seconds. After a ResultTimeout the run continues.
         """
         if timeout is not None and (not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or math.isnan(timeout)):
             raise InvalidInput(f"result(timeout={shown(timeout)}): a number of seconds, or None to wait for ever")
         try:
             async with asyncio.timeout(timeout):
                 if self._tenant is not None:
-                    await self.status()
+                    await self.info()
                 found = await self._app.engine.result(self.id)
         except TimeoutError:
             raise ResultTimeout(self.id, f"no result after {timeout} s; it goes on") from None
@@ -486,20 +693,20 @@ class Handle:
         raise NeedsAttention(row.run_id, f"needs attention: {row.error or row.waiting_for}; {shell.command('why', row.run_id)}")
 
     async def events(self, after: int = 0) -> list[Event]:
-        """The run's journal, from the event after `after` on."""
+        """The events of the run with a number above `after`."""
         _check_after(after)
-        await self.status()
+        await self.info()
         return await self._app.ask(lambda: self._app.reading.read(self.id, after))
 
     async def follow(self, after: int = 0) -> AsyncIterator[Event]:
-        """The run's journal as it grows, until the run ends."""
+        """Yields the events of the run until the run has ended: `async for event in handle.follow():`."""
         _check_after(after)
-        await self.status()
+        await self.info()
         async for event in self._app.engine.follow(self.id, after):
             yield event
 
     async def state(self, at: int | None = None) -> RunState:
-        """The fold of the journal, now or as of event `at`."""
+        """The state of the run, now or right after event number `at`."""
         if at is not None and (not isinstance(at, int) or isinstance(at, bool)):
             raise InvalidInput(f"state(at={shown(at)}): the seq of an event, a whole number, or None for now")
         events = await self.events()
@@ -508,7 +715,6 @@ class Handle:
         return fold(events[:at])
 
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_PRIORITY = 1_000
 
 
@@ -519,23 +725,17 @@ def _checked_priority(priority: int) -> int:
 
 
 def _check_flag(flag: bool, what: str) -> None:
-    # Anything that is not empty would count as a yes, the text "no" too.
+    # Without this check every non-empty value would count as True, even the text "no".
     if not isinstance(flag, bool):
         raise InvalidInput(f"{what}: {shown(flag)} is neither True nor False")
 
 
-def _checked_budget(budget: Limits | None) -> Limits | None:
-    if budget is not None and not isinstance(budget, Limits):
-        raise InvalidInput(f"{shown(budget)} is not a Budget(usd=…)")
-    return budget
-
-
 def _moment(when: datetime | timedelta, now: int) -> int:
-    """Microseconds since 1970; a timedelta counts from now. InvalidInput for a time without a zone."""
+    """Microseconds since 1970. A timedelta counts from `now`. Raises InvalidInput for a time without a time zone."""
     if isinstance(when, timedelta):
         micros = now + when // timedelta(microseconds=1)
     elif isinstance(when, datetime) and when.tzinfo is not None:
-        micros = (when - _EPOCH) // timedelta(microseconds=1)
+        micros = (when - EPOCH) // timedelta(microseconds=1)
     else:
         raise InvalidInput(f"{shown(when)}: a datetime with a time zone, such as datetime.now(UTC) + timedelta(hours=1), or a timedelta")
     if not 0 <= micros <= _LATEST_US:
@@ -544,6 +744,16 @@ def _moment(when: datetime | timedelta, now: int) -> int:
 
 
 _LATEST_US = 253_402_300_799_000_000
+
+
+def _check_limit(limit: int, what: str) -> None:
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit < 1 << 32:
+        raise InvalidInput(f"{what}(limit={shown(limit)}): a whole number from 1 on, below 2³²")
+
+
+def _check_status(status: Status | None, what: str) -> None:
+    if status is not None and status not in get_args(Status):
+        raise InvalidInput(f"{what}(status={shown(status)}): one of {', '.join(get_args(Status))}; None for all")
 
 
 def _check_after(after: int) -> None:
@@ -566,19 +776,23 @@ def _by_version(agents: Iterable[Agent[Any, Any]]) -> dict[Served, Agent[Any, An
 
 
 def _check_unambiguous(agent: Agent[Any, Any], options: dict[str, Any]) -> None:
-    """InvalidInput when an option of the start could as well be meant for the agent, which would never see it."""
+    """Raise InvalidInput if an option of `start` has the same name as a parameter of the agent.
+
+    That parameter would never receive the value.
+    """
     both = next((name for name in options if name in agent.parameter_names), None)
     if both is not None:
         raise InvalidInput(
-            f"{both}= is ambiguous: agent {agent.name} takes an argument of that name, and so does the start of a run. Pass the agent's by "
-            f"position; or, for both, app.start_encoded({agent.name}, {agent.name}.bind(args, kwargs), {both}=…)"
+            f"{both}= is ambiguous: agent {agent.name} takes an argument of that name, and so does the start of a run. Keep them apart: "
+            f"app.start({agent.name}.input({both}=…), {both}=…)"
         )
 
 
 def _same_run(row: RunRow, agent: str, tenant: str, actor: str | None, input_digest: str) -> None:
     if row.tenant != tenant:
-        # That somebody has the id must be told, since ids are shared by all tenants of a database: keys that go to services and the ids
-        # of children are made of them. Nothing else is: not whose it is, of which agent, nor whether it still goes on.
+        # All tenants of a database share the run ids, because idempotency keys and the ids of children are derived
+        # from run ids. So the message must say that the id is taken. It must not say anything else: not the owner, not
+        # the agent, not the status.
         raise Conflict(f"the run id {row.run_id} is taken; choose another")
     if row.agent != agent:
         raise Conflict(f"run {row.run_id} belongs to agent {row.agent}, not {agent}; choose another id")

@@ -1,8 +1,8 @@
 """Where settings come from: a flag, then PERDURE_<NAME>, then perdure.toml or [tool.perdure], then the default.
 
-A name that is none of ours is an error with the nearest one, and a wrong value names the place it came from: a setting that is
-silently ignored is found out about in the worst moment. In an environment variable tables (queues, roles) are JSON, and lists are
-separated by commas.
+The error about an unknown name suggests the nearest known name. The error about a wrong value names the source of the
+value. Nothing is ignored silently. In an environment variable, tables (queues, roles) are JSON, and the items of a
+list are separated by commas.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ _TYPES = get_type_hints(Settings, include_extras=True)
 _NAMES = frozenset(Settings.__struct_fields__)
 _QUEUE_TYPES = get_type_hints(Queue, include_extras=True)
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
-# What a server learns of this user is decided by these settings of a URL. A file of the current folder may be anybody's, and would
-# have the user's own PGPASSWORD sent in clear text to a server of its choice; a demand for SCRAM is the one that does no harm.
+# These parameters of a URL decide which secrets the client reveals to the server. A settings file in the current
+# folder may come from another person, and could send the user's PGPASSWORD in clear text to any server. The only
+# harmless value is require_auth=scram-sha-256.
 _NOT_IN_A_FILE = ("require_auth", "gssdelegation", "servicefile")
 _HARMLESS = re.compile(r"[?&]require_auth=scram-sha-256(?=&|\Z)")
-# Read elsewhere; and what Kubernetes injects for a service that is called "perdure".
+# Variables that are no settings: PERDURE_DEBUG, and the variables that Kubernetes sets for a service named "perdure".
 _NOT_SETTINGS = re.compile(r"PERDURE_(DEBUG|SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?)\Z")
 
 
@@ -44,10 +45,10 @@ class _Given(NamedTuple):
 
 
 def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str], folder: Path) -> Settings:
-    """The settings in force for a process in this folder."""
+    """The settings for a process in this folder."""
     chosen: dict[str, Any] = {}
     for given in (*_from_files(folder), *_from_environ(environ), *_from_flags(flags)):
-        # Every value is checked, also one that a stronger source overrides: it would surprise on another day.
+        # Every value is checked, even if a stronger source overrides it: the stronger source may be removed later.
         chosen[given.name] = _checked(given)
     return Settings(**chosen)
 
@@ -66,7 +67,7 @@ def _from_environ(environ: Mapping[str, str]) -> Iterator[_Given]:
                 near = _nearest(name)
                 meant = f"; did you mean {PREFIX}{near.upper()}?" if near else ""
                 raise InvalidInput(f"the environment variable {variable} is not a setting{meant}")
-            if value:  # set to nothing is how a shell says "not set"
+            if value:  # an empty variable counts as not set
                 yield _Given(name, value, f"the environment variable {variable}", textual=True)
 
 
@@ -87,7 +88,8 @@ def _from_files(folder: Path) -> Iterator[_Given]:
 
 
 def _check_url_of_file(url: str, source: str) -> None:
-    # Looked for in the whole text, since libpq has rules of its own about where a URL's settings begin, and decodes their names.
+    # Search the whole text: libpq has its own rules about where the parameters of a URL begin, and it decodes the
+    # names of parameters.
     rest = unquote(_HARMLESS.sub("", url))
     for name in _NOT_IN_A_FILE:
         if name in rest:
@@ -117,7 +119,8 @@ def _tool_table(project: dict[str, Any] | None, file: Path) -> dict[str, Any] | 
 
 
 def _nearest(name: str) -> str | None:
-    # "lease" for "lease_s" is the likeliest slip, and too short for a likeness by letters.
+    # The most likely mistake is a name without its unit, such as "lease" for "lease_s". difflib does not find all of
+    # these, because the names are too short.
     by_unit = f"{name}_s"
     return by_unit if by_unit in _NAMES else next(iter(difflib.get_close_matches(name.lower(), _NAMES, n=1)), None)
 
@@ -150,7 +153,7 @@ def _refusal(given: _Given, rule: str) -> InvalidInput:
 
 
 def _rule(wanted: Any) -> str:
-    """The words in which a type says what it takes; of `Count | None`, those of Count."""
+    """The description of an annotated type. For `Count | None`, the description of Count."""
     annotated = next((member for member in get_args(wanted) if hasattr(member, "__metadata__")), wanted)
     return next(meta.description for meta in annotated.__metadata__ if isinstance(meta, msgspec.Meta) and meta.description)
 
@@ -187,7 +190,7 @@ def _people(role: str, people: Any, given: _Given) -> tuple[str, ...]:
 
 def _hosts(given: _Given) -> tuple[str, ...]:
     value = [part.strip() for part in given.value.split(",") if part.strip()] if given.textual else given.value
-    # With a scheme, a path or a port it would never equal the host of an address, and everything would be refused.
+    # An entry with a scheme, a path or a port would never match the host of an address.
     if not isinstance(value, list) or not all(isinstance(host, str) and _HOST.fullmatch(host) for host in value):
         raise _refusal(given, f"{_rule(_TYPES[given.name])}, without scheme, port or path")
     return tuple(dict.fromkeys(host.lower() for host in value))

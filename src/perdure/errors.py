@@ -1,41 +1,41 @@
-"""Every public exception. One type per choice that a caller has.
+"""Every public exception: one type for each different reaction of a caller.
 
 PerdureError
 ├── InvalidInput            the caller gave something that cannot be accepted; nothing was recorded
-│   ├── InvalidPlan         a plan with problems; `problems` are all of them
+│   ├── InvalidPlan         a plan with problems; `problems` has all of them
 │   └── NotEncodable        a value that canonical JSON cannot hold
 ├── NotFound                no such run, call, worker or file
-├── Conflict                the id is taken by a run with another agent or input; or the run has moved on
-├── RunEnded                the run has finished and takes nothing more
+├── Conflict                the id is taken by another run; or the state of the run or approval does not allow this
+│   └── RunEnded            the run has finished and accepts no more post
 ├── AlreadyRunning          a live worker holds the run
 ├── UnknownAgent            this process does not serve the agent that the run belongs to
-│   └── WrongVersion        it serves the agent, in another version than the run was begun with
-├── NotPermitted            whoever asks may not decide this
-├── NotAllowedInAgent       an agent touched the world directly; do it in a tool
+│   └── WrongVersion        this process serves another version of the agent than the version of the run
+├── NotPermitted            this person may not decide about this approval
+├── NotAllowedInAgent       an agent did I/O or similar directly; do it in a tool
 ├── StoreError              the journal cannot be used
 │   ├── StoreUnavailable    try again: locked, full disk, lost connection
-│   ├── StoreCorrupt        not a database of ours, or damaged
+│   ├── StoreCorrupt        not a perdure database, or damaged
 │   └── StoreVersion        written by a newer perdure, or needs `perdure migrate`
-├── Fenced                  another worker has taken the run over; this one must stop
-├── Diverged                replay asked for something else than the journal has
-├── said by tools
+├── Fenced                  another worker has taken over the run; this worker must stop
+├── Diverged                on replay the code asked for something that the journal does not have
+├── raised by tools
 │   ├── NotSent             proof that nothing left the process: safe to try again
 │   ├── NotReady            this process cannot make the call: the run waits for a person
-│   ├── RetryLater          the service refused for now; `after` seconds
-│   └── Fatal               trying again is pointless
+│   ├── RetryLater          the service refused for now; try again after `after` seconds
+│   └── Fatal               another attempt would fail too
 ├── seen by agents
-│   ├── PlanFailed          a plan has stopped at a step; says what is done, what was undone, and what was never begun
-│   └── ToolFailed          a call failed for good; the same on replay
-│       ├── ResultNotEncodable   the effect happened, its result could not be recorded
-│       ├── NotApproved     a person said no, nobody said yes in time, or it was withdrawn; `outcome` says which
-│       ├── BudgetExceeded  there is not enough left for the call
+│   ├── PlanFailed          a plan stopped at a step; the message lists the steps that are done, undone or never begun
+│   └── ToolFailed          a call failed and is not tried again; the same on replay
+│       ├── ResultNotEncodable   the effect happened, but its result could not be recorded
+│       ├── NotApproved     the approval was rejected, expired or withdrawn; `outcome` says which
+│       ├── BudgetExceeded  the budget does not cover the call
 │       └── ChildFailed     a child agent failed or was cancelled
 ├── ends the run of a ReAct agent
-│   └── NoAnswer            its model gave none that could be used, however often it was asked
-│       ├── ModelRefused    the model will not answer
-│       ├── OutputInvalid   the answers were not of the type that is wanted
-│       └── TurnsExceeded   there was no end of it after max_turns
-└── seen by who waits for a run
+│   └── NoAnswer            its model gave no usable answer, even after repeated requests
+│       ├── ModelRefused    the model refuses to answer
+│       ├── OutputInvalid   the answers did not have the requested type
+│       └── TurnsExceeded   the model did not finish within max_turns
+└── seen by code that waits for a run
     └── RunNotSucceeded
         ├── RunFailed
         ├── RunCancelled
@@ -47,11 +47,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-MAX_PROBLEMS = 20  # that one message names
+MAX_PROBLEMS = 20  # how many problems one message lists at most
 
 
 class PerdureError(Exception):
-    """The root of everything perdure raises on purpose."""
+    """The base class of all exceptions that perdure raises on purpose."""
 
 
 class InvalidInput(PerdureError, ValueError):
@@ -63,7 +63,7 @@ class NotEncodable(InvalidInput):
 
 
 class InvalidPlan(InvalidInput):
-    """A plan that cannot be followed; nothing of it has begun. `problems` names every one of them."""
+    """A plan that cannot be followed. No step of the plan has begun. `problems` lists all problems of the plan."""
 
     def __init__(self, plan: str, problems: Sequence[str]) -> None:
         more = len(problems) - MAX_PROBLEMS
@@ -79,11 +79,11 @@ class NotFound(PerdureError, LookupError):
 
 
 class Conflict(PerdureError):
-    """The id is taken by a run with another agent or input, or the run has moved on meanwhile."""
+    """The id is taken by another run, or the state of the run or approval does not allow this."""
 
 
 class RunEnded(Conflict):
-    """The run has finished and takes nothing more."""
+    """The run has finished and accepts no more post."""
 
 
 class AlreadyRunning(PerdureError):
@@ -95,15 +95,15 @@ class UnknownAgent(PerdureError):
 
 
 class WrongVersion(UnknownAgent):
-    """This process serves the agent, in another version than the run was begun with."""
+    """This process serves another version of the agent than the version of the run."""
 
 
 class NotPermitted(PerdureError):
-    """Whoever asks may not decide this."""
+    """This person may not decide about this approval."""
 
 
 class NotAllowedInAgent(PerdureError):
-    """An agent touched the world directly; the same thing belongs in a tool."""
+    """An agent itself did something that only a tool may do, such as I/O, threads, or the use of an app."""
 
 
 class StoreError(PerdureError):
@@ -119,15 +119,15 @@ class StoreCorrupt(StoreError):
 
 
 class StoreVersion(StoreError):
-    """The journal has a schema that this perdure cannot use as it is."""
+    """The journal has a schema that this version of perdure cannot use without a change."""
 
 
 class Fenced(PerdureError):
-    """Another worker has taken the run over; this one must stop."""
+    """Another worker has taken over the run. This worker must stop."""
 
 
 class Diverged(PerdureError):
-    """Replay asked for something else than the journal has."""
+    """On replay the code asked for something that the journal does not have."""
 
     def __init__(self, message: str, *, seq: int, call: int | None = None) -> None:
         super().__init__(message)
@@ -136,13 +136,14 @@ class Diverged(PerdureError):
 
 
 class NotSent(PerdureError):
-    """Raised by a tool: proof that nothing left the process, so trying again is safe."""
+    """Raised by a tool: it is certain that nothing was sent, so another attempt is safe."""
 
 
 class NotReady(PerdureError):
-    """Raised by a tool: this process cannot make the call, for want of a key, a package or a program. Nothing was sent.
+    """Raised by a tool: this process cannot make the call, because a key, a package or a program is missing.
 
-    It counts as no attempt. The run stops as `needs_attention` with these words, and goes on where somebody resumes it.
+    Nothing was sent, and this does not count as an attempt. The run stops with the status `needs_attention` and this
+    message. It continues when a person lets it continue.
     """
 
 
@@ -155,15 +156,18 @@ class RetryLater(PerdureError):
 
 
 class Fatal(PerdureError):
-    """Raised by a tool: trying again is pointless."""
+    """Raised by a tool: another attempt would fail too."""
 
 
 class PlanFailed(PerdureError):
-    """A plan has stopped at a step that could not be done; the message says what is done and what is not."""
+    """A plan stopped at a step that failed. The message says which steps are done and which are not."""
 
 
 class ToolFailed(PerdureError):
-    """A call failed for good. Carries the original type, message and attempts; the same on replay."""
+    """A call failed and is not tried again. Has the original type and message, and the number of attempts.
+
+    On replay the exception is the same.
+    """
 
     def __init__(self, tool: str, call: int, *, kind: str, type: str, message: str, attempts: int, what: str = "tool") -> None:
         super().__init__(f"{what} {tool} (call {call}) failed after {attempts} attempt{'s' if attempts != 1 else ''}: {type}: {message}")
@@ -176,15 +180,16 @@ class ToolFailed(PerdureError):
 
 
 class ResultNotEncodable(ToolFailed):
-    """The effect happened, but its result could not be recorded; it is never repeated for that."""
+    """The effect happened, but its result could not be recorded. The call is not made again because of that."""
 
 
 class NotApproved(ToolFailed):
-    """The call was not made: rejected, expired or withdrawn, which are different answers."""
+    """The call was not made: its approval was rejected, expired or withdrawn. `outcome` says which."""
 
     def __init__(self, tool: str, call: int, *, outcome: str, by: str | None, note: str | None, message: str) -> None:
         super().__init__(tool, call, kind=outcome, type="NotApproved", message=message, attempts=0)
-        # It has not failed, it was never made; and silence is an answer that must be told from a no.
+        # The message does not say "failed", because the call was never made. It names the outcome, because expired and
+        # rejected are different answers.
         said = message if outcome in message else f"{outcome}, {message}"
         self.args = (f"{tool} (call {call}) was not approved: {said}",)
         self.outcome = outcome
@@ -193,37 +198,37 @@ class NotApproved(ToolFailed):
 
 
 class BudgetExceeded(ToolFailed):
-    """The call was not made: there is not enough left for it."""
+    """The call was not made, because the budget does not cover it."""
 
 
 class ChildFailed(ToolFailed):
-    """A child agent failed or was cancelled; `run_id` is its run."""
+    """A child agent failed or was cancelled. `run_id` is the id of the child's run."""
 
     def __init__(self, agent: str, call: int, *, run_id: str, kind: str, type: str, message: str) -> None:
         super().__init__(agent, call, kind=kind, type=type, message=message, attempts=1)
         self.run_id = run_id
-        # What comes from a child's own child is told as it was there: a chain of these would bury its cause.
+        # If a child of the child failed, its message is used without a change: nested messages would hide the cause.
         self.args = (message if type == "ChildFailed" else f"child {run_id} ({agent}) failed: {type}: {message}",)
 
 
 class NoAnswer(PerdureError):
-    """The model gave no answer that could be used, however often it was asked: nothing at all, or one that was cut off."""
+    """The model gave no usable answer, even after repeated requests: no answer, or an answer that was cut off."""
 
 
 class ModelRefused(NoAnswer):
-    """The model will not answer this."""
+    """The model refuses to answer."""
 
 
 class OutputInvalid(NoAnswer):
-    """The model's answers were not of the type that is wanted, also after it was told why."""
+    """The model's answers did not have the requested type, even after the model was told what was wrong."""
 
 
 class TurnsExceeded(NoAnswer):
-    """The model has not come to an end within `max_turns`."""
+    """The model did not finish within `max_turns`."""
 
 
 class RunNotSucceeded(PerdureError):
-    """Somebody waited for a run's result and there is none."""
+    """A caller waited for the result of a run, and there is no result."""
 
     def __init__(self, run_id: str, message: str) -> None:
         super().__init__(f"run {run_id}: {message}")
@@ -231,7 +236,7 @@ class RunNotSucceeded(PerdureError):
 
 
 class RunFailed(RunNotSucceeded):
-    """The agent raised."""
+    """The agent raised an exception."""
 
 
 class RunCancelled(RunNotSucceeded):
@@ -239,8 +244,8 @@ class RunCancelled(RunNotSucceeded):
 
 
 class NeedsAttention(RunNotSucceeded):
-    """The run waits for a person: `perdure why RUN` says for what."""
+    """The run waits for a person. `perdure why RUN` says why."""
 
 
 class ResultTimeout(RunNotSucceeded, TimeoutError):
-    """The run is still going on; only the waiting has ended."""
+    """The time to wait is over. The run continues."""

@@ -1,7 +1,8 @@
-"""Who raised a KeyboardInterrupt or a SystemExit: a person, through a signal, or the code that was running.
+"""Did an OS signal raise this KeyboardInterrupt or SystemExit, or did the running code raise it itself?
 
-A signal strikes between any two lines, in whoever's code that is. What it raises there says nothing about that code, and belongs to
-the process; what the code raises by itself is its own doing. They look alike but for their tracebacks.
+A signal may interrupt any code between two instructions. The exception that the signal's handler raises there says
+nothing about that code: it is for the process. An exception that the code raises itself is for the code. These two
+exceptions differ only in their tracebacks.
 """
 
 from __future__ import annotations
@@ -14,20 +15,24 @@ _RAISE = opcode.opmap["RAISE_VARARGS"]
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether the handler of a signal has raised it: Python's own for Ctrl-C, asyncio's, or one of the user's."""
+    """Did a signal handler raise this exception? It may be Python's handler for Ctrl-C, asyncio's, or the user's."""
     trace = error.__traceback__
     if trace is None or not isinstance(error, KeyboardInterrupt | SystemExit):
         return False
     while not _is_handler(trace.tb_frame):
         if trace.tb_next is None:
-            # Python's own handler is not written in Python and leaves no frame: then the last line is one that raises nothing itself.
+            # Python's own handler is written in C and has no frame. If this handler raised the exception, the last
+            # instruction is not a `raise`.
             return isinstance(error, KeyboardInterrupt) and trace.tb_frame.f_code.co_code[trace.tb_lasti] != _RAISE
         trace = trace.tb_next
     return True
 
 
 def _is_handler(frame: FrameType) -> bool:
-    """Whether it was called as handlers are, with the frame that it has interrupted. Who is a handler now does not tell: many reset it."""
+    """Was this frame called like a signal handler, with the interrupted frame as an argument?
+
+    signal.getsignal() does not help here: many handlers install another handler when they are called.
+    """
     code, struck = frame.f_code, frame.f_back
     if struck is None:
         return False

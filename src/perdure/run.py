@@ -1,4 +1,4 @@
-"""Run: what an agent sees of the run that it is. Everything here is the same on every replay."""
+"""Run: what an agent sees of its own run. Everything here is the same on every replay."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ import asyncio
 import math
 import random
 import uuid
+import warnings
 from collections.abc import Coroutine, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, TypeVar
 
 from perdure.core import codec, identity
 from perdure.core.approval import Approval, Decision
-from perdure.core.events import DecisionMade, OnExpiry, StatusReported, ThoughtRecorded
-from perdure.core.machine import Machine
+from perdure.core.events import AnyBody, DecisionMade, OnExpiry, StatusReported, ThoughtRecorded
+from perdure.core.machine import Edit, Machine
+from perdure.core.times import EPOCH
 from perdure.errors import InvalidInput
 
 T = TypeVar("T")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_TEXT_BYTES = 64 * 1024
 MAX_ACTION_CHARS = 200
 
 
 class Run:
-    """The first argument of every agent."""
+    """The first argument of every agent: what the agent sees of its own run. All of it is the same on every replay."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -32,45 +33,49 @@ class Run:
 
     @property
     def id(self) -> str:
+        """The id of this run."""
         return self._machine.facts.run_id
 
     @property
     def tenant(self) -> str:
+        """The tenant of this run. If the start of the run named no tenant, "default"."""
         return self._machine.facts.tenant
 
     @property
     def actor(self) -> str | None:
+        """The person or program for whom this run acts, as named at the start of the run."""
         return self._machine.facts.actor
 
     @property
     def version(self) -> str:
+        """The version of the agent that drives this run now."""
         return self._machine.facts.version
 
     @property
     def parent(self) -> str | None:
-        """The id of the run that has started this one as its child."""
+        """The id of the parent run, if this run is a child."""
         return self._machine.facts.parent
 
     @property
     def cancelled(self) -> bool:
-        """Whether somebody has asked for this run to be cancelled."""
+        """Was a cancel of this run requested?"""
         return self._machine.cancel_asked
 
     def now(self) -> datetime:
-        """The recorded time of what woke the agent; never the wall clock."""
-        return _EPOCH + timedelta(microseconds=self._machine.now)
+        """The time in UTC: the recorded time of the event that woke the agent. It is never the wall clock."""
+        return EPOCH + timedelta(microseconds=self._machine.now)
 
     @cached_property
     def random(self) -> random.Random:
-        """Chance that comes out the same on replay."""
+        """A random generator that gives the same numbers on every replay."""
         return random.Random(identity.seed(self.id, "random"))
 
     def uuid(self) -> uuid.UUID:
-        """A UUID that comes out the same on replay, and differs for every call of this."""
+        """A new UUID with each call. On every replay the UUIDs are the same."""
         self._uuids += 1
         return uuid.UUID(int=identity.seed(self.id, f"uuid {self._uuids}") >> 128, version=4)
 
-    def approve(
+    def request_approval(
         self,
         action: str,
         input: Any = None,
@@ -84,14 +89,20 @@ class Run:
         escalate_expires: float | timedelta | None = None,
         editable: str | Sequence[str] = (),
         four_eyes: bool = False,
+        policy: Approval | None = None,
     ) -> Coroutine[Any, Any, Decision]:
-        """Ask people, and wait for their Decision without a process. `granted` is True for "approved" alone; `input` is what they approved.
+        """Ask people about an action, and wait for their `Decision`. While the run waits, it is parked.
 
-        To have every call of a risky tool asked about, bound to its exact arguments, say @tool(approval=…) instead.
+        `input` is what these people see and approve: any value that JSON can hold. The other options are the options
+        of `Approval`. `policy` is an `Approval` that replaces all these options. To ask before every call of a risky
+        tool, with the exact arguments of the call, use `@tool(approval=…)` instead. Raises InvalidInput if the
+        approval could never be granted.
         """
         if not isinstance(action, str) or not 0 < len(action) <= MAX_ACTION_CHARS or not action.isprintable():
-            raise InvalidInput(f"run.approve({action!r:.60}): the action is a name of 1 to {MAX_ACTION_CHARS} printable characters")
-        policy = Approval(
+            raise InvalidInput(
+                f"run.request_approval({action!r:.60}): the action is a name of 1 to {MAX_ACTION_CHARS} printable characters"
+            )
+        policy = policy or Approval(
             by=by,
             quorum=quorum,
             expires=expires,
@@ -103,13 +114,24 @@ class Run:
         )
         impossible = policy.check_for(self.actor)
         if impossible is not None:
-            raise InvalidInput(f"run.approve({action!r:.60}) could never be granted: {impossible}")
+            raise InvalidInput(f"run.request_approval({action!r:.60}) could never be granted: {impossible}")
         encoded = codec.encode(input)
         _check_editable(action, codec.decode(encoded), policy.editable)
-        return self._machine.ask_approval(action, encoded, policy, None if reason is None else _text(reason, "run.approve(reason=)"))
+        return self._machine.ask_approval(
+            action, encoded, policy, None if reason is None else _text(reason, "run.request_approval(reason=)")
+        )
+
+    def approve(self, action: str, input: Any = None, **options: Any) -> Coroutine[Any, Any, Decision]:
+        """Deprecated since 0.2: use `request_approval`. (A person says yes with `app.approve`.)"""
+        warnings.warn("run.approve is called run.request_approval since 0.2", DeprecationWarning, stacklevel=2)
+        return self.request_approval(action, input, **options)
 
     async def receive(self, topic: str, *, timeout: float | timedelta | None = None) -> Any:
-        """The next signal on this topic, in the order in which they were sent; those sent before are kept. TimeoutError after `timeout`."""
+        """Wait for the next signal on this topic, and return its payload.
+
+        Signals are received in the order in which they were sent. A signal that arrives before the agent calls
+        `receive` is kept. `timeout` is in seconds or a timedelta; after that time TimeoutError is raised.
+        """
         identity.check_id(topic, "run.receive: the topic")
         if timeout is None:
             return await self._machine.receive(topic)
@@ -119,20 +141,28 @@ class Run:
         async with asyncio.timeout(max(seconds, 0)):
             return await self._machine.receive(topic)
 
+    def receive_all(self, topic: str) -> list[Any]:
+        """The payloads of all signals on this topic that have arrived and were not received yet. Does not wait."""
+        return self._machine.take_signals(identity.check_id(topic, "run.receive_all: the topic"))
+
     def patched(self, name: str) -> bool:
-        """Whether this run takes the new side of a change in the code: True for runs that have not come past here before the change."""
+        """Should this run use the new code of a change in the agent?
+
+        True if the run reaches this place in the code for the first time. False if the run has passed this place
+        before the change, with the old code.
+        """
         return self._machine.patched(identity.check_id(name, "run.patched: the name"))
 
     def note(self, text: str) -> None:
-        """Write a thought into the journal."""
+        """Write a thought into the journal, for people who read the journal later."""
         self._machine.record(ThoughtRecorded(_text(text, "run.note")))
 
     def status(self, text: str) -> None:
-        """What users see while they wait."""
+        """Say what the agent does now, for people who wait. `perdure show` and `perdure why` show the last status."""
         self._machine.record(StatusReported(_text(text, "run.status")))
 
     def decide(self, choice: T, *, among: Sequence[T] | None = None, reason: str | None = None) -> T:
-        """Write a decision, its alternatives and its reason into the journal, and return the choice."""
+        """Record a decision, its alternatives and its reason in the journal, and return the choice."""
         if among is not None and choice not in among:
             raise InvalidInput(f"run.decide: the choice {choice!r:.80} is not among the alternatives")
         self._machine.record(
@@ -144,11 +174,29 @@ class Run:
         )
         return choice
 
+    # -- for agents that are built from parts, such as ReAct and Plan -----------------------------------------------------
+    @property
+    def calls(self) -> int:
+        """The number of the newest call. Right after `tool(…)` this is the number of the call that was just made."""
+        return self._machine.calls
+
+    def edit_of(self, call: int) -> Edit | None:
+        """How the person who approved this call has changed its arguments; None if nothing was changed."""
+        return self._machine.edits.get(call)
+
+    def begin_no_more(self, call: int) -> None:
+        """Begin no further attempt of this call. An attempt under way continues, and the call still has a result."""
+        self._machine.begin_no_more(call)
+
+    def record(self, body: AnyBody) -> None:
+        """Write an event into the journal. `body` is one of the types in perdure.core.events."""
+        self._machine.record(body)
+
 
 def _check_editable(action: str, value: Any, editable: tuple[str, ...]) -> None:
     missing = [name for name in editable if not isinstance(value, dict) or name not in value]
     if missing:
-        raise InvalidInput(f"run.approve({action!r:.60}): {missing[0]} is to be editable, but the input has no such field")
+        raise InvalidInput(f"run.request_approval({action!r:.60}): {missing[0]} is to be editable, but the input has no such field")
 
 
 def _text(text: str, what: str) -> str:

@@ -1,8 +1,9 @@
-"""Undo: the compensate hooks of a finished run's completed calls, in reverse order, each a journaled call of the run RUN/undo.
+"""Undo: call the compensate hooks of a finished run's completed calls, in reverse order, in the run RUN/undo.
 
-Nothing is appended to a run that has ended (G10), so that undoing it is a run of its own: it survives a crash, and the same command goes
-on where it stopped. What it will do is its input, and fixed before the first hook is called. Which tool a call used is found by
-replaying the journal against the code: there is no registry, and code that has changed too much is refused.
+Nothing is appended to a run that has ended (G10). So an undo is a separate run: it survives a crash, and the same
+command continues it. The steps of the undo are the input of this run, and are fixed before the first hook is called.
+To find the tool of each call, the journal is replayed with the agent's code. There is no registry of tools, and code
+that cannot replay the journal is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from msgspec import Struct
 
 from perdure import shell
 from perdure.agent import Agent
+from perdure.control import Control
 from perdure.core import codec
 from perdure.core.approval import Vote
 from perdure.core.codec import Payload
@@ -22,35 +24,35 @@ from perdure.core.events import ChildFinished, Effect, Event, RunCancelled, RunC
 from perdure.core.failures import IN_DOUBT_KINDS
 from perdure.core.identity import KEY_SCHEME, undo_id, undone_by
 from perdure.core.machine import Asked, CallTool, StartChild
-from perdure.core.prompts import is_request
+from perdure.core.prompt_deltas import is_request
 from perdure.core.state import CallState, RunState, fold
 from perdure.core.taken_back import taken_back
-from perdure.desk import Desk
 from perdure.engine.api import AskReading, Engine, Reading, no_such_run
+from perdure.engine.clock import Clock
+from perdure.engine.local import sandbox
 from perdure.errors import Conflict, Diverged, InvalidInput, PerdureError, ResultNotEncodable, ToolFailed, UnknownAgent
 from perdure.run import Run
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, ApprovalFilter, NewRun, RunRow
 from perdure.tool import Tool
-from perdure.worker import outside
-from perdure.worker.clock import Clock
 
-_VERSION = "undo-1"  # of the loop in undo_agent; what is undone, and in which order, is the run's input
-_NEVER = 1 << 62  # a child that its parent has not seen end comes after everything that it has
+_VERSION = "undo-1"  # the version of the loop in undo_agent; the steps and their order are the input of the run
+# The position of a child whose end is not in its parent's journal: after everything that the parent did.
+_NEVER = 1 << 62
 
 
 class Deed(Struct, frozen=True):
-    """A call that has changed the world, or may have."""
+    """A call that had an effect, or may have had an effect."""
 
-    run_id: str  # the run itself, or a child of it
+    run_id: str  # the id of the run that is undone, or of one of its children
     call: int
     tool: str
     effect: Effect
     arguments: Any
     result: Any
-    at: int  # when it ended, µs
-    why: str | None = None  # it is not undone
-    in_doubt: bool = False  # it may have happened; there is no result
+    at: int  # when the call ended, in microseconds since 1970
+    why: str | None = None  # why the call is not undone; None: the call is undone
+    in_doubt: bool = False  # the call may have happened, and there is no result
 
     @property
     def name(self) -> str:
@@ -58,12 +60,12 @@ class Deed(Struct, frozen=True):
 
 
 class UndoPlan(Struct, frozen=True):
-    """What undoing a run would do, and what it cannot."""
+    """What an undo of the run would do, and what it cannot undo."""
 
     run_id: str
-    irreversible: tuple[Deed, ...]  # completed, and nothing undoes them
-    doubtful: tuple[Deed, ...]  # may have happened
-    steps: tuple[Deed, ...]  # in the order in which they are undone
+    irreversible: tuple[Deed, ...]  # completed calls that cannot be undone
+    doubtful: tuple[Deed, ...]  # calls that may have happened
+    steps: tuple[Deed, ...]  # the calls that are undone, in this order
 
     @property
     def left(self) -> tuple[Deed, ...]:
@@ -71,26 +73,28 @@ class UndoPlan(Struct, frozen=True):
 
 
 class Progress(Struct, frozen=True):
-    """How far an undo has come."""
+    """The progress of an undo."""
 
-    steps: list[dict[str, Any]]  # as planned: run, call, tool
-    done: int  # steps that are behind it, those that somebody has given up included
-    given_up: list[dict[str, Any]]
-    left: list[dict[str, Any]]  # was not to be undone from the beginning
+    steps: list[dict[str, Any]]  # the planned steps, each with run, call and tool
+    done: int  # how many steps are settled: undone, or skipped because a person rejected another attempt
+    given_up: list[dict[str, Any]]  # the steps that were skipped
+    left: list[dict[str, Any]]  # calls that the plan did not include, because they cannot be undone
 
 
 class _Found(NamedTuple):
     deed: Deed
-    happened: bool  # else it may have
+    happened: bool  # False: the call may have happened
     hook: Tool[..., Any] | None
 
 
 class Survey:
-    """What a run has done, as its journal and this code have it."""
+    """What a run has done, according to its journal and this code."""
 
     def __init__(self, row: RunRow, key_namespace: str, found: Sequence[_Found]) -> None:
         self.row = row
-        self.key_namespace = key_namespace  # of the run that is undone: its undo shares the account at the provider
+        # The namespace of the run that is undone. The undo uses the same one, because it uses the same account at the
+        # provider.
+        self.key_namespace = key_namespace
         self.hooks = {(one.deed.run_id, one.deed.call): one for one in found if one.hook is not None}
         left = [one for one in found if one.hook is None]
         self.plan = UndoPlan(
@@ -101,9 +105,9 @@ class Survey:
         )
 
 
-# -- what there is to undo --------------------------------------------------------------------------------------------
+# -- finding what has to be undone --------------------------------------------------------------------------------------
 def undoable(reading: Reading, run_id: str) -> RunRow:
-    """The row of a run that may be undone; the error says why another may not, and what to do."""
+    """The row of a run that may be undone. If it may not be undone, an error says why, and what to do."""
     row = reading.get(run_id)
     if row is None:
         raise no_such_run(run_id, reading)
@@ -127,7 +131,7 @@ def undoable(reading: Reading, run_id: str) -> RunRow:
 
 
 def _how_to_end(row: RunRow) -> str:
-    """The command that brings an unfinished run to its end."""
+    """The command that ends an unfinished run."""
     if row.status != "cancelling":
         return shell.command("cancel", row.run_id)
     resume, cancel = shell.command("resume", row.run_id), shell.command("cancel", row.run_id)
@@ -135,10 +139,13 @@ def _how_to_end(row: RunRow) -> str:
 
 
 def survey(reading: Reading, row: RunRow, agent: Agent[Any, Any], max_steps: int) -> Survey:
-    """Everything that the run and its children have changed, in reverse order of completion. Blocking; replays their journals."""
+    """All effects of the run and its children, in reverse order of completion.
+
+    This function blocks, and replays the journals of the run and its children.
+    """
     if agent.name != row.agent:
         raise UnknownAgent(f"run {row.run_id} belongs to agent {row.agent!r}, and here is {agent.name!r}; name the code that it belongs to")
-    outside.guard()  # a replayed agent must not touch the world either
+    sandbox.guard()  # an agent must not do I/O, also while it is replayed
     created = fold(reading.read(row.run_id)).created
     assert created is not None
     return Survey(row, created.key_namespace, _Surveyor(reading, max_steps).deeds(row.run_id, agent))
@@ -150,7 +157,11 @@ class _Surveyor:
         self._max_steps = max_steps
 
     def deeds(self, run_id: str, agent: Agent[Any, Any]) -> list[_Found]:
-        """A child stands where its parent saw it end: whatever the parent did after that is undone first."""
+        """The effects of a run and its children, the last effect first.
+
+        The position of a child is the event that recorded its end in the parent's journal. What the parent did after
+        that event is undone before the child.
+        """
         events = self._reading.read(run_id)
         state = fold(events)
         asked = self._asked(agent, state, events)
@@ -171,21 +182,21 @@ class _Surveyor:
             started = asked[child.number]
             assert isinstance(started, StartChild), started
             found.append((ended.get(child.number, _NEVER), self.deeds(child.run_id, started.agent)))
-        # Order comes from seq alone: clocks may have been set back (T11).
+        # Sort by seq and not by time: clocks may have been set back (T11).
         return [one for _, some in sorted(found, key=lambda item: item[0], reverse=True) for one in some]
 
     def _require_end(self, parent: str, run_id: str) -> None:
         row = self._reading.get(run_id)
-        assert row is not None, run_id  # created in the commit that names it
+        assert row is not None, run_id  # the commit that recorded the child also created its run
         if row.status not in FINISHED:
-            # Its parent was ended by force.
+            # This is possible if the parent was ended by force.
             raise Conflict(
                 f"run {parent} has ended, but its child {run_id} has not, it is {row.status.replace('_', ' ')}: {_how_to_end(row)}"
             )
 
     def _asked(self, agent: Agent[Any, Any], state: RunState, events: Sequence[Event]) -> dict[int, Asked]:
         last = events[-1].body
-        # A run that was ended by force did not come to its end by itself: its agent never said so.
+        # If the run was ended by force, the agent did not state the end. So the replay is done without the last event.
         told = events[:-1] if isinstance(last, RunCancelled) and last.forced_by is not None else events
         try:
             return agent.replayed(state, told, self._load, self._max_steps).calls
@@ -199,9 +210,9 @@ class _Surveyor:
             ) from error
 
     def _judge(self, run_id: str, call: CallState, tool: Tool[..., Any]) -> _Found | None:
-        """The call, with what undoes it; None if there is nothing to undo."""
+        """The call, and the hook that undoes it. None if there is nothing to undo."""
         if call.effect == "read" or is_request(call.args):
-            return None  # asking a model costs, and changes nothing
+            return None  # a request to a model changes nothing
         happened, why, hook = call.phase == "completed", _doubt(call), None
         if not happened and why is None:
             return None
@@ -223,7 +234,7 @@ class _Surveyor:
 
 
 def _hook(call: CallState, tool: Tool[..., Any], arguments: Any, result: Any) -> tuple[Tool[..., Any] | None, str | None]:
-    """What undoes a completed call, or why nothing does."""
+    """The hook that undoes a completed call, or the reason why the call cannot be undone."""
     hook = tool.compensation()
     if hook is None or tool.compensator is None:
         return None, "its tool has no compensate hook"
@@ -232,13 +243,14 @@ def _hook(call: CallState, tool: Tool[..., Any], arguments: Any, result: Any) ->
     try:
         hook.bind((), {"arguments": arguments, "result": result})
     except InvalidInput as error:
-        # Together they are larger than each: better known now than in the middle of the undo (G14).
+        # Arguments and result together may exceed the size limit. Find that out now, and not in the middle of the undo
+        # (G14).
         return None, f"its compensate hook cannot be given its arguments and result: {error}"
     return hook, None
 
 
 def _doubt(call: CallState) -> str | None:
-    """Why a call that has not completed may have happened all the same; None if it has not."""
+    """Why a call that did not complete may have happened; None if the call certainly did not happen."""
     if call.effect == "transaction" or call.attempt == 0:
         return None
     if not call.ended:
@@ -246,7 +258,8 @@ def _doubt(call: CallState) -> str | None:
         return f"it may have happened: {call.doubt or 'the run was ended while it was under way'}" if unsettled else None
     failure = call.failure
     if call.phase == "failed" and failure is not None and call.resolved_by is None:
-        # Repeating it would have been harmless, so that nobody has found out.
+        # An `idempotent` call is made again without asking whether the last attempt happened. So nothing is known
+        # about an attempt that was cut off.
         cut_off = failure.kind in IN_DOUBT_KINDS or failure.kind == "cancelled"
         if call.doubtful or (cut_off and call.effect == "idempotent"):
             return f"it failed, and may have happened all the same: {failure.type}: {failure.message}"
@@ -255,10 +268,10 @@ def _doubt(call: CallState) -> str | None:
 
 # -- the run that undoes ----------------------------------------------------------------------------------------------
 def undo_agent(surveyed: Survey) -> Agent[Any, Any]:
-    """The agent of RUN/undo: calls the hooks of the planned steps, one after the other.
+    """The agent of RUN/undo. The agent calls the hooks of the planned steps, one after the other.
 
-    A hook that fails stops it there: what it has undone stays undone, and it waits, as an approval, for somebody to say that it
-    is to be called again (approved) or given up (rejected).
+    If a hook fails, the undo stops there; steps that were undone stay undone. The agent then requests an approval. If
+    it is approved, the hook is called again. If not, the step is skipped.
     """
     hooks = surveyed.hooks
 
@@ -281,9 +294,9 @@ async def _undo_one(run: Run, step: dict[str, Any], deed: Deed, hook: Tool[..., 
             await hook(arguments=deed.arguments, result=deed.result)
             return True
         except ResultNotEncodable:
-            return True  # it has happened; what it returned is nobody's concern
+            return True  # the hook has run, and its result is not needed
         except ToolFailed as failed:
-            decision = await run.approve(
+            decision = await run.request_approval(
                 f"retry {hook.name}",
                 {**step, "error": f"{failed.type}: {failed.message}"},
                 reason=f"{_name(step)} could not be undone; approved, its hook is called again; rejected, it stays as it is and the undo goes on",
@@ -297,21 +310,22 @@ def _name(step: dict[str, Any]) -> str:
 
 
 def progress(reading: Reading, run_id: str) -> Progress:
-    """How far the undo of this run has come."""
+    """The progress of the undo of this run."""
     state = fold(reading.read(undo_id(run_id)))
     assert state.created is not None
     payload = state.created.input
     planned = codec.decode(payload.inline if payload.inline is not None else reading.blob(str(payload.blob)))
     given_up = [ask.number for ask in state.asks.values() if ask.outcome not in (None, "approved")]
     undone = [call.number for call in state.calls.values() if call.phase == "completed"]
-    # One step after the other: the numbers of what has settled one follow the order of the steps.
+    # Steps are settled one after the other. So the numbers of the calls and approvals that settled the steps are in
+    # the order of the steps.
     settled = sorted((*given_up, *undone))
     steps = planned["steps"]
     return Progress(steps, len(settled), [steps[at] for at, number in enumerate(settled) if number in given_up], planned["left"])
 
 
 async def begin(engine: Engine, clock: Clock, surveyed: Survey, settings: Settings, *, by: str) -> RunRow:
-    """Create the run that undoes; the one that there is, if somebody was faster."""
+    """Create the run RUN/undo, and return its row. If the run exists already, return the row of that run."""
     plan, row = surveyed.plan, surveyed.row
     planned = {
         "of": plan.run_id,
@@ -337,9 +351,9 @@ async def begin(engine: Engine, clock: Clock, surveyed: Survey, settings: Settin
 
 
 class Undoer:
-    """Undoes runs in this process, each driven with code of its own: the code of an undo is the run that it undoes."""
+    """Undoes runs in this process. Each undo has its own agent, which is built from the run that is undone."""
 
-    def __init__(self, engine: Engine, ask: AskReading, settings: Settings, clock: Clock, desk: Desk) -> None:
+    def __init__(self, engine: Engine, ask: AskReading, settings: Settings, clock: Clock, desk: Control) -> None:
         self._engine = engine
         self._reading = engine.reading
         self._ask = ask
@@ -348,11 +362,12 @@ class Undoer:
         self._desk = desk
 
     async def survey(self, row: RunRow, agent: Agent[Any, Any]) -> Survey:
-        # On a thread: agents are replayed, and from CPython 3.14 on their tasks cannot be entered inside a task of ours.
+        # `survey` runs in a thread, because it replays agents: since CPython 3.14, the tasks of an agent cannot run
+        # inside another task.
         return await asyncio.to_thread(survey, self._reading, row, agent, self._settings.max_steps)
 
     async def undo(self, row: RunRow, agent: Agent[Any, Any], *, by: str, accept: bool, wait: bool, stop: asyncio.Event | None) -> RunRow:
-        """Begin the undo, or go on with it, until it ends or rests."""
+        """Start or continue the undo, and drive its run until the run ends, needs a person, or waits."""
         run_id = undo_id(row.run_id)
         begun = await self._ask(lambda: self._reading.get(run_id))
         if begun is not None and begun.status in FINISHED:
@@ -366,7 +381,7 @@ class Undoer:
         return await self._engine.drive(run_id, wait=wait, stop=stop, agents=[undo_agent(surveyed)])
 
     async def _check_hooks(self, surveyed: Survey) -> None:
-        """Conflict unless this code has the hooks that the undo was begun with."""
+        """Raise Conflict if this code has no hook for a planned step."""
         found = await self._ask(lambda: progress(self._reading, surveyed.row.run_id))
         for step in found.steps[found.done :]:
             if (step["run"], step["call"]) not in surveyed.hooks:
@@ -375,14 +390,14 @@ class Undoer:
                 )
 
     async def _send_back(self, row: RunRow, by: str) -> None:
-        """Asking again for an undo that has stopped means: try again."""
+        """Let an undo that has stopped continue, and approve its pending retries: a second undo means "try again"."""
         try:
             if row.status == "needs_attention":
-                await self._desk.requeue(row.run_id, by=by, note="undo")
+                await self._desk.unpause(row.run_id, add=None, tenant=None, by=by, note="undo")
             for asked in await self._ask(lambda: self._reading.approvals(ApprovalFilter(run_id=row.run_id))):
                 await self._desk.vote(asked.approval, Vote(by, True, note="undo", source="undo"))
         except Conflict:
-            pass  # somebody else has said something meanwhile, or works on it: driving it shows which
+            pass  # in the meantime a person has decided, or another worker drives the undo: `drive` finds that out
 
 
 def _check_accepted(plan: UndoPlan, accept: bool) -> None:

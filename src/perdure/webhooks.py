@@ -1,9 +1,9 @@
-"""How a webhook is signed, and how whoever receives one finds out that it came from perdure, unchanged and just now.
+"""Signing webhooks, and verifying on the receiving side that a notice is authentic, unchanged and recent.
 
-    notice = verify(secret, request.headers, request.body)      # raises InvalidWebhook; answer 400 then
-    if notice["id"] not in handled: ...                         # it may arrive more than once
+    notice = verify(secret, request.headers, request.body)      # if this raises InvalidWebhook, answer 400
+    if notice["id"] not in handled: ...                         # the same notice may arrive more than once
 
-Nothing but Python's own library in here, so that a receiver that has no perdure can take the file as it is.
+This file uses only the standard library. A receiver without perdure can copy this file without changes.
 """
 
 from __future__ import annotations
@@ -21,35 +21,38 @@ SIGNATURE_HEADER = "Perdure-Signature"
 
 
 class Headers(Protocol):
-    """Anything with names and values: a dict, or the headers of a request in any framework."""
+    """Header names and values: a dict, or the headers of a request in any framework."""
 
     def items(self) -> Iterable[tuple[str, str]]: ...
 
 
 class InvalidWebhook(ValueError):
-    """Not from whoever knows the secret, not now, or not as it was sent. Do nothing with it."""
+    """The webhook was not signed with the secret, is too old, or was changed. Ignore it."""
 
 
 def sign(secret: str, *, timestamp: str, notice_id: str, body: bytes) -> str:
-    """The value of Perdure-Signature: v1= and the HMAC-SHA256, in hex, of `timestamp.id.body`."""
+    """The value of Perdure-Signature: `v1=`, and then the HMAC-SHA256 of `timestamp.id.body` in hex."""
     if not secret:
         raise ValueError("a webhook cannot be signed with an empty secret: anybody could do the same")
-    # Bytes that are no UTF-8 come out of the environment as lone surrogates, and go back to those bytes here.
+    # Python decodes invalid UTF-8 in the environment to lone surrogates. This restores the original bytes.
     key = secret.encode("utf-8", "surrogateescape")
     signed = b".".join((timestamp.encode(), notice_id.encode(), body))
     return f"v1={hmac.new(key, signed, hashlib.sha256).hexdigest()}"
 
 
 def verify(secret: str, headers: Headers, body: bytes, *, tolerance_s: float = 300, now: float | None = None) -> dict[str, Any]:
-    """The notice in the body, once it is certain that it was signed with the secret, less than `tolerance_s` from `now`.
+    """The notice in the body.
 
-    Give the body as it came in: JSON that was decoded and encoded again has other bytes. `now` is in seconds since 1970.
+    Raises InvalidWebhook if the body was not signed with the secret, or if it was signed more than `tolerance_s`
+    seconds before or after `now` (in seconds since 1970). Pass the body as it was received: JSON that was decoded and
+    encoded again has other bytes.
     """
     timestamp, notice_id, signature = (_the_one(headers, name) for name in (TIMESTAMP_HEADER, ID_HEADER, SIGNATURE_HEADER))
     expected = sign(secret, timestamp=timestamp, notice_id=notice_id, body=body)
     if not hmac.compare_digest(expected.encode(), signature.encode()):
         raise InvalidWebhook("the signature does not fit: another secret, or the body is not the one that was sent")
-    # An id and a time that were signed are as the sender wrote them; what is left to ask is whether they fit this moment and body.
+    # The signature is right, so the id and the time are authentic. Now check the time against the current time, and
+    # the id against the body.
     off_s = (time.time() if now is None else now) - _seconds(timestamp)
     if abs(off_s) > tolerance_s:
         raise InvalidWebhook(f"signed {abs(off_s):.0f} s {'ago' if off_s > 0 else 'in the future'}; at most {tolerance_s:g} s are accepted")
@@ -63,7 +66,10 @@ def verify(secret: str, headers: Headers, body: bytes, *, tolerance_s: float = 3
 
 
 def _the_one(headers: Headers, wanted: str) -> str:
-    """The header's value; one that is there twice, in whatever case, could be read as either."""
+    """The value of the header `wanted`. Upper and lower case are the same.
+
+    The header must occur exactly once: if there were two values, it would not be clear which value counts.
+    """
     found = [value for name, value in headers.items() if name.lower() == wanted.lower()]
     if len(found) != 1:
         raise InvalidWebhook(f"the header {wanted} is {'missing' if not found else 'there more than once'}")

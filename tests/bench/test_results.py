@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 from bench.race import document, page, plot
+from bench.race.__main__ import main
 from bench.race.figures import BY_KEY, FIGURES
 from bench.race.interruption import Interruption
-from bench.race.lanes import NAMES, Contestant, beside, contestant_of, lanes_of
+from bench.race.lanes import NAMES, ROOT, Contestant, beside, contestant_of, lanes_of
 from bench.race.measurements import MEASUREMENTS
 from bench.race.plot import Scale
 from bench.race.progress import Bar, Forecast, bar_on
@@ -293,6 +294,50 @@ def test_every_axis_begins_at_zero_and_no_letter_is_smaller_than_twelve() -> Non
     zeros = [element for element in root.iter(f"{_SVG}text") if element.get("class") == "tick" and element.text == "0"]
     assert len(zeros) == len(panels) == 12
     assert min(float(size) for size in re.findall(r"font-size: ([\d.]+)px", drawn)) == 12
+
+
+def test_the_headline_has_four_panels_with_the_bars_of_the_whole_plot() -> None:
+    drawn, whole = (ElementTree.fromstring(made(_full())) for made in (plot.headline, plot.plot))
+    assert [element.text for element in drawn.iter(f"{_SVG}text") if element.get("class") == "name"] == [
+        "One run, 1,000 steps one after the other",
+        "200 runs of 20 steps at the same time",
+        "A killed run of 10,000 steps goes on",
+        "A queued run begins on an idle system",
+    ]
+    assert _told_by_panel(drawn).items() <= _told_by_panel(whole).items()
+
+
+def _told_by_panel(picture: ElementTree.Element) -> dict[str, list[str]]:
+    """The texts of every panel, its title excepted; those above the first panel and below the last one are left out."""
+    told: dict[str, list[str]] = {}
+    title = ""
+    for element in picture.iter(f"{_SVG}text"):
+        text = "".join(element.itertext())
+        if element.get("class") == "name":
+            title = text
+            told[title] = []
+        elif title and (element.get("class") != "quiet" or "is better" in text or text == "as shipped"):
+            told[title].append(text)
+    return told
+
+
+def test_the_page_and_both_plots_that_are_kept_are_those_of_the_figures_that_are_kept() -> None:
+    kept = ROOT / "bench" / "results"
+    found = document.read(kept / "race.json")
+    again = "they are made again by: python -m bench.race --render bench/results/race.json"
+    assert (kept / "race.md").read_text() == page.page(found), again
+    assert (kept / "race.svg").read_text() == plot.plot(found), again
+    assert (kept / "headline.svg").read_text() == plot.headline(found), again
+
+
+def test_results_are_rendered_as_a_page_and_two_plots(tmp_path: Path) -> None:
+    for name, headline in (("race", "headline"), ("race-2026-11-16T000000Z", "headline-2026-11-16T000000Z"), ("mine", "mine-headline")):
+        path = tmp_path / f"{name}.json"
+        document.write(_full(), path)
+        assert main(["--render", str(path)]) == 0
+        assert path.with_suffix(".md").read_text() == page.page(_full())
+        assert path.with_suffix(".svg").read_text() == plot.plot(_full())
+        assert (tmp_path / f"{headline}.svg").read_text() == plot.headline(_full())
 
 
 def _interrupted() -> Results:

@@ -52,7 +52,7 @@ def main() -> None:
     from perdure.inspect.replay import compare
     from perdure.inspect.view import loader, read_run
     from perdure.store.open import open_store
-    from perdure.worker.outside import guard
+    from perdure.engine.local.sandbox import guard
 
     async def record() -> None:
         from perdure import Perdure, RunFailed

@@ -16,7 +16,7 @@ from tests.check.snippets import PAIRS, program
 from perdure import Call, InvalidInput, Perdure, Plan, ReAct, Retry, Run, Step, agent, tool
 from perdure.check import Finding, look
 from perdure.check.finding import RULES
-from perdure.core.loop import _REFUSED
+from perdure.core.agent_loop import _REFUSED
 from perdure.core.machine import CancelAsked, Cancelled, Facts, Finish, Machine
 from perdure.models import Scripted
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tests.conformance.suite import ROWS, StoreConformance
 
 from perdure.store.api import RowChange
 from perdure.store.open import open_store
 from perdure.store.sqlite.queries import QUERIES
-from perdure.testing.conformance import ROWS, StoreConformance
 
 pytestmark = pytest.mark.full
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from tests.conformance.suite import StoreConformance
 from tests.servers.pooler import Pooler
 from tests.servers.postgres import Server
 from tests.unit.postgres_tools import cleared
@@ -16,7 +17,6 @@ from perdure.store.api import Store
 from perdure.store.open import open_store
 from perdure.store.postgres import bell
 from perdure.store.postgres import store as dialect
-from perdure.testing.conformance import StoreConformance
 
 
 class OnPostgres(StoreConformance):

@@ -6,29 +6,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from importlib import resources
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 import psycopg
 import pytest
-from tests.servers.postgres import Server
-from tests.unit.postgres_tools import Gate, cleared, opened, raw
-
-from perdure.core.budget import Amounts
-from perdure.core.events import AttentionNeeded, Limits, RunClaimed, RunPaused, RunSucceeded, SignalReceived, ThoughtRecorded
-from perdure.errors import Conflict, StoreError, StoreUnavailable
-from perdure.store.api import Charge, Claimed, Committed, Refused, RowChange, RunRow
-from perdure.store.claims import Claims
-from perdure.store.delivery import Letter
-from perdure.store.postgres import store as store_module
-from perdure.store.postgres.cursor import PostgresCursor
-from perdure.store.postgres.posting import LetterLost, signal_at_once, signal_values
-from perdure.store.postgres.queries import QUERIES, numbered
-from perdure.store.postgres.store import PostgresStore
-from perdure.store.statements import load
-from perdure.testing.conformance import (
+from tests.conformance.suite import (
     LEASE_US,
     RELEASED,
     ROWS,
@@ -42,12 +26,26 @@ from perdure.testing.conformance import (
     register,
     serving,
 )
-from perdure.testing.conformance_waiting import hold, payload
+from tests.conformance.suite_waiting import hold, payload
+from tests.servers.postgres import Server
+from tests.unit.postgres_tools import Gate, cleared, opened, raw
+
+from perdure.core.budget import Amounts
+from perdure.core.events import AttentionNeeded, Limits, RunClaimed, RunPaused, RunSucceeded, SignalReceived, ThoughtRecorded
+from perdure.errors import Conflict, StoreError, StoreUnavailable
+from perdure.store.api import Charge, Claimed, Committed, Refused, RowChange, RunRow
+from perdure.store.claims import Claims
+from perdure.store.cursor import load
+from perdure.store.delivery import Letter
+from perdure.store.postgres import store as store_module
+from perdure.store.postgres.fast_writes import LetterLost, signal_at_once, signal_values
+from perdure.store.postgres.queries import QUERIES, PostgresCursor, numbered
+from perdure.store.postgres.store import PostgresStore
 
 pytestmark = pytest.mark.full
 
 SUITE = StoreConformance()
-SOURCE = load(resources.files("perdure.store.postgres").joinpath("queries.sql").read_text("utf-8"))
+SOURCE = load("postgres")
 Check = Callable[[PostgresStore], object]
 PREDICATES = {
     "epoch": ("epoch = ?5", "?5::bigint IS NOT NULL"),

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.conformance.suite import StoreConformance
 
 from perdure.store.api import Store
 from perdure.store.open import open_store
-from perdure.testing.conformance import StoreConformance
 
 
 class TestSqliteInMemory(StoreConformance):

@@ -8,16 +8,16 @@ from typing import Any
 
 import apsw
 import pytest
+from tests.conformance.suite import StoreConformance
 from tests.unit import test_store_deciding as deciding
 
 from perdure.core.codec import pack
 from perdure.core.events import SignalReceived
 from perdure.errors import StoreError
-from perdure.store import approvals, delivery, family, journal, lines, notices
+from perdure.store import approvals, delivery, family, journal, notices, queues
 from perdure.store.api import Store
 from perdure.store.open import open_store
 from perdure.store.sqlite.queries import QUERIES
-from perdure.testing.conformance import StoreConformance
 
 pytestmark = pytest.mark.full
 
@@ -157,7 +157,7 @@ FUNCTIONS: dict[str, tuple[ModuleType | type, str, Any, Check]] = {
         SUITE.test_a_pause_does_not_make_a_run_begin_before_its_time,
     ),
     "limits count for a run that is asked for by name": (
-        lines.Room,
+        queues.Room,
         "has",
         lambda self, queue, tenant: True,
         SUITE.test_limits_apply_to_a_run_that_is_asked_for_by_its_id_when_they_are_given,

@@ -31,19 +31,17 @@ from tests.core.world import (
 
 from perdure.core import codec
 from perdure.core.approval import Expire, Withdraw
-from perdure.core.attempts import Abandoned, Performed, Raised, Returned, Unrecordable
 from perdure.core.events import Event, Failure, RunUnpaused, ToolCallCompleted
-from perdure.core.outcome import Outcome
+from perdure.core.outcomes import Abandoned, Outcome, Performed, Raised, Returned, Unrecordable
 from perdure.core.run_core import RunCore, has_room_again
 from perdure.core.state import CallState
 from perdure.core.steps import (
-    Append,
+    AppendCommitted,
     AppendRefused,
     AttemptEnded,
     Begin,
     Broken,
     ClockReached,
-    Committed,
     Crowded,
     Drain,
     HookAnswered,
@@ -59,6 +57,7 @@ from perdure.core.steps import (
     ReadLedgers,
     RolledBack,
     Step,
+    StepAppend,
     StopAttempts,
 )
 
@@ -138,7 +137,7 @@ class Life:
         self._core = RunCore(RUN, scenario.agent, SETTINGS, _IDS, {})
         self._read = False
         self._delivered: set[int] = set()
-        self._append: Append | None = None
+        self._append: StepAppend | None = None
         self._begin: Sequence[Begin] = ()
         self._sent_at = 0
         self._durable: tuple[tuple[Any, ...], World] | None = None  # the world with the append that is under way
@@ -472,9 +471,9 @@ class Life:
         if begun:
             for one in begin:
                 self._start(one)
-        self._feed(Committed(begun, in_doubt, result))
+        self._feed(AppendCommitted(begun, in_doubt, result))
 
-    def _result_of(self, append: Append) -> Event | None:
+    def _result_of(self, append: StepAppend) -> Event | None:
         transaction = append.transaction
         if transaction is None:
             return None

@@ -12,11 +12,10 @@ import pytest
 from msgspec import structs
 
 from perdure.core import decide, run_core
-from perdure.core.attempts import Raised, Unrecordable
 from perdure.core.budget import amounts_of, exceeded
 from perdure.core.decide import After, Perform
 from perdure.core.machine import CallTool
-from perdure.core.outcome import Outcome
+from perdure.core.outcomes import Outcome, Raised, Unrecordable
 from perdure.core.run_core import Over, RunCore
 from perdure.core.steps import AppendRefused, LedgersRead, Posted, ReadLedgers
 

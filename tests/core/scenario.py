@@ -264,7 +264,7 @@ async def forum(run: Run) -> list[str]:
     """Asks for itself and for two calls at once; stops waiting for one of them."""
     asked = asyncio.ensure_future(_told(grant()))
     signed = asyncio.ensure_future(_told(sign()))
-    decision = await run.approve("go", {"what": "x"}, expires=60.0)
+    decision = await run.request_approval("go", {"what": "x"}, expires=60.0)
     if not decision.granted:
         asked.cancel()
     return [decision.outcome, await signed]

@@ -47,11 +47,11 @@ from perdure.core.events import (
     encode_body,
 )
 from perdure.core.identity import KEY_SCHEME
-from perdure.core.landing import landing
 from perdure.core.rate import Rate, next_start
 from perdure.core.run_core import RunSettings
 from perdure.core.state import FINISHED, CallState, RunState, raised
-from perdure.core.steps import Append, InboxRow, RowChange
+from perdure.core.steps import InboxRow, RowChange, StepAppend
+from perdure.core.transitions import landing
 from perdure.errors import Conflict, StoreCorrupt
 
 RUN = "r"
@@ -388,7 +388,7 @@ class World:
         self.journal = self.journal.extended(events, self.numbers)
 
     # -- appends --------------------------------------------------------------------------------------------------------
-    def refusal(self, append: Append, at: int) -> str | None:
+    def refusal(self, append: StepAppend, at: int) -> str | None:
         """Why the store refuses the append: an approval that one of its intents uses is over. None: it does not."""
         for event in append.events:
             body = event.body
@@ -403,7 +403,7 @@ class World:
                     return f"approval {body.approval} is over"
         return None
 
-    def append(self, append: Append, result: Event | None = None) -> None:
+    def append(self, append: StepAppend, result: Event | None = None) -> None:
         """The append is durable, with the result of the transaction that it held."""
         if append.after_seq != self.journal.seq:
             raise Violation(f"an append after event {append.after_seq}, and the journal ends with event {self.journal.seq} (G3)")
@@ -439,7 +439,7 @@ class World:
         if self.journal.state.finished:
             self._end()
 
-    def _change(self, row: RowChange, append: Append) -> None:
+    def _change(self, row: RowChange, append: StepAppend) -> None:
         self.status = row.status
         if row.progress:
             self.crashes = 0
@@ -503,7 +503,7 @@ class World:
         return [] if self.limits is None else [Ledger(RUN, self.limits, self.spent, self.reserved + self.beside)]
 
     def place(self, rate: Rate, held: int | None) -> int:
-        """As worker/limits.py answers, for one key."""
+        """As engine/local/limits.py answers, for one key."""
         assert rate.key is not None
         due, paused = self.rates.get(rate.key, (0, 0))
         if held is not None and held >= self.now - round(rate.per * 1e6) and not (held <= self.now < paused):

@@ -181,7 +181,7 @@ async def sleeper(run: Run, seconds: float) -> str:
 @agent(version="1")
 async def asker(run: Run, seconds: float) -> str:
     """Asks a question whose time is soon over, then does one thing."""
-    await run.approve("go", expires=seconds)
+    await run.request_approval("go", expires=seconds)
     return await work("woken", 0)
 
 

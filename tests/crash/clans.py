@@ -51,7 +51,7 @@ async def household(run: Run, seconds: float) -> dict[str, Any]:
         return "rested"
 
     try:
-        child, decision, nap = await asyncio.gather(kin("child", seconds), run.approve("go"), napping())
+        child, decision, nap = await asyncio.gather(kin("child", seconds), run.request_approval("go"), napping())
     except ChildFailed as failed:
         return {"failed": failed.kind}
     except asyncio.CancelledError:

@@ -17,7 +17,7 @@ from psycopg._enums import Wait
 from psycopg.abc import PQGen
 from psycopg.pq import TransactionStatus
 
-from perdure.store.postgres import flight, wire
+from perdure.store.postgres import wire
 from perdure.store.postgres.connect import Connection
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class DyingWire:
     def _wrap_wire(self) -> None:
         real = wire.send
 
-        def send(connection: Connection, statement: wire.Statement, name: bytes, data: Sequence[bytes | None]) -> None:
+        def send(connection: Connection, statement: wire.WireStatement, name: bytes, data: Sequence[bytes | None]) -> None:
             # Never inside a transaction of ours; and of what goes together before one Sync the last one writes, and the Sync commits it.
             self._about_to_send(True, statement.sql)
             real(connection, statement, name, data)
@@ -85,8 +85,8 @@ class DyingWire:
             return real(connection, self._watched(connection, gen), interval, timeout)
 
         Connection.wait = wait  # type: ignore[method-assign,assignment]
-        flies = flight.fly
-        flight.fly = lambda loop, connection, statement, landed: flies(
+        flies = wire.fly
+        wire.fly = lambda loop, connection, statement, landed: flies(
             loop, connection, self._carried(self._watched(connection, statement)), landed
         )
 

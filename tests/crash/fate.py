@@ -52,12 +52,12 @@ from perdure.core.events import (
     ToolCallResolved,
 )
 from perdure.core.steps import HookAnswered, Input
+from perdure.engine.local.drive import Drive
+from perdure.engine.notify.dispatcher import Dispatcher
 from perdure.store.api import Append
 from perdure.store.postgres import journal
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.sql import SqlStore
-from perdure.worker.courier import Courier
-from perdure.worker.drive import Drive
 
 CALL = 2  # the call under test in every errand; 1 and 3 are looks
 ANY = "*"  # every tool is under test
@@ -190,8 +190,8 @@ class Fate:
         for store in (SqlStore, PostgresStore):
             self.wrap(store, "post", lambda *_, **__: {"post"})
         self.wrap(SqlStore, "notice_done", lambda *_: {"told"})
-        self.wrap(Courier, "_tell", lambda *_: {"taken"})  # a notice is out of the store, and nobody has heard of it
-        self.wrap(Courier, "_reading", lambda *_: {"sent"})  # the receiver has answered
+        self.wrap(Dispatcher, "_tell", lambda *_: {"taken"})  # a notice is out of the store, and nobody has heard of it
+        self.wrap(Dispatcher, "_reading", lambda *_: {"sent"})  # the receiver has answered
         self.wrap(Drive, "_ended", lambda told, _: {"arrive"} if told.number == CALL or self.tool == ANY else set())
         self.wrap(Drive, "_feed", self._of_input)
 

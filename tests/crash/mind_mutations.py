@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import structs
 
-from perdure import react, transcript, turns
+from perdure.agents.react import agent, transcript, turns
 from perdure.core.events import Event, Failure, ModelCallCompleted, ModelCallFailed
 from perdure.core.run_core import RunCore
 from perdure.models import model
@@ -33,7 +33,7 @@ def lost_answers_are_not_recorded() -> None:
 
 
 def requests_are_not_compared() -> None:
-    model.Asking.rebind = lambda self, recorded: self._packed  # type: ignore[method-assign]
+    model.ModelQuestion.rebind = lambda self, recorded: self._packed  # type: ignore[method-assign]
 
 
 def clients_try_again_on_their_own() -> None:
@@ -60,8 +60,8 @@ def what_hangs_at_the_end_of_a_run_is_left_hanging() -> None:
 
 def what_was_not_called_is_not_told() -> None:
     _conversations_are_not_checked()
-    real = react._Talk.answer
-    react._Talk.answer = lambda self, results: real(self, [one for one in results if not one.error])  # type: ignore[method-assign]
+    real = agent._Talk.answer
+    agent._Talk.answer = lambda self, results: real(self, [one for one in results if not one.error])  # type: ignore[method-assign]
 
 
 MIND_MUTATIONS: dict[str, Callable[[], None]] = {

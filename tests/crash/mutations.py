@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
 from typing import Any
 
 from msgspec import structs
@@ -11,17 +10,17 @@ from msgspec import structs
 from perdure.core import decide as deciding
 from perdure.core import identity, run_core
 from perdure.core import replay as replaying
-from perdure.core.attempts import Raised, Returned
 from perdure.core.decide import Perform, Reconcile
 from perdure.core.events import Event, Failure, ToolCallCompleted
 from perdure.core.machine import CallCompleted, Machine
+from perdure.core.outcomes import Raised, Returned
+from perdure.engine.local import attempts, drive, leases
+from perdure.store.cursor import load
 from perdure.store.liveness import FileLocks
 from perdure.store.postgres import queries as postgres
 from perdure.store.sqlite import queries as sqlite
-from perdure.store.statements import load
-from perdure.worker import attempts, drive, lease
 
-_POSTGRES = load(resources.files("perdure.store.postgres").joinpath("queries.sql").read_text("utf-8"))  # their parameters not yet numbered
+_POSTGRES = load("postgres")  # their parameters not yet numbered
 
 
 def weaken(name: str, changes: Mapping[str, str]) -> None:
@@ -124,11 +123,11 @@ def locks_prove_nothing() -> None:
 
 
 def leases_are_not_renewed() -> None:
-    lease.Renewer._run = lambda self: None  # type: ignore[method-assign]
+    leases.Renewer._run = lambda self: None  # type: ignore[method-assign]
     # It would notice by itself that it has given no sign of life, and hand its run over: a guard of its own.
-    lease.Renewer.has_held_since = lambda self, then_s: True  # type: ignore[method-assign]
-    lease.Renewer.is_heard = lambda self: True  # type: ignore[method-assign]
-    lease.Renewer.silence = lambda self: self._lease_s  # type: ignore[method-assign]
+    leases.Renewer.has_held_since = lambda self, then_s: True  # type: ignore[method-assign]
+    leases.Renewer.is_heard = lambda self: True  # type: ignore[method-assign]
+    leases.Renewer.silence = lambda self: self._lease_s  # type: ignore[method-assign]
 
 
 def poison_is_never_noticed() -> None:

@@ -75,7 +75,7 @@ async def vigil(run: Run, rounds: int, seconds: float) -> list[str]:
     """Asks while a call is under way, again and again: the answer and the end of the call meet."""
     answers = []
     for place in range(rounds):
-        decision, _ = await asyncio.gather(run.approve("go", {"round": place}), work(f"beside {place}", seconds))
+        decision, _ = await asyncio.gather(run.request_approval("go", {"round": place}), work(f"beside {place}", seconds))
         answers.append(decision.outcome)
     return answers
 
@@ -94,7 +94,7 @@ async def stay(call: Call) -> str:
 async def forum(run: Run, questions: int, held: bool) -> list[str]:
     """Asks everything at once; with a call under way, so that its worker keeps it, or without."""
     beside = [stay()] if held else []
-    decisions = [run.approve(f"question {place}", place) for place in range(questions)]
+    decisions = [run.request_approval(f"question {place}", place) for place in range(questions)]
     answers = await asyncio.gather(*decisions, *beside)
     return [decision.outcome for decision in answers[:questions]]
 
@@ -102,5 +102,5 @@ async def forum(run: Run, questions: int, held: bool) -> list[str]:
 @agent(version="1")
 async def council(run: Run, questions: int, first_s: float, step_s: float) -> list[str]:
     """Questions whose time is over one after the other."""
-    decisions = [run.approve(f"question {place}", place, expires=first_s + step_s * place) for place in range(questions)]
+    decisions = [run.request_approval(f"question {place}", place, expires=first_s + step_s * place) for place in range(questions)]
     return [decision.outcome for decision in await asyncio.gather(*decisions)]

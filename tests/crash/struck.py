@@ -91,7 +91,7 @@ async def main() -> None:
     async with Perdure(f"sqlite:///{folder}/db", agents=[payer, patient]) as app:
         if place == "letting go":
             await app.start(patient, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
         else:
             await app.run(payer, id="r")
 

@@ -15,9 +15,10 @@ from tests.crash.chores import chores, hasty, sleeper
 from tests.crash.world import KILLED, World
 
 from perdure import Perdure, RunCancelled
-from perdure.core.attempts import Performed
 from perdure.core.events import CancelRequested
+from perdure.core.outcomes import Performed
 from perdure.core.steps import AttemptEnded
+from perdure.engine.local.drive import Drive
 from perdure.settings import Settings
 from perdure.store.open import is_postgres
 from perdure.store.postgres.store import PostgresStore
@@ -25,7 +26,6 @@ from perdure.store.sql import SqlStore
 from perdure.store.sqlite.database import SqliteDatabase
 from perdure.store.sqlite.store import SqliteStore
 from perdure.tool import Call
-from perdure.worker.drive import Drive
 
 LONG = [["step", str(n), 0] for n in range(260)]  # a journal that is read on a thread
 

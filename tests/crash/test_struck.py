@@ -28,7 +28,7 @@ def test_a_signal_that_strikes_in_the_code_of_a_run_ends_the_process_and_is_nobo
     async def go_on() -> tuple[list[Event], RunRow]:
         async with Perdure(f"sqlite:///{tmp_path}/db", agents=[struck.payer], settings=SETTINGS) as app:
             left = await app.handle("r").events()
-            return left, await app.drive("r")
+            return left, await app.engine.drive("r")
 
     struck.folder = tmp_path
     left, row = run(go_on())

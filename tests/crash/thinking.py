@@ -46,9 +46,9 @@ def rest(
             known = app.store.get(run_id) is not None
             history = [await app.transcript(history_of)] if history_of and not known else []
             handle = app.handle(run_id) if known else await app.start(agents[agent], *args, *history, id=run_id)
-            row = await handle.status()
+            row = await handle.row()
             try:
-                row = row if row.status in FINISHED else await app.drive(run_id)
+                row = row if row.status in FINISHED else await app.engine.drive(run_id)
             except WrongVersion as wrong:
                 tell(report, status=row.status, output=None, error=str(wrong), waiting_for=None)
                 return

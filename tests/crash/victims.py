@@ -23,12 +23,12 @@ from tests.crash.nursery import JOURNAL
 from perdure import Agent, Perdure
 from perdure.cli.driving import stop_on_signals
 from perdure.core.events import Event
+from perdure.engine.clock import Clock
 from perdure.errors import RunNotSucceeded, StoreUnavailable
 from perdure.settings import Settings
 from perdure.store.api import FINISHED
 from perdure.store.open import open_store
 from perdure.store.sql import SqlStore
-from perdure.worker.clock import Clock
 
 # Waits that only cost time are short, and a wait of any length is given up: a parked run is a boundary too.
 AGENTS: dict[str, Agent[Any, Any]] = {
@@ -84,7 +84,7 @@ def errand(
         async with Perdure(url, agents=[errands.errand], settings=chosen, observers=[acknowledge]) as app:
             handle = await app.start(errands.errand, kind, nap_s, id=run_id)
             if die and die[0] == "handover":
-                await app.drive(run_id, stop=stop)
+                await app.engine.drive(run_id, stop=stop)
                 return
             tell(report, **await result(handle.result(timeout=60), app, run_id))
 
@@ -264,9 +264,9 @@ def rest(
         shifted = Shifted(*clock) if clock else None
         async with Perdure(url, agents=AGENTS.values(), settings=chosen, clock=shifted, observers=[acknowledge]) as app:
             handle = await app.start(AGENTS[agent], *args, id=run_id)
-            row = await handle.status()
+            row = await handle.row()
             if row.status not in FINISHED:
-                row = await app.drive(run_id)
+                row = await app.engine.drive(run_id)
             output = await handle.result() if row.status == "succeeded" else None
             tell(report, status=row.status, output=output, error=row.error, waiting_for=row.waiting_for)
 

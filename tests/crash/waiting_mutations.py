@@ -10,7 +10,7 @@ from tests.crash.mutations import weaken
 
 from perdure.core import approval as approving
 from perdure.core.run_core import RunCore
-from perdure.store import approvals, budgets, consequences, family, mailbox
+from perdure.store import approvals, family, limits, mailbox, projections
 from perdure.store.api import Append, Appended, Charge
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.sql import SqlStore
@@ -101,18 +101,18 @@ def _afterwards(work: list[Callable[[Any], None]]) -> None:
 def parents_are_told_afterwards() -> None:
     real = family.tell_parent
     later: list[Callable[[Any], None]] = []
-    consequences.family.tell_parent = lambda cursor, *told: later.append(lambda cursor: real(cursor, *told))  # type: ignore[attr-defined]
+    projections.family.tell_parent = lambda cursor, *told: later.append(lambda cursor: real(cursor, *told))  # type: ignore[attr-defined]
     _afterwards(later)
 
 
 def charges_are_made_afterwards() -> None:
-    real = budgets.charge
+    real = limits.charge
     later: list[Callable[[Any], None]] = []
 
     def charge(cursor: Any, key: int, differences: Charge) -> None:
         later.append(lambda cursor: real(cursor, key, differences))
 
-    budgets.charge = charge
+    limits.charge = charge
     _afterwards(later)
 
 

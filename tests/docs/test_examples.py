@@ -260,7 +260,7 @@ def test_a_broken_link_is_noticed():
 
 
 def test_architecture_stays_short():
-    assert len((ROOT / "ARCHITECTURE.md").read_text().splitlines()) <= 150
+    assert len((ROOT / "ARCHITECTURE.md").read_text().splitlines()) <= 290
 
 
 # --- examples/ -------------------------------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def test_a_reader_can_look_at_everything_and_change_nothing(desk: Desk) -> None:
     ):
         assert desk(*words.split(), PERDURE_URL=reads) != "", words
     assert desk("export", "a", PERDURE_URL=reads) != ""
-    assert "may only look" in rights(desk, "ann_reads")
+    assert "may only read" in rights(desk, "ann_reads")
     for words in (
         f"approve {asked} --by eve",
         f"reject {asked} --by eve --reason no",
@@ -174,7 +174,7 @@ def test_a_worker_drives_runs_to_their_end(desk: Desk) -> None:
 
 def test_a_decider_decides_and_a_worker_goes_on(desk: Desk) -> None:
     decides = as_login(desk, "eve_decides")
-    assert "may look and decide approvals" in rights(desk, "eve_decides")
+    assert "may read and decide approvals" in rights(desk, "eve_decides")
     for run_id in ("yes", "no", "long"):
         desk("run", "shop.py:asking", "--id", run_id, code=3)
     assert len(desk.lines("approvals", PERDURE_URL=decides)) == 3

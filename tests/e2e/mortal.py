@@ -78,12 +78,12 @@ def _read(end: int) -> str:
 
 def _be_mortal(args: list[str], dies: tuple[int, str] | None, constants: dict[str, int]) -> NoReturn:
     import perdure.cli
-    from perdure.store import copying, pruning
+    from perdure.store import pruning, transfer
     from perdure.store.postgres.database import PostgresDatabase
     from perdure.store.sqlite.database import SqliteDatabase
 
     for name, value in constants.items():
-        for module in (copying, pruning):
+        for module in (transfer, pruning):
             if hasattr(module, name):
                 setattr(module, name, value)
     if dies is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure import Agent, Budget, Fatal, Perdure, Run, Settings, agent, tool
-from perdure.inspect.beside import Kin
+from perdure.inspect.consistency import Relatives
 from perdure.inspect.verify import verify_run
 from perdure.inspect.view import all_rows
 from perdure.store.open import open_store
@@ -92,9 +92,9 @@ async def plant(url: str, world: World, copies: int = 1) -> None:
             await app.start(agents["large"], id=f"large-{n}")
             await app.start(agents["failing"], id=f"failing-{n}")
             for name in ("shop", "waiting", "parent", "large", "failing"):
-                await app.drive(f"{name}-{n}", wait=False)
+                await app.engine.drive(f"{name}-{n}", wait=False)
             for child in ("1", "2"):
-                await app.drive(f"parent-{n}/{child}", wait=False)
+                await app.engine.drive(f"parent-{n}/{child}", wait=False)
 
 
 async def finish(url: str, world: World, copies: int = 1) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def verified(url: str) -> dict[str, str]:
     store = open_store(url)
     try:
         assert store.problems() == []
-        kin = Kin(store)
+        kin = Relatives(store)
         verdicts = [verify_run(store, row, kin) for row in all_rows(store)]
     finally:
         store.close()

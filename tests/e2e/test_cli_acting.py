@@ -346,7 +346,7 @@ def test_run_leaves_a_run_that_needs_attention_as_it_is_and_resume_sends_it_back
     shop("run", "shop.py:shop", "--id", "r-1", code=4)
     assert len(shop.events("r-1")) == before
     shop("resume", "r-1", code=4)
-    assert [event["by"] for event in shop.events("r-1") if event["type"] == "run_requeued"] == [os_user()]
+    assert [event["by"] for event in shop.events("r-1") if event["type"] == "run_unpaused"] == [os_user()]
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_trace_tells_who_took_over_from_whom(killed: Desk) -> None:
     assert (links[0]["seq"], links[-1]["seq"]) == (1, doubt)
     workers = [event["data"]["name"] for event in events if event["type"] == "run_claimed"]
     told = killed("trace", "r", str(doubt))
-    assert f"worker {workers[1]} took the run over from worker {workers[0]}, which had not given it up: its process is gone" in told
+    assert f"worker {workers[1]} took the run over from worker {workers[0]}, which had not released it: its process is gone" in told
     assert "there is no event 99" in killed.refusal("trace", "r", "99", code=6)
 
 

@@ -49,7 +49,7 @@ async def shop(run: Run, order: str = "o-7", cents: int = 900) -> str:
 
 @agent(version="1")
 async def asker(run: Run, text: str = "x", quorum: int = 1, by: str = "", expires: float | None = None, eyes: bool = False) -> list:
-    decision = await run.approve(
+    decision = await run.request_approval(
         "deploy", {"text": text, "n": 1}, reason=f"because of {text}"[:200], quorum=quorum, by=by.split(",") if by else (),
         expires=expires, editable="n" if quorum == 1 else (), four_eyes=eyes,
     )
@@ -138,14 +138,14 @@ class Desk(Shop):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        (folder / "desk.py").write_text(AGENTS)
+        (folder / "control.py").write_text(AGENTS)
 
     def lines(self, *args: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self(*args, "--json").stdout.splitlines()]
 
     def asks(self, agent: str, run_id: str, *args: str) -> str:
         """Start a run that comes to rest on one approval; its id."""
-        self("run", f"desk.py:{agent}", "--id", run_id, *args, code=3)
+        self("run", f"control.py:{agent}", "--id", run_id, *args, code=3)
         (approval,) = self.lines("approvals", "--run", run_id)
         return str(approval["approval"])
 
@@ -164,7 +164,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 
 def test_a_run_whose_child_needs_attention_leaves_with_that_code_and_names_the_child_s_command(desk: Desk) -> None:
-    left = desk("run", "desk.py:careful", "--id", "c", code=4)
+    left = desk("run", "control.py:careful", "--id", "c", code=4)
     assert "run c waits for c/1, which needs attention; next: perdure why c/1" in left.stderr
     assert desk("resume", "c", code=4).stderr == left.stderr
     desk("resolve", "c/1", "1", "--happened", "null")
@@ -172,7 +172,7 @@ def test_a_run_whose_child_needs_attention_leaves_with_that_code_and_names_the_c
 
 
 def test_the_inbox_shows_the_exact_call_who_may_decide_and_what_to_type(desk):
-    waiting = desk("run", "desk.py:shop", "--id", "s", code=3)
+    waiting = desk("run", "control.py:shop", "--id", "s", code=3)
     page = desk("approvals").stdout
     (approval,) = re.findall(r"ap-[0-9a-f]{20}", page.splitlines()[0])
     assert f"perdure approve {approval} " in waiting.stderr
@@ -351,7 +351,7 @@ def test_an_edit_may_be_written_as_pairs(desk):
 def test_what_was_approved_is_shown_while_the_run_is_held_and_has_not_read_it(desk):
     """Its holder is stopped, so that the decision stays in the inbox."""
     desk.put("hold")
-    child = desk.begin("run", "desk.py:both", "--id", "b")
+    child = desk.begin("run", "control.py:both", "--id", "b")
     until(lambda: desk.has_journal() and desk.lines("approvals"))
     (asked,) = desk.lines("approvals")
     desk.freeze(child)
@@ -451,7 +451,7 @@ def test_a_digest_of_something_else_is_refused(desk):
 
 def test_a_database_that_was_named_is_named_in_every_command_to_type(desk):
     url = f"sqlite:///{desk.folder}/other.db"
-    asked = desk("run", "desk.py:asker", "--id", "a", "--url", url, code=3).stderr
+    asked = desk("run", "control.py:asker", "--id", "a", "--url", url, code=3).stderr
     (approval,) = set(re.findall(r"ap-[0-9a-f]+", asked))
     assert f"perdure approve {approval} --url {url} " in asked
     assert f"perdure reject {approval} --reason TEXT --url {url}\n" in desk("approvals", "--url", url).stdout
@@ -472,7 +472,7 @@ def test_no_verb_makes_a_database(desk, verb):
 
 def test_a_run_killed_while_it_waits_is_decided_and_resumed_by_others(desk):
     """It stays for its own timer, and has asked meanwhile: what counts is in the journal."""
-    child = desk.begin("run", "desk.py:busy", "--id", "b")
+    child = desk.begin("run", "control.py:busy", "--id", "b")
     until(lambda: desk.has_journal() and desk.lines("approvals"))
     assert child.poll() is None
     child.send_signal(signal.SIGKILL)
@@ -484,7 +484,7 @@ def test_a_run_killed_while_it_waits_is_decided_and_resumed_by_others(desk):
 
 
 def test_a_run_killed_before_it_asks_asks_once(desk):
-    child = desk.begin("run", "desk.py:patient", "--id", "p")
+    child = desk.begin("run", "control.py:patient", "--id", "p")
     until(lambda: desk.has_journal() and "timer_set" in [event["type"] for event in desk.events("p")])
     child.send_signal(signal.SIGKILL)
     child.wait()
@@ -503,8 +503,8 @@ def test_two_processes_decide_at_once_and_one_of_them_counts(desk):
 
 
 def test_a_worker_acts_on_a_decision_while_it_runs(desk):
-    desk.begin("worker", "desk.py:shop")
-    desk("run", "desk.py:shop", "--id", "s", "--detach")
+    desk.begin("worker", "control.py:shop")
+    desk("run", "control.py:shop", "--id", "s", "--detach")
     until(lambda: desk.lines("approvals"))
     desk("approve", desk.lines("approvals")[0]["approval"], "--by", "ann")
     until(lambda: desk.ledger)
@@ -515,7 +515,7 @@ def test_a_worker_acts_on_a_decision_while_it_runs(desk):
 
 
 def test_run_drives_the_children_too_and_names_what_they_ask(desk):
-    asked = desk("run", "desk.py:boss", "--id", "b", code=3).stderr
+    asked = desk("run", "control.py:boss", "--id", "b", code=3).stderr
     approvals = re.findall(r"perdure approve (ap-[0-9a-f]+)", asked)
     assert len(approvals) == 2
     for approval in approvals:
@@ -526,10 +526,10 @@ def test_run_drives_the_children_too_and_names_what_they_ask(desk):
 
 def test_a_worker_that_serves_the_parent_goes_on_with_children_that_it_did_not_start(desk):
     """The parent rests until they have ended: nobody would tell the worker about them."""
-    asked = desk("run", "desk.py:boss", "--id", "b", code=3).stderr
+    asked = desk("run", "control.py:boss", "--id", "b", code=3).stderr
     for approval in re.findall(r"perdure approve (ap-[0-9a-f]+)", asked):
         desk("approve", approval, "--by", "ann")
-    desk.begin("worker", "desk.py:boss")
+    desk.begin("worker", "control.py:boss")
     until(lambda: desk.lines("list", "--agent", "boss")[0]["status"] == "succeeded")
     assert sorted(desk.ledger) == ["refund k1 601", "refund k2 602"]
 
@@ -538,7 +538,7 @@ def test_a_worker_that_serves_the_parent_goes_on_with_children_that_it_did_not_s
 
 
 def test_signals_arrive_in_order_once_per_key_and_from_stdin(desk):
-    waiting = desk("run", "desk.py:chat", "--id", "c", code=3).stderr
+    waiting = desk("run", "control.py:chat", "--id", "c", code=3).stderr
     assert "waits for signal 'chat'" in waiting
     assert "perdure resume c" in desk("signal", "c", "chat", '{"text": "hi"}', "--key", "k", "--by", "ann").stdout
     desk("signal", "c", "chat", '{"text": "again"}', "--key", "k")
@@ -555,7 +555,7 @@ def test_signals_arrive_in_order_once_per_key_and_from_stdin(desk):
 
 
 def test_a_signal_without_json_is_null_and_wrong_ones_are_refused(desk):
-    desk("run", "desk.py:chat", "--id", "c", "--detach")
+    desk("run", "control.py:chat", "--id", "c", "--detach")
     assert "text is written '\"like this\"'" in desk.refusal("signal", "c", "chat", "hello")
     assert "the topic 'a b'" in desk.refusal("signal", "c", "a b", "1")
     assert "the signal's key" in desk.refusal("signal", "c", "chat", "1", "--key", " ")
@@ -569,11 +569,11 @@ def test_a_signal_without_json_is_null_and_wrong_ones_are_refused(desk):
 
 
 def test_a_paused_run_stands_still_until_it_is_unpaused(desk):
-    desk("run", "desk.py:thinker", "--id", "t", "--detach")
+    desk("run", "control.py:thinker", "--id", "t", "--detach")
     assert "perdure unpause t" in desk("pause", "t", "--reason", "lunch").stdout
     assert json.loads(desk("pause", "t", "--json").stdout) == {"run_id": "t", "status": "paused"}
     assert "perdure unpause t" in desk.refusal("resume", "t")
-    assert "is paused; let it go on: perdure unpause t" in desk("run", "desk.py:thinker", "--id", "t", code=3).stderr
+    assert "is paused; let it go on: perdure unpause t" in desk("run", "control.py:thinker", "--id", "t", code=3).stderr
     assert desk.ledger == []
     assert json.loads(desk("unpause", "t", "--json").stdout) == {"run_id": "t", "status": "queued", "going_on": ["t"]}
     assert "only a paused run" in desk.refusal("unpause", "t")
@@ -583,7 +583,7 @@ def test_a_paused_run_stands_still_until_it_is_unpaused(desk):
 
 
 def test_a_run_over_its_budget_goes_on_after_a_top_up(desk):
-    over = desk("run", "desk.py:thinker", "--id", "t", "--budget-usd", "0.02", code=4).stderr
+    over = desk("run", "control.py:thinker", "--id", "t", "--budget-usd", "0.02", code=4).stderr
     assert "budget" in over
     assert "--add-usd '0' adds nothing" in desk.refusal("unpause", "t", "--add-usd", "0")
     assert "--add-usd: 'x' is not an amount" in desk.refusal("unpause", "t", "--add-usd", "x")
@@ -592,12 +592,12 @@ def test_a_run_over_its_budget_goes_on_after_a_top_up(desk):
     assert "run t has more to spend, and may go on" in said
     assert desk("resume", "t").stdout == "3\n"
     assert desk.ledger == ["think"] * 3
-    desk("run", "desk.py:thinker", "--id", "free", "--detach")
+    desk("run", "control.py:thinker", "--id", "free", "--detach")
     assert "has no budget" in desk.refusal("unpause", "free", "--add-usd", "1")
 
 
 def test_cancel_asks_the_agent_and_is_confirmed_when_it_has_ended(desk):
-    desk("run", "desk.py:asker", "--id", "a", code=3)
+    desk("run", "control.py:asker", "--id", "a", code=3)
     assert "run a will be cancelled: a worker goes on with it, or here: perdure resume a" in desk("cancel", "a", "--reason", "late").stdout
     assert json.loads(desk("cancel", "a", "--json").stdout) == {"run_id": "a", "status": "cancelling", "in_doubt": []}
     assert "was cancelled" in desk("resume", "a", code=5).stderr
@@ -622,7 +622,7 @@ def test_force_names_the_call_that_nobody_knows_about(desk):
 
 def test_force_does_not_end_what_a_worker_holds(desk):
     desk.put("hold")
-    child = desk.begin("run", "desk.py:holder", "--id", "h")
+    child = desk.begin("run", "control.py:holder", "--id", "h")
     until(lambda: desk.ledger == ["hold"])
     assert "is held by" in desk.refusal("cancel", "h", "--force", code=8)
     desk.take("hold")
@@ -630,7 +630,7 @@ def test_force_does_not_end_what_a_worker_holds(desk):
 
 
 def test_a_forced_end_has_the_children_stop_too(desk):
-    desk("run", "desk.py:boss", "--id", "b", code=3)
+    desk("run", "control.py:boss", "--id", "b", code=3)
     said = desk("cancel", "b", "--force").stdout
     assert [row["status"] for row in desk.lines("list", "--agent", "kid")] == ["cancelling", "cancelling"]
     assert "perdure cancel b/1 --force" in said
@@ -641,17 +641,17 @@ def test_a_forced_end_has_the_children_stop_too(desk):
 
 
 def test_what_a_budget_does_at_its_end_stays_as_the_agent_declares_it(desk):
-    desk("run", "desk.py:strict", "--id", "s", "--budget-usd", "0.02", code=1)
-    desk("run", "desk.py:strict", "--id", "p", "--budget-usd", "0.02", "--on-exceed", "pause", code=4)
-    desk("run", "desk.py:thinker", "--id", "t", "--budget-usd", "0.02", "--on-exceed", "fail", code=1)
-    desk("run", "desk.py:strict", "--id", "own", "--on-exceed", "pause", "--detach")
+    desk("run", "control.py:strict", "--id", "s", "--budget-usd", "0.02", code=1)
+    desk("run", "control.py:strict", "--id", "p", "--budget-usd", "0.02", "--on-exceed", "pause", code=4)
+    desk("run", "control.py:thinker", "--id", "t", "--budget-usd", "0.02", "--on-exceed", "fail", code=1)
+    desk("run", "control.py:strict", "--id", "own", "--on-exceed", "pause", "--detach")
     (created,) = [event["budget"] for event in desk.events("own") if event["type"] == "run_created"]
     assert (created["usd_micros"], created.get("on_exceed", "pause")) == (5_000_000, "pause")
-    assert "declares no budget" in desk.refusal("run", "desk.py:thinker", "--on-exceed", "fail")
+    assert "declares no budget" in desk.refusal("run", "control.py:thinker", "--on-exceed", "fail")
 
 
 def test_children_that_one_budget_stops_are_named_in_one_line_with_one_command(desk):
-    over = desk("run", "desk.py:team", "--id", "q", "--budget-usd", "0.02", code=4).stderr
+    over = desk("run", "control.py:team", "--id", "q", "--budget-usd", "0.02", code=4).stderr
     assert "run q waits for children that its budget does not suffice for" in over
     assert re.search(r"\n  \d children stand still for the budget of q: perdure unpause q --add-usd N\n", over)
     assert "q/" not in over
@@ -663,7 +663,7 @@ def test_children_that_one_budget_stops_are_named_in_one_line_with_one_command(d
 
 
 def test_a_second_pause_does_not_claim_to_have_kept_its_reason(desk):
-    desk("run", "desk.py:thinker", "--id", "t", "--detach")
+    desk("run", "control.py:thinker", "--id", "t", "--detach")
     desk("pause", "t", "--reason", "lunch")
     assert "is paused already; the reason stays the one that was given first" in desk("pause", "t", "--reason", "fire").stdout
     assert [event["reason"] for event in desk.events("t") if event["type"] == "run_paused"] == ["lunch"]
@@ -673,8 +673,8 @@ def test_a_second_pause_does_not_claim_to_have_kept_its_reason(desk):
 
 
 def test_costs_add_up_exactly_by_whatever_is_asked(desk):
-    desk("run", "desk.py:thinker", "--id", "t")
-    desk("run", "desk.py:thinker", "times:=1", "--id", "u", "--tenant", "acme")
+    desk("run", "control.py:thinker", "--id", "t")
+    desk("run", "control.py:thinker", "times:=1", "--id", "u", "--tenant", "acme")
     desk("resume", "t")  # reads the result: nothing is counted again
     (by_agent,) = desk.lines("costs")
     assert {name: by_agent[name] for name in ("by", "group", "runs", "calls", "usd_micros", "tokens_in", "tokens_out")} == {
@@ -703,43 +703,43 @@ def test_costs_add_up_exactly_by_whatever_is_asked(desk):
 
 
 def test_a_run_is_started_with_queue_priority_and_time(desk):
-    desk("run", "desk.py:thinker", "--id", "t", "--detach", "--queue", "slow", "--priority", "3", "--not-before", "10m")
+    desk("run", "control.py:thinker", "--id", "t", "--detach", "--queue", "slow", "--priority", "3", "--not-before", "10m")
     (row,) = desk.lines("list")
     assert (row["queue"], row["priority"], row["status"]) == ("slow", 3, "queued")
     assert row["ready_at"] > row["created_at"]
     assert "not before" in desk("list").stdout
-    assert "not to begin before" in desk("run", "desk.py:thinker", "--id", "t", "--not-before", "10m", "--no-wait", code=3).stderr
+    assert "not to begin before" in desk("run", "control.py:thinker", "--id", "t", "--not-before", "10m", "--no-wait", code=3).stderr
     assert desk.ledger == []
-    assert "priority" in desk.refusal("run", "desk.py:thinker", "--priority", "5000")
-    assert "the queue" in desk.refusal("run", "desk.py:thinker", "--queue", "a b")
-    assert "--not-before 'soon'" in desk.refusal("run", "desk.py:thinker", "--not-before", "soon")
-    assert "--budget-usd" in desk.refusal("run", "desk.py:thinker", "--budget-usd", "lots")
+    assert "priority" in desk.refusal("run", "control.py:thinker", "--priority", "5000")
+    assert "the queue" in desk.refusal("run", "control.py:thinker", "--queue", "a b")
+    assert "--not-before 'soon'" in desk.refusal("run", "control.py:thinker", "--not-before", "soon")
+    assert "--budget-usd" in desk.refusal("run", "control.py:thinker", "--budget-usd", "lots")
 
 
 def test_run_stays_until_it_may_begin(desk):
     begun = time.monotonic()
-    desk("run", "desk.py:thinker", "--not-before", "2s")
+    desk("run", "control.py:thinker", "--not-before", "2s")
     assert time.monotonic() - begun >= 2
     assert desk.ledger == ["think"] * 3
 
 
 def test_a_worker_takes_only_from_its_queues_and_list_says_what_nobody_serves(desk):
-    assert desk.lines("run", "desk.py:thinker", "--id", "slow", "--detach", "--queue", "slow")
-    desk.begin("worker", "desk.py:thinker", "--queue", "fast", "--queue", "faster")
-    desk("run", "desk.py:thinker", "--id", "quick", "--detach", "--queue", "faster")
+    assert desk.lines("run", "control.py:thinker", "--id", "slow", "--detach", "--queue", "slow")
+    desk.begin("worker", "control.py:thinker", "--queue", "fast", "--queue", "faster")
+    desk("run", "control.py:thinker", "--id", "quick", "--detach", "--queue", "faster")
     until(lambda: {row["run_id"]: row["status"] for row in desk.lines("list")}["quick"] == "succeeded")
     assert [row["run_id"] for row in desk.lines("list", "--unserved")] == ["slow"]
     assert "no worker takes from queue slow" in desk("list").stdout
     assert desk.ledger == ["think"] * 3
-    assert "--queue" in desk.refusal("worker", "desk.py:thinker", "--queue", "a b")
+    assert "--queue" in desk.refusal("worker", "control.py:thinker", "--queue", "a b")
 
 
 def test_runs_of_a_version_that_nobody_serves_are_shown_and_adopted(desk):
-    desk("run", "desk.py:thinker", "--id", "old", "--detach")
-    desk("run", "desk.py:chat", "--id", "talk", code=3)
-    code = (desk.folder / "desk.py").read_text()
-    (desk.folder / "desk.py").write_text(code.replace('"1")\nasync def thinker', '"2")\nasync def thinker'))
-    worker = desk.begin("worker", "desk.py")
+    desk("run", "control.py:thinker", "--id", "old", "--detach")
+    desk("run", "control.py:chat", "--id", "talk", code=3)
+    code = (desk.folder / "control.py").read_text()
+    (desk.folder / "control.py").write_text(code.replace('"1")\nasync def thinker', '"2")\nasync def thinker'))
+    worker = desk.begin("worker", "control.py")
     until(lambda: [row["run_id"] for row in desk.lines("list", "--unserved")] == ["old"])
     assert "no worker serves version 1 of thinker" in desk("list").stdout
     doctor = desk("doctor").stdout
@@ -755,13 +755,13 @@ def test_runs_of_a_version_that_nobody_serves_are_shown_and_adopted(desk):
 
 
 def test_adopting_a_parent_adopts_what_is_below_it(desk):
-    asked = desk("run", "desk.py:boss", "--id", "b", code=3).stderr
+    asked = desk("run", "control.py:boss", "--id", "b", code=3).stderr
     for approval in re.findall(r"perdure approve (ap-[0-9a-f]+)", asked):
         desk("approve", approval, "--by", "ann")
-    code = (desk.folder / "desk.py").read_text()
+    code = (desk.folder / "control.py").read_text()
     for name in ("kid", "boss"):
         code = code.replace(f'"1")\nasync def {name}', f'"2")\nasync def {name}')
-    (desk.folder / "desk.py").write_text(code)
+    (desk.folder / "control.py").write_text(code)
     desk.refusal("resume", "b")
     assert json.loads(desk("resume", "b", "--adopt").stdout) == ["k1 601", "k2 602"]
 
@@ -775,7 +775,7 @@ def test_doctor_says_whether_notices_go_out_and_never_the_secret(desk):
     hidden = {"PERDURE_WEBHOOK_SECRET": "hush-hush-and-not-a-word-to-anybody", "PERDURE_WEBHOOK_URL": "http://127.0.0.1:9/token-of-ours"}
     said = desk("doctor", **hidden).stdout
     assert re.search(r"ok +webhook +http://127.0.0.1:9", said)
-    desk("run", "desk.py:asker", "--id", "b", code=3, **hidden)
+    desk("run", "control.py:asker", "--id", "b", code=3, **hidden)
     after = desk("doctor", **hidden).stdout
     assert re.search(r"warn +notices +1 notice could not be sent yet; the last one: .*[Rr]efused", after)
     outside = desk("doctor", code=1, **{**hidden, "PERDURE_WEBHOOK_URL": "https://hooks.example.com/token-of-ours"}).stdout
@@ -795,7 +795,9 @@ def test_pending_approvals_are_completed(desk):
 
 
 def test_a_program_that_runs_a_loop_of_its_own_when_it_is_imported_is_resumed_and_undone_all_the_same(desk):
-    (desk.folder / "bare.py").write_text((desk.folder / "desk.py").read_text() + "\n\nasync def main():\n    pass\n\nasyncio.run(main())\n")
+    (desk.folder / "bare.py").write_text(
+        (desk.folder / "control.py").read_text() + "\n\nasync def main():\n    pass\n\nasyncio.run(main())\n"
+    )
     desk("run", "bare.py:chat", "--id", "bare", code=3)
     for word in ('"one"', '"two"'):
         desk("signal", "bare", "chat", word)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.cli.demo_stage import STEPS, steps_of
+from perdure.cli.demo import STEPS, steps_of
 
 ROOT = Path(__file__).resolve().parents[2]
 EFFECTS = ("once", "idempotent", "keyed", "once", "keyed", "read")
@@ -87,10 +87,10 @@ def test_on_a_terminal_it_shows_the_steps_while_it_waits_and_colours(tmp_path):
     assert "\x1b[32m\x1b[1mEvery effect happened exactly once" in text
 
 
-def test_the_transcript_in_the_readme_is_what_the_demo_prints(tmp_path):
-    readme = (ROOT / "README.md").read_text()
+def test_the_transcript_in_the_documents_is_what_the_demo_prints(tmp_path):
+    page = (ROOT / "docs" / "cli.md").read_text()
     printed = demo("--dir", str(tmp_path / "d"), "--fast").stdout
-    rows = [line for line in readme.splitlines() if line.startswith(STEPS)]
+    rows = [line for line in page.splitlines() if line.startswith(STEPS)]
     assert len(rows) == len(STEPS)
     assert [line for line in printed.splitlines() if line.startswith(STEPS)] == rows
 

@@ -56,7 +56,7 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs in many states, whose code and whose journal lie in a folder with that name."""
     folder = tmp_path_factory.mktemp("pasted") / FOLDER
     folder.mkdir()
-    (folder / "desk.py").write_text(AGENTS + MORE)
+    (folder / "control.py").write_text(AGENTS + MORE)
     for agent, run_id, *words in (
         ("asker", "asked"),
         ("asker", "late", "expires:=0.001"),
@@ -71,11 +71,11 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("chat", "ended"),
         ("chat", "paused"),
     ):
-        perdure(folder, "run", f"desk.py:{agent}", "--id", run_id, "--no-wait", *words)
+        perdure(folder, "run", f"control.py:{agent}", "--id", run_id, "--no-wait", *words)
     perdure(folder, "cancel", "ended", "--force")
     perdure(folder, "pause", "paused")
     perdure(folder, "undo", "failed", "--yes")
-    perdure(folder, "run", "desk.py:chat", "--id", "queued", "--detach")
+    perdure(folder, "run", "control.py:chat", "--id", "queued", "--detach")
     return folder
 
 
@@ -120,7 +120,7 @@ def check(said: list[str], known: set[str], folder: Path) -> int:
 
 def targets(folder: Path) -> set[str]:
     names = re.findall(r"async def (\w+)\(run", AGENTS + MORE)
-    return {f"{folder}/desk.py:{name}" for name in names}
+    return {f"{folder}/control.py:{name}" for name in names}
 
 
 def ids_of(folder: Path) -> list[str]:

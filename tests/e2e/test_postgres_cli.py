@@ -57,7 +57,7 @@ async def shop(run: Run, cents: int) -> str:
 @agent(version="1")
 async def asking(run: Run) -> str:
     heard = await run.receive("word")
-    decision = await run.approve("refund", {"cents": 1})
+    decision = await run.request_approval("refund", {"cents": 1})
     return f"{heard}, {decision.outcome}"
 
 @agent(version="1", queue="reports")
@@ -342,7 +342,7 @@ def test_a_worker_does_not_wait_for_what_waiting_cannot_mend(desk: Desk, guarded
 
 
 def test_who_works_who_is_silent_and_what_waits(desk: Desk) -> None:
-    (desk.folder / "perdure.toml").write_text("lease_s = 2.0\n[queues.reports]\nconcurrency = 1\n")
+    (desk.folder / "perdure.toml").write_text("lease_s = 6.0\n[queues.reports]\nconcurrency = 1\n")
     worker = desk.worker()
     desk.said("SIGTERM drains it")
     desk("run", "shop.py:holding", "name=h1", "--id", "h1", "--detach")
@@ -352,7 +352,7 @@ def test_who_works_who_is_silent_and_what_waits(desk: Desk) -> None:
     one, queue = desk.lines("list", "--workers")
     assert (one["kind"], one["alive"], one["runs"], one["queues"]) == ("worker", True, 1, None)
     assert one["name"].endswith(f":{worker.pid}")
-    assert 0 < one["lease_left_s"] <= 2
+    assert 0 < one["lease_left_s"] <= 6
     assert "holding@1" in one["serves"]
     assert (queue["kind"], queue["queue"], queue["ready"], queue["held"], queue["limit"], queue["tenants"]) == (
         "queue",
@@ -362,7 +362,7 @@ def test_who_works_who_is_silent_and_what_waits(desk: Desk) -> None:
         1,
         2,
     )
-    assert 0 < queue["waited_s"] < 20
+    assert 0 < queue["waited_s"] < 120
     told = desk("list", "--workers")
     assert "alive" in told
     assert "1 of 1" in told
@@ -380,7 +380,7 @@ def test_who_works_who_is_silent_and_what_waits(desk: Desk) -> None:
     [silent, _] = desk.lines("list", "--workers")
     assert (silent["runs"], silent["lease_left_s"] < 0) == (1, True)
     assert "silent for" in desk("list", "--workers")
-    assert "nobody has taken the run over yet" in desk("why", "h1")
+    assert "no worker has taken the run over yet" in desk("why", "h1")
     [left] = [row for row in desk.lines("list", "--unserved") if row["run_id"] == "h1"]
     assert left["worker_name"].endswith(f":{worker.pid}")
     assert left["unserved"] == f"held by {left['worker_name']}, which is dead or silent; no worker is up"
@@ -482,7 +482,7 @@ def test_who_only_looks_needs_the_rights_that_the_page_grants(desk: Desk, guarde
     assert "2 runs" in desk("verify", PERDURE_URL=guarded)
     checks = {check["name"]: check for check in desk.lines("doctor", PERDURE_URL=guarded)}
     assert checks["rights"]["verdict"] == "ok"
-    assert "may only look" in checks["rights"]["found"]
+    assert "may only read" in checks["rights"]["found"]
     assert (checks["workers"]["verdict"], "1 run is unfinished" in checks["workers"]["found"]) == ("warn", True)
     assert "may not do that" in desk.refusal("signal", "a1", "word", PERDURE_URL=guarded)
 

@@ -41,7 +41,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
         await finish(f"sqlite:///{folder}/a.db", world, COPIES)
         async with Perdure(f"sqlite:///{folder}/a.db", world.agents(), settings=SETTINGS) as app:
             await app.start("waiting", "open", id="open")
-            await app.drive("open", wait=False)
+            await app.engine.drive("open", wait=False)
 
     asyncio.run(main())
     store = open_store(f"sqlite:///{folder}/a.db")

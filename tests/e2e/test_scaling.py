@@ -26,10 +26,10 @@ from perdure.core.events import Event, RunSucceeded
 from perdure.core.machine import Facts
 from perdure.core.replay import replay
 from perdure.core.state import RunState, fold
+from perdure.engine.local import worker
+from perdure.engine.local.worker import Worker
 from perdure.store.api import Filter
 from perdure.store.open import open_store
-from perdure.worker import worker
-from perdure.worker.worker import Worker
 
 # No renewal and hardly a poll in between: what comes with time would be counted as if it came with a call.
 SETTINGS = Settings(lease_s=3600, poll_s=1.0)
@@ -140,7 +140,7 @@ async def drive(url: str, subject: Agent[..., Any], calls: int, settings: Settin
     """One run from start to end; the number of its events."""
     async with Perdure(url, agents=[subject], settings=settings) as app:
         handle = await app.start(subject, calls)
-        row = await app.drive(handle.id)
+        row = await app.engine.drive(handle.id)
         assert row.status == "succeeded", row.error
         return row.seq
 
@@ -184,7 +184,7 @@ def killed(folder: Path, calls: int, monkeypatch: pytest.MonkeyPatch) -> str:
 async def resume(url: str) -> int:
     """The killed run, to its end; the number of its events."""
     async with Perdure(url, agents=[mortal], settings=SETTINGS) as app:
-        row = await app.drive("r")
+        row = await app.engine.drive("r")
         assert row.status == "succeeded", row.error
         return row.seq
 

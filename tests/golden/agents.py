@@ -176,14 +176,14 @@ async def doubted(run: Run, names: list[str]) -> list[str]:
 
 @agent(version="1")
 async def asked(run: Run) -> list[Any]:
-    first = await run.approve("deploy", {"to": "prod", "canary": 5}, reason="friday", by="ann", editable="canary", four_eyes=True)
+    first = await run.request_approval("deploy", {"to": "prod", "canary": 5}, reason="friday", by="ann", editable="canary", four_eyes=True)
     said: list[Any] = [first.outcome, first.input]
-    no = await run.approve("drop", "everything", expires=timedelta(minutes=5))
-    late = await run.approve("late", expires=60)
+    no = await run.request_approval("drop", "everything", expires=timedelta(minutes=5))
+    late = await run.request_approval("late", expires=60)
     said += [no.outcome, no.note, late.outcome]
     try:
         async with asyncio.timeout(30):
-            await run.approve("unwanted")
+            await run.request_approval("unwanted")
     except TimeoutError:
         said.append("withdrawn")
     for call in (refund("o-1", 500), refund("o-2", 600), wire(9)):

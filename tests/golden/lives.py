@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 from perdure import Perdure, Settings
 from perdure.core import failures
+from perdure.engine.clock import Clock
 from perdure.store import writer
 from perdure.store.api import FINISHED, RunRow
-from perdure.worker.clock import Clock
 
 T0_S = 1_700_000_000
 SETTINGS = Settings(
@@ -82,7 +82,7 @@ class Stage:
     async def drive(self, run_id: str) -> RunRow:
         """Drive it until it ends or only something from outside can go on; time goes by as it must."""
         while True:
-            row = await self.app.drive(run_id, wait=False)
+            row = await self.app.engine.drive(run_id, wait=False)
             if row.status in FINISHED or row.ready_at is None or row.status not in ("waiting", "waiting_approval", "queued", "cancelling"):
                 return row
             if row.ready_at > self.clock.now_us:

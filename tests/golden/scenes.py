@@ -107,7 +107,7 @@ async def spend(stage: Stage) -> None:
 # -- other code -----------------------------------------------------------------------------------------------------------------------
 async def begin_changing(stage: Stage) -> None:
     await stage.start("changing_1", "changing")
-    await stage.app.drive("changing", wait=False)
+    await stage.app.engine.drive("changing", wait=False)
 
 
 async def adopt(stage: Stage) -> None:
@@ -117,12 +117,12 @@ async def adopt(stage: Stage) -> None:
 
 async def begin_diverged(stage: Stage) -> None:
     await stage.start("steady", "diverged", "a")
-    await stage.app.drive("diverged", wait=False)
+    await stage.app.engine.drive("diverged", wait=False)
 
 
 async def diverge(stage: Stage) -> None:
     stage.clock.advance(60)
-    assert (await stage.app.drive("diverged", wait=False)).status == "needs_attention"
+    assert (await stage.app.engine.drive("diverged", wait=False)).status == "needs_attention"
 
 
 async def poison(stage: Stage) -> None:
@@ -133,7 +133,7 @@ async def poison(stage: Stage) -> None:
 
 async def survive(stage: Stage) -> None:
     assert (await stage.drive("poisoned")).status == "needs_attention"
-    await stage.app.requeue("poisoned", by="ann", note="the tool is mended")
+    await stage.app.unpause("poisoned", by="ann", note="the tool is mended")
     assert (await stage.drive("poisoned")).status == "succeeded"
 
 
@@ -164,7 +164,7 @@ async def follow_plan(stage: Stage) -> None:
 async def leave(stage: Stage) -> None:
     for run_id in ("asleep", "paused"):
         await stage.start("steady", run_id, run_id)
-        await stage.app.drive(run_id, wait=False)
+        await stage.app.engine.drive(run_id, wait=False)
     await stage.app.pause("paused", by="ann")
     await stage.start("asked", "asking", actor="bob")
     await stage.drive("asking")

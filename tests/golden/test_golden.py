@@ -216,7 +216,7 @@ async def go_on(stage: Stage, run_id: str) -> str:
     """Do whatever the run waits for, until it has ended."""
     app = stage.app
     for _ in range(50):
-        if (await app.handle(run_id).status()).status == "paused":
+        if (await app.handle(run_id).row()).status == "paused":
             await app.unpause(run_id, by="ann")
         row = await stage.drive(run_id)
         if row.status in FINISHED:
@@ -229,7 +229,7 @@ async def go_on(stage: Stage, run_id: str) -> str:
                 for call in fold(app.store.read(run_id)).open:
                     await app.resolve(run_id, call, did_not_happen=True, final=True, by="ann")
             case "needs_attention":
-                await app.requeue(run_id, by="ann")
+                await app.unpause(run_id, by="ann")
             case "waiting" if row.ready_at is None:
                 await app.signal(run_id, "go", "on")
     raise AssertionError(f"run {run_id} does not end")

@@ -25,11 +25,11 @@ from perdure.testing.boundaries import Boundary
 from perdure.testing.lab import crash_matrix
 from perdure.testing.lab.comparing import differences
 from perdure.testing.lab.contents import FileSeen
-from perdure.testing.lab.facts import Facts
+from perdure.testing.lab.experiment import figures_of
+from perdure.testing.lab.facts import TrialFacts
 from perdure.testing.lab.judge import judge
 from perdure.testing.lab.launch import run_all
 from perdure.testing.lab.spec import Kill, Spec
-from perdure.testing.lab.summary import figures_of
 from perdure.testing.lab.table import called, outcome_of, repeated, rows, stacked
 from perdure.testing.lab.trials import Planned
 from perdure.testing.lab.world import files
@@ -123,7 +123,7 @@ def test_another_content_is_shown_where_it_is_short(tmp_path: Path) -> None:
     (tmp_path / "count.txt").write_text("2\n")
     now = files(tmp_path, {})
     (tmp_path / "count.txt").write_text("1\n")
-    said = differences(Facts(evidence(files=now)), undisturbed(files=files(tmp_path, {})))
+    said = differences(TrialFacts(evidence(files=now)), undisturbed(files=files(tmp_path, {})))
     assert [one.words for one in said] == ['count.txt has another content: "2" instead of "1"']
 
 

@@ -26,7 +26,7 @@ from perdure.testing import forking
 from perdure.testing.lab import Report, carrier, victim
 from perdure.testing.lab.contents import FileSeen
 from perdure.testing.lab.judge import judge
-from perdure.testing.lab.ledger import Entry, Ledger
+from perdure.testing.lab.ledger import EffectLedger, Entry
 from perdure.testing.lab.spec import Resolution
 from perdure.testing.lab.warp import Warp, WarpedLoop
 
@@ -257,7 +257,7 @@ def test_a_hook_that_finds_the_late_request_when_it_is_asked_again_is_as_declare
     assert (report.ok, rules(report), advice(report)) == (True, set(), set()), report.table()
     (trial,) = report.trials
     assert (trial.boundaries, trial.outcome, trial.kills) == (("late_tool_effect: looks (call 2)",), "ok", 1)
-    facts = [entry for entry in Ledger(tmp_path / "trial-00002" / "ledger").entries() if entry.tool in ("looks", "")]
+    facts = [entry for entry in EffectLedger(tmp_path / "trial-00002" / "ledger").entries() if entry.tool in ("looks", "")]
     assert [(entry.fact, entry.result) for entry in facts if entry.fact != "asked"] == [
         *(("begun", None), ("late", None), ("killed", None)),
         *(("told", "not_happened"), ("returned", '"booked"'), ("told", "happened")),
@@ -506,7 +506,7 @@ def test_a_carrier_that_does_not_come_up_is_replaced_by_another(monkeypatch: pyt
 
     monkeypatch.setattr(carrier, "fork", fork)
     monkeypatch.setattr(carrier, "_READY_S", 0.2)
-    ledger = Ledger(tmp_path / "ledger")
+    ledger = EffectLedger(tmp_path / "ledger")
     carrier.leave_behind(tmp_path, lambda: book_in(tmp_path), lambda *_: None)
     ledger.note("late", tool="t", run="r", call=1, attempt=1, key="k")
     carrier.Late(tmp_path, ledger, Warp(tmp_path / "ahead", allowed=True), 60.0).arrive_all()

@@ -9,16 +9,16 @@ from msgspec import structs
 
 from perdure.testing.boundaries import Boundary
 from perdure.testing.lab.comparing import Difference, Said, differences
-from perdure.testing.lab.facts import Facts, Undisturbed
+from perdure.testing.lab.facts import TrialFacts, Undisturbed
 from perdure.testing.lab.judge import judge
 from perdure.testing.lab.ledger import Entry
-from perdure.testing.lab.spec import CallTold, Intent, Kill, Resolution, Told
+from perdure.testing.lab.spec import CallTold, Intent, Kill, Resolution, TrialTold
 from perdure.testing.lab.trials import Evidence, Planned
 from perdure.testing.lab.world import FileSeen
 
 FIRST, SECOND = 101, 102  # the killed process, and the one that went on
 CALL = CallTold("r", 1, "pay", "keyed", "k", "completed", "d", False, (Intent(1, FIRST), Intent(2, SECOND)), SECOND, (), '"ok"')
-TOLD = Told("succeeded", '"ok"', None, None, None, (CALL,), (), (), 0.0, 1.0)
+TOLD = TrialTold("succeeded", '"ok"', None, None, None, (CALL,), (), (), 0.0, 1.0)
 
 
 def line(fact: Any, pid: int, attempt: int = 1, **more: Any) -> Entry:
@@ -34,7 +34,7 @@ TWICE = (
 )
 
 
-def evidence(told: Told | None = TOLD, entries: tuple[Entry, ...] = TWICE, **more: Any) -> Evidence:
+def evidence(told: TrialTold | None = TOLD, entries: tuple[Entry, ...] = TWICE, **more: Any) -> Evidence:
     given: dict[str, Any] = {
         "planned": Planned(2, (Kill(Boundary("after_tool_effect", "", 1, "pay")),)),
         "run_id": "r",
@@ -53,19 +53,19 @@ def evidence(told: Told | None = TOLD, entries: tuple[Entry, ...] = TWICE, **mor
 
 def undisturbed(**more: Any) -> Undisturbed:
     one = evidence(structs.replace(TOLD, calls=(call(intents=(Intent(1, FIRST),), completed_by=FIRST),)), TWICE[:2], **more)
-    return Undisturbed(Facts(one), Facts(one))
+    return Undisturbed(TrialFacts(one), TrialFacts(one))
 
 
 def call(**changed: Any) -> CallTold:
     return structs.replace(CALL, **changed)
 
 
-def found(told: Told | None = TOLD, entries: tuple[Entry, ...] = TWICE, **more: Any) -> list[tuple[str, str]]:
+def found(told: TrialTold | None = TOLD, entries: tuple[Entry, ...] = TWICE, **more: Any) -> list[tuple[str, str]]:
     (trial,) = judge([evidence(told, entries, **more)], undisturbed())
     return [(problem.rule, problem.sentence) for problem in trial.problems if problem.severity == "wrong"]
 
 
-def told(changed: CallTold) -> Told:
+def told(changed: CallTold) -> TrialTold:
     return structs.replace(TOLD, calls=(changed,))
 
 
@@ -113,7 +113,7 @@ def test_a_call_that_the_journal_does_not_know_is_a_broken_promise() -> None:
         (structs.replace(TOLD, output='"other"'), {}, "output_differs", "though every call returned the same"),
     ],
 )
-def test_a_run_that_does_not_come_to_the_same_end_is_wrong(changed: Told | None, more: Any, rule: str, words: str) -> None:
+def test_a_run_that_does_not_come_to_the_same_end_is_wrong(changed: TrialTold | None, more: Any, rule: str, words: str) -> None:
     ((found_rule, sentence),) = found(changed, **more)
     assert found_rule == rule
     assert words in sentence
@@ -126,18 +126,18 @@ def _words(said: list[Said]) -> list[str]:
 def test_only_what_two_undisturbed_runs_agree_on_is_expected_of_a_file() -> None:
     same, other, more = FileSeen("a", 1), FileSeen("b", 1), FileSeen("c", 2)
     first = undisturbed(files={"f": same})
-    moving = Undisturbed(first.first, Facts(structs.replace(first.second.evidence, files={"f": other})))
-    assert [_words(differences(Facts(evidence(files={"f": now})), first)) for now in (same, other, more)] == [
+    moving = Undisturbed(first.first, TrialFacts(structs.replace(first.second.evidence, files={"f": other})))
+    assert [_words(differences(TrialFacts(evidence(files={"f": now})), first)) for now in (same, other, more)] == [
         [],
         ["f has another content"],
         ["f has 2 lines instead of 1"],
     ]
-    assert [_words(differences(Facts(evidence(files={"f": now})), moving)) for now in (other, FileSeen("z", 1), more)] == [
+    assert [_words(differences(TrialFacts(evidence(files={"f": now})), moving)) for now in (other, FileSeen("z", 1), more)] == [
         [],
         [],
         ["f has 2 lines instead of 1"],
     ]
-    assert _words(differences(Facts(evidence()), first)) == ["f is missing"]
+    assert _words(differences(TrialFacts(evidence()), first)) == ["f is missing"]
 
 
 def test_of_two_that_were_called_again_the_one_that_did_no_harm_elsewhere_is_not_accused() -> None:
@@ -149,10 +149,10 @@ def test_of_two_that_were_called_again_the_one_that_did_no_harm_elsewhere_is_not
     harmful = evidence(told_both, (*TWICE, *looks), files={"f": FileSeen("b", 2)})
     for effect in ("keyed", "read"):
         changed = structs.replace(told_both, calls=(call(effect=effect), look))
-        quiet = Facts(structs.replace(first, told=changed))
+        quiet = TrialFacts(structs.replace(first, told=changed))
         trials = judge([structs.replace(one, told=changed) for one in (harmful, harmless)], Undisturbed(quiet, quiet))
         assert [problem.tool for problem in trials[0].problems if problem.rule == "effect_twice"] == ["pay"]
     both_read = structs.replace(told_both, calls=(call(effect="read"), look))
-    quiet = Facts(structs.replace(first, told=both_read))
+    quiet = TrialFacts(structs.replace(first, told=both_read))
     alone = judge([structs.replace(harmful, told=both_read)], Undisturbed(quiet, quiet))
     assert sorted(problem.tool for problem in alone[0].problems if problem.rule == "effect_twice") == ["look", "pay"]

@@ -17,7 +17,7 @@ from perdure.store.open import open_store
 def test_on_postgres_every_trial_is_a_run_with_a_new_id_and_other_runs_stay_as_they_are(postgres_url: str) -> None:
     with sync.Perdure(postgres_url, agents=[wards.says]) as app:
         app.start(wards.says, "append_twice", id="somebody-elses")
-        before = app.handle("somebody-elses").status()
+        before = app.reading.get("somebody-elses")
     effects = about("after_tool_effect: ")
     honest = matrix(wards.says, "heeds_key", url=postgres_url, boundaries=effects)
     assert honest.ok, honest.table()

@@ -18,7 +18,7 @@ from tests.servers.providers import Provider, say
 from perdure import Run, agent
 from perdure.errors import InvalidInput, RunFailed
 from perdure.models import OpenAI
-from perdure.testing.lab.ledger import Ledger
+from perdure.testing.lab.ledger import EffectLedger
 from perdure.testing.lab.world import files
 
 
@@ -87,7 +87,7 @@ def test_a_model_that_costs_money_is_not_asked_in_every_trial_without_a_word() -
 
 
 def test_a_ledger_forgets_half_a_line_and_goes_on(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger")
+    ledger = EffectLedger(tmp_path / "ledger")
     ledger.note("begun", tool="pay", run="r", call=1)
     with open(ledger.path, "ab") as file:
         file.write(b'{"fact":"retur')
@@ -98,12 +98,12 @@ def test_a_ledger_forgets_half_a_line_and_goes_on(tmp_path: Path) -> None:
 
 def test_two_processes_do_not_mix_their_lines(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from perdure.testing.lab.ledger import Ledger\n"
-        "for n in range(300): Ledger(Path(sys.argv[1])).note('begun', tool='x' * 5000, call=n)"
+        "import sys; from pathlib import Path; from perdure.testing.lab.ledger import EffectLedger\n"
+        "for n in range(300): EffectLedger(Path(sys.argv[1])).note('begun', tool='x' * 5000, call=n)"
     )
     writers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "ledger")]) for _ in range(2)]
     assert [writer.wait(60) for writer in writers] == [0, 0]
-    assert len(Ledger(tmp_path / "ledger").entries()) == 600
+    assert len(EffectLedger(tmp_path / "ledger").entries()) == 600
 
 
 def test_files_are_compared_without_the_order_of_their_lines_and_what_is_the_runs_own(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.lab.test_rules import CALL, FIRST, SECOND, TOLD, TWICE, evidence, fou
 from perdure.testing.lab import Report
 from perdure.testing.lab.comparing import differences
 from perdure.testing.lab.contents import FileSeen
-from perdure.testing.lab.facts import Facts
+from perdure.testing.lab.facts import TrialFacts
 from perdure.testing.lab.judge import judge
 from perdure.testing.lab.spec import Intent
 
@@ -119,7 +119,7 @@ def _entries(folder: Path) -> list[str]:
 def test_a_file_that_differs_by_itself_is_compared_as_far_as_that_goes(now: FileSeen, second: FileSeen, words: list[str]) -> None:
     base = undisturbed(files={"f": FileSeen("a", 1, 100)})
     base.second.evidence = structs.replace(base.first.evidence, files={"f": second})
-    assert [one.words for one in differences(Facts(evidence(files={"f": now})), base)] == words
+    assert [one.words for one in differences(TrialFacts(evidence(files={"f": now})), base)] == words
 
 
 # -- what is nobody's fault -----------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def test_a_tool_that_did_no_harm_where_nobody_could_look_is_not_innocent() -> No
     other = structs.replace(CALL, number=2, tool="send", key="s")
     both = structs.replace(TOLD, calls=(CALL, other))
     sends = tuple(structs.replace(entry, tool="send", call=2, key="s") for entry in TWICE if entry.call)
-    first = Facts(evidence(both, (*TWICE[:2], *sends[:2]), files={"f": FileSeen("a", 1)}))
+    first = TrialFacts(evidence(both, (*TWICE[:2], *sends[:2]), files={"f": FileSeen("a", 1)}))
     base = type(undisturbed())(first, first)
     harmful = evidence(both, (*TWICE, *sends), files={"f": FileSeen("b", 2)})
     third = structs.replace(CALL, number=3, tool="more", key="m", intents=(Intent(1, SECOND),))

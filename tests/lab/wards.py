@@ -11,9 +11,9 @@ from datetime import timedelta
 from pathlib import Path
 
 from perdure import Call, Outcome, Retry, Run, agent, tool
+from perdure.agents.react.agent import ReAct
 from perdure.models import Scripted
 from perdure.models.messages import Answer, ToolUse
-from perdure.react import ReAct
 
 
 def add(file: str, line: str) -> int:
@@ -150,7 +150,7 @@ async def counts(run: Run) -> int:
 # -- waits --------------------------------------------------------------------------------------------------------------------
 @agent(version="1")
 async def asks(run: Run) -> str:
-    decision = await run.approve("go", {"cents": 1}, reason="over", expires=timedelta(hours=1))
+    decision = await run.request_approval("go", {"cents": 1}, reason="over", expires=timedelta(hours=1))
     words = [await run.receive("word"), await run.receive("word")]
     await asyncio.sleep(86_400)
     return f"{decision.outcome} {words}"

@@ -14,15 +14,15 @@ from tests.mcp.warehouse import POLITE, RUDE, Warehouse
 from tests.unit.drive_tools import ManualClock, outline, perdure, run
 
 from perdure import Agent, NotReady, NotSent, Run, ToolFailed, agent, mcp
+from perdure.agents.mcp import stdio
+from perdure.agents.mcp.tools import McpServer
 from perdure.core.events import ToolCallFailed, ToolCallInDoubt
-from perdure.integrations import mcp_stdio
-from perdure.integrations.mcp import McpServer
 
 
 @pytest.fixture(autouse=True)
 def _waits_for_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a second may go by between the end of a server's output and the report about its end."""
-    monkeypatch.setattr(mcp_stdio, "_REPORT_S", 600.0)
+    monkeypatch.setattr(stdio, "_REPORT_S", 600.0)
 
 
 def seeking(server: McpServer) -> Agent[Any, Any]:
@@ -40,14 +40,14 @@ def test_a_program_that_is_missing_is_named_before_anything_is_started_and_the_r
     async def main() -> Any:
         async with app_on(tmp_path, seeking(server)) as app:
             handle = await app.start("seek", id="r")
-            assert (await app.drive("r", wait=False)).status == "needs_attention"
+            assert (await app.engine.drive("r", wait=False)).status == "needs_attention"
             told = [event.body.failure for event in app.store.read("r") if isinstance(event.body, ToolCallFailed)]
             assert [failure.message.partition(";")[0] for failure in told] == ["server warehouse: findme: no such program on the PATH"]
             program.parent.mkdir()
             program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{POLITE}" "$@"\n')
             program.chmod(0o755)
-            await app.requeue("r", by="ann")
-            await app.drive("r", wait=False)
+            await app.unpause("r", by="ann")
+            await app.engine.drive("r", wait=False)
             return await handle.result()
 
     assert run(main()) == "found box\nat most 10"
@@ -111,7 +111,7 @@ def test_a_server_that_dies_inside_a_call_says_how(stdio, tmp_path):
     async def main() -> None:
         async with app_on(tmp_path, trouble) as app:
             await app.start(trouble, id="r")
-            assert (await app.drive("r")).status == "needs_attention"
+            assert (await app.engine.drive("r")).status == "needs_attention"
             [doubt] = [event.body for event in app.store.read("r") if isinstance(event.body, ToolCallInDoubt)]
             assert doubt.failure is not None
             assert doubt.failure.type == "ServerGone"
@@ -151,14 +151,14 @@ def test_a_name_that_is_written_wrong_stops_the_run_until_the_code_is_right(http
     async def first() -> None:
         async with app_on(tmp_path, seeking(http.server(**{option: wrong}))) as app:
             await app.start("seek", id="r")
-            assert (await app.drive("r", wait=False)).status == "needs_attention"
+            assert (await app.engine.drive("r", wait=False)).status == "needs_attention"
             [told] = [event.body.failure for event in app.store.read("r") if isinstance(event.body, ToolCallFailed)]
             assert told.message.startswith(f"mcp({option}=…) names 'serch', which server warehouse does not offer; it has 'search', ")
 
     async def second() -> Any:
         async with app_on(tmp_path, seeking(http.server())) as app:
-            await app.requeue("r", by="ann")
-            await app.drive("r", wait=False)
+            await app.unpause("r", by="ann")
+            await app.engine.drive("r", wait=False)
             return await app.handle("r").result()
 
     run(first())
@@ -182,8 +182,8 @@ def test_a_slip_that_comes_after_the_list_was_recorded_calls_nothing_and_a_tool_
             if go:
                 await app.signal("r", "go")
             if again:
-                await app.requeue("r", by="ann")
-            return str((await app.drive("r", wait=False)).status)
+                await app.unpause("r", by="ann")
+            return str((await app.engine.drive("r", wait=False)).status)
 
     assert run(drive(http.server("--without", "put"))) == "waiting"
     assert run(drive(http.server(approval={"delet": True}), go=True)) == "needs_attention"
@@ -207,14 +207,14 @@ def test_a_server_that_is_away_for_a_while_ends_no_run(tmp_path, away):
     async def main() -> None:
         async with perdure(tmp_path / "journal.db", [patient], clock) as app:
             handle = await app.start(patient, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             warehouse.stop()
             await app.signal("r", "go")
             for _ in range(6):  # the default of tools is five attempts
-                assert (await app.drive("r", wait=False)).status == "waiting"
+                assert (await app.engine.drive("r", wait=False)).status == "waiting"
                 clock.advance(120)
             warehouse.start()
-            assert (await app.drive("r", wait=False)).status == "succeeded"
+            assert (await app.engine.drive("r", wait=False)).status == "succeeded"
             assert f"failing {2 if away == 'for a call' else 1}/6 not_sent" in outline(await handle.events())
 
     try:

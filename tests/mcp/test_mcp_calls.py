@@ -16,11 +16,11 @@ from tests.unit.approval_tools import check_replay
 from tests.unit.drive_tools import outline, perdure, run
 
 from perdure import Agent, Approval, InvalidInput, NotApproved, NotReady, Perdure, Run, Settings, ToolFailed, agent, mcp, sync
+from perdure.agents.mcp.listing import Offered
+from perdure.agents.mcp.tool import McpCallee
+from perdure.agents.mcp.tools import McpServer
 from perdure.core.events import ToolCallCompleted, ToolCallFailed, ToolCallInDoubt, ToolCallInitiated
-from perdure.integrations.mcp import McpServer
-from perdure.integrations.mcp_listing import Offered
-from perdure.integrations.mcp_tool import McpCallee
-from perdure.worker.clock import Clock
+from perdure.engine.clock import Clock
 
 SETTINGS = Settings(poll_s=0.002, reconcile_margin_s=0, unknown_deadline_s=0, cancel_grace_s=0.5, flush_s=0.005)
 
@@ -140,7 +140,7 @@ def test_what_a_tool_fails_with_is_told_and_a_server_that_dies_is_started_again(
     async def main() -> None:
         async with app_on(tmp_path, trouble) as app:
             handle = await app.start(trouble, id="r")
-            row = await app.drive("r")
+            row = await app.engine.drive("r")
             assert row.status == "needs_attention"
             assert "in_doubt 4/1" in outline(await handle.events())
             await app.resolve("r", 4, happened="it did", by="ann")
@@ -167,7 +167,7 @@ def test_an_http_server_that_dies_during_a_call_leaves_a_doubt_and_the_next_one_
     async def main() -> None:
         async with app_on(tmp_path, trouble) as app:
             handle = await app.start(trouble, id="r")
-            assert (await app.drive("r")).status == "needs_attention"
+            assert (await app.engine.drive("r")).status == "needs_attention"
             warehouse.start()
             await app.resolve("r", 2, happened="it did", by="ann")
             assert await handle.result() == "found box\nat most 10"
@@ -191,7 +191,7 @@ def test_a_call_that_takes_too_long_is_in_doubt(warehouse, tmp_path):
         async with app_on(tmp_path, waiting) as app:
             await server.toolset()  # outside a run nothing has a time-out, and the server may be slow to start
             await app.start(waiting, id="r")
-            assert (await app.drive("r")).status == "needs_attention"
+            assert (await app.engine.drive("r")).status == "needs_attention"
             doubt = next(event.body for event in app.store.read("r") if isinstance(event.body, ToolCallInDoubt))
             assert doubt.failure is not None
             assert doubt.failure.kind == "timeout"
@@ -298,13 +298,13 @@ def test_calls_of_a_server_can_need_a_person_who_may_change_them(http, tmp_path)
     async def main() -> None:
         async with app_on(tmp_path, clean) as app:
             handle = await app.start(clean, id="r")
-            assert (await app.drive("r")).status == "waiting_approval"
+            assert (await app.engine.drive("r")).status == "waiting_approval"
             [asked] = await app.approvals()
             assert (asked.standing.request.action, asked.standing.request.reason) == ("warehouse.delete", "all for good")
             with pytest.raises(InvalidInput, match="force"):
                 await app.approve(asked.approval, by="ann", edit={"force": True})
             await app.approve(asked.approval, by="ann", edit={"name": "some"})
-            await app.drive("r")
+            await app.engine.drive("r")
             [asked] = await app.approvals()
             await app.reject(asked.approval, by="ann", reason="enough")
             assert await handle.result() == ["deleted tmp", "deleted some", "rejected"]
@@ -416,7 +416,7 @@ def test_a_server_that_cannot_be_started_is_proof_that_nothing_was_sent(command,
     async def main() -> None:
         async with app_on(tmp_path, hopeful) as app:
             await app.start(hopeful, id="r")
-            assert (await app.drive("r", wait=False)).status == "waiting"
+            assert (await app.engine.drive("r", wait=False)).status == "waiting"
             events = app.store.read("r")
             assert outline(events)[1:4] == ["initiated none.tools/list 1/1", "failing 1/1 not_sent", "retry 1/2"]
             told = next(event.body for event in events if isinstance(event.body, ToolCallFailed))

@@ -11,8 +11,8 @@ from tests.mcp.warehouse import RUDE, Warehouse, rude_http
 from tests.unit.drive_tools import run
 
 from perdure import Agent, Run, ToolFailed, agent, mcp
-from perdure.integrations import mcp as module
-from perdure.integrations.mcp import McpServer
+from perdure.agents.mcp import tools as module
+from perdure.agents.mcp.tools import McpServer
 
 CALLS: dict[str, dict[str, Any]] = {
     "put": {"name": "a", "value": 1},
@@ -49,7 +49,7 @@ def test_a_run_keeps_its_list_and_a_tool_that_is_not_what_it_was_is_not_called_b
         server = http.server(**options)
         async with app_on(tmp_path, patient(server)) as app:
             await app.start("wait", id="r")
-            await app.drive("r")
+            await app.engine.drive("r")
         await server.close()
 
     async def second() -> dict[str, Any]:
@@ -57,7 +57,7 @@ def test_a_run_keeps_its_list_and_a_tool_that_is_not_what_it_was_is_not_called_b
         server = http.server(*changed, **options)
         async with app_on(tmp_path, patient(server)) as app:
             await app.signal("r", "go")
-            await app.drive("r")
+            await app.engine.drive("r")
             told: dict[str, Any] = await app.handle("r").result()
         await server.close()
         return told

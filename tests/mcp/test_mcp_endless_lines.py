@@ -14,8 +14,8 @@ from tests.mcp.warehouse import RUDE, until_gone
 from tests.unit.drive_tools import outline, run
 
 from perdure import NotSent, Run, agent, mcp
+from perdure.agents.mcp.tools import McpServer
 from perdure.core.failures import describe
-from perdure.integrations.mcp import McpServer
 
 LIMIT = "33,554,432 bytes"
 
@@ -57,7 +57,7 @@ def test_the_call_becomes_what_its_effect_class_says(tmp_path, tool, status, the
     async def main() -> None:
         async with app_on(tmp_path, asking) as app:
             await app.start(asking, id="r")
-            assert (await app.drive("r", wait=False)).status == status
+            assert (await app.engine.drive("r", wait=False)).status == status
             events = app.store.read("r")
             assert then in outline(events)
             assert f"more than {LIMIT} without a line break" in repr(events), "and the journal says why"

@@ -14,13 +14,12 @@ from tests.mcp.warehouse import RUDE, free_port, rude_http
 from tests.unit.drive_tools import run
 
 from perdure import Approval, Call, InvalidInput, NotReady, NotSent, mcp
+from perdure.agents.mcp.connection import ServerLine
+from perdure.agents.mcp.errors import BadListing, while_opening
+from perdure.agents.mcp.http import Faults
+from perdure.agents.mcp.listing import MAX_TOOLS, Arguments, BadSchema, names_for_models
+from perdure.agents.mcp.tools import McpServer
 from perdure.core.failures import describe
-from perdure.integrations.mcp import McpServer
-from perdure.integrations.mcp_errors import BadListing, while_opening
-from perdure.integrations.mcp_http import Faults
-from perdure.integrations.mcp_line import Line
-from perdure.integrations.mcp_listing import MAX_TOOLS, names_for_models
-from perdure.integrations.mcp_schema import Arguments, BadSchema
 
 
 def rude(*flags: str, **options: Any) -> McpServer:
@@ -179,7 +178,7 @@ async def closed_door() -> AsyncIterator[Any]:
 
 
 def test_a_line_that_keeps_failing_is_opened_more_and_more_slowly():
-    line = Line("dead", "nowhere", closed_door, 10, lambda error: error)
+    line = ServerLine("dead", "nowhere", closed_door, 10, lambda error: error)
     took: list[float] = []
 
     async def main() -> None:

@@ -14,13 +14,13 @@ from tests.mcp.warehouse import RUDE, rude_http
 from tests.unit.drive_tools import run
 
 from perdure import Run, ToolFailed, agent, mcp
+from perdure.agents.mcp.errors import McpToolError, while_opening
+from perdure.agents.mcp.http import FaultKeeping, Faults
+from perdure.agents.mcp.secrets import redacted, secrets_of
+from perdure.agents.mcp.stdio import MAX_LINE_CHARS
+from perdure.agents.mcp.tool import value_of
+from perdure.agents.mcp.tools import McpServer
 from perdure.core.events import ToolCallFailed
-from perdure.integrations.mcp import McpServer
-from perdure.integrations.mcp_errors import McpToolError, while_opening
-from perdure.integrations.mcp_http import FaultKeeping, Faults
-from perdure.integrations.mcp_result import value_of
-from perdure.integrations.mcp_secrets import redacted, secrets_of
-from perdure.integrations.mcp_stdio import MAX_LINE_CHARS
 
 SECRET = "kT9-very-secret-7Qx"
 PART = SECRET[:5]
@@ -43,7 +43,7 @@ def told_about(server: McpServer, folder: Path, caplog: Any, *calls: tuple[str, 
     async def main() -> list[str]:
         async with app_on(folder, trying) as app:
             await app.start(trying, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             events = app.store.read("r")
             assert PART not in repr(events)
             failed = [event.body.failure.message for event in events if isinstance(event.body, ToolCallFailed)]

@@ -26,7 +26,7 @@ async def errand(run: Run) -> Any:
 async def main() -> None:
     async with Perdure(f"sqlite:///{JOURNAL}", [errand], settings=SETTINGS) as app:
         await app.start(errand, id="r")
-        row = await app.drive("r")
+        row = await app.engine.drive("r")
         print(row.status, flush=True)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from tests.servers import forked
 
 from perdure import mcp
-from perdure.integrations.mcp import McpServer
+from perdure.agents.mcp.tools import McpServer
 
 SERVERS = Path(__file__).resolve().parents[1] / "servers"
 POLITE = str(SERVERS / "mcp_server.py")

@@ -217,4 +217,4 @@ def test_a_model_whose_price_nobody_knows_is_named_once(caplog: pytest.LogCaptur
             await app.run(asks, id="r")
 
     run(main())
-    assert caplog.text.count("model costly: nobody knows what it costs") == 1
+    assert caplog.text.count("model costly: its price is not known") == 1

@@ -1,4 +1,4 @@
-"""Mutants of the command line: which code may be loaded because a journal names it."""
+"""Mutants of the command line: which recorded code may be loaded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CLI = (
     ),
     Mutant(
         name="files_are_imported_unread",
-        guard="a recorded file declares the agent, as far as can be seen without running it",
+        guard="the recorded file declares the agent (checked by parsing, without running it)",
         promise="security",
         file="cli/target.py",
         where="_judge",
@@ -53,9 +53,9 @@ CLI = (
     ),
     Mutant(
         name="sticky_folders_are_imported_from",
-        guard="anybody can add a module to a sticky folder: none is imported from there",
+        guard="no module is imported from a sticky folder, because any user can add files to it",
         promise="security",
-        file="cli/writable.py",
+        file="cli/target.py",
         where="changed_by_others",
         old="(folder.is_relative_to(top) or not found.st_mode & stat.S_ISVTX)",
         new="not found.st_mode & stat.S_ISVTX",

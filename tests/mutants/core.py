@@ -1,4 +1,4 @@
-"""Mutants of the pure core: what the journal means, and what follows from it."""
+"""Mutants of the pure core: fold, replay, keys, doubts, budgets, approvals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CORE = (
     ),
     Mutant(
         name="arguments_are_not_compared",
-        guard="the same call with other arguments is a divergence, never an old answer",
+        guard="the same call with other arguments is a divergence; the recorded result is not used",
         promise="G7",
         file="core/replay.py",
         where="_same_input",
@@ -28,7 +28,7 @@ CORE = (
     ),
     Mutant(
         name="large_arguments_are_not_compared",
-        guard="arguments that lie in a blob are compared by their digest",
+        guard="arguments that are stored in a blob are compared by their digest",
         promise="G7",
         file="core/replay.py",
         where="_same_input",
@@ -39,7 +39,7 @@ CORE = (
     ),
     Mutant(
         name="a_missing_step_is_passed_over",
-        guard="a recorded step that the code never comes to stops the run",
+        guard="the run stops if the code never reaches a recorded step",
         promise="T8",
         file="core/replay.py",
         where="replay",
@@ -50,7 +50,7 @@ CORE = (
     ),
     Mutant(
         name="a_half_recorded_activation_is_completed",
-        guard="code that asks for more than was recorded with an activation stops the run",
+        guard="the run stops if the code asks for more than was recorded with an activation",
         promise="G7",
         file="core/replay.py",
         where="_compare",
@@ -60,7 +60,7 @@ CORE = (
     ),
     Mutant(
         name="another_plan_is_followed",
-        guard="a run follows the plan that it was begun with",
+        guard="a run follows the plan that it was started with",
         promise="T8",
         file="core/replay.py",
         where="_same",
@@ -81,17 +81,17 @@ CORE = (
     ),
     Mutant(
         name="an_end_by_force_is_the_agents_own",
-        guard="what a person has ended without its agent is not asked of the agent on replay",
+        guard="an end that a person forced without the agent is not expected of the agent on replay",
         promise="G7",
         file="core/replay.py",
         where="is_stated",
-        old="        return body.forced_by is None  # else",
-        new="        return True  # else",
+        old="        return body.forced_by is None  # otherwise",
+        new="        return True  # otherwise",
         red="tests/golden/test_golden.py::test_every_journal_replays_with_the_agents_that_wrote_it[v0_1_0]",
     ),
     Mutant(
         name="timers_go_by_the_clock_of_the_day",
-        guard="on replay it is the time that was recorded",
+        guard="replay uses the recorded time",
         promise="G7",
         file="core/replay.py",
         where="replay",
@@ -101,7 +101,7 @@ CORE = (
     ),
     Mutant(
         name="rejected_and_expired_are_the_same",
-        guard="an agent can tell a no from silence",
+        guard="an agent can distinguish a rejection from an expiry",
         promise="T20",
         file="core/replay.py",
         where="_settled",
@@ -112,7 +112,7 @@ CORE = (
     ),
     Mutant(
         name="events_after_the_end_are_folded",
-        guard="nothing comes after the end",
+        guard="no event follows the end of a run",
         promise="G10",
         file="core/state.py",
         where="RunState.apply",
@@ -122,7 +122,7 @@ CORE = (
     ),
     Mutant(
         name="events_need_not_follow_each_other",
-        guard="a gap in the numbers of events is noticed",
+        guard="a gap in the numbers of events is detected",
         promise="G3",
         file="core/state.py",
         where="RunState.apply",
@@ -132,7 +132,7 @@ CORE = (
     ),
     Mutant(
         name="any_transition_is_allowed",
-        guard="a call moves as the table says and in no other way",
+        guard="a call changes its state only as the table of transitions allows",
         promise="calls",
         file="core/state.py",
         where="RunState._move",
@@ -142,7 +142,7 @@ CORE = (
     ),
     Mutant(
         name="a_hole_in_the_numbers_is_no_hole",
-        guard="calls are numbered without a hole",
+        guard="calls are numbered without a gap",
         promise="T6",
         file="core/state.py",
         where="RunState._new_number",
@@ -152,7 +152,7 @@ CORE = (
     ),
     Mutant(
         name="usage_is_counted_twice",
-        guard="what an attempt has used is counted once",
+        guard="the usage of an attempt is counted once",
         promise="T24",
         file="core/state.py",
         where="RunState._settle_cost",
@@ -163,7 +163,7 @@ CORE = (
     ),
     Mutant(
         name="deaths_beside_others_count_as_if_alone",
-        guard="only a death that no other run can be blamed for counts as one that met the run alone",
+        guard="a death counts as one that the run met alone only if no other run can be the cause",
         promise="T34",
         file="core/state.py",
         where="RunState._claimed",
@@ -173,7 +173,7 @@ CORE = (
     ),
     Mutant(
         name="runs_are_blamed_that_were_never_alone",
-        guard="a run is called poison only after deaths that met it alone",
+        guard="a run counts as poison only after deaths that it met alone",
         promise="T34",
         file="core/suspects.py",
         where="is_poison",
@@ -213,9 +213,9 @@ CORE = (
     ),
     Mutant(
         name="a_replay_keeps_the_hooks_of_async_generators",
-        guard="the hooks of async generators are those of the process again after a replay",
+        guard="after a replay the hooks of async generators are those of the process again",
         promise="G7",
-        file="core/loop.py",
+        file="core/agent_loop.py",
         where="hooked",
         old="            self._hooked = False\n            sys.set_asyncgen_hooks(*hooks)\n",
         new="            self._hooked = False\n",
@@ -223,9 +223,9 @@ CORE = (
     ),
     Mutant(
         name="async_generators_after_a_replay_are_not_the_agents",
-        guard="an async generator that an agent begins after its replay is closed as one that it begins before",
+        guard="an async generator that an agent begins after its replay is closed like one that it begins before",
         promise="G7",
-        file="core/loop.py",
+        file="core/agent_loop.py",
         where="hooked",
         old="            self._hooked = False\n            sys.set_asyncgen_hooks(*hooks)\n",
         new="            sys.set_asyncgen_hooks(*hooks)\n",
@@ -233,7 +233,7 @@ CORE = (
     ),
     Mutant(
         name="fractions_are_written_in_another_form",
-        guard="the journal has one form for every value, whichever encoder writes it",
+        guard="every value has one form in the journal, whichever encoder writes it",
         promise="G7",
         file="core/codec.py",
         where="encode",
@@ -243,7 +243,7 @@ CORE = (
     ),
     Mutant(
         name="nesting_has_no_limit",
-        guard="what is nested too deeply is refused",
+        guard="values that are nested too deeply are refused",
         promise="G14",
         file="core/codec.py",
         where="_plain",
@@ -257,7 +257,7 @@ CORE = (
         promise="T4",
         file="core/identity.py",
         where="CallKeys.key",
-        old='        whole.update(len(number).to_bytes(8, "big") + number)  # as `_framed` has it\n',
+        old='        whole.update(len(number).to_bytes(8, "big") + number)  # the same as `_framed`\n',
         new="",
         red="tests/unit/test_keys.py::test_a_key_is_the_same_for_ever",
     ),
@@ -283,7 +283,7 @@ CORE = (
     ),
     Mutant(
         name="old_runs_get_new_keys",
-        guard="a run keeps the scheme of keys that it was begun with",
+        guard="a run keeps the key scheme that it was started with",
         promise="G5",
         file="core/identity.py",
         where="CallKeys.of",
@@ -323,7 +323,7 @@ CORE = (
     ),
     Mutant(
         name="all_runs_share_one_genesis",
-        guard="events cannot move between runs",
+        guard="events cannot be moved between runs",
         promise="G11",
         file="core/identity.py",
         where="genesis",
@@ -333,7 +333,7 @@ CORE = (
     ),
     Mutant(
         name="a_key_protects_for_ever",
-        guard="past its window a key protects nothing",
+        guard="after its window a key no longer protects",
         promise="T14",
         file="core/decide.py",
         where="about_unknown",
@@ -353,7 +353,7 @@ CORE = (
     ),
     Mutant(
         name="a_lost_attempt_has_nothing_on_its_way",
-        guard="“not found” counts after the attempt's own time-out and the margin",
+        guard="“not found” counts only after the attempt's own time-out and the margin",
         promise="T31",
         file="core/decide.py",
         where="quiet_after_s",
@@ -363,7 +363,7 @@ CORE = (
     ),
     Mutant(
         name="an_attempt_without_a_timeout_ends_by_itself",
-        guard="“not found” is never believed about an attempt that nothing ends",
+        guard="“not found” never counts for an attempt that nothing ends",
         promise="T31",
         file="core/decide.py",
         where="never_quiet",
@@ -373,7 +373,7 @@ CORE = (
     ),
     Mutant(
         name="a_silent_worker_is_dead",
-        guard="a worker that was only silent may still be sending",
+        guard="a worker that was only silent may still send",
         promise="T31",
         file="core/state.py",
         where="RunState._claimed",
@@ -383,7 +383,7 @@ CORE = (
     ),
     Mutant(
         name="hooks_are_asked_without_end",
-        guard="after enough “in progress” a person is asked",
+        guard="after too many “in progress” answers a person is asked",
         promise="G8",
         file="core/decide.py",
         where="_about_doubt",
@@ -423,7 +423,7 @@ CORE = (
     ),
     Mutant(
         name="once_calls_are_tried_again_on_any_error",
-        guard="what a once tool raises may have come after its effect",
+        guard="an exception of a once tool may have come after its effect",
         promise="G5",
         file="core/retry.py",
         where="_may_repeat",
@@ -443,7 +443,7 @@ CORE = (
     ),
     Mutant(
         name="a_doubt_keeps_nothing_reserved",
-        guard="what a call in doubt may have cost stays reserved",
+        guard="the possible cost of a call in doubt stays reserved",
         promise="T33",
         file="core/state.py",
         where="_unsettled",
@@ -454,7 +454,7 @@ CORE = (
     ),
     Mutant(
         name="what_an_attempt_in_doubt_has_said_is_charged_twice",
-        guard="of a doubtful attempt's estimate only what it has not said itself is charged",
+        guard="of the estimate of an attempt in doubt only the part that the attempt has not reported is charged",
         promise="T24",
         file="core/state.py",
         where="_unsettled",
@@ -465,11 +465,11 @@ CORE = (
     ),
     Mutant(
         name="attempts_that_were_not_sent_are_taken_for_doubts",
-        guard="an attempt that has failed for sure adds nothing to the doubt about one before it",
+        guard="an attempt that certainly failed adds nothing to the doubt about an earlier attempt",
         promise="T24",
         file="core/state.py",
         where="_unsettled",
-        old="        return call.unsettled  # this attempt has failed for sure: the doubt is about one before it\n",
+        old="        return call.unsettled  # this attempt certainly failed: the doubt is about an earlier one\n",
         new="        pass\n",
         red="tests/unit/test_drive_budget_doubt.py::test_an_attempt_that_was_not_sent_adds_nothing_to_what_an_attempt_before_it_may_have_cost[sqlite]",
         store="sqlite",
@@ -498,7 +498,7 @@ CORE = (
     ),
     Mutant(
         name="a_keyed_attempt_that_was_cut_off_is_free",
-        guard="what a keyed attempt that was cut off may have cost stays reserved while the next one is made",
+        guard="the possible cost of an interrupted keyed attempt stays reserved while the next attempt is made",
         promise="T33",
         file="core/state.py",
         where="RunState._apply_tool",
@@ -509,7 +509,7 @@ CORE = (
     ),
     Mutant(
         name="a_keyed_attempt_that_was_cut_off_has_not_happened",
-        guard="an agent is not told that a keyed call failed while an attempt that was cut off may have happened",
+        guard="an agent is not told that a keyed call failed while an interrupted attempt may have happened",
         promise="G8",
         file="core/state.py",
         where="RunState._apply_tool",
@@ -530,7 +530,7 @@ CORE = (
     ),
     Mutant(
         name="late_votes_count",
-        guard="after its time nothing can be decided",
+        guard="an approval cannot be decided after its expiry",
         promise="G9",
         file="core/approval.py",
         where="_check_pending",
@@ -540,7 +540,7 @@ CORE = (
     ),
     Mutant(
         name="whoever_asks_may_say_yes",
-        guard="with four eyes whoever the run acts for may not say yes",
+        guard="with four eyes the person for whom the run acts may not approve",
         promise="G9",
         file="core/approval.py",
         where="_check_permitted",
@@ -550,7 +550,7 @@ CORE = (
     ),
     Mutant(
         name="anybody_may_decide",
-        guard="only those who are named may decide",
+        guard="only people whom the policy names may decide",
         promise="G9",
         file="core/approval.py",
         where="_check_permitted",
@@ -560,7 +560,7 @@ CORE = (
     ),
     Mutant(
         name="one_voter_is_a_quorum",
-        guard="nobody counts twice",
+        guard="each person counts once in a quorum",
         promise="G9",
         file="core/approval.py",
         where="judge_vote",
@@ -570,7 +570,7 @@ CORE = (
     ),
     Mutant(
         name="names_are_compared_as_they_are_written",
-        guard="two spellings of one name are one person, to four eyes and to a quorum",
+        guard="four eyes and quorum treat two spellings of one name as one person",
         promise="G9",
         file="core/approval.py",
         where="_is_same",
@@ -580,7 +580,7 @@ CORE = (
     ),
     Mutant(
         name="a_quorum_counts_spellings",
-        guard="a quorum counts people, however an older version recorded their votes",
+        guard="a quorum counts people, also if an older version recorded their votes under other spellings",
         promise="G9",
         file="core/approval.py",
         where="count_people",
@@ -590,7 +590,7 @@ CORE = (
     ),
     Mutant(
         name="names_may_hold_invisible_characters",
-        guard="a name holds no invisible character",
+        guard="a name contains no invisible character",
         promise="G9",
         file="core/approval.py",
         where="same_name",
@@ -600,7 +600,7 @@ CORE = (
     ),
     Mutant(
         name="what_python_calls_printable_is_shown_as_it_is",
-        guard="every character that a terminal may show as nothing is shown as its escape",
+        guard="every character that a terminal may not display is shown as its escape",
         promise="G9",
         file="core/invisible.py",
         where="all_printable",
@@ -610,7 +610,7 @@ CORE = (
     ),
     Mutant(
         name="anything_may_be_edited",
-        guard="only what was declared so may be edited",
+        guard="only fields that are declared as editable may be edited",
         promise="T18",
         file="core/approval.py",
         where="_edited",
@@ -620,7 +620,7 @@ CORE = (
     ),
     Mutant(
         name="a_vote_for_something_else_counts",
-        guard="a decision is about the very thing that was asked",
+        guard="a decision is about exactly the proposal that was shown",
         promise="T18",
         file="core/approval.py",
         where="judge_vote",
@@ -630,9 +630,9 @@ CORE = (
     ),
     Mutant(
         name="what_is_driven_is_adopted",
-        guard="another version takes a run over only while nobody drives it",
+        guard="another version can adopt a run only while no worker drives it",
         promise="G12",
-        file="core/landing.py",
+        file="core/transitions.py",
         where="is_news",
         old="        case RunAdopted() if run.driven:",
         new="        case RunAdopted() if False:",
@@ -640,9 +640,9 @@ CORE = (
     ),
     Mutant(
         name="asking_twice_is_asking_again",
-        guard="who asks again for what was asked for changes nothing",
+        guard="a repeated request changes nothing",
         promise="G6",
-        file="core/landing.py",
+        file="core/transitions.py",
         where="is_news",
         old='            return run.status != "cancelling"\n',
         new="            return True\n",
@@ -650,9 +650,9 @@ CORE = (
     ),
     Mutant(
         name="a_pause_ends_with_any_letter",
-        guard="what arrives does not end a pause",
+        guard="a post does not end a pause",
         promise="G6",
-        file="core/landing.py",
+        file="core/transitions.py",
         where="landing",
         old='    if status == "paused":\n        return "paused", "keep"\n',
         new="",
@@ -660,9 +660,9 @@ CORE = (
     ),
     Mutant(
         name="poison_goes_on_with_any_letter",
-        guard="what arrives does not send back to work what a person must look at",
+        guard="a post does not make a run ready that needs the attention of a person",
         promise="T26",
-        file="core/landing.py",
+        file="core/transitions.py",
         where="landing",
         old='    if status == "needs_attention" and attention != "in_doubt":',
         new="    if False:",
@@ -670,9 +670,9 @@ CORE = (
     ),
     Mutant(
         name="waiting_for_nothing_is_waiting",
-        guard="a run that waits for what nothing can bring about is shown to a person",
+        guard="a run that waits for something that cannot happen is shown to a person",
         promise="G6",
-        file="core/rest.py",
+        file="core/idle.py",
         where="at_rest",
         old="        return Stuck()",
         new='        return Sleep("waiting", "something", None)',

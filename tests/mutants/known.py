@@ -1,7 +1,7 @@
-"""The guards that other tests take away in the running process: what each of them keeps, and where that is shown.
+"""The guards that other tests remove in the running process: the promise of each, and the check that must fail without it.
 
-The mutations and their checks live where they are used; here is only what the table needs besides. A mutation that is not listed
-here, or is listed and gone, fails a test.
+The mutations and their checks are in those tests; this file has only what the table needs in addition. A test fails if a mutation
+is not listed here, or is listed and does not exist.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ CRASH = {
     "keys_do_not_contain_the_call_number": ("two intended identical calls have two keys", "T4"),
     "falsy_results_are_no_results": ("a falsy result is a result", "T3"),
     "a_result_that_cannot_be_encoded_is_a_failed_call": ("an effect whose result cannot be recorded has happened", "T2"),
-    "replay_does_not_compare": ("code that asks for something else than the journal has stops the run", "G7"),
-    "replay_delivers_in_order_of_calls": ("completions are replayed in the order in which they came", "G7"),
+    "replay_does_not_compare": ("the run stops if the code asks for other calls than the journal has", "G7"),
+    "replay_delivers_in_order_of_calls": ("completions are replayed in their recorded order", "G7"),
     "hooks_are_not_asked": ("a hook is asked before a call is made again", "G5"),
     "once_is_repeated": ("a once call in doubt is not made again", "G5"),
     "the_guard_is_off": ("only the holder of the lease appends", "G4"),
-    "locks_prove_nothing": ("a run is not taken from a worker that lives", "G4"),
-    "leases_are_not_renewed": ("a tool that blocks the loop loses no lease", "T13"),
+    "locks_prove_nothing": ("a run is not taken over from a live worker", "G4"),
+    "leases_are_not_renewed": ("a tool that blocks the event loop does not cost its worker the lease", "T13"),
     "poison_is_never_noticed": ("a run that kills every worker is parked", "T26"),
 }
 WAITING = {
     "any_answer_is_a_yes": ("only an approval that was granted starts a call", "G9"),
     "a_start_does_not_look_at_the_expiry": ("an approval that has expired starts nothing", "G9"),
     "a_start_does_not_compare_arguments": ("only the approved arguments run", "T18"),
-    "workers_do_not_look_at_the_expiry": ("a worker ends what was granted and has expired", "G9"),
-    "what_is_settled_is_decided_again": ("of two deciders one wins", "T17"),
-    "decisions_are_judged_before_their_transaction": ("a decision is judged by what its transaction sees", "T17"),
-    "a_park_ignores_the_inbox": ("what arrives while a run is given up wakes somebody", "G6"),
-    "parents_are_told_afterwards": ("the end of a child and its parent's news are one commit", "T25"),
-    "charges_are_made_afterwards": ("a charge is made in the commit of what it is for", "T24"),
+    "workers_do_not_look_at_the_expiry": ("a worker ends an approval that was granted and has expired", "G9"),
+    "what_is_settled_is_decided_again": ("of two decisions the first counts", "T17"),
+    "decisions_are_judged_before_their_transaction": ("a decision is checked against the state that its own transaction reads", "T17"),
+    "a_park_ignores_the_inbox": ("a post that arrives while a run is being released wakes a worker", "G6"),
+    "parents_are_told_afterwards": ("the end of a child and its event for the parent are one commit", "T25"),
+    "charges_are_made_afterwards": ("a charge is made in the commit of its event", "T24"),
     "every_signal_is_news": ("a signal that is sent again counts once", "duplicates"),
 }
 MIND = {
     "answers_in_the_journal_are_taken_for_failures": ("an answer in the journal is not asked for again", "G5"),
-    "lost_answers_are_not_recorded": ("an answer that was lost with its worker is told", "G8"),
-    "requests_are_not_compared": ("another request than the recorded one stops the run", "T30"),
-    "clients_try_again_on_their_own": ("every request to a provider is an attempt of ours", "G2"),
-    "what_hangs_at_the_end_of_a_run_is_left_hanging": ("every tool use of an ended conversation is answered", "T28"),
-    "what_was_not_called_is_not_told": ("a model hears of the calls that were not made", "T28"),
+    "lost_answers_are_not_recorded": ("an answer that was lost with its worker is recorded as lost", "G8"),
+    "requests_are_not_compared": ("the run stops if a request differs from the recorded one", "T30"),
+    "clients_try_again_on_their_own": ("every request to a provider is a recorded attempt", "G2"),
+    "what_hangs_at_the_end_of_a_run_is_left_hanging": ("every tool use of an ended conversation has a result", "T28"),
+    "what_was_not_called_is_not_told": ("a model is told which calls were not made", "T28"),
 }
 PREDICATES = {"epoch": "G4", "nonce": "G4", "worker": "G4", "seq": "G3"}
 CONFORMANCE = {

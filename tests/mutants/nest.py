@@ -1,10 +1,10 @@
-"""A process that runs tests against a changed perdure. It has imported what takes long, and nothing of perdure, so that a mutant costs a fork.
+"""A process that runs tests against a changed perdure. It has imported all slow modules except perdure, so a mutant costs only a fork.
 
 Requests and answers are lines of JSON on its stdin and stdout:
 
     {"src": folder, "tests": [ids], "log": path, "within_s": s}  → {"code": exit code of pytest, or null, "reports": [[id, phase, outcome, error, took_s]]}
 
-When its stdin ends, it ends; nothing that it started outlives a request.
+The process ends when its stdin ends. No process that a request has started outlives the request.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import IO, Any, NamedTuple, cast
 ROOT = Path(__file__).resolve().parents[2]
 _PLUGINS = ("_hypothesis_pytestplugin", "anyio.pytest_plugin", "xdist.plugin")
 _HEAVY = ("pytest", *_PLUGINS, "hypothesis", "apsw", "msgspec", "pydantic", "psycopg", "click", "rich")
-_IMPORTED = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"  # that is what this process is for
+_IMPORTED = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"  # importing early is the purpose of this process
 
 
 class Report(NamedTuple):
@@ -38,7 +38,7 @@ class Report(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What came of running tests; `code` is pytest's, or None when it took too long."""
+    """The result of running tests; `code` is pytest's exit code, or None after a time-out."""
 
     code: int | None
     reports: list[Report]
@@ -48,13 +48,13 @@ class Verdict(NamedTuple):
         return self.code == 0 and any(report.phase == "call" and report.outcome == "passed" for report in self.reports)
 
     def is_red(self, says: str) -> bool:
-        """Whether a test itself says that something is wrong, and in that way: not an import, not a fixture, not a time that ran out."""
-        ways = ("AssertionError", "Failed") if says == "AssertionError" else (says,)  # Failed: what was to be raised was not
+        """Did a test itself fail, with this exception? A failing import or fixture, and a time-out, do not count."""
+        ways = ("AssertionError", "Failed") if says == "AssertionError" else (says,)  # Failed: pytest.raises saw no exception
         failed = [report for report in self.reports if report.outcome == "failed"]
         return self.code == 1 and bool(failed) and failed[0].phase == "call" and failed[0].error in ways
 
 
-# -- the tests' side ----------------------------------------------------------------------------------------------------------
+# -- in the tests ----------------------------------------------------------------------------------------------------------
 class Nest:
     """Runs tests against any copy of the sources."""
 
@@ -65,7 +65,7 @@ class Nest:
         self._requests, self._answers = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
 
     def run(self, src: Path, tests: list[str], log: Path, within_s: float = 100.0) -> Verdict:
-        """What the tests say about the perdure in that folder."""
+        """Run the tests against the perdure in that folder."""
         request = {"src": str(src), "tests": tests, "log": str(log), "within_s": within_s}
         self._requests.write(json.dumps(request).encode() + b"\n")
         self._requests.flush()
@@ -80,13 +80,13 @@ class Nest:
         self._answers.close()
 
 
-# -- its own side -------------------------------------------------------------------------------------------------------------
+# -- in the process -------------------------------------------------------------------------------------------------------------
 def main() -> None:
     """Serve requests until stdin ends."""
     for name in _HEAVY:
         importlib.import_module(name)
     assert not [name for name in sys.modules if name.split(".")[0] == "perdure"], "each child imports its own"
-    gc.freeze()  # or every collection in a child would touch, and so copy, all that is here
+    gc.freeze()  # otherwise every collection in a child would write to, and so copy, all pages of this process
     for line in sys.stdin.buffer:
         answer = _serve(json.loads(line))
         sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
@@ -102,7 +102,7 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
     os.close(writing)
     told = _read(reading, request["within_s"])
     os.close(reading)
-    # The whole group: what a test has started goes with it.
+    # Kill the whole process group, with all processes that the tests have started.
     os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return cast("dict[str, Any]", json.loads(told)) if told else {"code": None, "reports": []}
@@ -121,7 +121,7 @@ def _read(reading: int, within_s: float) -> bytes:
 
 
 def _be_born(request: dict[str, Any], writing: int) -> None:
-    """In the child: the tests, and what came of them. Never returns."""
+    """In the child: run the tests and write their reports to the pipe. Never returns."""
     try:
         os.setpgid(0, 0)
         log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -130,7 +130,7 @@ def _be_born(request: dict[str, Any], writing: int) -> None:
             os.dup2(source, target)
         os.environ["PYTHONPATH"] = request["src"]  # for the processes of the tests
         sys.path.insert(0, request["src"])
-        # pytest rewrites the assertions of whatever belongs to a plugin, and that is all of perdure: for the first mutant, and then it is there.
+        # perdure is a pytest plugin, so pytest rewrites the assertions of all its modules. Keep the .pyc files, so that only the first mutant pays.
         sys.dont_write_bytecode = False
         listener = _Listener()
         import pytest
@@ -160,13 +160,13 @@ def _be_born(request: dict[str, Any], writing: int) -> None:
 
 
 class _Listener:
-    """A plugin of pytest that keeps what it hears."""
+    """A pytest plugin that collects the reports."""
 
     def __init__(self) -> None:
         self.reports: list[tuple[str, str, str, str | None, float]] = []
 
     def pytest_load_initial_conftests(self) -> None:
-        sys.dont_write_bytecode = True  # from here on it is as in any other run: tests/conftest.py says why
+        sys.dont_write_bytecode = True  # from here on as in any other test run; tests/conftest.py gives the reason
 
     def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
         outcome = "passed" if call.excinfo is None else "skipped" if call.excinfo.typename == "Skipped" else "failed"

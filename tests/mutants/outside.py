@@ -1,4 +1,4 @@
-"""Mutants of what stands between this user and text, files and servers of others."""
+"""Mutants of the guards against text, files and servers of other users."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 OUTSIDE = (
     Mutant(
         name="completion_offers_whatever_the_database_has",
-        guard="completion puts nothing on a command line that is not an id",
+        guard="completion offers only ids",
         promise="security",
         file="cli/common.py",
         where="_complete",
@@ -28,7 +28,7 @@ OUTSIDE = (
     ),
     Mutant(
         name="a_server_may_ask_for_the_password_in_any_way",
-        guard="a password goes to no server that asks for it in clear text or as MD5",
+        guard="a password is sent to no server that asks for it in clear text or as MD5",
         promise="security",
         file="store/postgres/connect.py",
         where="parameters",
@@ -39,7 +39,7 @@ OUTSIDE = (
     ),
     Mutant(
         name="a_settings_file_chooses_how_the_password_is_sent",
-        guard="a settings file does not decide how a server asks for the password",
+        guard="a settings file cannot change how a password may be sent",
         promise="security",
         file="config.py",
         where="_check_url_of_file",
@@ -49,7 +49,7 @@ OUTSIDE = (
     ),
     Mutant(
         name="commands_hold_their_words_as_they_are",
-        guard="a command to paste executes nothing that it only names",
+        guard="pasting a printed command executes no text from its arguments",
         promise="security",
         file="shell.py",
         where="command",
@@ -59,7 +59,7 @@ OUTSIDE = (
     ),
     Mutant(
         name="an_id_can_be_an_option",
-        guard="an id in a command to paste is no option of it",
+        guard="an id in a printed command is never parsed as an option",
         promise="security",
         file="shell.py",
         where="command",
@@ -69,7 +69,7 @@ OUTSIDE = (
     ),
     Mutant(
         name="a_backslash_ends_the_quotes_in_fish",
-        guard="a word is quoted for fish too, where a backslash inside of quotes escapes",
+        guard="words are quoted for fish too, where a backslash is special inside quotes",
         promise="security",
         file="shell.py",
         where="quote",
@@ -79,7 +79,7 @@ OUTSIDE = (
     ),
     Mutant(
         name="options_are_put_inside_of_words",
-        guard="what is put into a finished sentence does not end the quotes of a word",
+        guard="text that is inserted into a printed sentence cannot end the quotes of a word",
         promise="security",
         file="shell.py",
         where="quote",

@@ -1,4 +1,4 @@
-"""Every guard that is tested by removing it: the dangerous lines of the sources, and those that other tests switch off as they run."""
+"""Every guard that is tested by removing it: lines of the sources, and guards that other tests switch off at run time."""
 
 from __future__ import annotations
 

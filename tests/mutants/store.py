@@ -1,4 +1,4 @@
-"""Mutants of the store and of what reads it: one commit path, claims, post, blobs, schema, verify."""
+"""Mutants of the store and its readers: appends, claims, post, blobs, schema, verify."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SUSPECTS = "tests/conformance/test_sqlite.py::TestSqliteInMemory"
 STORE = (
     Mutant(
         name="a_lost_signal_is_posted_again",
-        guard="a signal of which nobody has heard whether it arrived is there once",
+        guard="a signal whose answer was lost is stored once",
         promise="duplicates",
         file="store/mailbox.py",
         where="Mailbox.post",
@@ -20,7 +20,7 @@ STORE = (
     ),
     Mutant(
         name="a_lost_signal_may_come_late",
-        guard="a signal that was posted again is refused when the first one arrives after all",
+        guard="if a lost signal was posted again, the first one is refused when it arrives late",
         promise="duplicates",
         file="store/mailbox.py",
         where="Mailbox.post",
@@ -31,7 +31,7 @@ STORE = (
     ),
     Mutant(
         name="an_answer_before_the_sync_counts",
-        guard="what goes in two statements is committed when its Sync is answered, and not before",
+        guard="two statements sent together count as committed only when their Sync is answered",
         promise="storage",
         file="store/postgres/wire.py",
         where="_together",
@@ -66,7 +66,7 @@ STORE = (
     ),
     Mutant(
         name="whoever_looks_once_judges",
-        guard="silent is who was seen to be, for a whole lease and by the monotonic clock; no wall clock makes anybody dead",
+        guard="a worker counts as silent only if it was watched for a whole lease, by the monotonic clock; no wall clock makes it dead",
         promise="G4",
         file="store/claims.py",
         where="_Beat.is_silent",
@@ -77,7 +77,7 @@ STORE = (
     ),
     Mutant(
         name="others_may_write_to_the_folder_of_locks",
-        guard="lock files lie where no other user can swap them",
+        guard="lock files are in a folder in which no other user can replace them",
         promise="G4",
         file="store/private_folder.py",
         where="PrivateFolder._require_private",
@@ -112,7 +112,7 @@ STORE = (
     ),
     Mutant(
         name="a_lock_that_has_lost_its_name_proves_a_death",
-        guard="a lock file proves a death only while it has its name: its worker may hold another one by now",
+        guard="a lock file proves a death only while it has its name, because its worker may have locked a new file since",
         promise="G4",
         file="store/liveness.py",
         where="FileLocks._is_locked_in",
@@ -123,7 +123,7 @@ STORE = (
     ),
     Mutant(
         name="finished_runs_take_letters",
-        guard="a finished run takes nothing more; behind this guard the database has a trigger",
+        guard="a finished run accepts no post; a database trigger backs this guard",
         promise="T27",
         file="store/mailbox.py",
         where="_unfinished",
@@ -135,7 +135,7 @@ STORE = (
     ),
     Mutant(
         name="answers_to_unheld_runs_are_not_charged",
-        guard="an answer that is appended at once is charged in its commit",
+        guard="a resolution that is appended at once is charged in its commit",
         promise="T33",
         file="store/mailbox.py",
         where="Mailbox.post",
@@ -146,7 +146,7 @@ STORE = (
     ),
     Mutant(
         name="answers_to_held_runs_are_charged_twice",
-        guard="an answer in an inbox is charged by whoever journals it, and by nobody else",
+        guard="a resolution in an inbox is charged only by the worker that journals it",
         promise="T24",
         file="store/mailbox.py",
         where="Mailbox.post",
@@ -157,9 +157,9 @@ STORE = (
     ),
     Mutant(
         name="a_forced_end_is_free",
-        guard="what may have happened in a run that is ended by force is charged",
+        guard="calls that may have happened are charged when a run is ended by force",
         promise="T33",
-        file="store/consequences.py",
+        file="store/projections.py",
         where="Consequences.end",
         old="                for one in end.unsettled:\n",
         new="                for one in ():\n",
@@ -168,7 +168,7 @@ STORE = (
     ),
     Mutant(
         name="costs_leave_settled_doubts_out",
-        guard="what is charged when a doubt is settled is shown",
+        guard="costs show what was charged when a doubt was settled",
         promise="T33",
         file="store/costs.py",
         where="_attempts",
@@ -179,7 +179,7 @@ STORE = (
     ),
     Mutant(
         name="held_runs_are_ended_from_outside",
-        guard="nobody ends a run over the head of its holder",
+        guard="a run that a worker holds cannot be ended from outside",
         promise="G4",
         file="store/mailbox.py",
         where="Mailbox.end",
@@ -190,7 +190,7 @@ STORE = (
     ),
     Mutant(
         name="decisions_reach_across_tenants",
-        guard="an approval of another tenant is not there",
+        guard="an approval of another tenant is not found",
         promise="G16",
         file="store/approvals.py",
         where="Approvals.decide",
@@ -201,18 +201,18 @@ STORE = (
     ),
     Mutant(
         name="a_vote_counts_when_it_was_asked_for",
-        guard="a vote that had to wait for the database until the approval's time was over comes too late",
+        guard="a vote is refused if the approval expired while the vote waited for the database",
         promise="G9",
         file="store/approvals.py",
         where="Approvals.decide",
         old="judgement, now + waited_us)",
         new="judgement, now)",
-        red="tests/unit/test_desk.py::test_a_yes_that_had_to_wait_for_the_database_until_the_time_was_over_comes_too_late",
+        red="tests/unit/test_control.py::test_a_yes_that_had_to_wait_for_the_database_until_the_time_was_over_comes_too_late",
         store="sqlite",
     ),
     Mutant(
         name="handles_reach_across_tenants",
-        guard="a run of another tenant is not there",
+        guard="a run of another tenant is not found",
         promise="G16",
         file="app.py",
         where="Handle.status",
@@ -223,7 +223,7 @@ STORE = (
     ),
     Mutant(
         name="any_version_may_resume",
-        guard="a run that is asked for by name goes on with its own version only",
+        guard="a run that is claimed by its id continues only with its own version",
         promise="G12",
         file="store/claims.py",
         where="_check_resumable",
@@ -234,7 +234,7 @@ STORE = (
     ),
     Mutant(
         name="any_version_is_claimed",
-        guard="a worker takes only versions that it serves",
+        guard="a worker claims only versions that it serves",
         promise="G12",
         file="store/sqlite/queries.sql",
         where="lines_with_ready_runs",
@@ -245,7 +245,7 @@ STORE = (
     ),
     Mutant(
         name="paused_runs_are_resumed_by_name",
-        guard="a paused run stays so until somebody lets it go on",
+        guard="a paused run stays paused until a person lets it continue",
         promise="G6",
         file="store/claims.py",
         where="_check_resumable",
@@ -256,7 +256,7 @@ STORE = (
     ),
     Mutant(
         name="live_holders_are_robbed",
-        guard="a run is not taken from a worker that lives",
+        guard="a run is not taken over from a live worker",
         promise="G4",
         file="store/claims.py",
         where="Claims._this_one",
@@ -278,7 +278,7 @@ STORE = (
     ),
     Mutant(
         name="suspects_are_taken_one_by_one",
-        guard="runs that two workers died with go on all at once",
+        guard="runs with which two workers died continue all together",
         promise="T34",
         file="core/suspects.py",
         where="largest_group",
@@ -289,7 +289,7 @@ STORE = (
     ),
     Mutant(
         name="groups_of_suspects_do_not_halve",
-        guard="a group of suspects whose worker died is halved",
+        guard="the group size of suspects is halved when their worker dies",
         promise="T26",
         file="core/suspects.py",
         where="largest_group",
@@ -300,7 +300,7 @@ STORE = (
     ),
     Mutant(
         name="large_groups_are_joined_by_whoever_may_only_be_in_small_ones",
-        guard="a group is never larger than any of its members may be in",
+        guard="a group is never larger than each of its members allows",
         promise="T34",
         file="core/suspects.py",
         where="Group.admits",
@@ -311,18 +311,18 @@ STORE = (
     ),
     Mutant(
         name="suspects_are_taken_by_name_whatever_is_held",
-        guard="a suspect that is asked for by name has to fit into the group too",
+        guard="a suspect that is claimed by its id must fit into the group too",
         promise="T34",
         file="store/claims.py",
         where="Claims._claim_this",
-        old=" and Suspects(cursor, worker).may_take(found) else []",
+        old=" and HeldSuspects(cursor, worker).may_take(found) else []",
         new=" else []",
         red=f"{SUSPECTS}::test_a_suspect_that_is_asked_for_by_its_id_has_to_fit_into_the_group_too",
         store="sqlite",
     ),
     Mutant(
         name="suspects_below_hide_the_others",
-        guard="suspects that must wait keep no other run of their family waiting",
+        guard="suspects that must wait do not delay other runs of their family",
         promise="G6",
         file="store/claims.py",
         where="Claims._claim_below",
@@ -333,7 +333,7 @@ STORE = (
     ),
     Mutant(
         name="suspects_are_blamed_for_runs_that_are_none",
-        guard="of a suspect only the other suspects are counted that were lost with it",
+        guard="for a suspect only the other suspects that were lost with it are counted",
         promise="T34",
         file="store/sqlite/queries.sql",
         where="lose_runs",
@@ -344,7 +344,7 @@ STORE = (
     ),
     Mutant(
         name="suspects_are_blamed_for_runs_that_are_none_on_postgres",
-        guard="of a suspect only the other suspects are counted that were lost with it",
+        guard="for a suspect only the other suspects that were lost with it are counted",
         promise="T34",
         file="store/postgres/queries.sql",
         where="lose_runs",
@@ -355,7 +355,7 @@ STORE = (
     ),
     Mutant(
         name="who_was_lost_together_is_forgotten",
-        guard="a claim tells how many others may be to blame for the death",
+        guard="a claim records how many other runs may be the cause of the death",
         promise="T34",
         file="store/claims.py",
         where="Take.__init__",
@@ -366,7 +366,7 @@ STORE = (
     ),
     Mutant(
         name="any_event_at_that_place_is_ones_own",
-        guard="an append whose answer was lost is there only if its very events are: a letter has the same id whoever has journaled it",
+        guard="a lost append counts as durable only if exactly its events are there: a post has the same id whichever worker journals it",
         promise="G1",
         file="store/postgres/journal.py",
         where="PostgresJournal._settle_all",
@@ -377,7 +377,7 @@ STORE = (
     ),
     Mutant(
         name="epochs_stay",
-        guard="every claim takes a new epoch",
+        guard="every claim gets a new epoch",
         promise="G3",
         file="store/claims.py",
         where="_Take.__init__",
@@ -410,7 +410,7 @@ STORE = (
     ),
     Mutant(
         name="a_hole_in_the_journal_is_read_over",
-        guard="an event that is missing is named when the journal is read",
+        guard="a missing event is named when the journal is read",
         promise="G3",
         file="store/journal.py",
         where="Journal.read",
@@ -421,7 +421,7 @@ STORE = (
     ),
     Mutant(
         name="an_unknown_commit_is_taken_for_done",
-        guard="a commit that was not seen to arrive is looked for",
+        guard="a commit without an answer is looked up",
         promise="storage",
         file="store/journal.py",
         where="Journal._arrived",
@@ -432,7 +432,7 @@ STORE = (
     ),
     Mutant(
         name="the_event_of_another_is_taken_for_ours",
-        guard="what lies at the place of a lost commit is known by its hash",
+        guard="the events at the place of a lost commit are compared by their hash",
         promise="storage",
         file="store/journal.py",
         where="Journal._arrived",
@@ -454,7 +454,7 @@ STORE = (
     ),
     Mutant(
         name="full_is_not_synced",
-        guard="full means that every commit is synced",
+        guard="with synchronous=full every commit is synced",
         promise="G1",
         file="store/sqlite/connect.py",
         where="SYNCHRONOUS",
@@ -465,7 +465,7 @@ STORE = (
     ),
     Mutant(
         name="a_replaced_file_is_written_to",
-        guard="a file that was replaced is not written to",
+        guard="a file that was replaced on disk is not written to",
         promise="G1",
         file="store/sqlite/database.py",
         where="SqliteDatabase._check_file",
@@ -476,7 +476,7 @@ STORE = (
     ),
     Mutant(
         name="a_park_ignores_the_inbox",
-        guard="what arrives while a run is given up wakes somebody",
+        guard="a post that arrives while a run is being released wakes a worker",
         promise="storage",
         file="store/journal.py",
         where="wake_at",
@@ -487,7 +487,7 @@ STORE = (
     ),
     Mutant(
         name="pruned_ids_are_used_again",
-        guard="the id of a pruned run is not used again; behind this guard the database has a trigger",
+        guard="the id of a pruned run is not used again; a database trigger backs this guard",
         promise="G5",
         file="store/sqlite/queries.sql",
         where="insert_run",
@@ -499,7 +499,7 @@ STORE = (
     ),
     Mutant(
         name="signals_with_a_key_count_twice",
-        guard="a signal with a key is taken once",
+        guard="a signal with a key counts once",
         promise="T25",
         file="store/mailbox.py",
         where="_is_news",
@@ -510,9 +510,9 @@ STORE = (
     ),
     Mutant(
         name="children_are_not_told_of",
-        guard="the end of a child is told to its parent in the same commit",
+        guard="the end of a child reaches its parent in the same commit",
         promise="G6",
-        file="store/consequences.py",
+        file="store/projections.py",
         where="Consequences.end",
         old="        if run.parent is not None and run.parent_call is not None:",
         new="        if False:",
@@ -543,7 +543,7 @@ STORE = (
     ),
     Mutant(
         name="verify_does_not_look_for_the_last_events",
-        guard="verify notices that the last events are missing",
+        guard="verify detects that the last events are missing",
         promise="G11",
         file="inspect/verify.py",
         where="Checked._check_end",
@@ -554,7 +554,7 @@ STORE = (
     ),
     Mutant(
         name="a_dead_holder_keeps_answers_from_being_checked",
-        guard="an answer that is appended at once is about the state that was looked at",
+        guard="a resolution that is appended at once is checked against the state that was read",
         promise="storage",
         file="store/mailbox.py",
         where="Mailbox.post",
@@ -565,7 +565,7 @@ STORE = (
     ),
     Mutant(
         name="verify_does_not_look_at_epochs",
-        guard="verify notices an epoch without a claim",
+        guard="verify detects an epoch without a claim",
         promise="G3",
         file="inspect/verify.py",
         where="Checked._check_sense",

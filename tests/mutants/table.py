@@ -1,4 +1,4 @@
-"""The table of docs/mutants.md, made of the registry: `python -m tests.mutants.table > docs/mutants.md`."""
+"""Writes docs/mutants.md from the registry: `python -m tests.mutants.table > docs/mutants.md`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.mutants.registry import ALL, KNOWN, SOURCE
 _HEAD = """\
 # Guards are tested by removing them
 
-A test of a guard is worth what it says when the guard is gone. So each dangerous line of perdure is taken out, one at a time, and a
-test must go red: {source} of them in a copy of the sources, {known} more in the running process of a test, {total} in all.
+A test of a guard proves something only if it fails without the guard. So each dangerous line of perdure is removed, one at a time,
+and a test must fail: {source} lines in a copy of the sources, {known} more in the running process of a test, {total} in all.
 
-This page is made of the registry in `tests/mutants` (`python -m tests.mutants.table > docs/mutants.md`), and a test compares the two.
-`make test-full` runs all of it. One mutant alone: `pytest "tests/mutants/test_mutants.py::test_the_named_test_goes_red_when[NAME]"`.
+This page is generated from the registry in `tests/mutants` (`python -m tests.mutants.table > docs/mutants.md`), and a test compares
+the two. `make test-full` runs all of it. One mutant alone: `pytest "tests/mutants/test_mutants.py::test_the_named_test_goes_red_when[NAME]"`.
 
-What the guards keep; G… are [promises](what-is-promised.md), T… are traps that others have fallen into:
+What the guards protect; G… are [promises](what-is-promised.md), T… are known mistakes of such systems:
 
 | | | guards |
 |---|---|---|
@@ -27,71 +27,71 @@ What the guards keep; G… are [promises](what-is-promised.md), T… are traps t
 
 ## In a copy of the sources
 
-The text of the line is replaced in a copy, and the named test runs against that copy in a process of its own. It must fail with an
-assertion, or with the error that the mutant leads to; an import that fails proves nothing. Where the text does not stand in its file
-exactly once, the test fails: a line that has moved is noticed.
+The text of the line is replaced in a copy, and the named test runs against that copy in its own process. It must fail with an
+assertion, or with the error that the mutant causes; a failing import proves nothing. If the text is not in its file
+exactly once, the test fails, so that a moved line is noticed. “Without it” is the name of the mutant.
 
-| guard | promise | line | without it | the test that goes red | store |
+| guard | promise | line | without it | the test that must fail | store |
 |---|---|---|---|---|---|
 """
 _MIDDLE = """
 ## In the running process of a test
 
-Statements without one of their conditions, and functions replaced in a process that is then killed, paused
-or raced with. The named check is run with the guard in place, too, and is green then.
+Here a condition is removed from an SQL statement, or a function is replaced, in a process that is then killed, paused
+or raced. The named check also runs with the guard in place, and must pass then.
 
-| guard | promise | where | without it | the check that goes red | store |
+| guard | promise | where | without it | the check that must fail | store |
 |---|---|---|---|---|---|
 """
 _WORDS = {
-    "G1": "what was acknowledged survives",
+    "G1": "acknowledged data stays",
     "G2": "an intent is durable before its effect begins",
     "G3": "events have no gap, epochs never go back",
     "G4": "only the holder of the lease writes",
-    "G5": "after a crash a call behaves as its effect class says",
-    "G6": "no run is stranded",
-    "G7": "replay takes the same decisions, or says where it does not",
-    "G8": "a doubt is shown, and never guessed away",
-    "G9": "only what was approved runs, once, in time, by the word of somebody who may give it",
+    "G5": "after a crash the effect class decides about a call",
+    "G6": "no run is lost",
+    "G7": "replay makes the same decisions, or stops and says where it differs",
+    "G8": "an unknown outcome is shown, and never guessed",
+    "G9": "only the approved arguments run, once, in time, decided by a person who may decide",
     "G10": "a finished run stays finished",
     "G11": "every edit of the journal is detected",
-    "G12": "a run goes on with the version that it was begun with",
-    "G13": "a drain abandons nothing",
+    "G12": "a run continues with the version that it was started with",
+    "G13": "a drain loses nothing",
     "G14": "limits are checked before the effect",
-    "G15": "no secret is written down",
-    "G16": "a tenant sees nothing of another",
+    "G15": "no secret is recorded or shown",
+    "G16": "a tenant sees nothing of another tenant",
     "T1": "the second failure is not recorded",
     "T2": "a result that cannot be recorded repeats its effect",
-    "T3": "a falsy result is taken for none",
+    "T3": "a falsy result counts as no result",
     "T4": "two identical calls share a key",
-    "T5": "the parts of a key can be shifted",
-    "T6": "a hole below the last completed call",
+    "T5": "text can move from one part of a key into the next without changing the key",
+    "T6": "a gap in the numbers of calls",
     "T8": "a changed plan, or changed code, skips a step",
-    "T10": "what differs between live and replay: tuples, keys that are numbers",
+    "T10": "values that differ between the live run and replay: tuples, keys that are numbers",
     "T11": "order by time",
-    "T13": "a lease that is not renewed any more, and nobody hears of it",
+    "T13": "a lease is no longer renewed, and this is not noticed",
     "T14": "a key that the service has forgotten",
-    "T16": "an approval that is found by its run and not by its id",
-    "T17": "of two decisions the last one wins",
-    "T18": "other arguments than the approved ones",
-    "T20": "rejected and expired are told as one",
-    "T22": "“not found” while the request is on its way",
-    "T23": "an effect that a cancel keeps from being recorded",
-    "T24": "cost that is counted twice, or lost",
-    "T25": "news in another transaction than what they are about",
-    "T26": "a run that kills its workers, one after the other",
-    "T27": "a message after the end",
-    "T28": "a conversation that no provider takes any more",
-    "T30": "a tool or a request that changes under a run",
-    "T31": "“not found” that is believed while a request may still arrive",
-    "T32": "two journals that make the same key for different effects",
-    "T33": "a budget without a bound across deaths",
-    "T34": "innocent runs that wait in line for the poisonous one",
-    "bad input": "what cannot be meant is refused",
-    "calls": "a call moves as its table says",
-    "duplicates": "what is sent twice counts once",
-    "security": "text, files and servers of others decide nothing here",
-    "storage": "one commit, whole or not at all; an unknown outcome is looked up",
+    "T16": "an approval is looked up by its run instead of its id",
+    "T17": "of two decisions the last one counts",
+    "T18": "other arguments than the approved ones are used",
+    "T20": "the agent cannot distinguish rejected from expired",
+    "T22": "“not found” before the old attempt's deadline",
+    "T23": "a cancel prevents the record of an effect",
+    "T24": "a cost is counted twice, or lost",
+    "T25": "an event and its consequences are in different transactions",
+    "T26": "a run kills its workers, one after the other",
+    "T27": "a post after the end of a run",
+    "T28": "a conversation that the provider refuses",
+    "T30": "a tool or a request changes under a run",
+    "T31": "“not found” counts while a request may still arrive",
+    "T32": "two journals make the same key for different effects",
+    "T33": "a budget is exceeded without limit when workers die",
+    "T34": "innocent runs wait one by one because of a poisonous run",
+    "bad input": "invalid input is refused",
+    "calls": "a call changes its state only as its table allows",
+    "duplicates": "a message that is sent twice counts once",
+    "security": "text, files and servers of other users cannot control perdure",
+    "storage": "a commit is complete or absent; an unknown outcome is looked up",
 }
 _STORES = {"none": "–", "sqlite": "SQLite", "postgres": "PostgreSQL", "both": "both"}
 

@@ -1,4 +1,4 @@
-"""Guards that no test had noticed the loss of, until a mutant without them stayed alive."""
+"""Tests of guards whose removal no other test had noticed: their mutants survived."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from tests.conformance.suite import new_run
 from tests.unit.drive_tools import SETTINGS, ManualClock, perdure, run, status_of, worker_of
 
 from perdure import Approval, Budget, Call, NotApproved, Run, Settings, agent, tool
@@ -19,14 +20,13 @@ from perdure.errors import StoreUnavailable
 from perdure.inspect.replay import Different, Same, compare
 from perdure.store.api import Store
 from perdure.store.open import open_store
-from perdure.testing.conformance import new_run
 
 SEEN: list[list[str]] = []  # which intents were durable when a tool began, by the database itself
 PAID: list[str] = []
 
 
 def durable_intents(where: Path, run_id: str) -> list[str]:
-    """Read through a connection of its own: what the worker only has in mind is not there."""
+    """Read through a separate connection, so that only durable events are visible."""
     store: Store = open_store(f"sqlite:///{where}", create=False)
     try:
         return [event.body.tool for event in store.read(run_id) if isinstance(event.body, ToolCallInitiated)]
@@ -106,12 +106,12 @@ async def puts_as_much(run: Run) -> None:
 async def drive(where: Path, one: Any, *args: Any, settings: Settings = SETTINGS) -> None:
     async with perdure(where, [one], settings=settings) as app:
         await app.start(one, *args, id="r")
-        await app.drive("r", wait=False)
+        await app.engine.drive("r", wait=False)
 
 
 @pytest.mark.parametrize(("one", "intent"), [(books_and_sends, "send"), (looks, "look")])
 def test_a_call_begins_when_its_own_intent_is_durable(one: Any, intent: str, tmp_path: Path) -> None:
-    """… also when the result of a transaction made the agent ask for it, in whose commit it was not; also a read that is charged (G2, G14)."""
+    """Also if the result of a transaction caused the call, whose intent is not in that commit; also a read that is charged (G2, G14)."""
     SEEN.clear()
     where = tmp_path / "j.db"
     run(drive(where, one, str(where)))
@@ -120,7 +120,7 @@ def test_a_call_begins_when_its_own_intent_is_durable(one: Any, intent: str, tmp
 
 
 def test_an_intent_that_was_withdrawn_does_not_begin_after_its_approval_has_expired(tmp_path: Path) -> None:
-    """The intent used the approval up, and its worker was drained before the call began: the time of the yes goes on all the same (G9)."""
+    """The intent used up the approval, and its worker was drained before the call began: the approval still expires (G9)."""
     PAID.clear()
 
     async def main() -> str:
@@ -133,10 +133,10 @@ def test_an_intent_that_was_withdrawn_does_not_begin_after_its_approval_has_expi
 
         async with perdure(tmp_path / "j.db", [pays], clock, observers=[drained_at_the_intent]) as app:
             handle = await app.start(pays, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             (asked,) = await app.approvals()
             await app.approve(asked.approval, by="ann")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             assert any(isinstance(event.body, ToolCallFailed) for event in app.store.read("r")), "the intent was not withdrawn"
             outcome: str = await handle.result()
             return outcome
@@ -146,14 +146,14 @@ def test_an_intent_that_was_withdrawn_does_not_begin_after_its_approval_has_expi
 
 
 def test_code_that_ends_before_a_recorded_step_stops_the_run(tmp_path: Path) -> None:
-    """The activation in which the code differs has stated nothing; the step it leaves out stands under a later one (T8)."""
+    """The activation in which the code differs recorded no statement; the missing step is recorded with a later activation (T8)."""
 
     async def main() -> Same | Different:
         async with perdure(tmp_path / "j.db", [waits_and_puts]) as app:
             await app.start(waits_and_puts, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             await app.signal("r", "go")
-            assert (await app.drive("r", wait=False)).status == "succeeded"
+            assert (await app.engine.drive("r", wait=False)).status == "succeeded"
             events = app.store.read("r")
             facts = Facts("r", "default", None, "signalled", "1", None, 0)
             return compare("r", events, fold(events), lambda _: puts.machine(facts, b"{}", 1000), app.load)
@@ -177,7 +177,7 @@ def test_a_file_that_was_replaced_is_not_written_to(tmp_path: Path) -> None:
 
 
 def test_large_arguments_are_compared_too(tmp_path: Path) -> None:
-    """What lies in a blob is compared by its digest: the same call with other arguments is no old answer."""
+    """Arguments in a blob are compared by their digest: the recorded result is not used for other arguments."""
     where = tmp_path / "j.db"
     run(drive(where, puts_much, settings=structs.replace(SETTINGS, inline_bytes=100)))
     clock = ManualClock()
@@ -185,7 +185,7 @@ def test_large_arguments_are_compared_too(tmp_path: Path) -> None:
 
     async def again() -> str:
         async with perdure(where, [puts_as_much], clock) as app:
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             return status_of(app, "r")
 
     assert run(again()) == "needs_attention"

@@ -1,4 +1,4 @@
-"""Each dangerous line is taken out of a copy of the sources, and the test that is named for it goes red."""
+"""Each dangerous line is removed in a copy of the sources, and the test that the registry names must fail."""
 
 from __future__ import annotations
 
@@ -26,16 +26,23 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     return Workshop(tmp_path_factory.mktemp("mutants"))
 
 
+# Some guards are about races between processes or threads: on a busy machine a race can pass once without an error.
+_TRIES = 3
+
+
 @pytest.mark.parametrize("name", BY_NAME)
 def test_the_named_test_goes_red_when(name: str, nest: Nest, workshop: Workshop, tmp_path: Path) -> None:
     mutant = BY_NAME[name]
     with workshop.with_mutant(mutant) as src:
         verdict = nest.run(src, [mutant.red], tmp_path / "log")
+        for _ in range(_TRIES - 1):
+            if verdict.green:
+                verdict = nest.run(src, [mutant.red], tmp_path / "log")
     assert verdict.is_red(mutant.says), f"{mutant.guard}: {verdict}\n{(tmp_path / 'log').read_text()[-4000:]}"
 
 
 def test_without_a_mutant_the_copy_is_green(nest: Nest, workshop: Workshop, tmp_path: Path) -> None:
-    """Or everything above would be red for any reason: the copy as it is, and a harmless change in it."""
+    """The unchanged copy, and a copy with a harmless change, must pass; otherwise the failures above would prove nothing."""
     test = "tests/unit/test_keys.py::test_a_key_is_the_same_for_ever"
     assert nest.run(workshop.src, [test], tmp_path / "log").green, (tmp_path / "log").read_text()
     named = next(mutant for mutant in SOURCE if mutant.file == "core/identity.py")
@@ -45,7 +52,7 @@ def test_without_a_mutant_the_copy_is_green(nest: Nest, workshop: Workshop, tmp_
 
 
 def test_what_is_not_a_red_test_is_not_taken_for_one(nest: Nest, workshop: Workshop, tmp_path: Path) -> None:
-    """A file that cannot be imported, and a test that is not there, prove nothing about a guard."""
+    """A file that cannot be imported, and a test that does not exist, prove nothing about a guard."""
     broken = Mutant(
         name="broken", guard="", promise="", file="core/identity.py", where="", old="import hashlib\n", new="import nothing\n", red=""
     )
@@ -59,7 +66,7 @@ def test_what_is_not_a_red_test_is_not_taken_for_one(nest: Nest, workshop: Works
 
 
 def test_every_line_stands_where_the_registry_says() -> None:
-    """Once, and in the function or statement that is named: a line that was moved is noticed here, quickly."""
+    """The old text is in the file once, in the named function or statement. This finds moved lines quickly."""
     for mutant in SOURCE:
         text = (SOURCES / mutant.file).read_text("utf-8")
         changed(text, mutant)
@@ -75,5 +82,5 @@ def test_names_are_unique_and_every_guard_has_a_promise() -> None:
 
 
 def test_the_page_is_what_the_registry_says() -> None:
-    """Make it again: python -m tests.mutants.table > docs/mutants.md"""
+    """If it fails, generate the page again: python -m tests.mutants.table > docs/mutants.md"""
     assert (ROOT / "docs" / "mutants.md").read_text("utf-8") == table()

@@ -1,4 +1,4 @@
-"""A copy of the sources in which one text at a time is replaced, and put back."""
+"""A copy of the sources in which one text at a time is replaced, and restored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOURCES = ROOT / "src" / "perdure"
 
 
 def changed(text: str, mutant: Mutant) -> str:
-    """The file's text as the mutant has it; a line that has moved on, or that stands there twice, is an error."""
+    """The file's text with the mutant in it. It is an error if the old text is not there, or is there twice."""
     assert mutant.old != mutant.new, mutant.name
     count = text.count(mutant.old)
     assert count == 1, f"{mutant.name}: {mutant.file} holds the text to be replaced {count} times, not once: {mutant.old!r}"
@@ -24,7 +24,7 @@ def changed(text: str, mutant: Mutant) -> str:
 
 
 class Workshop:
-    """The copy. Compiled once: a mutant costs the compilation of one file."""
+    """The copy of the sources. It is compiled once, so each mutant compiles only one file."""
 
     def __init__(self, folder: Path) -> None:
         self.src = folder / "src"
@@ -33,10 +33,10 @@ class Workshop:
 
     @contextmanager
     def with_mutant(self, mutant: Mutant) -> Iterator[Path]:
-        """The folder to be put first on the path, while it holds the mutant."""
+        """Apply the mutant; yields the folder to put first on the import path."""
         file = self.src / "perdure" / mutant.file
         before, times = file.read_bytes(), file.stat()
-        # Without its compiled forms, which would be taken for up to date if the file's new time and size were the old ones.
+        # Remove the .pyc files: Python would use them if the changed file had the same time and size.
         kept = [(one, one.read_bytes()) for one in _compiled(file)]
         _forget(file)
         file.write_text(changed(before.decode(), mutant), "utf-8")
@@ -51,7 +51,7 @@ class Workshop:
 
 
 def _compiled(file: Path) -> list[Path]:
-    """What Python has made of it, and what pytest has."""
+    """The .pyc files of Python and of pytest."""
     return list((file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"))
 
 

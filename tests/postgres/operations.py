@@ -6,14 +6,14 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tests.conformance.suite import new_run
+from tests.conformance.suite_waiting import NOW, SECOND, Hand, asking, child, found, hold, payload, vote
 from tests.postgres.tools import rows, value
 
 from perdure.core.events import RunCancelled, RunReleased, RunSucceeded, SignalReceived, ThoughtRecorded
 from perdure.core.rate import Rate
 from perdure.settings import Queue
 from perdure.store.api import Append, Committed, RowChange, Served, Store
-from perdure.testing.conformance import new_run
-from perdure.testing.conformance_waiting import NOW, SECOND, Hand, asking, child, found, hold, payload, vote
 
 COMMIT, ONE, MANY = "^COMMIT$", "^WITH moved AS", "^WITH given AS"
 CREATE, CLAIM, SIGNAL = "^WITH made AS", "^WITH served AS", "^WITH seen AS"  # each in one statement, where there is nothing to weigh

@@ -156,7 +156,7 @@ async def errand(run: Run, seed: int) -> list[Any]:
             case Nap(seconds):
                 await asyncio.sleep(seconds)
             case Ask(number):
-                done.append((await run.approve("storm", {"number": number})).outcome)
+                done.append((await run.request_approval("storm", {"number": number})).outcome)
             case Word():
                 done.append(await run.receive("word"))
             case Child(child):

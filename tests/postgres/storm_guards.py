@@ -10,9 +10,9 @@ from collections.abc import Callable
 from msgspec import structs
 
 from perdure.core.identity import Sealed
+from perdure.engine.local.drive import Drive
 from perdure.store.api import Append
 from perdure.store.postgres.queries import QUERIES
-from perdure.worker.drive import Drive
 
 _GUARDED = ("advance", "advance_and_project", "advance_and_release", "advance_and_park", "append_many")
 

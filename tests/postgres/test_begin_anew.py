@@ -47,12 +47,12 @@ def test_an_app_is_drained_and_begins_anew_again_and_again(postgres_url: str) ->
                 working = asyncio.create_task(app.work())
                 while late.id not in begun:
                     await asyncio.sleep(0.01)
-                driving = asyncio.create_task(app.drive(late.id))
+                driving = asyncio.create_task(app.engine.drive(late.id))
                 await asyncio.sleep(0.02)
                 app.drain()
                 finish.set()
-                await asyncio.gather(working, driving, app.drive(late.id))
-                assert (await late.status()).status == "succeeded"
+                await asyncio.gather(working, driving, app.engine.drive(late.id))
+                assert (await late.row()).status == "succeeded"
             return [await handle.result() for handle in handles]
 
     assert asyncio.run(asyncio.wait_for(main(), 100)) == [f"r-{number}" for number in range(4)]

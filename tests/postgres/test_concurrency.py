@@ -15,6 +15,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.conformance.suite import T0, new_run, serving
+from tests.conformance.suite_waiting import SECOND, Hand, approval, asking, child, found, hold, payload, vote
 from tests.postgres.tools import (
     WAITING,
     at_once,
@@ -35,11 +37,8 @@ from perdure.settings import Queue
 from perdure.store import blobs
 from perdure.store.api import Append, Charge, Claimed, Committed, RowChange, Store
 from perdure.store.cursor import Cursor
-from perdure.store.postgres.cursor import PostgresCursor
-from perdure.store.postgres.queries import QUERIES
+from perdure.store.postgres.queries import QUERIES, PostgresCursor
 from perdure.store.postgres.store import PostgresStore
-from perdure.testing.conformance import T0, new_run, serving
-from perdure.testing.conformance_waiting import SECOND, Hand, approval, asking, child, found, hold, payload, vote
 
 
 @pytest.fixture

@@ -60,7 +60,12 @@ def row(store: Store) -> RunRow:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("settings", "budget", "lost"),
-    [(SHORT, None, ONE_STATEMENT), (SHORT, Budget(calls=10), COMMIT), (LONG, None, ONE_STATEMENT), (LONG, Budget(calls=10), COMMIT)],
+    [
+        (SHORT, None, ONE_STATEMENT),
+        (SHORT, Budget(calls=10).limits, COMMIT),
+        (LONG, None, ONE_STATEMENT),
+        (LONG, Budget(calls=10).limits, COMMIT),
+    ],
     ids=["at once", "in a transaction", "at once, within the lease", "in a transaction, within the lease"],
 )
 def test_a_worker_whose_answer_comes_after_another_has_made_the_call_does_not_make_it(

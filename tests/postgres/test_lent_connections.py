@@ -8,14 +8,14 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.conformance.suite_waiting import Hand, hold
 from tests.postgres.tools import check_journals, opened, value
 
 from perdure.core.events import ThoughtRecorded
 from perdure.errors import InvalidInput, StoreError, StoreUnavailable
 from perdure.store.api import Append, Committed
-from perdure.store.cursor import Gone
+from perdure.store.cursor import ConnectionGone
 from perdure.store.postgres.store import PostgresStore
-from perdure.testing.conformance_waiting import Hand, hold
 
 
 def tail_of(store: PostgresStore, hand: Hand, head: Append) -> Append:
@@ -43,7 +43,7 @@ def test_a_server_that_gives_out_under_a_tool_is_not_the_tools_failure(postgres_
                     raise
             return tail_of(store, hand, head), "done"
 
-        with pytest.raises(Gone, match="cannot be reached"):
+        with pytest.raises(ConnectionGone, match="cannot be reached"):
             store.transact(head, work)
         assert value(postgres_url, "SELECT count(*) FROM notes") == 0
         assert store.transact(head, work) == (Committed(), "done")

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
+from tests.conformance.suite import found, new_run
+from tests.conformance.suite_waiting import hold
 from tests.postgres.tools import (
     Deeds,
     all_ended,
@@ -30,13 +32,11 @@ from tests.postgres.tools import (
 from tests.servers.pooler import Pooler
 
 from perdure.store.postgres.store import PostgresStore
-from perdure.testing.conformance import found, new_run
-from perdure.testing.conformance_waiting import hold
 
 HOLDER = """
 import sys, time
 from tests.postgres.tools import opened
-from perdure.testing.conformance_waiting import hold
+from tests.conformance.suite_waiting import hold
 with opened(sys.argv[1]) as store:
     store.listen(lambda: None)
     hold(store, "r", worker="elsewhere")

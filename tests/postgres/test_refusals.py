@@ -12,12 +12,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from tests.conformance.suite import new_run
 from tests.postgres.tools import opened, until
 from tests.servers.postgres import OWNER, Server
 
 from perdure.errors import InvalidInput, PerdureError, StoreCorrupt, StoreError, StoreUnavailable
 from perdure.store.open import open_store
-from perdure.testing.conformance import new_run
 
 SECRET = "hunter2"
 

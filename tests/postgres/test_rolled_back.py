@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.conformance.suite_waiting import Hand, hold
 from tests.postgres.tools import (
     WAITING,
     Deeds,
@@ -33,9 +34,8 @@ from tests.servers.postgres import Server
 from perdure.core.events import RunReleased, ThoughtRecorded
 from perdure.errors import StoreUnavailable
 from perdure.store.api import Append, Committed, RowChange
-from perdure.store.cursor import Gone, Locked
+from perdure.store.cursor import ConnectionGone, Locked
 from perdure.store.postgres.store import PostgresStore
-from perdure.testing.conformance_waiting import Hand, hold
 
 
 class Opponent:
@@ -150,7 +150,7 @@ def test_a_tools_transaction_that_a_deadlock_has_rolled_back_is_not_made_again_b
         assert errors is not None, "they did not meet"
         (error,) = errors
         assert len(calls) == 1
-        assert isinstance(error, Gone), "it is not the tool's failure: the call is given back as one that has not happened"
+        assert isinstance(error, ConnectionGone), "it is not the tool's failure: the call is given back as one that has not happened"
         assert value(postgres_url, "SELECT count(*) FROM notes") == 0
         assert store.transact(head, work)[0] == Committed()
         assert value(postgres_url, "SELECT count(*) FROM notes") == 1

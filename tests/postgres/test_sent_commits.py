@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 from msgspec import structs
+from tests.conformance.suite_waiting import NOW, Hand, found, hold
 from tests.postgres.operations import MANY, ONE, types
 from tests.postgres.tools import ANSWER_S, behind_proxy, check_journals, make_notes, opened
 from tests.servers.proxy import Cut, Moment, Proxy
@@ -22,7 +23,6 @@ from perdure.store.api import Append, Appended, Committed, Refused, RowChange
 from perdure.store.postgres.connect import Connection
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.writer import GroupCommit
-from perdure.testing.conformance_waiting import NOW, Hand, found, hold
 
 LONG = "x" * 2_000_000  # more than a socket takes at once
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.conformance.suite import new_run
+from tests.conformance.suite_waiting import NOW, hold
 from tests.postgres.tools import (
     ANSWER_S,
     Deeds,
@@ -40,8 +42,6 @@ from perdure.errors import StoreUnavailable
 from perdure.store.api import Committed, Filter
 from perdure.store.open import open_store
 from perdure.store.postgres.store import PostgresStore
-from perdure.testing.conformance import new_run
-from perdure.testing.conformance_waiting import NOW, hold
 
 WAYS: list[tuple[Direction, ...]] = [("to server",), ("to client",), ()]
 END_OURS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'perdure'"

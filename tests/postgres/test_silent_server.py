@@ -42,7 +42,7 @@ def test_the_loop_goes_on_while_a_run_waits_to_hear_whether_it_may_make_a_call(p
                 await asyncio.sleep(0.01)
                 longest[0] = max(longest[0], time.monotonic() - begun)
 
-        budget: Limits | None = Budget(calls=10) if limit == "a budget" else None
+        budget: Limits | None = Budget(calls=10).limits if limit == "a budget" else None
         encoded = caller.bind((), {})
         created = RunCreated("r", caller.name, caller.version, "default", codec.pack(encoded)[0], target=caller.target, budget=budget)
         with behind_proxy(postgres_url, 30.0) as (slow, proxy), opened(postgres_url) as fast:

@@ -36,11 +36,11 @@ from tests.servers.proxy import Proxy
 from tests.stalls import Stalls
 
 from perdure import Call, Perdure, Rate, Run, agent, tool
+from perdure.engine.local.leases import Renewer
 from perdure.errors import StoreUnavailable
 from perdure.store.postgres.bell import NotifyBell
 from perdure.store.postgres.connections import Connections
 from perdure.store.postgres.store import PostgresStore
-from perdure.worker.lease import Renewer
 
 
 def test_while_the_server_stands_still_the_loop_turns_and_afterwards_everything_goes_on(postgres, postgres_url, caplog) -> None:
@@ -97,7 +97,7 @@ def test_nothing_is_asked_of_the_server_on_the_event_loop(postgres_url, monkeypa
     async def plain(run: Run) -> int:
         await asyncio.gather(step(1), step(2), child())
         await asyncio.sleep(0.05)
-        decision = await run.approve("go", {}, reason="to be asked", expires=timedelta(seconds=0.2))
+        decision = await run.request_approval("go", {}, reason="to be asked", expires=timedelta(seconds=0.2))
         assert decision.outcome == "expired"
         return int(await run.receive("news"))
 
@@ -120,13 +120,13 @@ def test_an_app_asks_nothing_of_the_server_on_the_event_loop(postgres_url, monke
 
     @agent
     async def plain(run: Run) -> str:
-        await run.approve("go", {}, reason="to be asked")
+        await run.request_approval("go", {}, reason="to be asked")
         return "x" * 100_000  # more than lies in place
 
     async def main() -> None:
         async with Perdure(postgres_url, [plain], settings=SETTINGS) as app:
             handle = await app.start(plain)
-            await app.drive(handle.id)
+            await app.engine.drive(handle.id)
             (asking,) = await app.approvals()
             await app.approve(asking.approval, by="ann")
             assert len(await handle.result()) == 100_000
@@ -155,7 +155,7 @@ def test_a_run_whose_append_was_refused_is_given_up_off_the_event_loop(postgres_
             nonce = await asyncio.to_thread(value, postgres_url, "SELECT nonce FROM perdure_runs")
             await asyncio.to_thread(value, postgres_url, "UPDATE perdure_runs SET nonce = '\\x00' RETURNING 1")
             may_end.set()
-            await asyncio.to_thread(until, lambda: "cannot be given up yet" in caplog.text)
+            await asyncio.to_thread(until, lambda: "cannot be released yet" in caplog.text)
             await asyncio.to_thread(value, postgres_url, "UPDATE perdure_runs SET nonce = %s RETURNING 1", nonce)
             stopped = "SELECT status = 'needs_attention' AND holder IS NULL FROM perdure_runs"
             await asyncio.to_thread(until, lambda: value(postgres_url, stopped))
@@ -225,7 +225,7 @@ def test_what_a_program_does_on_the_threads_of_its_loop_keeps_the_store_from_nob
         async with Perdure(postgres_url, [plain], settings=SETTINGS) as app:
             handle = await app.start(plain, id="r")
             assert await handle.result() == 1
-            assert (await handle.status()).status == "succeeded"
+            assert (await handle.row()).status == "succeeded"
             assert await app.costs()
         assert not may_end.is_set(), "it had to wait for them"
         late.cancel()

@@ -6,16 +6,16 @@ import subprocess
 import sys
 
 import pytest
+from tests.conformance.suite import new_run
 from tests.postgres.tools import check_journals, opened, rows, value
 
 from perdure.store.postgres.migrate import MIGRATIONS
-from perdure.testing.conformance import new_run
 
 # One interpreter that has loaded everything, and twenty copies of it: real processes, which begin at the same moment. Each says how it went.
 STARTERS = """
 import os, sys, time, random
-from perdure.store.postgres.open import open_postgres
-from perdure.testing.conformance import new_run
+from perdure.store.postgres.store import open_postgres
+from tests.conformance.suite import new_run
 url, count, killed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 gate, opener = os.pipe()
 children = []

@@ -17,9 +17,9 @@ from tests.postgres.storm_weather import wait_until
 
 from perdure import Perdure
 from perdure.core.events import Event
+from perdure.engine.clock import Clock
 from perdure.store.api import FINISHED, RunRow
 from perdure.store.open import open_store
-from perdure.worker.clock import Clock
 
 _LEASE_US = round(storm_roles.LEASE_S * 1e6)
 

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import psycopg
+from tests.conformance.suite_waiting import hold
 from tests.postgres.tools import SETTINGS, all_ended, opened
 
 from perdure import Perdure, Run, agent, tool
@@ -16,7 +17,6 @@ from perdure.store.api import Committed, RowChange
 from perdure.store.cursor import Locked
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.writer import GroupCommit
-from perdure.testing.conformance_waiting import hold
 
 
 @tool(effect="once")

@@ -12,6 +12,8 @@ from functools import partial
 import psycopg
 import pytest
 from msgspec import structs
+from tests.conformance.suite import new_run
+from tests.conformance.suite_waiting import NOW, SECOND, Hand, approved, asking, found, hold, starting
 from tests.postgres.operations import COMMIT, MANY, ONE, OPERATIONS, check_signal, commits, signal, types
 from tests.postgres.tools import (
     ANSWER_S,
@@ -34,10 +36,7 @@ from perdure.core.events import RunReleased, ThoughtRecorded
 from perdure.errors import StoreUnavailable
 from perdure.store.api import Append, Committed, Refused, RowChange
 from perdure.store.postgres import database, journal
-from perdure.store.postgres.open import open_postgres
-from perdure.store.postgres.store import PostgresStore
-from perdure.testing.conformance import new_run
-from perdure.testing.conformance_waiting import NOW, SECOND, Hand, approved, asking, found, hold, starting
+from perdure.store.postgres.store import PostgresStore, open_postgres
 
 # Of each kind so many, so that all together are more than two hundred. Silence costs the whole time that an answer may take.
 ROUNDS: dict[Moment, int] = {"before": 3, "after": 5, "late": 3, "silent": 1}

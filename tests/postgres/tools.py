@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
+from tests.conformance.suite import new_run
 from tests.servers.postgres import Server
 from tests.servers.proxy import Proxy
 
@@ -21,16 +22,14 @@ from perdure import Agent, Call, Run, agent, tool
 from perdure.core import codec
 from perdure.core.events import RunCreated, SignalReceived
 from perdure.core.identity import genesis, link
+from perdure.engine.clock import Clock
+from perdure.engine.local.worker import Worker
 from perdure.errors import RunEnded, StoreError, StoreUnavailable
 from perdure.inspect.verify import verify_run
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, Filter, NewRun, Store
 from perdure.store.open import open_store
-from perdure.store.postgres.open import open_postgres
-from perdure.store.postgres.store import PostgresStore
-from perdure.testing.conformance import new_run
-from perdure.worker.clock import Clock
-from perdure.worker.worker import Worker
+from perdure.store.postgres.store import PostgresStore, open_postgres
 
 T = TypeVar("T")
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"

@@ -102,7 +102,7 @@ async def trade(run: Run, order: str) -> list[str]:
 @agent(version="1")
 async def ask(run: Run, text: str) -> list[str]:
     """Two questions for people, one of them about a call."""
-    decision = await run.approve("publish", {"text": text}, reason="it is public")
+    decision = await run.request_approval("publish", {"text": text}, reason="it is public")
     return [decision.outcome, await wire(f"{text} wired")]
 
 

@@ -16,7 +16,7 @@ from tests.power.outage import Image
 
 from perdure.core.events import Event, ToolCallCompleted, ToolCallInitiated
 from perdure.errors import PerdureError
-from perdure.inspect.beside import Kin
+from perdure.inspect.consistency import Relatives
 from perdure.inspect.verify import verify_run
 from perdure.inspect.view import all_rows
 from perdure.store.sql import SqlStore
@@ -93,7 +93,7 @@ def examine(path: Path) -> Findings:
     found = Findings()
     try:
         with opened(path) as store:
-            kin = Kin(store)
+            kin = Relatives(store)
             for row in all_rows(store):
                 verdict = verify_run(store, row, kin)
                 if verdict.problem is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import apsw
+from tests.conformance.suite_waiting import payload
 from tests.power import agents, hasty
 from tests.power.agents import AGENTS, World
 from tests.power.disk import Noted, Op, Trouble, recording
@@ -28,7 +29,6 @@ from perdure.store.liveness import closed_in_children
 from perdure.store.sqlite import connect
 from perdure.store.sqlite.migrate import APPLICATION_ID, MIGRATIONS
 from perdure.store.sqlite.queries import QUERIES
-from perdure.testing.conformance_waiting import payload
 
 SETTINGS = Settings(poll_s=0.002, park_after_s=0, reconcile_margin_s=0, unknown_deadline_s=0, flush_s=0.005, linger_s=0)
 ROUNDS = 60
@@ -105,7 +105,7 @@ class Player:
                 await self._start(app, started)
                 for row in sorted(all_rows(app.store), key=lambda row: row.run_id):
                     if row.status not in FINISHED:
-                        await app.drive(row.run_id, wait=False)
+                        await app.engine.drive(row.run_id, wait=False)
                 await self._attend(app)
                 if all(row.status in FINISHED for row in all_rows(app.store)):
                     return

@@ -18,13 +18,13 @@ from tests import figures
 from tests.power.cells import Cell, cells
 from tests.unit.inspect_tools import make_waiting, make_zoo, url_of
 
+from perdure.engine.clock import Clock
 from perdure.errors import StoreCorrupt, StoreError
-from perdure.inspect.beside import Kin
+from perdure.inspect.consistency import Relatives
 from perdure.inspect.verify import verify_run
 from perdure.inspect.view import all_rows
 from perdure.store.api import RunRow, Served, Stored
 from perdure.store.sqlite.store import SqliteStore
-from perdure.worker.clock import Clock
 
 MAKERS = {"runs at rest": make_zoo, "runs that wait": make_waiting}
 # The type of the first column, which lies in the key and so takes no bytes: no value, or "0", which takes none either. Nobody reads it.
@@ -202,7 +202,7 @@ def test_a_bit_that_turns_over_elsewhere_is_named_or_changes_nothing_that_is_rea
 def _told(path: Path, written: dict[str, list[Stored]], where: str) -> str:
     try:
         with closing(SqliteStore("sqlite:", path)) as store:
-            kin = Kin(store)
+            kin = Relatives(store)
             if any(verify_run(store, row, kin).problem for row in all_rows(store)) or store.problems():
                 return "named"
             assert histories(store) == written, f"{where}: another history, and nobody says so"

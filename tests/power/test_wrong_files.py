@@ -16,7 +16,7 @@ from tests.unit.inspect_tools import AGENTS, SETTINGS, make_zoo, shop, sleeper, 
 
 from perdure import Perdure
 from perdure.errors import StoreError
-from perdure.inspect.beside import Kin
+from perdure.inspect.consistency import Relatives
 from perdure.inspect.verify import verify_run
 from perdure.inspect.view import all_rows
 from perdure.store.sqlite.store import SqliteStore
@@ -49,7 +49,7 @@ def told(folder: Path, image: Image) -> tuple[str, Histories]:
     path = lay_out(folder, image)
     try:
         with closing(SqliteStore("sqlite:", path)) as store:
-            kin = Kin(store)
+            kin = Relatives(store)
             if any(verify_run(store, row, kin).problem for row in all_rows(store)) or store.problems():
                 return "named", {}
             return "sound", histories(store)

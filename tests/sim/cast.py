@@ -160,7 +160,7 @@ async def hurry(run: Run, which: int) -> list[str]:
 @agent(version="1")
 async def petition(run: Run, which: int) -> list[str]:
     """Asks people, for itself and for a call."""
-    decision = await run.approve("go", {"which": which}, expires=8.0)
+    decision = await run.request_approval("go", {"which": which}, expires=8.0)
     return [decision.outcome, await _told(ASKED[which % 3](run.id)), await _told(pay("after"))]
 
 

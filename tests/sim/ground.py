@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.store.sql import SqlStore
-from perdure.store.sqlite import soundness
+from perdure.store.sqlite import integrity
 from perdure.store.sqlite.database import SqliteDatabase
 
 
@@ -14,7 +14,7 @@ class Truth(SqlStore):
         return {}
 
     def problems(self) -> list[str]:
-        return soundness.problems(self._database)  # type: ignore[arg-type]
+        return integrity.problems(self._database)  # type: ignore[arg-type]
 
 
 class Ground:

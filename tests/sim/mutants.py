@@ -16,11 +16,11 @@ from perdure.core.decide import Perform, Reconcile, settle_s
 from perdure.core.events import Event, ToolCallCompleted
 from perdure.core.run_core import RunCore
 from perdure.core.state import CallState
+from perdure.engine.local.drive import Drive
 from perdure.errors import StoreUnavailable
-from perdure.store import claims, consequences, losing
+from perdure.store import claims, projections
 from perdure.store.api import Appended, Committed
 from perdure.store.sqlite import queries
-from perdure.worker.drive import Drive
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
@@ -117,7 +117,7 @@ def a_park_ignores_the_inbox(patch: pytest.MonkeyPatch) -> None:
 
 
 def parents_are_not_told(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(consequences.family, "tell_parent", lambda *_: None)  # type: ignore[attr-defined]
+    patch.setattr(projections.family, "tell_parent", lambda *_: None)  # type: ignore[attr-defined]
 
 
 def budgets_are_not_asked(patch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def groups_of_suspects_do_not_halve(patch: pytest.MonkeyPatch) -> None:
 
 
 def nobody_remembers_who_was_lost_together(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(losing.Load, "beside", lambda *_: 0)
+    patch.setattr(claims.Load, "beside", lambda *_: 0)
 
 
 def deaths_beside_others_count(patch: pytest.MonkeyPatch) -> None:

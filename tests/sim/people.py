@@ -103,7 +103,7 @@ class People:
         if run.attention == "budget":
             await app.unpause(run.run_id, by="ann", add=Budget(calls=3, usd="0.20"))
         elif not doubts:
-            await app.requeue(run.run_id, by="ann")
+            await app.unpause(run.run_id, by="ann")
 
     async def _resolve(self, app: Perdure, run: Shadow, call: CallState) -> None:
         """The truth about the call, as the service has it, once nothing is on its way any more."""

@@ -12,11 +12,11 @@ from uuid import UUID
 
 from tests.sim.threads import Pool, Queues, Threading, Time
 
-from perdure.engine import local
+from perdure.engine import threads
+from perdure.engine.clock import Clock
+from perdure.engine.local import drive, engine, leases, worker
 from perdure.errors import PerdureError
 from perdure.store import approvals, claims, family, journal, writer
-from perdure.worker import asking, drive, lease, threads, worker
-from perdure.worker.clock import Clock
 
 if TYPE_CHECKING:
     from tests.sim.kernel import Kernel, Process
@@ -76,12 +76,12 @@ def staged(world: World) -> Iterator[None]:
 
     uuids = SimpleNamespace(uuid4=lambda: UUID(int=chance(128), version=4))
     changes: list[tuple[Any, str, Any]] = [
-        (local, "open_store", lambda url, **_: world.open_store()),
-        *((module, "time", time) for module in (lease, writer, worker, drive, claims)),
+        (engine, "open_store", lambda url, **_: world.open_store()),
+        *((module, "time", time) for module in (leases, writer, worker, drive, claims)),
         *((module, "time", _JournalTime(world)) for module in (journal, approvals)),
-        *((module, "threading", threading) for module in (lease, writer, threads)),
+        *((module, "threading", threading) for module in (leases, writer, threads)),
         (writer, "queue", Queues(kernel)),
-        *((module, "ThreadPoolExecutor", pool) for module in (asking, worker)),
+        *((module, "ThreadPoolExecutor", pool) for module in (threads, worker)),
         (worker, "socket", SimpleNamespace(gethostname=lambda: "sim")),
         (worker, "os", SimpleNamespace(getpid=lambda: 1)),
         (claims, "secrets", SimpleNamespace(token_bytes=lambda count: chance(8 * count).to_bytes(count, "big"))),

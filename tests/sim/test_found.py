@@ -63,7 +63,7 @@ def test_an_approval_that_somebody_elses_clock_has_ended_needs_no_person() -> No
     async def main() -> None:
         async with perdure(None, [wreck], clock) as app:
             await app.start(wreck, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             (asked,) = app.store.approvals(ApprovalFilter(run_id="r"))
             await app.approve(asked.approval, by="ann")
             app.store.register("ahead", "host:1", 1, clock.now(), SERVED)
@@ -71,7 +71,7 @@ def test_an_approval_that_somebody_elses_clock_has_ended_needs_no_person() -> No
             later = clock.now() + 60_000_000
             app.store.decide(asked.approval, Expire(), event_id="0" * 32, now=later)
             app.store.unregister("ahead", clock.now())
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             assert status_of(app, "r") == "succeeded"
             assert await app.handle("r").result() == "expired"
 

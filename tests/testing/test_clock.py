@@ -31,7 +31,7 @@ def test_a_run_that_is_waited_for_goes_on_when_the_clock_is_advanced():
         clock = ManualClock()
         async with app_on(clock, sleeper) as app:
             handle = await app.start(sleeper, 3 * DAY_S, id="r")
-            waiting = asyncio.create_task(app.drive("r"))
+            waiting = asyncio.create_task(app.engine.drive("r"))
             await until(lambda: status_of(app, "r") == "waiting")
             clock.advance(days=3)
             assert (await waiting).status == "succeeded"
@@ -45,11 +45,11 @@ def test_a_short_wait_parks_the_run_too_since_no_time_passes():
         clock = ManualClock()
         async with app_on(clock, sleeper) as app:
             handle = await app.start(sleeper, 0.5)
-            assert (await app.drive(handle.id, wait=False)).status == "waiting"
+            assert (await app.engine.drive(handle.id, wait=False)).status == "waiting"
             clock.advance(0.4)
-            assert (await app.drive(handle.id, wait=False)).status == "waiting"
+            assert (await app.engine.drive(handle.id, wait=False)).status == "waiting"
             clock.advance(0.1)
-            assert (await app.drive(handle.id, wait=False)).status == "succeeded"
+            assert (await app.engine.drive(handle.id, wait=False)).status == "succeeded"
 
     run(main(), LONG_S)
 
@@ -93,7 +93,7 @@ def test_backoffs_and_expiries_and_beginnings_follow_the_same_clock():
 
     @agent(version="1")
     async def patient(run_: Run) -> list[object]:
-        asked = await run_.approve("go", {}, expires=timedelta(hours=4))
+        asked = await run_.request_approval("go", {}, expires=timedelta(hours=4))
         return [asked.outcome, await flaky()]
 
     async def main():

@@ -27,8 +27,8 @@ from perdure.errors import StoreCorrupt
 from perdure.inspect.export import export_run, load, verdicts
 from perdure.inspect.newfile import new_file
 from perdure.store.api import Store
-from perdure.store.copying import Copying
 from perdure.store.open import open_store
+from perdure.store.transfer import Copying
 
 ODD = {"nul": "a\0b", "lone": "\ud800", "big": 10**300, "zero": -0.0, "text": "é\u202e\x9b\u2028"}
 
@@ -156,7 +156,7 @@ def test_a_run_that_goes_on_is_exported_as_far_as_it_has_come(tmp_path):
     async def main() -> None:
         async with Perdure(f"sqlite:///{tmp_path / 'journal.db'}", [waiter]) as app:
             await app.start(waiter, id="w")
-            await app.drive("w")
+            await app.engine.drive("w")
 
     asyncio.run(main())
     export = load(file_of(tmp_path, exported(f"sqlite:///{tmp_path / 'journal.db'}", "w")))
@@ -361,7 +361,7 @@ def test_a_newer_format_and_a_missing_file_are_said_to_be_that(lines, tmp_path):
 
 
 def test_a_line_without_end_is_not_read_into_memory(lines, tmp_path, monkeypatch):
-    monkeypatch.setattr("perdure.inspect.portable._LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr("perdure.inspect.export._LONGEST_LINE", 1 << 20)
     path = file_of(tmp_path, [*lines[:2], b'{"kind":"blob","digest":"', b"a" * (2 << 20)])
     with pytest.raises(StoreCorrupt, match="line 3: longer than 1,048,576 bytes"):
         load(path)

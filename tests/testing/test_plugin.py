@@ -48,7 +48,7 @@ def own_folder(tmp_path, monkeypatch):
 
 @agent(version="1")
 async def clerk(run: Run, ledger: str) -> str:
-    await run.approve(ledger, {})
+    await run.request_approval(ledger, {})
     return await run.receive("go")
 
 def test_accused(crash_matrix):

@@ -67,7 +67,7 @@ async def life(run: Run, order: str) -> list[Any]:
             await endless()
     except TimeoutError:
         run.decide("go on", among=["go on", "stop"])
-    decision = await run.approve("ship", {"order": order}, expires=timedelta(hours=1))
+    decision = await run.request_approval("ship", {"order": order}, expires=timedelta(hours=1))
     told = await run.receive("address")
     await asyncio.sleep(3600)
     return [paid, doubled, await flaky(7), decision.outcome, told, run.random.random(), str(run.uuid()), run.now().isoformat()]
@@ -90,7 +90,7 @@ def record(where: Path, agents: list[Agent[Any, Any]], *args: Any) -> Recording:
 
     async def live(app: Perdure, clock: ManualClock) -> None:
         while True:
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             while not driving.done():
                 await asyncio.wait([driving], timeout=0.05)
                 clock.advance(10)
@@ -262,7 +262,7 @@ def test_a_run_that_still_waits_is_the_same_as_long_as_it_waits(tmp_path):
     async def main() -> None:
         async with Perdure(f"sqlite:///{tmp_path / 'journal.db'}", [waiter]) as app:
             await app.start(waiter, id="r")
-            await app.drive("r")
+            await app.engine.drive("r")
             with (tmp_path / "run.perdure.jsonl").open("wb") as out:
                 export_run(app.store, "r", out.write)
         # In a task, as in an async test: an agent's own tasks are entered on a thread beside it.
@@ -318,7 +318,7 @@ def test_a_rejected_call_is_answered_as_it_was(tmp_path):
     async def main() -> None:
         async with Perdure(f"sqlite:///{tmp_path / 'journal.db'}", [payer]) as app:
             await app.start(payer, id="r")
-            await app.drive("r")
+            await app.engine.drive("r")
             [asked] = await app.approvals()
             await app.reject(asked.approval, by="ann", reason="too much")
             assert await app.handle("r").result() == "no: too much"

@@ -167,7 +167,7 @@ def test_a_run_that_was_killed_before_it_was_created_is_created_by_the_next_proc
 def test_people_and_time_reach_a_run_that_rests(tmp_path):
     @agent(version="1")
     async def asker(run_: Run) -> str:
-        decision = await run_.approve("go", {"n": 1})
+        decision = await run_.request_approval("go", {"n": 1})
         await asyncio.sleep(3600)
         return str(decision.by)
 

@@ -54,7 +54,7 @@ async def answered(
     async with perdure(where, [asking.agent], clock) as app:
         await app.start(asking.agent, id="r", **start)
         if way == "held":
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             await until(lambda: pending(app))
             await decide(app)
             await until(lambda: asking.answers)
@@ -62,14 +62,14 @@ async def answered(
             await driving
         else:
             asking.release.set()
-            assert (await app.drive("r", wait=False)).status == "waiting_approval"
+            assert (await app.engine.drive("r", wait=False)).status == "waiting_approval"
             if way == "parked":
                 await decide(app)
-                await app.drive("r", wait=False)
+                await app.engine.drive("r", wait=False)
     async with perdure(where, [asking.agent], clock) as app:
         if way == "restarted":
             await decide(app)
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
         check_replay(app, asking.agent)
         handle = app.handle("r")
         return await handle.result(), outline(await handle.events())
@@ -139,7 +139,7 @@ async def reject(app: Perdure, by: str = "ann", reason: str = "too dear", **more
 
 
 async def driven(app: Perdure, run_id: str = "r") -> RunRow:
-    return await app.drive(run_id, wait=False)
+    return await app.engine.drive(run_id, wait=False)
 
 
 class Full:

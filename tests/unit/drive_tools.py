@@ -20,10 +20,10 @@ from perdure.core.events import (
     ToolCallInitiated,
     ToolCallResolved,
 )
-from perdure.engine.local import LocalEngine
+from perdure.engine.clock import Clock
+from perdure.engine.local.engine import LocalEngine
+from perdure.engine.local.worker import Worker
 from perdure.testing import clock as clocks
-from perdure.worker.clock import Clock
-from perdure.worker.worker import Worker
 
 T = TypeVar("T")
 # Any wait at all parks the run, hooks are asked at once, and a tool that will not stop is given up quickly.

@@ -11,10 +11,10 @@ from typing import Any
 from perdure import Agent, Approval, Budget, Call, Circles, Perdure, Rate, Retry, Run, Settings, agent, tool
 from perdure.core import identity
 from perdure.core.events import AnyBody
+from perdure.engine.clock import Clock
+from perdure.engine.local.worker import Observer
 from perdure.store.api import ApprovalFilter, Filter, Served, Store
 from perdure.store.open import open_store
-from perdure.worker.clock import Clock
-from perdure.worker.worker import Observer
 
 SETTINGS = Settings(inline_bytes=400)
 LEASE_US = 30_000_000
@@ -116,11 +116,11 @@ def make_zoo(path: Path) -> None:
         await app.start(sleeper, 3600.0, id="cancelled")
         await app.start(buy, "o-3", id="resolved")
         for run_id in ("done", "failed", "waiting", "doubt", "resolved"):
-            await app.drive(run_id, wait=False)
-        await app.drive("done")
-        await app.drive("cancelled", wait=False)
+            await app.engine.drive(run_id, wait=False)
+        await app.engine.drive("done")
+        await app.engine.drive("cancelled", wait=False)
         await app.cancel("cancelled", by="ann", reason="no longer needed")
-        await app.drive("cancelled")
+        await app.engine.drive("cancelled")
         await app.resolve("resolved", 2, happened={"id": "ch_7"}, by="ann", note="seen at the bank")
         await app.start(shop, "o-4", id="queued")
 
@@ -149,7 +149,7 @@ async def poll(order: str) -> str:
 
 @agent(version="1")
 async def asks(run: Run, text: str) -> str:
-    decision = await run.approve(
+    decision = await run.request_approval(
         "publish",
         {"text": text, "copies": 3},
         reason=f"the editor said {text}",
@@ -239,12 +239,12 @@ def make_waiting(path: Path) -> None:
         await app.pause("paused", by="ann", reason="the bank is closed")
         for row in app.store.list(Filter()):
             if row.status == "queued" and row.run_id != "later":
-                await app.drive(row.run_id, wait=False)
+                await app.engine.drive(row.run_id, wait=False)
         await app.approve(approval_of(app.store, "asks"), by="bob", note="fine", source="cli")
         await app.approve(approval_of(app.store, "bought"), by="ann", edit={"cents": 700}, note="less", source="10.0.0.7")
         await app.reject(approval_of(app.store, "refused"), by="ann", reason="fraud")
         for run_id in ("bought", "refused"):
-            await app.drive(run_id, wait=False)
+            await app.engine.drive(run_id, wait=False)
         await app.cancel("forced", by="bob", reason="its code is gone", force=True)
 
     at_work(path, zoo, agents=WAITERS)

@@ -12,9 +12,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.conformance.suite import T0, new_run
+
 from perdure.core.events import AnyBody, Event, Failure, RunFailed
 from perdure.store.api import NoticeRow, RunRow, Store
-from perdure.testing.conformance import T0, new_run
 
 SECRET = "canary-4711-do-not-tell-anybody-at-all"
 

@@ -73,7 +73,7 @@ def app_of(where: Path | None, *agents: Any, clock: ManualClock | None = None) -
 async def ended(app: Perdure, agent: ReAct, *args: Any, **more: Any) -> RunRow:
     """Start the run `r`, drive it to its end or rest, and return its row."""
     await app.start(agent, *args, id="r", **more)
-    return await app.drive("r", wait=False)
+    return await app.engine.drive("r", wait=False)
 
 
 def texts(messages: Sequence[Message]) -> list[str]:

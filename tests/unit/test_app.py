@@ -50,7 +50,7 @@ def test_a_run_is_durable_when_start_returns(tmp_path: Path) -> None:
     async def first() -> None:
         async with perdure(tmp_path / "db", [echo]) as app:
             handle = await app.start(echo, {"a": 1}, id="r", tenant="acme", actor="user:17")
-            row = await handle.status()
+            row = await handle.row()
             assert (row.status, row.tenant, row.actor, row.agent, row.version) == ("queued", "acme", "user:17", "echo", "1")
 
     async def second() -> Any:
@@ -168,7 +168,7 @@ def test_a_run_that_a_live_worker_holds_is_not_driven_twice(tmp_path: Path) -> N
             driving = asyncio.create_task(first.handle("r").result())
             await until(lambda: began)
             with pytest.raises(AlreadyRunning, match="held by worker"):
-                await second.drive("r")
+                await second.engine.drive("r")
             waiting = asyncio.create_task(second.handle("r").result())
             await asyncio.sleep(0.01)
             hold.set()
@@ -282,7 +282,7 @@ def test_a_handle_on_nothing_is_not_found_when_it_is_used() -> None:
             for using in (handle.status, handle.result, handle.events, handle.state):
                 with pytest.raises(NotFound, match="there is no run nowhere"):
                     await using()
-            for steering in (app.cancel, app.requeue, app.drive):
+            for steering in (app.cancel, app.unpause, app.drive):
                 with pytest.raises(NotFound):
                     await steering("nowhere")
 
@@ -295,10 +295,10 @@ def test_only_a_run_that_needs_attention_can_be_sent_back() -> None:
         async with perdure(None, [sleeper]) as app:
             await app.start(sleeper, 60, id="r")
             with pytest.raises(Conflict, match="run r is queued"):
-                await app.requeue("r")
-            await app.drive("r", wait=False)
+                await app.unpause("r")
+            await app.engine.drive("r", wait=False)
             with pytest.raises(Conflict, match="run r is waiting"):
-                await app.requeue("r")
+                await app.unpause("r")
 
     run(main())
 
@@ -338,15 +338,15 @@ def test_texts_of_people_that_are_no_unicode_are_recorded_as_they_can_be_shown()
     async def main() -> tuple[Any, list[str]]:
         async with perdure(None, [payer]) as app:
             handle = await app.start(payer, id="r")
-            row = await app.drive("r")
+            row = await app.engine.drive("r")
             assert (row.status, row.error) == ("needs_attention", "call 1 (pay): its reconcile hook does not know: \\udcff bad")
-            await app.requeue("r", by=bad, note=bad)
-            await app.drive("r")
+            await app.unpause("r", by=bad, note=bad)
+            await app.engine.drive("r")
             await app.resolve("r", 1, fail=bad, by=bad, note=bad)
             output = await handle.result()
             await app.start(payer, id="s")
             await app.cancel("s", by=bad, reason=bad)
-            await app.drive("s")
+            await app.engine.drive("s")
             return output, [str(event.body) for event in [*await handle.events(), *await app.handle("s").events()]]
 
     output, bodies = run(main())
@@ -363,8 +363,8 @@ def test_nothing_steers_a_finished_run() -> None:
             with pytest.raises(RunEnded):
                 await app.cancel("r")
             with pytest.raises(RunEnded):
-                await app.requeue("r")
-            assert (await app.drive("r")).status == "succeeded"
+                await app.unpause("r")
+            assert (await app.engine.drive("r")).status == "succeeded"
             assert outline(await app.handle("r").events()) == before
             return before
 
@@ -397,7 +397,7 @@ def test_of_two_versions_of_an_agent_the_one_given_last_is_started() -> None:
     async def main() -> tuple[Any, str]:
         async with perdure(None, [echo, newer]) as app:
             handle = await app.start("echo", 1)
-            return await handle.result(), (await handle.status()).version
+            return await handle.result(), (await handle.row()).version
 
     assert run(main()) == ("newer 1", "new")
 

@@ -153,20 +153,18 @@ async def ticket(run: Run, priority: int = 5, queue: str = "x", *, id: str = "no
 def test_an_option_that_could_be_the_agent_s_own_argument_is_refused(way: str, option: dict[str, Any]) -> None:
     with BlockingPerdure("sqlite://", [ticket]) as app:
         (name,) = option
-        with pytest.raises(
-            InvalidInput, match=f"{name}= is ambiguous: agent ticket takes an argument of that name.*by position.*start_encoded"
-        ):
+        with pytest.raises(InvalidInput, match=f"{name}= is ambiguous: agent ticket takes an argument of that name.*ticket.input"):
             getattr(app, way)(ticket, **option)
 
 
-def test_by_position_and_encoded_there_is_no_doubt_whose_argument_it_is() -> None:
+def test_by_position_and_as_an_input_there_is_no_doubt_whose_argument_it_is() -> None:
     async def main() -> None:
         async with Perdure("sqlite://", [ticket]) as app:
             assert await app.run(ticket, 7, "mine") == [7, "mine", "none"]
             handle = await app.start(ticket, 7, tenant="acme", actor="ann")  # the agent takes none of those names
-            assert (await handle.status()).tenant == "acme"
-            handle = await app.start_encoded(ticket, ticket.bind((7,), {"id": "t"}), id="r", priority=3)
-            assert (await handle.status()).priority == 3
+            assert (await handle.row()).tenant == "acme"
+            handle = await app.start(ticket.input(7, id="t"), id="r", priority=3)
+            assert (await handle.row()).priority == 3
             assert await handle.result() == [7, "x", "t"]
 
     asyncio.run(main())
@@ -188,7 +186,7 @@ NO_TEXT: list[Any] = [5, True, 2**63, TOO_LONG, 1.5, b"x", [], {}, {"a": 1}, ("a
 
 @agent(version="1")
 async def asks(run: Run) -> str:
-    return (await run.approve("pay", {"cents": 1})).outcome
+    return (await run.request_approval("pay", {"cents": 1})).outcome
 
 
 async def refused(said: str, act: Callable[..., Any], *args: Any, **options: Any) -> None:
@@ -201,7 +199,7 @@ def test_what_is_no_text_is_no_id_of_a_run_or_an_approval() -> None:
         async with Perdure("sqlite://", [echo, asks]) as app:
             await app.start(echo, id="1")  # True would be stored as 1, and so find it
             for wrong in [*NO_TEXT, None]:
-                for act in (app.drive, app.cancel, app.pause, app.unpause, app.requeue, app.adopt, app.undo, app.plan_undo):
+                for act in (app.drive, app.cancel, app.pause, app.unpause, app.adopt, app.undo, app.plan_undo):
                     await refused("a run's id is text, and .* is not", act, wrong)
                 await refused("a run's id is text", app.cancel, wrong, force=True)
                 await refused("a run's id is text", app.signal, wrong, "topic")
@@ -226,7 +224,7 @@ def test_a_decision_is_made_of_text_and_of_lists_of_names() -> None:
     async def main() -> None:
         async with Perdure("sqlite://", [asks]) as app:
             await app.start(asks, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             (row,) = await app.approvals()
             for wrong in NO_TEXT:
                 await refused("note=.*: text, or None", app.approve, row.approval, by="ann", note=wrong)
@@ -274,7 +272,7 @@ def test_only_true_forces_and_only_true_accepts(yes: Any) -> None:
             await app.start(echo, id="r")
             await refused(r"cancel\(force=\): .* is neither True nor False", app.cancel, "r", force=yes)
             await refused(r"undo\(accept=\): .* is neither True nor False", app.undo, "r", accept=yes)
-            assert (await app.handle("r").status()).status == "queued"
+            assert (await app.handle("r").row()).status == "queued"
 
     asyncio.run(main())
 
@@ -307,7 +305,7 @@ def test_only_none_means_the_agent_s_own_queue() -> None:
             no_queues: list[Any] = ["", 0, False, [], {}, timedelta(0), Hostile(), TOO_LONG]
             for queue in no_queues:
                 await refused("the queue .* is not usable", app.start, echo, queue=queue)
-            rows = [await (await app.start(one, queue=queue)).status() for one in (echo, slow) for queue in (None, "mine")]
+            rows = [await (await app.start(one, queue=queue)).row() for one in (echo, slow) for queue in (None, "mine")]
             assert [row.queue for row in rows] == ["default", "mine", "slow", "mine"]
             for wrong in (Hostile(), TOO_LONG, DEEP):
                 await refused("priority=", app.start, echo, priority=wrong)
@@ -327,10 +325,10 @@ def test_an_id_of_a_class_of_its_own_is_recorded_as_text() -> None:
     async def main() -> None:
         async with Perdure("sqlite://", [asks]) as app:
             handle = await app.start(asks, id=Marked("r"), tenant=Marked("t"), actor=Marked("a"), queue=Marked("q"))
-            row = await app.handle(Marked("r")).status()
+            row = await app.handle(Marked("r")).row()
             assert (handle.id, row.tenant, row.actor, row.queue) == ("r", "t", "a", "q")
             await app.signal(Marked("r"), Marked("topic"), key=Marked("k"), by=Marked("bob"))
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             (asked,) = await app.approvals()
             await app.approve(Marked(asked.approval), by=Marked("ann"))
             assert await handle.result() == "approved"

@@ -43,12 +43,12 @@ USES: dict[str, Use] = {
     "resolve": lambda app: app.resolve("there", 1, did_not_happen=True),
     "adopt": lambda app: app.adopt("there"),
     "undo": lambda app: app.undo("there"),
-    "drive": lambda app: app.drive("there"),
+    "drive": lambda app: app.engine.drive("there"),
     "work": lambda app: app.work(),
     "approvals": lambda app: app.approvals(),
     "costs": lambda app: app.costs(),
     "transcript": lambda app: app.transcript("there"),
-    "status": lambda app: app.handle("there").status(),
+    "status": lambda app: app.handle("there").row(),
     "result": lambda app: app.handle("there").result(),
     "events": lambda app: app.handle("there").events(),
     "follow": _follows,
@@ -116,7 +116,7 @@ def test_a_tool_may_use_the_app_whether_it_blocks_or_not(tmp_path: Path) -> None
     @tool(effect="idempotent")
     async def starts(run_id: str) -> str:
         handle = await apps[0].start(other, id=run_id)
-        return str((await handle.status()).status)
+        return str((await handle.row()).status)
 
     @tool(effect="idempotent")
     def starts_elsewhere(run_id: str) -> int:

@@ -37,7 +37,7 @@ def test_a_row_says_by_name_what_is_asked_of_whom_and_until_when() -> None:
 async def _named() -> None:
     async with Perdure("sqlite://", agents=[shop, writer]) as app:
         await app.start(shop, "o-1", 900, id="s")
-        await app.drive("s", wait=False)
+        await app.engine.drive("s", wait=False)
         (row,) = await app.approvals()
         assert (row.status, row.action, row.input, row.reason) == ("pending", "refund", {"cents": 900, "order": "o-1"}, "large")
         assert (row.by, row.quorum, row.voters, row.editable) == (("ann", "role:finance"), 2, (), ())
@@ -45,7 +45,7 @@ async def _named() -> None:
         assert timedelta(minutes=59) < row.expires_at - datetime.now(UTC) <= timedelta(hours=1)
         assert (await app.approve(row.approval, by="ann")).voters == ("ann",)
         await app.start(writer, "x", id="w")
-        await app.drive("w", wait=False)
+        await app.engine.drive("w", wait=False)
         (other,) = await app.approvals(run_id="w")
         assert (other.expires_at, other.by, other.editable) == (None, (), ("text",))
         assert (await app.approve(other.approval, by="bob")).status == "approved"
@@ -58,7 +58,7 @@ def test_an_input_that_is_too_long_for_the_journal_is_loaded() -> None:
 async def _long() -> None:
     async with Perdure("sqlite://", agents=[writer], settings=Settings(inline_bytes=100)) as app:
         await app.start(writer, "x" * 200, id="w")
-        await app.drive("w", wait=False)
+        await app.engine.drive("w", wait=False)
         (row,) = await app.approvals()
         assert row.input is None
         assert codec.decode(app.load(row.standing.request.input)) == {"text": "x" * 200}

@@ -211,7 +211,7 @@ def test_a_value_that_is_changed_after_it_was_given_has_been_taken_as_it_was() -
         async with perdure(None, [user], clock) as app:
             handle = await app.start(user, given)
             given.append("changed after start")
-            await app.drive(handle.id, wait=False)
+            await app.engine.drive(handle.id, wait=False)
             clock.advance(11)
             return await handle.result()
 
@@ -305,7 +305,7 @@ def test_asking_for_an_odd_run_is_asking_for_one_that_is_not_there(odd: str) -> 
         async with perdure(None, [echo]) as app:
             await app.start(echo, 1, id="r")
             with pytest.raises(PerdureError) as refused:
-                await app.handle(odd).status()
+                await app.handle(odd).row()
             assert isinstance(refused.value, NotFound)
             with pytest.raises((NotFound, InvalidInput)):
                 await app.cancel(odd)
@@ -368,11 +368,11 @@ def test_tiny_and_huge_sleeps_are_timers(seconds: float) -> None:
         clock = ManualClock()
         async with perdure(None, [sleeper], clock) as app:
             handle = await app.start(sleeper)
-            row = await app.drive(handle.id, wait=False)
+            row = await app.engine.drive(handle.id, wait=False)
             while row.status == "waiting":
                 assert row.ready_at is not None
                 clock.now_us = row.ready_at  # at the very moment that was announced, not later
-                row = await app.drive(handle.id, wait=False)
+                row = await app.engine.drive(handle.id, wait=False)
             return await handle.result()
 
     assert run(main()) == "awake"
@@ -418,7 +418,7 @@ def test_a_wake_time_long_past_is_now(tmp_path: Path) -> None:
     async def main() -> str:
         async with perdure(tmp_path / "db", [sleeper], clock) as app:
             await app.start(sleeper, id="r")
-            return (await app.drive("r", wait=False)).status
+            return (await app.engine.drive("r", wait=False)).status
 
     assert run(main()) == "waiting"
     clock.advance(86_400 * 365 * 50)
@@ -575,7 +575,7 @@ def test_a_long_journal_is_replayed_quickly(tmp_path: Path) -> None:
     async def main() -> tuple[str, int]:
         async with perdure(tmp_path / "db", [long], clock) as app:
             await app.start(long, id="r")
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             return row.status, row.seq
 
     status, seq = run(main())

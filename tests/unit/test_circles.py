@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.core import codec
-from perdure.core.circles import Circles, CircleWatch
 from perdure.core.codec import Payload
 from perdure.core.events import (
     AnyBody,
@@ -38,6 +37,7 @@ from perdure.core.events import (
     ToolCallResolved,
     Usage,
 )
+from perdure.core.loop_detector import Circles, CircleWatch
 from perdure.core.state import RunState
 from perdure.errors import InvalidInput
 

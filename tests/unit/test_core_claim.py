@@ -12,8 +12,8 @@ from perdure.core.events import Event
 from perdure.core.run_core import RunCore
 from perdure.core.state import fold
 from perdure.core.steps import Broken, JournalRead
-from perdure.worker.clock import Clock
-from perdure.worker.worker import run_settings
+from perdure.engine.clock import Clock
+from perdure.engine.local.worker import run_settings
 
 
 @agent(version="1")
@@ -27,9 +27,9 @@ def journal(tmp_path: Path) -> list[Event]:
     async def main() -> list[Event]:
         async with perdure(tmp_path / "db", [waits]) as app:
             handle = await app.start(waits, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             await app.signal("r", "go")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             return await handle.events()
 
     return run(main())

@@ -26,7 +26,7 @@ async def look(what: Any = None) -> Any:
 async def row_of(code: Agent[Any, Any], *args: Any, clock: ManualClock | None = None) -> tuple[RunRow, list[str]]:
     async with perdure(None, [code], clock) as app:
         handle = await app.start(code, *args, id="r")
-        return await app.drive("r", wait=False), outline(await handle.events())
+        return await app.engine.drive("r", wait=False), outline(await handle.events())
 
 
 # -- what they raise ----------------------------------------------------------------------------------------------------
@@ -120,10 +120,10 @@ def test_keyboard_interrupt_in_an_agent_parks_that_run_and_neither_fails_it_nor_
     async def main() -> Any:
         async with perdure(tmp_path / "db", [interrupted]) as app:
             await app.start(interrupted, id="r")
-            row = await app.drive("r")
+            row = await app.engine.drive("r")
             assert (row.status, "KeyboardInterrupt" in str(row.error)) == ("needs_attention", True)
             interrupts.append(False)
-            await app.requeue("r")
+            await app.unpause("r")
             return await app.handle("r").result()
 
     assert run(main()) == "done"
@@ -147,7 +147,7 @@ def test_an_agent_that_never_rests_is_parked_as_stuck_and_others_go_on() -> None
             good = await app.start(fine, id="good")
             working = asyncio.create_task(app.work())
             result = await good.result()
-            while (row := await app.handle("bad").status()).status != "needs_attention":
+            while (row := await app.handle("bad").row()).status != "needs_attention":
                 await asyncio.sleep(0.002)
             app.drain()
             await working
@@ -180,9 +180,9 @@ def test_a_stuck_run_can_still_be_cancelled() -> None:
     async def main() -> str:
         async with perdure(None, [waiting]) as app:
             await app.start(waiting, id="r")
-            await app.drive("r")
+            await app.engine.drive("r")
             await app.cancel("r")
-            return (await app.drive("r")).status
+            return (await app.engine.drive("r")).status
 
     assert run(main()) == "cancelled"
 
@@ -265,9 +265,9 @@ def test_a_timer_that_nobody_awaits_does_not_outlive_the_run() -> None:
         clock = ManualClock()
         async with perdure(None, [leaves_a_timer], clock) as app:
             handle = await app.start(leaves_a_timer)
-            await app.drive(handle.id, wait=False)
+            await app.engine.drive(handle.id, wait=False)
             clock.advance(9)
-            return (await app.drive(handle.id, wait=False)).status, outline(await handle.events())
+            return (await app.engine.drive(handle.id, wait=False)).status, outline(await handle.events())
 
     status, lines = run(main())
     assert status == "succeeded"
@@ -322,7 +322,7 @@ def test_an_agent_that_is_let_go_of_performs_nothing_on_its_way_out(tmp_path: Pa
     async def main() -> None:
         async with perdure(tmp_path / "db", [careful]) as app:
             await app.start(careful, park, id="r")
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await asyncio.sleep(0.05)
             app.abort()
             await driving
@@ -394,14 +394,14 @@ def test_a_damaged_journal_is_given_up_to_a_person_and_not_held_for_ever(tmp_pat
     async def park() -> None:
         async with perdure(path, [sleeper]) as app:
             await app.start(sleeper, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
 
     async def again() -> RunRow:
         async with perdure(path, [sleeper]) as app:
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             with pytest.raises(NeedsAttention, match="StoreCorrupt"):
                 await app.handle("r").result()
-            return await app.handle("r").status()
+            return await app.handle("r").row()
 
     run(park())
     with raw(path) as other:
@@ -435,7 +435,7 @@ def test_the_reason_that_a_run_shows_is_the_one_of_its_last_rest(tmp_path: Path)
         code = make(version)
         async with perdure(tmp_path / "db", [code], clock) as app:
             await app.start(code, id="r")
-            return await app.drive("r", wait=False)
+            return await app.engine.drive("r", wait=False)
 
     row = run(drive("1"))
     assert (row.waiting_for, row.error) == ("a person: call 1 (lost) in doubt", "call 1 (lost): TimeoutError: no answer")
@@ -470,9 +470,9 @@ def test_a_run_that_goes_on_after_its_doubt_was_settled_shows_no_old_reason() ->
         clock = ManualClock()
         async with perdure(None, [patient], clock) as app:
             await app.start(patient, id="r")
-            doubted = await app.drive("r", wait=False)
+            doubted = await app.engine.drive("r", wait=False)
             clock.advance(31)
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await until(lambda: began)
             await app.resolve("r", 1, happened="found")
             await until(lambda: (found := app.store.read("r")) and "resolved 1/1 happened by app" in outline(found))
@@ -499,10 +499,10 @@ def test_a_run_whose_input_no_longer_fits_is_parked_until_the_code_is_put_right(
     async def with_code(code: Agent[Any, Any], requeue: bool) -> RunRow:
         async with perdure(tmp_path / "db", [code], clock) as app:
             if requeue:
-                await app.requeue("r")
+                await app.unpause("r")
             elif await_first:
                 await app.start(code, "o-1", id="r")
-            return await app.drive("r", wait=False)
+            return await app.engine.drive("r", wait=False)
 
     await_first = True
     assert run(with_code(old, False)).status == "waiting"
@@ -549,7 +549,7 @@ def test_an_agent_that_prints_and_counts_in_its_own_memory_is_rebuilt_the_same()
         clock = ManualClock()
         async with perdure(None, [counter], clock) as app:
             handle = await app.start(counter)
-            while (await app.drive(handle.id, wait=False)).status == "waiting":
+            while (await app.engine.drive(handle.id, wait=False)).status == "waiting":
                 clock.advance(11)
             return await handle.result()
 
@@ -585,7 +585,7 @@ def test_the_failure_of_a_run_keeps_where_it_happened() -> None:
     async def main() -> RunFailedEvent:
         async with Perdure("sqlite://", [failing], settings=SETTINGS) as app:
             handle = await app.start(failing)
-            await app.drive(handle.id)
+            await app.engine.drive(handle.id)
             body = (await handle.events())[-1].body
             assert isinstance(body, RunFailedEvent)
             return body
@@ -594,3 +594,39 @@ def test_the_failure_of_a_run_keeps_where_it_happened() -> None:
     assert failure.traceback is not None
     assert "test_drive_agents.py" in failure.traceback
     assert sys.getrecursionlimit() > 0
+
+
+ABORTING: list[Perdure] = []
+BEGUN: list[str] = []
+
+
+@tool(effect="once")
+async def aborts() -> None:
+    BEGUN.append("aborts")
+    ABORTING[0].abort()
+
+
+@tool(effect="once")
+async def begins_after_it() -> None:
+    BEGUN.append("begins_after_it")
+
+
+@agent(version="1")
+async def asks_for_both(run: Run) -> None:
+    await asyncio.gather(aborts(), begins_after_it())
+
+
+def test_after_an_abort_in_the_first_step_of_a_tool_no_other_call_of_that_commit_begins(tmp_path: Path) -> None:
+    async def main() -> list[str]:
+        BEGUN.clear()
+        async with Perdure(f"sqlite:///{tmp_path / 'journal.db'}", [asks_for_both]) as app:
+            ABORTING[:] = [app]
+            await app.start(asks_for_both, id="r")
+            await asyncio.wait([asyncio.create_task(app.engine.drive("r"))], timeout=1.0)
+        async with Perdure(f"sqlite:///{tmp_path / 'journal.db'}") as reader:
+            return [event.type for event in await reader.handle("r").events()]
+
+    types = run(main())
+    assert BEGUN == ["aborts"]
+    assert types.count("tool_call_initiated") == 2
+    assert "tool_call_completed" not in types

@@ -83,7 +83,7 @@ DECISIONS: dict[str, Decide] = {
 @pytest.mark.parametrize("decision", DECISIONS)
 def test_run_approve_tells_the_agent_what_was_decided(tmp_path: Path, decision: str, way: str) -> None:
     async def ask(run: Run) -> list[Any]:
-        return told(await run.approve("refund.issue", CALL, expires=HOUR, editable=["cents"]))
+        return told(await run.request_approval("refund.issue", CALL, expires=HOUR, editable=["cents"]))
 
     expected = {
         "approved": [True, "approved", "ann", "fine", CALL],
@@ -214,7 +214,7 @@ def test_a_call_that_the_policy_lets_through_asks_nobody_and_one_whose_policy_ra
         async with perdure(None, [payer]) as app:
             for n, given in enumerate([("a", 500), ("b", 501), ("?", 1)]):
                 await app.start(payer, *given, id=f"r{n}")
-                await app.drive(f"r{n}", wait=False)
+                await app.engine.drive(f"r{n}", wait=False)
             assert [order for order, _, _ in refunds.made] == ["a"]
             return [row.standing.request.reason for row in await app.approvals()]
 
@@ -276,7 +276,7 @@ def test_a_yes_to_run_approve_does_not_age(tmp_path: Path) -> None:
     """The agent asked and has its answer; only a call is bound to the time of its approval."""
 
     async def ask(run: Run) -> list[Any]:
-        return told(await run.approve("go", expires=HOUR))
+        return told(await run.request_approval("go", expires=HOUR))
 
     async def late(app: Perdure) -> None:
         await approve(app)
@@ -319,7 +319,7 @@ def test_deciding_after_the_expiry_is_refused_even_before_a_worker_has_noticed(t
 
 def test_a_worker_is_there_when_an_approval_expires_and_not_before() -> None:
     async def ask(run: Run) -> list[Any]:
-        return told(await run.approve("go", expires=HOUR))
+        return told(await run.request_approval("go", expires=HOUR))
 
     asking = Asking(ask)
     asking.release.set()
@@ -490,7 +490,7 @@ def test_a_crash_inside_an_approved_call_asks_nobody_again(tmp_path: Path, effec
             await app.start(payer, id="r")
             await driven(app)
             await approve(app, edit={"cents": 1})
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             await until(lambda: begun)
             app.abort()
             await driving
@@ -529,7 +529,7 @@ def test_a_key_ages_from_the_first_start_and_not_from_the_proposal(tmp_path: Pat
             await driven(app)
             clock.advance(50 * HOUR)
             await approve(app)
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             await until(lambda: begun)
             app.abort()
             await driving
@@ -543,7 +543,9 @@ def test_a_key_ages_from_the_first_start_and_not_from_the_proposal(tmp_path: Pat
 # -- who decides --------------------------------------------------------------------------------------------------------
 def test_after_an_escalation_others_decide_and_those_who_let_it_lapse_do_not(tmp_path: Path) -> None:
     async def ask(run: Run) -> list[Any]:
-        return told(await run.approve("go", by="ann", expires=HOUR, on_expiry="escalate", escalate_to=["bob"], escalate_expires=2 * HOUR))
+        return told(
+            await run.request_approval("go", by="ann", expires=HOUR, on_expiry="escalate", escalate_to=["bob"], escalate_expires=2 * HOUR)
+        )
 
     asking = Asking(ask)
     asking.release.set()
@@ -592,7 +594,7 @@ def test_an_escalation_that_nobody_answers_either_expires(tmp_path: Path) -> Non
 
 def test_one_that_waits_is_reminded_of_once_and_can_be_decided_for_ever(tmp_path: Path) -> None:
     async def ask(run: Run) -> list[Any]:
-        return told(await run.approve("go", by=["ann"], expires=HOUR, on_expiry="wait"))
+        return told(await run.request_approval("go", by=["ann"], expires=HOUR, on_expiry="wait"))
 
     asking = Asking(ask)
     asking.release.set()

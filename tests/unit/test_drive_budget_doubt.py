@@ -55,7 +55,7 @@ async def crash(where: str, agents: Iterable[Agent[Any, Any]], run_id: str, begu
     """Drive the run until the event is set, and then die."""
     begun.clear()
     async with perdure(where, agents) as app:
-        driving = asyncio.create_task(app.drive(run_id, wait=False))
+        driving = asyncio.create_task(app.engine.drive(run_id, wait=False))
         waiting = asyncio.create_task(begun.wait())
         await asyncio.wait((driving, waiting), return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -164,7 +164,7 @@ def test_a_call_in_doubt_stays_reserved_until_a_person_has_settled_it(where: str
         shop.dies = False
         async with perdure(where, [buyer]) as app:
             if seen:
-                assert (await app.drive("r")).attention == "in_doubt"
+                assert (await app.engine.drive("r")).attention == "in_doubt"
             assert (money(app, "r"), await shown(app)) == ((0, 10), 0)
             await app.resolve("r", 1, by="ann", **answer)
             assert (money(app, "r")[0], await shown(app)) == (charged, charged)
@@ -202,13 +202,13 @@ def test_what_is_in_doubt_in_a_child_is_missing_for_its_siblings_until_it_is_set
         await crash(where, [parent], "p", shop.begun)
         clock = ManualClock()
         async with Perdure(where, [parent], settings=SETTINGS, clock=clock) as app:
-            await app.drive("p", wait=False)
+            await app.engine.drive("p", wait=False)
             await until(lambda: status_of(app, "p/1") == "needs_attention")
             assert money(app, "p/1") == (0, 10)
             await app.signal("p/2", "go")
-            await app.drive("p/2", wait=False)
+            await app.engine.drive("p/2", wait=False)
             clock.advance(901)  # it has waited for what others have reserved
-            await app.drive("p/2", wait=False)
+            await app.engine.drive("p/2", wait=False)
             assert "the budget of run p is used up" in str((await app.handle("p/2").state()).failure)
             await app.resolve("p/1", 1, happened="bought", by="ann")
             assert (await app.handle("p").result())[0] == "bought"
@@ -293,7 +293,7 @@ def test_what_an_attempt_in_doubt_has_said_is_not_charged_twice(where: str, said
     async def main() -> None:
         async with perdure(where, [buyer := one_call_of(buy)]) as app:
             await app.start(buyer, id="r", budget=Budget(usd="0.50"))
-            assert (await app.drive("r")).attention == "in_doubt"
+            assert (await app.engine.drive("r")).attention == "in_doubt"
             assert money(app, "r") == at_first
             await app.resolve("r", 1, happened="bought", by="ann")
             await app.handle("r").result()
@@ -358,7 +358,7 @@ def test_a_keyed_call_that_was_cut_off_is_not_free_because_the_next_attempt_was_
             await app.start(buyer, id="r", budget=Budget(usd="0.50"))
         await crash(where, [buyer], "r", shop.begun)
         async with perdure(where, [buyer]) as app:
-            assert (await app.drive("r")).attention == "in_doubt"
+            assert (await app.engine.drive("r")).attention == "in_doubt"
             assert money(app, "r") == (0, 10)
             await app.resolve("r", 1, happened="bought", by="ann")
             assert await app.handle("r").result() == "bought"
@@ -380,7 +380,7 @@ def test_an_attempt_that_was_not_sent_adds_nothing_to_what_an_attempt_before_it_
     async def main() -> None:
         async with perdure(where, [buyer := one_call_of(buy)]) as app:
             await app.start(buyer, id="r", budget=Budget(usd="0.50"))
-            assert (await app.drive("r")).attention == "in_doubt"
+            assert (await app.engine.drive("r")).attention == "in_doubt"
             assert money(app, "r") == (2, 8)
             await app.resolve("r", 1, happened="bought", by="ann")
             assert await app.handle("r").result() == "bought"
@@ -406,7 +406,7 @@ def test_a_keyed_call_that_was_cut_off_may_have_happened_whatever_the_next_attem
             await app.start(buyer, id="r")
         await crash(where, [buyer], "r", shop.begun)
         async with perdure(where, [buyer]) as app:
-            assert (await app.drive("r")).attention == "in_doubt"
+            assert (await app.engine.drive("r")).attention == "in_doubt"
             assert "in_doubt 1/2" in outline(app.store.read("r"))
 
     run(main())
@@ -424,7 +424,7 @@ def test_each_attempt_that_is_simply_made_again_costs(where: str, effect: Any) -
         await crash(where, [buyer], "r", shop.begun)
         async with perdure(where, [buyer]) as app:
             assert (money(app, "r"), await shown(app)) == ((10, 10), 10)
-            row = await app.drive("r")
+            row = await app.engine.drive("r")
             assert (row.attention, len(shop.bought)) == ("budget", 2)
             shop.dies = False
             await app.unpause("r", add=Budget(usd="0.05"))
@@ -525,7 +525,7 @@ def test_a_lost_answer_of_a_model_is_charged_as_estimated(where: str) -> None:
         async with perdure(where, [asker]) as app:
             assert money(app, "r") == (10, 10)
             begun.clear()
-            assert ((await app.drive("r")).attention, begun.is_set()) == ("budget", False)
+            assert ((await app.engine.drive("r")).attention, begun.is_set()) == ("budget", False)
             model.dies = False
             await app.unpause("r", add=Budget(usd="0.10"))
             assert await app.handle("r").result() == "yes"
@@ -562,7 +562,7 @@ def test_a_run_that_is_ended_by_force_is_charged_for_what_may_have_happened(wher
         await crash(where, [parent], "p", shop.begun)
         async with perdure(where, [parent]) as app:
             if seen:
-                await app.drive("p", wait=False)
+                await app.engine.drive("p", wait=False)
                 await until(lambda: status_of(app, "p/1") == "needs_attention")
             await app.cancel("p/1", force=True)
             assert (money(app, "p"), await shown(app)) == ((10, 0), 10)
@@ -584,7 +584,7 @@ def test_a_forced_end_that_has_looked_too_early_charges_nothing(where: str) -> N
             await app.start(buyer, id="r", budget=Budget(usd="0.50"))
         await crash(where, [buyer], "r", shop.begun)
         async with perdure(where, [buyer]) as app:
-            assert (await app.drive("r")).attention == "in_doubt"
+            assert (await app.engine.drive("r")).attention == "in_doubt"
             end = app.store.end
 
             def too_late(*args: Any, **options: Any) -> None:
@@ -643,14 +643,14 @@ def test_a_doubt_that_the_version_before_gave_free_is_reserved_again_by_the_next
             await app.start(buyer, id="r", budget=Budget(usd="0.50"))
         await crash(where, [buyer], "r", shop.begun)
         async with perdure(where, [buyer]) as app:
-            assert (await app.drive("r")).attention == "in_doubt"
+            assert (await app.engine.drive("r")).attention == "in_doubt"
         connection = apsw.Connection(str(tmp_path / "db"))
         connection.execute("UPDATE perdure_budgets SET reserved_usd_micros = 0; DELETE FROM perdure_reserved")
         connection.close()
         async with perdure(where, [buyer]) as app:
             check_verified(app)
-            await app.requeue("r", by="ann")
-            assert (await app.drive("r")).attention == "in_doubt"
+            await app.unpause("r", by="ann")
+            assert (await app.engine.drive("r")).attention == "in_doubt"
             assert money(app, "r") == (0, 10)
             await app.resolve("r", 1, happened="bought", by="ann")
             assert await app.handle("r").result() == "bought"
@@ -669,7 +669,7 @@ def test_a_run_without_a_budget_shows_its_costs_too(where: str) -> None:
             await app.start(buyer, id="r")
         await crash(where, [buyer], "r", shop.begun)
         async with perdure(where, [buyer]) as app:
-            await app.drive("r")
+            await app.engine.drive("r")
             await app.resolve("r", 1, happened="bought", by="ann")
             await app.handle("r").result()
             assert await shown(app) == 10

@@ -33,9 +33,8 @@ from perdure import (
 )
 from perdure.core.budget import NOTHING, Amounts
 from perdure.core.events import BudgetExceeded as BudgetExceededEvent
-from perdure.core.events import Limits
+from perdure.engine.local import drive
 from perdure.store.api import RunRow
-from perdure.worker import drive
 
 
 class Ledger:
@@ -79,7 +78,7 @@ async def stepping(run: Run, count: int) -> int:
 
 
 # -- the four amounts ---------------------------------------------------------------------------------------------------
-async def _stopped(budget: Limits, tool_fn: Any, clock: ManualClock | None = None) -> tuple[RunRow, list[str], list[BudgetExceededEvent]]:
+async def _stopped(budget: Budget, tool_fn: Any, clock: ManualClock | None = None) -> tuple[RunRow, list[str], list[BudgetExceededEvent]]:
     @agent(version="1")
     async def looping(run: Run) -> int:
         for _ in range(100):
@@ -88,7 +87,7 @@ async def _stopped(budget: Limits, tool_fn: Any, clock: ManualClock | None = Non
 
     async with perdure(None, [looping], clock) as app:
         handle = await app.start(looping, id="r", budget=budget)
-        row = await app.drive("r")
+        row = await app.engine.drive("r")
         events = await handle.events()
         return row, outline(events), [event.body for event in events if isinstance(event.body, BudgetExceededEvent)]
 
@@ -170,7 +169,7 @@ def test_what_was_reserved_and_not_spent_is_free_again() -> None:
 @pytest.mark.parametrize(
     "budget", [Budget(calls=0), Budget(usd=0), Budget(tokens=0), Budget(seconds=0)], ids=["calls", "usd", "tokens", "seconds"]
 )
-def test_with_a_budget_of_nothing_nothing_begins(budget: Limits) -> None:
+def test_with_a_budget_of_nothing_nothing_begins(budget: Budget) -> None:
     row, lines, _ = run(_stopped(budget, step))
     assert row.attention == "budget"
     assert not any(line.startswith("initiated") for line in lines)
@@ -222,12 +221,12 @@ def test_what_was_spent_is_counted_once_whatever_is_replayed(effect: Any, tmp_pa
         wanted = Amounts(usd_micros=250_000, tokens=10, calls=1)
         async with perdure(tmp_path / "db", [waiting]) as app:
             await app.start(waiting, id="r", budget=Budget(usd=10))
-            await app.drive("r")
+            await app.engine.drive("r")
             assert spent(app, "r") == wanted
         for topic in ("first", "other", "second"):
             async with perdure(tmp_path / "db", [waiting]) as app:
                 await app.signal("r", topic)
-                await app.drive("r")
+                await app.engine.drive("r")
         async with perdure(tmp_path / "db", [waiting]) as app:
             assert await app.handle("r").result() == "done"
             assert spent(app, "r") == wanted + wanted
@@ -256,14 +255,14 @@ def test_an_attempt_that_was_cut_off_counts_and_keeps_its_reservation_until_it_i
     async def main() -> None:
         async with perdure(tmp_path / "db", [waiting]) as app:
             await app.start(waiting, id="r", budget=Budget(usd=1))
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             await begun.wait()
             assert reserved(app, "r") == Amounts(usd_micros=400_000)
             app.abort()
             await driving
         async with perdure(tmp_path / "db", [waiting]) as app:
             assert reserved(app, "r") == Amounts(usd_micros=400_000)
-            row = await app.drive("r")
+            row = await app.engine.drive("r")
             if effect == "once":
                 assert (row.status, row.attention) == ("needs_attention", "in_doubt")
                 await app.resolve("r", 1, happened="done")
@@ -310,7 +309,7 @@ def test_a_run_that_is_ended_by_force_is_charged_for_what_nobody_saw_the_end_of(
     async def main() -> None:
         async with perdure(tmp_path / "db", [parent]) as app:
             await app.start(parent, id="p", budget=Budget(usd=1))
-            driving = asyncio.create_task(app.drive("p"))
+            driving = asyncio.create_task(app.engine.drive("p"))
             await begun.wait()
             assert reserved(app, "p") == Amounts(usd_micros=900_000)
             app.abort()
@@ -328,14 +327,14 @@ def test_a_top_up_lets_the_run_go_on_where_it_stopped() -> None:
     async def main() -> None:
         async with perdure(None, [stepping]) as app:
             handle = await app.start(stepping, 7, id="r", budget=Budget(calls=3))
-            await app.drive("r")
+            await app.engine.drive("r")
             assert await app.unpause("r", by="ann", note="go on", add=Budget(calls=2)) == ["r"]
-            row = await app.drive("r")
+            row = await app.engine.drive("r")
             assert (row.attention, "5 calls of 5 calls" in str(row.error)) == ("budget", True)
             await app.unpause("r", add=Budget(calls=5))
             assert await handle.result() == sum(range(7))
             state = await handle.state()
-            assert state.budget == Budget(calls=10)
+            assert state.budget == Budget(calls=10).limits
             numbers = [event.call for event in await handle.events() if event.type == "tool_call_initiated"]
             assert numbers == [1, 2, 3, 4, 5, 6, 7]
 
@@ -346,9 +345,9 @@ def test_going_on_without_a_top_up_stops_at_the_same_call_again_and_begins_nothi
     async def main() -> None:
         async with perdure(None, [stepping]) as app:
             handle = await app.start(stepping, 7, id="r", budget=Budget(calls=3))
-            await app.drive("r")
+            await app.engine.drive("r")
             await app.unpause("r")
-            assert (await app.drive("r")).attention == "budget"
+            assert (await app.engine.drive("r")).attention == "budget"
             with pytest.raises(Conflict, match="limits calls and not usd"):
                 await app.unpause("r", add=Budget(usd=5))  # of which there was enough
             assert sum(event.type == "tool_call_initiated" for event in await handle.events()) == 3
@@ -387,7 +386,7 @@ def test_on_exceed_fail_raises_where_the_call_was_made_and_the_same_on_replay(re
     async def main() -> Any:
         async with perdure(tmp_path / "db", [careful]) as app:
             await app.start(careful, id="r", budget=Budget(calls=4, on_exceed="fail"))
-            assert (await app.drive("r")).waiting_for == "signal 'go'"
+            assert (await app.engine.drive("r")).waiting_for == "signal 'go'"
             await app.signal("r", "go")
             if not restart:
                 return await app.handle("r").result()
@@ -436,7 +435,7 @@ def test_of_a_hundred_parallel_calls_exactly_as_many_begin_as_there_are_calls_le
     async def main() -> None:
         async with perdure(tmp_path / "db", [fanning]) as app:
             await app.start(fanning, id="r", budget=Budget(calls=10))
-            assert (await app.drive("r")).attention == "budget"
+            assert (await app.engine.drive("r")).attention == "budget"
             assert sorted(ledger.begun) == list(range(10))
             assert spent(app, "r").calls == 10
             await app.unpause("r", add=Budget(calls=90))
@@ -465,7 +464,7 @@ def test_of_a_hundred_parallel_calls_the_rest_fails_one_by_one_when_it_shall_fai
     async def main() -> Any:
         async with perdure(tmp_path / "db", [fanning]) as app:
             await app.start(fanning, id="r", budget=Budget(calls=10, on_exceed="fail"))
-            assert (await app.drive("r")).waiting_for == "signal 'go'"
+            assert (await app.engine.drive("r")).waiting_for == "signal 'go'"
             await app.signal("r", "go")
         async with perdure(tmp_path / "db", [fanning]) as app:
             return await app.handle("r").result()
@@ -559,7 +558,7 @@ def test_what_an_agent_asks_for_behind_a_call_without_money_does_not_begin(tmp_p
     async def main() -> None:
         async with perdure(tmp_path / "db", [spender]) as app:
             handle = await app.start(spender, id="r", budget=Budget(usd=1))
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             assert (row.status, row.attention, begun) == ("needs_attention", "budget", [])
             await app.unpause("r", add=Budget(usd=5))
             await handle.result()
@@ -591,7 +590,7 @@ def test_a_drain_that_meets_a_stop_for_money_lets_what_was_paid_for_begin(tmp_pa
 
         async with perdure(tmp_path / "db", [payer], observers=[drain]) as app:
             await app.start(payer, id="r", budget=Budget(calls=1))
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             assert (row.status, row.attention, begun) == ("needs_attention", "budget", [1])
             assert spent(app, "r").calls == 1
 
@@ -610,10 +609,10 @@ def test_an_approved_call_that_there_is_no_money_for_waits_and_uses_its_approval
     async def main() -> None:
         async with perdure(None, [payer]) as app:
             await app.start(payer, id="r", budget=Budget(usd=1))
-            assert (await app.drive("r")).status == "waiting_approval"
+            assert (await app.engine.drive("r")).status == "waiting_approval"
             (asked,) = await app.approvals()
             await app.approve(asked.approval, by="ann")
-            row = await app.drive("r")
+            row = await app.engine.drive("r")
             assert (row.status, row.attention) == ("needs_attention", "budget")
             assert (await app.approvals(status="approved"))[0].approval == asked.approval
             await app.unpause("r", add=Budget(usd=1))
@@ -627,9 +626,9 @@ def test_a_run_that_stands_still_for_money_can_be_cancelled() -> None:
     async def main() -> None:
         async with perdure(None, [stepping]) as app:
             await app.start(stepping, 9, id="r", budget=Budget(calls=3))
-            await app.drive("r")
+            await app.engine.drive("r")
             await app.cancel("r")
-            assert (await app.drive("r")).status == "cancelled"
+            assert (await app.engine.drive("r")).status == "cancelled"
 
     run(main())
 
@@ -643,7 +642,7 @@ def test_children_draw_on_their_parent_s_budget_and_never_open_a_fresh_one() -> 
     async def main() -> None:
         async with perdure(None, [parent]) as app:
             await app.start(parent, id="p", budget=Budget(calls=8))
-            await app.drive("p")
+            await app.engine.drive("p")
             assert 8 <= spent(app, "p").calls <= 10  # three at a time, and none knows of what the others have just begun
             stopped = [row.run_id for row in app.store.family("p") if row.attention == "budget"]
             assert stopped
@@ -667,7 +666,7 @@ def test_a_child_s_own_smaller_budget_stops_it_before_its_parent_s_does() -> Non
     async def main() -> None:
         async with perdure(None, [parent]) as app:
             await app.start(parent, id="p", budget=Budget(calls=100))
-            await app.drive("p")
+            await app.engine.drive("p")
             row = app.store.get("p/2")
             assert row is not None
             assert row.attention == "budget"
@@ -692,7 +691,7 @@ def test_a_child_s_own_larger_budget_does_not_help_it() -> None:
     async def main() -> None:
         async with perdure(None, [parent]) as app:
             await app.start(parent, id="p", budget=Budget(calls=5))
-            await app.drive("p")
+            await app.engine.drive("p")
             row = app.store.get("p/1")
             assert row is not None
             assert "the budget of run p is used up" in str(row.error)
@@ -758,8 +757,8 @@ def test_a_top_up_wakes_all_that_stood_still_and_nobody_else() -> None:
         async with perdure(None, [parent, stepping]) as app:
             await app.start(parent, id="p", budget=Budget(calls=1))
             await app.start(stepping, 3, id="other", budget=Budget(calls=1))
-            await app.drive("p")
-            await app.drive("other")
+            await app.engine.drive("p")
+            await app.engine.drive("other")
             assert sorted(await app.unpause("p", add=Budget(calls=9))) == ["p/1", "p/2"]
             assert (status_of(app, "p/1"), status_of(app, "p/2"), status_of(app, "other")) == ("queued", "queued", "needs_attention")
             await app.signal("p", "go", 0)
@@ -806,7 +805,7 @@ def test_retries_that_there_is_no_money_for_wait_and_go_on_as_the_same_call(tmp_
     async def main() -> None:
         async with perdure(tmp_path / "db", [caller]) as app:
             await app.start(caller, id="r", budget=Budget(calls=2))
-            assert (await app.drive("r")).attention == "budget"
+            assert (await app.engine.drive("r")).attention == "budget"
         async with perdure(tmp_path / "db", [caller]) as app:
             await app.unpause("r", add=Budget(calls=1))
             assert len(await app.handle("r").result()) == 64
@@ -844,7 +843,7 @@ def test_people_hear_once_of_a_budget_that_is_used_up(caplog: pytest.LogCaptureF
     async def main() -> None:
         async with perdure(None, [stepping]) as app:
             await app.start(stepping, 9, id="r", budget=Budget(calls=3))
-            assert (await app.drive("r")).attention == "budget"
+            assert (await app.engine.drive("r")).attention == "budget"
 
     with caplog.at_level("INFO", "perdure.notify"):
         run(main())
@@ -873,7 +872,7 @@ def test_what_a_dead_worker_had_reserved_is_charged_when_a_person_has_settled_it
     async def main() -> Any:
         async with perdure(tmp_path / "db", [buyer]) as app:
             await app.start(buyer, id="r", budget=Budget(usd="1.40"))
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             await begun.wait()
             app.abort()
             driving.cancel()

@@ -33,10 +33,10 @@ def test_a_run_that_nobody_has_claimed_yet_never_begins() -> None:
         async with perdure(None, [eager]) as app:
             handle = await app.start(eager)
             await app.cancel(handle.id, by="ann", reason="changed my mind")
-            assert (await handle.status()).status == "cancelling"
+            assert (await handle.row()).status == "cancelling"
             with pytest.raises(RunCancelled):
                 await handle.result()
-            return (await handle.status()).status, outline(await handle.events())
+            return (await handle.row()).status, outline(await handle.events())
 
     assert run(main()) == ("cancelled", ["run_created", "cancel_requested", "run_cancelled"])
     assert begun == []
@@ -54,17 +54,17 @@ def test_a_run_that_is_parked_on_a_timer_is_woken_to_be_cancelled(by_worker: boo
     async def main() -> tuple[str, list[str]]:
         async with perdure(None, [sleeper]) as app:
             handle = await app.start(sleeper)
-            assert (await app.drive(handle.id, wait=False)).status == "waiting"
+            assert (await app.engine.drive(handle.id, wait=False)).status == "waiting"
             await app.cancel(handle.id)
             if by_worker:
                 working = asyncio.create_task(app.work())
-                while (await handle.status()).status != "cancelled":
+                while (await handle.row()).status != "cancelled":
                     await asyncio.sleep(0.002)
                 app.drain()
                 await working
             else:
-                await app.drive(handle.id)
-            return (await handle.status()).status, outline(await handle.events())[2:]
+                await app.engine.drive(handle.id)
+            return (await handle.row()).status, outline(await handle.events())[2:]
 
     assert run(main()) == ("cancelled", ["cancel_requested", "note cleaned up, True", "run_cancelled"])
 
@@ -84,9 +84,9 @@ def test_a_run_that_waits_for_a_retry_gives_the_call_up() -> None:
     async def main() -> tuple[str, list[str]]:
         async with perdure(None, [payer]) as app:
             handle = await app.start(payer)
-            assert (await app.drive(handle.id, wait=False)).status == "waiting"
+            assert (await app.engine.drive(handle.id, wait=False)).status == "waiting"
             await app.cancel(handle.id)
-            return (await app.drive(handle.id)).status, outline(await handle.events())
+            return (await app.engine.drive(handle.id)).status, outline(await handle.events())
 
     status, lines = run(main())
     assert status == "cancelled"
@@ -131,11 +131,11 @@ def test_a_second_cancel_does_not_interrupt_the_cleaning_up(when: str) -> None:
     async def main() -> list[str]:
         async with perdure(None, [sleeper]) as app:
             handle = await app.start(sleeper)
-            await app.drive(handle.id, wait=False)
+            await app.engine.drive(handle.id, wait=False)
             await app.cancel(handle.id, reason="first")
             if when == "while it is parked":
                 await app.cancel(handle.id, reason="second")
-            driving = asyncio.create_task(app.drive(handle.id))
+            driving = asyncio.create_task(app.engine.drive(handle.id))
             await until(lambda: released)
             if when == "while it cleans up":
                 # As another process would that has read the row before it said "cancelling".
@@ -192,7 +192,7 @@ class InFlight:
 
     async def cancelled_in_flight(self, app: Perdure) -> RunRow:
         await app.start(self.agent, id="r")
-        driving = asyncio.create_task(app.drive("r", wait=False))
+        driving = asyncio.create_task(app.engine.drive("r", wait=False))
         await until(lambda: self.began)
         await app.cancel("r")
         return await driving
@@ -220,7 +220,7 @@ def test_an_effect_in_flight_that_was_stopped_is_in_doubt_until_somebody_knows(e
         async with perdure(None, [case.agent]) as app:
             first = await case.cancelled_in_flight(app)
             await app.resolve("r", 1, did_not_happen=True)
-            return first, await app.drive("r"), outline(await app.handle("r").events())
+            return first, await app.engine.drive("r"), outline(await app.handle("r").events())
 
     first, second, lines = run(main())
     assert first.status == "needs_attention"
@@ -242,7 +242,7 @@ def test_after_a_cancel_a_keyed_call_in_doubt_is_not_performed_again(tmp_path: P
 
     async def again() -> RunRow:
         async with perdure(tmp_path / "db", [case.agent]) as app:
-            return await app.drive("r", wait=False)
+            return await app.engine.drive("r", wait=False)
 
     assert run(first()).status == "needs_attention"
     assert run(again()).status == "needs_attention"
@@ -270,7 +270,7 @@ def test_a_tool_that_ends_well_within_the_grace_has_completed(effect: Any) -> No
     async def main() -> tuple[RunRow, list[str]]:
         async with perdure(None, [case.agent]) as app:
             await app.start(case.agent, id="r")
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await until(lambda: case.began)
             await app.cancel("r")
             await until(lambda: case.cancelled)
@@ -299,7 +299,7 @@ def test_a_transaction_is_not_cancelled_in_the_middle() -> None:
     async def main() -> tuple[str, list[str]]:
         async with perdure(None, [writer]) as app:
             await app.start(writer, id="r")
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             handle = app.handle("r")
             while "completed 2/1" not in outline(await handle.events()):
                 await asyncio.sleep(0)
@@ -330,7 +330,7 @@ def test_a_sync_tool_sees_that_it_should_stop_and_what_it_says_then_counts() -> 
     async def main() -> tuple[RunRow, list[str]]:
         async with perdure(None, [worker], settings=Settings(poll_s=0.002, park_after_s=0, cancel_grace_s=5)) as app:
             await app.start(worker, id="r")
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await until(begun.is_set)
             await app.cancel("r")
             return await driving, outline(await app.handle("r").events())
@@ -356,7 +356,7 @@ def test_a_sync_tool_that_does_not_look_is_given_up_and_its_effect_is_in_doubt()
     async def main() -> tuple[RunRow, list[str]]:
         async with perdure(None, [worker]) as app:
             await app.start(worker, id="r")
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await until(begun.is_set)
             await app.cancel("r")
             row = await driving
@@ -398,7 +398,7 @@ def test_an_isolated_tool_is_killed(tmp_path: Path, effect: str, status: str) ->
     async def main() -> tuple[RunRow, list[str]]:
         async with perdure(None, [module.worker], settings=Settings(poll_s=0.002, park_after_s=0, cancel_grace_s=10)) as app:
             await app.start(module.worker, str(pidfile), id="r")
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await until(lambda: pidfile.exists() and pidfile.read_text())
             await app.cancel("r")
             return await driving, outline(await app.handle("r").events())
@@ -430,11 +430,11 @@ def test_calls_made_while_cleaning_up_are_performed(effect: Any) -> None:
     async def main() -> RunRow:
         async with perdure(None, [sleeper]) as app:
             handle = await app.start(sleeper)
-            await app.drive(handle.id, wait=False)
+            await app.engine.drive(handle.id, wait=False)
             await app.cancel(handle.id)
-            driving = asyncio.create_task(app.drive(handle.id))
+            driving = asyncio.create_task(app.engine.drive(handle.id))
             await asyncio.sleep(0.005)
-            assert (await handle.status()).status == "cancelling"
+            assert (await handle.row()).status == "cancelling"
             return await driving
 
     assert run(main()).status == "cancelled"
@@ -461,16 +461,16 @@ def test_a_crash_while_cleaning_up_goes_on_cleaning_up(tmp_path: Path) -> None:
     async def crash() -> None:
         async with perdure(tmp_path / "db", [sleeper]) as app:
             await app.start(sleeper, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             await app.cancel("r")
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             await until(lambda: "second 1" in done)
             app.abort()
             await driving
 
     async def resume() -> RunRow:
         async with perdure(tmp_path / "db", [sleeper]) as app:
-            return await app.drive("r")
+            return await app.engine.drive("r")
 
     run(crash())
     assert run(resume()).status == "cancelled"
@@ -492,7 +492,7 @@ def test_an_agent_that_catches_the_cancel_may_still_succeed() -> None:
         async with perdure(None, [stubborn], clock) as app:
             handle = await app.start(stubborn)
             for step_s in (1, 11, 0):
-                seen.append((await app.drive(handle.id, wait=False)).status)
+                seen.append((await app.engine.drive(handle.id, wait=False)).status)
                 if step_s == 1:
                     await app.cancel(handle.id)
                 clock.advance(step_s)
@@ -583,7 +583,7 @@ def test_an_abandoned_effect_that_fails_in_doubt_keeps_the_run_open_until_it_is_
     async def main() -> tuple[str, Any]:
         async with Perdure("sqlite://", [hasty], settings=SETTINGS.__class__(poll_s=0.002)) as app:
             handle = await app.start(hasty)
-            row = await app.drive(handle.id)
+            row = await app.engine.drive(handle.id)
             await app.resolve(handle.id, 1, did_not_happen=True, final=True)
             return row.status, await handle.result()
 
@@ -599,11 +599,11 @@ def test_a_result_timeout_leaves_the_run_and_its_cancel_still_reaches_it() -> No
             handle = await app.start(case.agent)
             with pytest.raises(TimeoutError, match="it goes on"):
                 await handle.result(timeout=0.05)
-            assert (await handle.status()).status == "running"
+            assert (await handle.row()).status == "running"
             await app.cancel(handle.id)
             with pytest.raises(RunCancelled):
                 await handle.result()
-            return (await handle.status()).status
+            return (await handle.row()).status
 
     assert run(main()) == "cancelled"
 
@@ -630,7 +630,7 @@ def test_a_cancel_that_a_worker_took_to_its_grave_reaches_the_next_one(tmp_path:
     async def first() -> None:
         async with perdure(tmp_path / "db", [case.agent], settings=SETTINGS.__class__(poll_s=60)) as app:
             await app.start(case.agent, id="r")
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await until(lambda: case.began)
             await app.cancel("r")
             app.abort()
@@ -638,7 +638,7 @@ def test_a_cancel_that_a_worker_took_to_its_grave_reaches_the_next_one(tmp_path:
 
     async def second() -> tuple[RunRow, list[Event]]:
         async with perdure(tmp_path / "db", [case.agent]) as app:
-            return await app.drive("r", wait=False), await app.handle("r").events()
+            return await app.engine.drive("r", wait=False), await app.handle("r").events()
 
     run(first())
     row, events = run(second())
@@ -666,7 +666,7 @@ def test_a_run_that_is_about_to_need_attention_is_cancelled_without_another_word
     async def main() -> tuple[str, list[str]]:
         async with perdure(None, [worker]) as app:
             await app.start(worker, id="r")
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await until(lambda: begun)
             await app.cancel("r")
             row = await driving
@@ -694,19 +694,19 @@ def test_a_run_that_no_longer_replays_is_ended_by_force(tmp_path: Path) -> None:
     async def main() -> tuple[str, RunCancelledEvent, int]:
         async with perdure(tmp_path / "db", [walker]) as app:
             await app.start(walker, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             changed[0] = True
             await app.cancel("r", by="ann")
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             assert (row.status, row.attention) == ("needs_attention", "diverged"), "its agent cannot be told"
             await app.cancel("r", by="ann", reason="the code is gone", force=True)
-            seq = (await app.handle("r").status()).seq
+            seq = (await app.handle("r").row()).seq
             for again in (app.cancel("r"), app.cancel("r", force=True), app.signal("r", "chat"), app.unpause("r")):
                 with pytest.raises(RunEnded):
                     await again
             body = (await app.handle("r").events())[-1].body
             assert isinstance(body, RunCancelledEvent)
-            return status_of(app, "r"), body, (await app.handle("r").status()).seq - seq
+            return status_of(app, "r"), body, (await app.handle("r").row()).seq - seq
 
     status, body, more = run(main())
     assert (status, body.forced_by, body.reason, more) == ("cancelled", "ann", "the code is gone", 0)
@@ -718,7 +718,7 @@ def test_a_run_that_somebody_drives_is_not_ended_by_force() -> None:
     async def main() -> str:
         async with perdure(None, [case.agent]) as app:
             await app.start(case.agent, id="r")
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await until(lambda: case.began)
             with pytest.raises(AlreadyRunning, match="is held by worker"):
                 await app.cancel("r", force=True)
@@ -760,7 +760,7 @@ def test_force_ends_whatever_nobody_holds(how: str) -> None:
         async with perdure(None, [sleeper]) as app:
             await app.start(sleeper, id="r")
             if how == "parked":
-                await app.drive("r", wait=False)
+                await app.engine.drive("r", wait=False)
             elif how == "paused":
                 await app.pause("r")
             await app.cancel("r", force=True)

@@ -35,11 +35,11 @@ from perdure.agent import MAX_DEPTH
 from perdure.core import codec
 from perdure.core.events import ChildFinished, ChildStarted, Event, RunAdopted, RunCreated
 from perdure.core.events import RunCancelled as RunCancelledEvent
+from perdure.engine.local.child_discovery import ChildAgents
 from perdure.errors import StoreUnavailable
-from perdure.inspect.why import why
+from perdure.inspect.why.page import why
 from perdure.store.api import NewRun, Served
 from perdure.store.open import open_store
-from perdure.worker.kin import Kin
 
 
 @tool(effect="read")
@@ -108,7 +108,7 @@ def test_a_parent_that_waits_for_a_child_is_held_by_nobody() -> None:
     async def main() -> None:
         async with perdure(None, [parent]) as app:
             handle = await app.start(parent, id="p")
-            row = await app.drive("p")
+            row = await app.engine.drive("p")
             assert (row.status, row.holder, row.ready_at, row.waiting_for) == ("waiting", None, None, "child p/1")
             await app.signal("p/1", "go", "now")
             assert await handle.result() == "now"
@@ -135,7 +135,7 @@ def test_a_failed_child_raises_in_its_parent_and_the_same_on_replay(tmp_path: Pa
         for _ in range(2):
             async with perdure(tmp_path / "db", [parent]) as app:
                 await app.start(parent, id="p")
-                assert (await app.drive("p")).waiting_for == "signal 'go'"
+                assert (await app.engine.drive("p")).waiting_for == "signal 'go'"
         async with perdure(tmp_path / "db", [parent]) as app:
             await app.signal("p", "go", "on")
             assert await app.run(parent, id="p") == "on"
@@ -181,7 +181,7 @@ def test_a_child_that_a_person_cancels_fails_its_parent_s_call_as_cancelled() ->
     async def main() -> Any:
         async with perdure(None, [parent]) as app:
             await app.start(parent, id="p")
-            await app.drive("p")
+            await app.engine.drive("p")
             await app.cancel("p/1", by="ann", reason="too slow")
             return await app.handle("p").result()
 
@@ -202,7 +202,7 @@ def test_big_inputs_and_results_go_through_the_blob_store() -> None:
     async def main() -> None:
         async with perdure(None, [parent]) as app:
             await app.start(parent, 300_000, id="p")
-            assert (await app.drive("p")).waiting_for == "signal 'go'"
+            assert (await app.engine.drive("p")).waiting_for == "signal 'go'"
             bodies = [event.body for event in await app.handle("p").events()]
             assert [body.input.inline for body in bodies if isinstance(body, ChildStarted)] == [None, None]
             assert [body.output and body.output.inline for body in bodies if isinstance(body, ChildFinished)] == [None, None]
@@ -286,7 +286,7 @@ def test_the_first_child_to_end_wins_and_the_others_are_cancelled() -> None:
     async def main() -> None:
         async with perdure(None, [parent]) as app:
             handle = await app.start(parent, id="p")
-            await app.drive("p")
+            await app.engine.drive("p")
             await app.signal("p/2", "go")
             assert await handle.result() == "b"
             assert [status_of(app, f"p/{number}") for number in (1, 2, 3)] == ["cancelled", "succeeded", "cancelled"]
@@ -310,11 +310,11 @@ def test_as_completed_sees_children_in_the_order_in_which_they_end_also_after_a_
     async def main() -> Any:
         async with perdure(tmp_path / "db", [parent]) as app:
             await app.start(parent, id="p")
-            await app.drive("p")
+            await app.engine.drive("p")
         for number in (3, 1, 2):
             async with perdure(tmp_path / "db", [parent]) as app:
                 await app.signal(f"p/{number}", "go")
-                await app.drive("p")
+                await app.engine.drive("p")
         async with perdure(tmp_path / "db", [parent]) as app:
             return await app.handle("p").result()
 
@@ -334,7 +334,7 @@ def test_a_timeout_around_a_child_cancels_it_and_waits_until_it_is_gone() -> Non
         clock = ManualClock()
         async with perdure(None, [parent], clock) as app:
             handle = await app.start(parent, id="p")
-            assert (await app.drive("p", wait=False)).status == "waiting"
+            assert (await app.engine.drive("p", wait=False)).status == "waiting"
             clock.advance(61)
             assert await handle.result() == "gave up"
             assert status_of(app, "p/1") == "cancelled"
@@ -354,7 +354,7 @@ def test_a_child_that_nobody_awaits_runs_to_its_end_and_the_parent_waits_for_it(
     async def main() -> None:
         async with perdure(None, [parent]) as app:
             handle = await app.start(parent, id="p")
-            assert (await app.drive("p")).waiting_for == "child p/1"
+            assert (await app.engine.drive("p")).waiting_for == "child p/1"
             await app.signal("p/1", "go", 1)
             assert await handle.result() == "done"
             assert status_of(app, "p/1") == "succeeded"
@@ -397,7 +397,7 @@ def test_cancelling_a_parent_cancels_children_and_grandchildren_and_waits_for_al
     async def main() -> None:
         async with perdure(tmp_path / "db", [top]) as app:
             await app.start(top, id="t")
-            await app.drive("t")
+            await app.engine.drive("t")
             assert len(rows_below(app, "t")) == 5
             await app.cancel("t", by="ann", reason="not needed")
             if not restarts:
@@ -470,7 +470,7 @@ def test_a_parent_may_start_a_child_to_clean_up_while_it_is_cancelled() -> None:
     async def main() -> None:
         async with perdure(None, [parent]) as app:
             await app.start(parent, id="p")
-            await app.drive("p")
+            await app.engine.drive("p")
             await app.cancel("p")
             with pytest.raises(RunCancelled):
                 await app.handle("p").result()
@@ -540,7 +540,7 @@ def test_a_child_that_needs_an_approval_waits_for_it_and_the_parent_for_the_chil
     async def main() -> Any:
         async with perdure(None, [parent]) as app:
             await app.start(parent, id="p")
-            row = await app.drive("p")
+            row = await app.engine.drive("p")
             assert (row.status, status_of(app, "p/1")) == ("waiting", "waiting_approval")
             (asked,) = await app.approvals()
             assert (asked.run_id, asked.agent) == ("p/1", "buyer")
@@ -566,7 +566,7 @@ def test_a_child_in_doubt_keeps_its_parent_waiting_and_why_says_so() -> None:
     async def main() -> Any:
         async with perdure(None, [parent]) as app:
             await app.start(parent, id="p")
-            row = await app.drive("p")
+            row = await app.engine.drive("p")
             assert (row.status, status_of(app, "p/1")) == ("waiting", "needs_attention")
             with pytest.raises(NeedsAttention):
                 await app.handle("p/1").result()
@@ -677,7 +677,7 @@ def test_one_parent_that_cannot_be_replayed_does_not_strand_the_children_of_othe
         async with perdure(tmp_path / "db", [parent]) as app:
             for number, run_id in enumerate(parents, 10):
                 await app.start(parent, number, id=run_id)
-                await app.drive(run_id, wait=False)
+                await app.engine.drive(run_id, wait=False)
                 await app.signal(f"{run_id}/1", "go", "on")
         changed = True
         async with perdure(tmp_path / "db", [parent]) as app, at_work(app):
@@ -702,14 +702,14 @@ def test_parents_of_no_use_are_asked_a_few_at_once_and_then_one_at_a_time(count:
         async with perdure(tmp_path / "db", [parent]) as app:
             for number in range(count):
                 await app.start(parent, id=f"p{number}")
-                await app.drive(f"p{number}", wait=False)
+                await app.engine.drive(f"p{number}", wait=False)
                 await app.signal(f"p{number}/1", "go", "on")
 
     run(begin())
     changed = True
     asked: list[list[str]] = []
     with closing(open_store(f"sqlite:///{tmp_path / 'db'}")) as store:
-        kin = Kin(store, {Served("parent", "1"): parent}, 1000)
+        kin = ChildAgents(store, {Served("parent", "1"): parent}, 1000)
         now = ManualClock().now()
         for _ in range(20):
             asked.append(kin.parents_to_ask(now))
@@ -726,7 +726,7 @@ def test_a_parent_that_cannot_be_read_now_is_asked_again_later(tmp_path: Path) -
     async def begin() -> None:
         async with perdure(tmp_path / "db", [parent]) as app:
             await app.start(parent, id="p")
-            await app.drive("p", wait=False)
+            await app.engine.drive("p", wait=False)
             await app.signal("p/1", "go", "on")
 
     run(begin())
@@ -739,7 +739,7 @@ def test_a_parent_that_cannot_be_read_now_is_asked_again_later(tmp_path: Path) -
             return whole(run_id, after)
 
         store.read = read  # type: ignore[method-assign]
-        kin = Kin(store, {Served("parent", "1"): parent}, 1000)
+        kin = ChildAgents(store, {Served("parent", "1"): parent}, 1000)
         now = ManualClock().now()
         assert kin.parents_to_ask(now) == ["p"]
         assert kin.agents_of("p") == []
@@ -822,14 +822,14 @@ def test_a_parent_that_asks_for_another_number_of_children_than_before_has_diver
         nonlocal count
         async with perdure(tmp_path / "db", [parent]) as app:
             await app.start(parent, id="p")
-            await app.drive("p")
+            await app.engine.drive("p")
         for other, words in ((2, "the code does not ask for it"), (4, "the code also asks for child 4: square")):
             count = other
             async with perdure(tmp_path / "db", [parent]) as app:
-                row = await app.drive("p")
+                row = await app.engine.drive("p")
                 assert (row.status, row.attention) == ("needs_attention", "diverged")
                 assert words in str(row.error)
-                await app.requeue("p")
+                await app.unpause("p")
         count = 3
         async with perdure(tmp_path / "db", [parent]) as app:
             await app.signal("p", "go", 1)
@@ -853,7 +853,7 @@ def test_a_run_that_has_taken_a_child_s_id_stops_the_parent_with_a_reason_and_no
             await app.start(parent, id="p")
             async with at_work(app):
                 await until(lambda: (status_of(app, "p"), status_of(app, "p/1")) == ("needs_attention", "succeeded"))
-            row = await app.handle("p").status()
+            row = await app.handle("p").row()
             assert "there is another run with that id" in str(row.error)
             assert await app.handle("p/1").result() == 25
 
@@ -911,7 +911,7 @@ def test_an_adopted_parent_goes_on_with_the_results_of_its_old_children(tmp_path
     async def main() -> Any:
         async with perdure(tmp_path / "db", [parent("1")]) as app:
             await app.start("parent", id="p")
-            await app.drive("p")
+            await app.engine.drive("p")
         async with perdure(tmp_path / "db", [parent("2")]) as app:
             await app.adopt("p", by="ann")
             await app.signal("p", "go")

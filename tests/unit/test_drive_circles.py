@@ -10,8 +10,8 @@ import pytest
 from tests.unit.drive_tools import ManualClock, outline, perdure, run, status_of, until
 
 from perdure import Agent, Budget, Call, NeedsAttention, Run, ToolFailed, agent, tool
-from perdure.core.circles import Circles
 from perdure.core.events import AttentionNeeded, Event
+from perdure.core.loop_detector import Circles
 from perdure.store.api import RunRow
 
 
@@ -28,7 +28,7 @@ async def order(what: str) -> str:
 async def _driven(code: Agent[Any, Any], *args: Any, clock: ManualClock | None = None) -> tuple[RunRow, list[Event]]:
     async with perdure(None, [code], clock) as app:
         handle = await app.start(code, *args, id="r")
-        row = await app.drive("r", wait=False)
+        row = await app.engine.drive("r", wait=False)
         return row, await handle.events()
 
 
@@ -114,7 +114,7 @@ def test_looking_again_after_a_sleep_is_waiting_and_no_circle() -> None:
         clock = ManualClock()
         async with perdure(None, [polling], clock) as app:
             await app.start(polling, id="r")
-            while (row := await app.drive("r", wait=False)).status == "waiting":
+            while (row := await app.engine.drive("r", wait=False)).status == "waiting":
                 clock.advance(61)
             assert row.status == "succeeded", row.error
 
@@ -175,7 +175,7 @@ def test_a_new_effect_or_status_is_progress() -> None:
 
 
 # -- going on -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("how", ["requeue", "unpause", "cancel"])
+@pytest.mark.parametrize("how", ["unpause", "cancel"])
 def test_a_person_who_sends_the_run_on_sets_the_count_back(how: str) -> None:
     @agent(version="1", circles=Circles(repeats=3))
     async def looping(run: Run) -> str:
@@ -186,12 +186,12 @@ def test_a_person_who_sends_the_run_on_sets_the_count_back(how: str) -> None:
     async def main() -> None:
         async with perdure(None, [looping]) as app:
             handle = await app.start(looping, id="r")
-            assert (await app.drive("r")).attention == "circling"
+            assert (await app.engine.drive("r")).attention == "circling"
             if how == "cancel":
                 await app.cancel("r")
-                assert (await app.drive("r")).status == "cancelled"
+                assert (await app.engine.drive("r")).status == "cancelled"
                 return
-            await (app.requeue("r") if how == "requeue" else app.unpause("r"))
+            await app.unpause("r")
             assert await handle.result() == "done"  # two more are not three
 
     run(main())
@@ -207,9 +207,9 @@ def test_a_run_that_goes_on_in_the_same_circle_is_stopped_again() -> None:
         async with perdure(None, [looping]) as app:
             handle = await app.start(looping, id="r")
             for times in (1, 2, 3):
-                assert (await app.drive("r")).attention == "circling"
+                assert (await app.engine.drive("r")).attention == "circling"
                 assert initiated(await handle.events()) == 3 * times
-                await app.requeue("r")
+                await app.unpause("r")
 
     run(main())
 
@@ -223,7 +223,7 @@ def test_a_signal_to_a_run_that_was_stopped_waits_for_the_person_too() -> None:
     async def main() -> None:
         async with perdure(None, [looping]) as app:
             await app.start(looping, id="r")
-            await app.drive("r")
+            await app.engine.drive("r")
             await app.signal("r", "hello")
             assert status_of(app, "r") == "needs_attention"
             with pytest.raises(NeedsAttention, match="same result 3 times"):
@@ -257,18 +257,18 @@ def test_a_crash_right_after_the_circle_was_seen_does_not_let_the_run_go_on(effe
         seen: list[str] = []
         async with perdure(tmp_path / "db", [looping], observers=[lambda _, events: seen.extend(event.type for event in events)]) as app:
             await app.start(looping, id="r")
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             await until(lambda: "attention_needed" in seen)
             app.abort()
             await driving
         before = sorted(begun)
         assert [line.split()[0] for line in before] == ["hanging", "look", "look", "look"]
         async with perdure(tmp_path / "db", [looping]) as app:
-            row = await app.drive("r")
+            row = await app.engine.drive("r")
             assert (row.status, row.attention) == ("needs_attention", "circling")
             assert outline(await app.handle("r").events())[-1] == "attention_needed"
             assert sorted(begun) == before
-            await app.requeue("r")
+            await app.unpause("r")
             working = asyncio.create_task(app.work())
             await until(lambda: len(begun) > 4)  # a person has sent it on
             app.abort()
@@ -303,7 +303,7 @@ def test_a_child_that_goes_in_circles_is_stopped_and_its_parent_waits() -> None:
     async def main() -> None:
         async with perdure(None, [parent]) as app:
             await app.start(parent, id="p", budget=Budget(calls=100))
-            await app.drive("p")
+            await app.engine.drive("p")
             child = app.store.get("p/1")
             assert child is not None
             assert (child.attention, status_of(app, "p")) == ("circling", "waiting")

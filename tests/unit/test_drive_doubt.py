@@ -61,7 +61,7 @@ async def rested(desk: Desk, clock: ManualClock | None = None, step_s: float = 1
     clock = clock or ManualClock()
     async with perdure(None, [desk.agent], clock) as app:
         handle = await app.start(desk.agent, id="r")
-        while (row := await app.drive("r", wait=False)).status == "waiting":
+        while (row := await app.engine.drive("r", wait=False)).status == "waiting":
             clock.advance(step_s)
         return row, (await handle.result() if row.status == "succeeded" else None), await handle.events()
 
@@ -194,14 +194,14 @@ def test_a_key_protects_inside_its_window_only(tmp_path: Path, passed_s: float, 
     async def crash() -> None:
         async with perdure(tmp_path / "db", [payer], clock) as app:
             await app.start(payer, id="r")
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await until(lambda: performed)
             app.abort()
             await driving
 
     async def resume() -> RunRow:
         async with perdure(tmp_path / "db", [payer], clock) as app:
-            return await app.drive("r", wait=False)
+            return await app.engine.drive("r", wait=False)
 
     run(crash())
     clock.advance(passed_s)
@@ -243,7 +243,7 @@ def test_a_retry_after_a_doubt_that_its_agent_no_longer_waits_for_stays_in_doubt
         clock = ManualClock()
         async with perdure(None, [hasty], clock) as app:
             handle = await app.start(hasty, id="r")
-            while (row := await app.drive("r", wait=False)).status == "waiting":
+            while (row := await app.engine.drive("r", wait=False)).status == "waiting":
                 clock.advance(6)
             lines = outline(await handle.events())
             if row.status == "needs_attention":
@@ -279,7 +279,7 @@ def test_a_retry_after_a_doubt_that_is_given_up_as_it_falls_due_is_not_told_as_c
         clock = ManualClock()
         async with perdure(None, [hasty], clock) as app:
             handle = await app.start(hasty, id="r")
-            assert (await app.drive("r", wait=False)).status == "waiting"
+            assert (await app.engine.drive("r", wait=False)).status == "waiting"
             clock.advance(10)
             return await handle.result(), outline(await handle.events())
 
@@ -363,7 +363,7 @@ def test_a_person_who_looks_too_early_is_told_when_to_look_again() -> None:
         patient = structs.replace(SETTINGS, unknown_deadline_s=60.0, reconcile_margin_s=2.0)
         async with Perdure("sqlite://", agents=[desk.agent], settings=patient, clock=clock) as app:
             handle = await app.start(desk.agent, id="r")
-            assert (await app.drive("r", wait=False)).status == "needs_attention"
+            assert (await app.engine.drive("r", wait=False)).status == "needs_attention"
             before = len(await handle.events())
             clock.advance(61)
             with pytest.raises(
@@ -385,7 +385,7 @@ def test_a_person_may_say_that_the_service_has_ruled_it_out() -> None:
         patient = structs.replace(SETTINGS, unknown_deadline_s=60.0)
         async with Perdure("sqlite://", agents=[desk.agent], settings=patient) as app:
             handle = await app.start(desk.agent, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             with pytest.raises(InvalidInput, match="final=True: True or False, and True only with did_not_happen=True"):
                 await app.resolve("r", 1, happened=1, final=True)
             await app.resolve("r", 1, did_not_happen=True, final=True)
@@ -401,12 +401,12 @@ def test_not_found_says_nothing_about_an_attempt_that_did_not_stop() -> None:
     async def main() -> tuple[list[str], Any]:
         async with perdure(None, [zombie.agent]) as app:
             await app.start(zombie.agent, id="r")
-            seen: list[str] = [(await app.drive("r")).status]
-            await app.requeue("r")  # also the next drive, which did not see the attempt, must not trust "not found"
-            seen.append((await app.drive("r")).status)
+            seen: list[str] = [(await app.engine.drive("r")).status]
+            await app.unpause("r")  # also the next drive, which did not see the attempt, must not trust "not found"
+            seen.append((await app.engine.drive("r")).status)
             zombie.wake.set()
             await until(lambda: zombie.ledger)
-            await app.requeue("r")
+            await app.unpause("r")
             return seen, await app.handle("r").result()
 
     assert run(main()) == (["needs_attention", "needs_attention"], "seen")
@@ -422,18 +422,18 @@ def test_not_found_says_nothing_about_an_attempt_of_a_drive_that_broke() -> None
         clock = ManualClock()
         async with perdure(None, [zombie.agent], clock) as app:
             await app.start(zombie.agent, id="r")
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await until(lambda: zombie.began)
             worker = local(app)._worker
             assert worker is not None
             worker.broke(worker._drives["r"], StoreUnavailable("a hiccup"))
             await driving
-            assert (await app.handle("r").status()).holder is None
+            assert (await app.handle("r").row()).holder is None
             clock.advance(2)
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             zombie.wake.set()
             await until(lambda: zombie.ledger)
-            await app.requeue("r")
+            await app.unpause("r")
             return row, await app.handle("r").result()
 
     row, output = run(main())
@@ -458,9 +458,9 @@ def test_a_person_settles_a_doubt_in_three_ways(answer: dict[str, Any], output: 
     async def main() -> tuple[Any, list[str]]:
         async with perdure(None, [desk.agent]) as app:
             handle = await app.start(desk.agent, id="r")
-            assert (await app.drive("r")).status == "needs_attention"
+            assert (await app.engine.drive("r")).status == "needs_attention"
             await app.resolve("r", 1, by="ann", note="I called them", **answer)
-            assert (await handle.status()).status == "queued"
+            assert (await handle.row()).status == "queued"
             return await handle.result(), outline(await handle.events())
 
     found, lines = run(main())
@@ -497,10 +497,10 @@ def test_a_person_settles_a_doubt_while_a_worker_holds_the_run(answer: dict[str,
     async def main() -> tuple[Any, list[str]]:
         async with perdure(None, [both]) as app:
             handle = await app.start(both, id="r")
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             while "in_doubt 1/1" not in outline(await handle.events()):
                 await asyncio.sleep(0.001)
-            assert (await handle.status()).holder is not None
+            assert (await handle.row()).holder is not None
             await app.resolve("r", 1, by="ann", **answer)
             while not any(line.startswith("resolved") for line in outline(await handle.events())):
                 await asyncio.sleep(0.001)
@@ -532,7 +532,7 @@ def test_an_answer_from_a_second_app_reaches_the_run_that_the_first_one_drives(t
     async def main() -> Any:
         async with perdure(tmp_path / "db", [both]) as first, perdure(tmp_path / "db", [both]) as second:
             handle = await first.start(both, id="r")
-            driving = asyncio.create_task(first.drive("r"))
+            driving = asyncio.create_task(first.engine.drive("r"))
             while "in_doubt 1/1" not in outline(await handle.events()):
                 await asyncio.sleep(0.001)
             await second.resolve("r", 1, happened="seen at the bank")
@@ -690,7 +690,7 @@ def test_the_late_end_of_a_hook_does_not_trouble_a_run_that_is_being_given_up() 
             await app.start(payer, id="r")
             worker = await local(app)._working()
             worker._stop_listening()
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await until(lambda: asked)
             drive = worker._drives["r"]
             await app.resolve("r", 1, did_not_happen=True, by="ann")
@@ -699,7 +699,7 @@ def test_the_late_end_of_a_hook_does_not_trouble_a_run_that_is_being_given_up() 
             drive.receive(*app.store.inbox(worker.id))
             drive._feed_soon(HookAnswered(1, 1, Outcome.unknown("?"), asked_at=round(asyncio.get_running_loop().time() * 1e6)))
             await driving
-            return await app.handle("r").status(), outline(await app.handle("r").events())
+            return await app.handle("r").row(), outline(await app.handle("r").events())
 
     row, lines = run(main())
     assert (row.status, row.error) == ("queued", None)
@@ -712,11 +712,11 @@ def test_the_second_answer_to_the_same_doubt_is_refused() -> None:
     async def main() -> None:
         async with perdure(None, [desk.agent]) as app:
             await app.start(desk.agent, id="r")
-            await app.drive("r")
+            await app.engine.drive("r")
             await app.resolve("r", 1, happened="yes")
             with pytest.raises(Conflict, match="only a call in doubt can be resolved"):
                 await app.resolve("r", 1, did_not_happen=True)
-            await app.drive("r")
+            await app.engine.drive("r")
             with pytest.raises(Conflict):
                 await app.resolve("r", 1, happened="again")
 
@@ -730,7 +730,7 @@ def test_an_answer_says_exactly_one_thing(answer: dict[str, Any]) -> None:
 
     async def main(app: Perdure) -> None:
         await app.start(desk.agent, id="r")
-        await app.drive("r")
+        await app.engine.drive("r")
         await app.resolve("r", 1, **answer)
 
     async def within() -> None:
@@ -747,14 +747,14 @@ def test_answers_about_nothing_are_refused_and_lose_nothing() -> None:
     async def main() -> str:
         async with perdure(None, [desk.agent]) as app:
             await app.start(desk.agent, id="r")
-            await app.drive("r")
+            await app.engine.drive("r")
             with pytest.raises(NotFound, match="has no call 9"):
                 await app.resolve("r", 9, happened=1)
             with pytest.raises(NotFound, match="no run nowhere"):
                 await app.resolve("nowhere", 1, happened=1)
             with pytest.raises(NotEncodable):
                 await app.resolve("r", 1, happened={1, 2})
-            assert (await app.handle("r").status()).status == "needs_attention"
+            assert (await app.handle("r").row()).status == "needs_attention"
             await app.resolve("r", 1, happened="all the same")
             return str(await app.handle("r").result())
 
@@ -777,7 +777,7 @@ def test_a_second_doubt_waits_for_its_own_answer() -> None:
         async with perdure(None, [payer]) as app:
             await app.start(payer, id="r")
             for number in (2, 3, 1):
-                row = await app.drive("r")
+                row = await app.engine.drive("r")
                 statuses.append(row.waiting_for or "")
                 await app.resolve("r", number, happened=number * 10)
             return statuses, await app.handle("r").result()
@@ -807,10 +807,10 @@ def test_a_run_in_doubt_still_wakes_up_for_its_timer() -> None:
         clock = ManualClock()
         async with perdure(None, [payer], clock) as app:
             handle = await app.start(payer, id="r")
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             assert (row.status, row.ready_at) == ("needs_attention", clock.now() + 30_000_000)
             clock.advance(31)
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             assert (row.status, row.ready_at) == ("needs_attention", None), "its doubt must still be settled: nothing is guessed away"
             await app.resolve("r", 1, happened=None)
             return await handle.events(), await handle.result()
@@ -845,7 +845,7 @@ def test_ctrl_c_while_the_thread_of_a_tool_is_being_started_is_no_proof_that_not
     async def main() -> RunRow:
         async with perdure(None, [payer]) as app:
             await app.start(payer, id="r")
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             await until(lambda: performed)
             return row
 

@@ -28,12 +28,12 @@ async def drained(app: Perdure, when: Any) -> RunRow:
     await until(when)
     app.drain()
     await working
-    return await app.handle("r").status()
+    return await app.handle("r").row()
 
 
 async def finished(path: Path, code: Agent[Any, Any], settings: Settings = SETTINGS) -> tuple[RunRow, list[str]]:
     async with perdure(path, [code], settings=settings) as app:
-        row = await app.drive("r", wait=False)
+        row = await app.engine.drive("r", wait=False)
         return row, outline(await app.handle("r").events(), without=("run_claimed",))
 
 
@@ -192,7 +192,7 @@ def test_a_keyed_call_in_doubt_whose_next_attempt_was_withdrawn_is_still_in_doub
         async with perdure(tmp_path / "db", [payer], observers=[drain_at_the_second_intent]) as app:
             apps.append(app)
             await app.start(payer, id="r")
-            return await app.drive("r", wait=False)
+            return await app.engine.drive("r", wait=False)
 
     assert run(main()).status == "queued"
     assert attempts == [1]
@@ -221,11 +221,11 @@ def test_a_call_whose_intent_is_written_but_which_has_not_begun_is_withdrawn_wit
             for run_id in ("r", "s", "t"):
                 await app.start(busy, id=run_id)
             await drained(app, lambda: len(performed) > 60)
-            return [(await app.handle(run_id).status()).status for run_id in ("r", "s", "t")]
+            return [(await app.handle(run_id).row()).status for run_id in ("r", "s", "t")]
 
     async def second() -> list[str]:
         async with perdure(tmp_path / "db", [busy]) as app:
-            return [(await app.drive(run_id)).status for run_id in ("r", "s", "t")]
+            return [(await app.engine.drive(run_id)).status for run_id in ("r", "s", "t")]
 
     assert set(run(first())) <= {"queued", "succeeded"}
     assert run(second()) == ["succeeded"] * 3, "nothing was in doubt"
@@ -254,7 +254,7 @@ def test_a_drain_while_a_retry_waits_hands_it_over(tmp_path: Path) -> None:
 
     async def second() -> RunRow:
         async with perdure(tmp_path / "db", [caller], clock, Settings(poll_s=0.002)) as app:
-            return await app.drive("r")
+            return await app.engine.drive("r")
 
     assert run(main()).status == "queued"
     clock.advance(1)
@@ -278,7 +278,7 @@ def test_a_drain_while_an_agent_sleeps_loses_nothing_of_the_time(tmp_path: Path)
             await until(lambda: status_of(app, "r") == "running")
             app.drain()
             await working
-            return await app.handle("r").status()
+            return await app.handle("r").row()
 
     assert run(main()).status == "queued"
     clock.advance(31)
@@ -303,7 +303,7 @@ def test_a_drained_worker_claims_nothing_more(tmp_path: Path) -> None:
             await app.start(case.agent, id="late")
             await working
             await ending
-            return (await app.handle("r").status()).status, (await app.handle("late").status()).status
+            return (await app.handle("r").row()).status, (await app.handle("late").row()).status
 
     assert run(main()) == ("queued", "queued")
 
@@ -315,7 +315,7 @@ def test_a_stop_ends_a_drive_by_name_in_the_same_way(tmp_path: Path) -> None:
         stop = asyncio.Event()
         async with perdure(tmp_path / "db", [case.agent]) as app:
             await app.start(case.agent, id="r")
-            driving = asyncio.create_task(app.drive("r", stop=stop))
+            driving = asyncio.create_task(app.engine.drive("r", stop=stop))
             await until(lambda: case.began)
             stop.set()
             # A tool that answers at once is followed by the next call in the same turn: the stop comes first.
@@ -349,7 +349,7 @@ def test_a_drain_keeps_what_a_cancel_has_asked_for(tmp_path: Path) -> None:
             await app.cancel("r")
             app.drain()
             await working
-            return await app.handle("r").status()
+            return await app.handle("r").row()
 
     row = run(main())
     assert row.holder is None
@@ -367,7 +367,7 @@ def test_an_abort_writes_nothing_more(tmp_path: Path) -> None:
     async def main() -> list[str]:
         async with perdure(tmp_path / "db", [case.agent]) as app:
             await app.start(case.agent, id="r")
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             await until(lambda: case.began)
             app.abort()
             case.finish.set()
@@ -436,8 +436,8 @@ def test_the_stop_of_a_drive_by_name_hands_over_its_run_and_no_other(tmp_path: P
         async with perdure(tmp_path / "db", [case.agent], settings=IMPATIENT) as app:
             for run_id in ("r", "s"):
                 await app.start(case.agent, id=run_id)
-            stopped = asyncio.create_task(app.drive("r", stop=stop))
-            driving = asyncio.create_task(app.drive("s"))
+            stopped = asyncio.create_task(app.engine.drive("r", stop=stop))
+            driving = asyncio.create_task(app.engine.drive("s"))
             await until(lambda: len(case.began) == 2)
             stop.set()
             first = (await stopped).status
@@ -456,7 +456,7 @@ def test_the_stop_of_a_drive_by_name_beside_a_worker_leaves_the_run_to_that(tmp_
         async with perdure(tmp_path / "db", [case.agent], settings=IMPATIENT) as app:
             handle = await app.start(case.agent, id="r")
             working = asyncio.create_task(app.work())
-            driving = asyncio.create_task(app.drive("r", stop=stop))
+            driving = asyncio.create_task(app.engine.drive("r", stop=stop))
             await until(lambda: case.began)
             stop.set()
             status = (await driving).status
@@ -486,7 +486,7 @@ def test_after_its_drain_an_app_begins_anew(tmp_path: Path, end: str, again: str
             between = status_of(app, "r")
             case.finish.set()
             if again == "drive":
-                await app.drive("r")
+                await app.engine.drive("r")
             elif again == "result":
                 await app.handle("r").result()
             else:
@@ -530,7 +530,7 @@ def test_what_begins_while_a_drain_is_under_way_waits_for_its_end(tmp_path: Path
             await until(lambda: case.began)
             app.drain()
             await until(lambda: local(app)._draining)
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             late = asyncio.create_task((await app.start(case.agent, id="late")).result())
             await asyncio.sleep(0.02)
             before = list(case.began)
@@ -564,7 +564,7 @@ def test_a_signal_handler_may_drain_wherever_the_signal_strikes(tmp_path: Path) 
             signal.signal(signal.SIGUSR1, lambda *_: app.drain())
             await app.start(works, id="r")
             await app.work()
-            return (await app.drive("r")).status
+            return (await app.engine.drive("r")).status
 
     before = signal.getsignal(signal.SIGUSR1)
     try:
@@ -618,16 +618,16 @@ def test_what_cannot_be_handed_over_in_time_is_anybodys_while_the_app_stays_open
         stop = asyncio.Event()
         async with perdure(tmp_path / "db", [works], settings=IMPATIENT) as app:
             await app.start(works, id="r")
-            at_work = asyncio.create_task(app.work() if by == "work" else app.drive("r", stop=stop))
+            at_work = asyncio.create_task(app.work() if by == "work" else app.engine.drive("r", stop=stop))
             await until(began.is_set)
             app.drain() if by == "work" else stop.set()
             await at_work
-            assert (await app.handle("r").status()).holder is not None, "it could not be handed over"
+            assert (await app.handle("r").row()).holder is not None, "it could not be handed over"
             finish.set()
-            while (await app.handle("r").status()).holder is not None:
+            while (await app.handle("r").row()).holder is not None:
                 await asyncio.sleep(0.001)
             async with perdure(tmp_path / "db", [works]) as other:
-                return (await other.drive("r")).status
+                return (await other.engine.drive("r")).status
 
     assert run(main()) == "succeeded"
 

@@ -52,7 +52,7 @@ class Overtaken:
 
     async def _drive_child(self, run_id: str) -> None:
         async with Perdure(self._url, [child], settings=SETTINGS) as app:
-            await app.drive(run_id)
+            await app.engine.drive(run_id)
 
 
 def test_a_child_that_ends_elsewhere_between_two_looks_does_not_end_the_drive(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_child_that_ends_elsewhere_between_two_looks_does_not_end_the_drive(tm
             overtaken = Overtaken(app.store, app.url)
             local(app)._store = cast(Store, overtaken)
             await app.start(parent, id="r")
-            row = await app.drive("r", wait=True)
+            row = await app.engine.drive("r", wait=True)
             return row.status, overtaken.overtaken
 
     # The row that the drive goes by may have been read before the one that this store saw last: then this was not tried.

@@ -60,21 +60,21 @@ async def end(app: Perdure, which: Agent[[], Any]) -> None:
 async def park(app: Perdure, which: Agent[[], Any]) -> None:
     for number in range(RUNS):
         await app.start(which, id=f"r{number}")
-        assert (await app.drive(f"r{number}", wait=False)).status == "waiting"
+        assert (await app.engine.drive(f"r{number}", wait=False)).status == "waiting"
 
 
 async def stop(app: Perdure, which: Agent[[], Any]) -> None:
     await park(app, which)
     for number in range(RUNS):
         await app.cancel(f"r{number}", by="ann")
-        assert (await app.drive(f"r{number}", wait=False)).status == "cancelled"
+        assert (await app.engine.drive(f"r{number}", wait=False)).status == "cancelled"
 
 
 async def wake(app: Perdure, which: Agent[[], Any]) -> None:
     await park(app, which)
     for number in range(RUNS):
         await app.signal(f"r{number}", "go", number)
-        assert (await app.drive(f"r{number}", wait=False)).status == "succeeded"
+        assert (await app.engine.drive(f"r{number}", wait=False)).status == "succeeded"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_what_only_a_runs_own_loop_still_refers_to_calls_no_tool_unrecorded_when
     async def main() -> tuple[str, list[str]]:
         async with perdure(None, [leaves]) as app:
             await app.start(leaves, holder, heirs, ending, id="r")
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             gc.collect()
             for _ in range(10):
                 await asyncio.sleep(0)

@@ -117,7 +117,7 @@ def test_a_start_that_comes_too_late_for_its_approval_is_taken_back_and_calls_in
     async def main() -> None:
         async with Perdure(where, [house.shipping], settings=SETTINGS, clock=clock) as app:
             await app.start(house.shipping, id="r")
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             await until(lambda: house.made and len(pending(app)) == 2, 60)
             full = fills_up(app)
             await app.approve(asked(app, "pay"), by="ann")
@@ -145,11 +145,11 @@ def test_what_was_to_start_in_the_same_commit_starts(where: str, effect: Any, wh
     async def main() -> None:
         async with Perdure(where, [house.writing], settings=SETTINGS, clock=clock) as app:
             await app.start(house.writing, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             for action in ("pay", "write"):
                 await app.approve(asked(app, action), by="ann")
             full = fills_up(app)
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             await until(lambda: full.refused, 60)
             assert full.refused[:2] == ["pay", "write"]
             expire(app, clock, whose)
@@ -169,7 +169,7 @@ def test_a_yes_and_its_end_that_are_read_one_right_after_the_other_start_nothing
     async def main() -> None:
         async with Perdure(where, [house.shipping], settings=SETTINGS, clock=clock) as app:
             await app.start(house.shipping, id="r")
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             await until(lambda: house.made and len(pending(app)) == 2, 60)
             full = fills_up(app)
             await app.approve(asked(app, "write"), by="ann")

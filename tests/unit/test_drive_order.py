@@ -108,6 +108,6 @@ def test_a_run_that_a_program_starts_says_where_its_agent_is() -> None:
     async def main() -> list[str | None]:
         async with Perdure("sqlite://", [at_the_top, inside]) as app:
             started = [await app.start(at_the_top), await app.start(inside)]
-            return [(await one.status()).target for one in started]
+            return [(await one.row()).target for one in started]
 
     assert run(main()) == [f"{__file__}:at_the_top", None]

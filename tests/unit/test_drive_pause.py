@@ -41,7 +41,7 @@ class Steps:
 async def paused_in_flight(app: Perdure, steps: Steps, *, work: bool = False) -> RunRow:
     """The run `r` after it was paused inside its first call, which then ended."""
     await app.start(steps.agent, id="r")
-    driving = asyncio.create_task(app.work() if work else app.drive("r", wait=False))
+    driving = asyncio.create_task(app.work() if work else app.engine.drive("r", wait=False))
     await until(lambda: steps.begun)
     await app.pause("r", by="ann", reason="let me look")
     await asyncio.sleep(0.02)
@@ -51,7 +51,7 @@ async def paused_in_flight(app: Perdure, steps: Steps, *, work: bool = False) ->
     if work:
         app.drain()
     await driving
-    return await app.handle("r").status()
+    return await app.handle("r").row()
 
 
 # -- asked for, and so --------------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def test_a_call_in_flight_ends_and_is_recorded_before_the_run_stands_still(tmp_p
 
     row, lines, result = run(main())
     assert (row.status, row.ready_at, row.holder) == ("paused", None, None)
-    assert row.waiting_for == "somebody who unpauses it; ann paused it"
+    assert row.waiting_for == "a person who unpauses it; ann paused it"
     assert lines == ["run_created", "initiated step 1/1", "run_paused", "completed 1/1", "released paused"]
     assert (result, steps.begun) == (["first", "second"], ["first 1", "second 1"])
 
@@ -106,19 +106,19 @@ def test_a_run_that_nobody_holds_stands_still_at_once(tmp_path: Path, when: str)
             if when != "queued":
                 assert (await driven(app)).status == "waiting"
             await app.pause("r", by="ann")
-            row = await app.handle("r").status()
+            row = await app.handle("r").row()
             assert (row.status, row.ready_at) == ("paused", None)
             clock.advance(3600)
             await app.signal("r", "chat", 1)
-            assert (await app.handle("r").status()).status == "paused"
-            seq = (await app.handle("r").status()).seq
+            assert (await app.handle("r").row()).status == "paused"
+            seq = (await app.handle("r").row()).seq
             with pytest.raises(Conflict, match="perdure unpause r"):
-                await app.drive("r")
+                await app.engine.drive("r")
             await worked_for(app, 0.05)
-            assert (await app.handle("r").status()).seq == seq
+            assert (await app.handle("r").row()).seq == seq
         async with perdure(tmp_path / "db", [waiter], clock) as app:
             await app.unpause("r")
-            assert (await app.handle("r").status()).status == "queued"
+            assert (await app.handle("r").row()).status == "queued"
             await driven(app)
             check_replay(app, waiter)
             return await app.handle("r").result()
@@ -143,10 +143,10 @@ def test_a_worker_claims_no_paused_run_however_long_it_is_due() -> None:
         async with perdure(None, [steps.agent]) as app:
             await app.start(steps.agent, id="r")
             await app.pause("r")
-            before = (await app.handle("r").status()).seq
+            before = (await app.handle("r").row()).seq
             assert app.store.next_ready([Served(steps.agent.name, "1")]) is None
             await worked_for(app, 0.1)
-            row = await app.handle("r").status()
+            row = await app.handle("r").row()
             return before, row.seq, row.status
 
     before, after, status = run(main())
@@ -184,7 +184,7 @@ def test_pausing_twice_while_a_call_is_in_flight_is_pausing_once(tmp_path: Path)
     async def main() -> Any:
         async with perdure(tmp_path / "db", [steps.agent]) as app:
             await app.start(steps.agent, id="r")
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await until(lambda: steps.begun)
             await app.pause("r", by="ann")
             await app.pause("r", by="bob")
@@ -239,7 +239,7 @@ def test_a_paused_run_can_be_cancelled_and_its_agent_cleans_up(tmp_path: Path, h
     async def main() -> tuple[str, list[str]]:
         async with perdure(tmp_path / "db", [walker]) as app:
             await app.start(walker, id="r")
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await begun.wait()
             if held:
                 await app.pause("r")
@@ -273,7 +273,7 @@ def test_a_cancel_after_a_pause_does_not_wait_for_a_call_that_goes_on_for_ever(t
     async def main() -> tuple[str, list[str]]:
         async with perdure(tmp_path / "db", [steps.agent]) as app:
             await app.start(steps.agent, id="r")
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await until(lambda: steps.begun)
             await app.pause("r")
             await asyncio.sleep(0.02)
@@ -328,7 +328,7 @@ def test_a_crash_between_the_request_and_the_rest_leads_to_a_paused_run(tmp_path
     async def main() -> RunRow:
         async with perdure(tmp_path / "db", [steps.agent]) as app:
             await app.start(steps.agent, id="r")
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await until(lambda: steps.begun)
             await app.pause("r", by="ann")
             app.abort()
@@ -414,7 +414,7 @@ def test_a_run_that_is_paused_while_its_worker_drains_stays_paused(tmp_path: Pat
             await asyncio.sleep(0.02)
             steps.finish.set()
             await working
-            return await app.handle("r").status()
+            return await app.handle("r").row()
 
     row = run(main())
     assert (row.status, row.ready_at, steps.begun) == ("paused", None, ["first 1"])

@@ -38,7 +38,7 @@ def test_a_file_that_is_moved_away_stops_every_effect_and_when_it_is_back_the_ru
     async def main() -> Any:
         async with perdure(database, [payer]) as app:
             await app.start(payer, id="r")
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             await until(lambda: "was deleted, moved or replaced" in caplog.text)
             assert performed == [0, 1], "no intent can be written, so that no effect may begin"
             elsewhere.rename(database)
@@ -60,7 +60,7 @@ def test_a_loop_that_does_not_turn_is_told_with_the_run_whose_agent_blocks_it(tm
     async def main() -> None:
         async with perdure(tmp_path / "db", [spinning], settings=msgspec.structs.replace(SETTINGS, lease_s=0.2)) as app:
             await app.start(spinning, id="spinner")
-            await app.drive("spinner")
+            await app.engine.drive("spinner")
 
     with caplog.at_level(logging.ERROR):
         run(main())

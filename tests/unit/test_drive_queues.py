@@ -17,9 +17,9 @@ from tests.unit.drive_tools import SETTINGS, ManualClock, perdure, run, status_o
 from perdure import Agent, InvalidInput, Perdure, Run, agent, tool
 from perdure.core import codec
 from perdure.core.events import RunCreated
+from perdure.engine.clock import Clock
 from perdure.settings import Queue, Settings
 from perdure.store.api import NewRun
-from perdure.worker.clock import Clock
 
 
 @asynccontextmanager
@@ -183,7 +183,7 @@ def test_a_run_is_in_the_queue_it_is_given_or_its_agent_s_or_the_default_one() -
             with pytest.raises(InvalidInput, match="the queue"):
                 await app.start(plain, queue="a queue", id="r")
             assert app.store.get("r") is None
-            return [(await handle.status()).queue for handle in handles]
+            return [(await handle.row()).queue for handle in handles]
 
     assert run(main()) == ["mail", "urgent", "default", "urgent"]
     with pytest.raises(InvalidInput, match="the queue"):
@@ -232,8 +232,8 @@ def test_children_are_in_their_parent_s_queue_unless_their_agent_has_one() -> No
     async def main() -> list[str]:
         async with perdure(None, [parent]) as app:
             await app.start(parent, id="p", queue="fast")
-            await app.drive("p")
-            return [(await app.handle(run_id).status()).queue for run_id in ("p", "p/1", "p/2")]
+            await app.engine.drive("p")
+            return [(await app.handle(run_id).row()).queue for run_id in ("p", "p/1", "p/2")]
 
     assert run(main()) == ["fast", "fast", "slow"]
 

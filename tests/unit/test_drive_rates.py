@@ -13,8 +13,8 @@ import pytest
 from tests.unit.drive_tools import SETTINGS, ManualClock, outline, perdure, run, status_of, until
 
 from perdure import Agent, Approval, Budget, Call, NotSent, Perdure, Rate, Retry, RetryLater, Run, RunCancelled, agent, tool
+from perdure.engine.clock import Clock
 from perdure.settings import Settings
-from perdure.worker.clock import Clock
 
 SECOND = 1_000_000
 
@@ -39,7 +39,7 @@ def most_in_any(span_us: int, starts: list[int]) -> int:
 async def drive_on(app: Perdure, clock: ManualClock, seconds: float) -> None:
     """Drive run r to its end, moving the clock on by so much whenever it waits."""
     for _ in range(500):
-        if (await app.drive("r", wait=False)).status == "succeeded":
+        if (await app.engine.drive("r", wait=False)).status == "succeeded":
             return
         clock.advance(seconds)
     raise AssertionError(f"it is still {status_of(app, 'r')}")
@@ -120,16 +120,16 @@ def test_tools_with_the_same_key_share_one_line_and_others_do_not_wait() -> None
     async def main() -> None:
         async with perdure(None, [both], clock) as app:
             await app.start(both, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             assert (len(service.starts), len(other.starts)) == (2, 2)
-            row = await app.handle("r").status()
+            row = await app.handle("r").row()
             assert (row.status, row.holder, row.waiting_for) == ("waiting", None, "its turn under the rate limit: embed (call 3)")
             assert row.ready_at == clock.now() + 5 * SECOND
             clock.advance(5)
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             assert len(service.starts) == 3
             clock.advance(5)
-            assert (await app.drive("r", wait=False)).status == "succeeded"
+            assert (await app.engine.drive("r", wait=False)).status == "succeeded"
 
     run(main())
 
@@ -153,7 +153,7 @@ def test_many_runs_that_are_parked_until_their_turn_each_start_at_it(tmp_path: P
                     if round_ == 0:
                         await app.start(code, 1, id=f"r{number}")
                     if status_of(app, f"r{number}") not in ("succeeded",):
-                        await app.drive(f"r{number}", wait=False)
+                        await app.engine.drive(f"r{number}", wait=False)
                 assert len(service.starts) == min(round_ + 1, 6), round_
             clock.advance(60)
         assert [start - began for start in service.starts] == [number * 60 * SECOND for number in range(6)]
@@ -185,14 +185,14 @@ def test_retries_and_approved_calls_keep_their_places_too(what: str, tmp_path: P
         async with perdure(tmp_path / "db", [code], clock) as app:
             for number in range(3):
                 await app.start(code, 1, id=f"r{number}")
-                await app.drive(f"r{number}", wait=False)
+                await app.engine.drive(f"r{number}", wait=False)
                 for asked in await app.approvals():
                     await app.approve(asked.approval, by="ann")
         for _ in range(12):
             async with perdure(tmp_path / "db", [code], clock) as app:
                 for number in range(3):
                     if status_of(app, f"r{number}") != "succeeded":
-                        await app.drive(f"r{number}", wait=False)
+                        await app.engine.drive(f"r{number}", wait=False)
             clock.advance(60)
         async with perdure(tmp_path / "db", [code], clock) as app:
             assert [status_of(app, f"r{number}") for number in range(3)] == ["succeeded"] * 3
@@ -217,9 +217,9 @@ def test_a_place_that_went_by_while_no_worker_was_there_is_taken_anew() -> None:
     async def main() -> None:
         async with perdure(None, [code], clock) as app:
             await app.start(code, 20, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             clock.advance(24 * 3600)
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             assert row.status == "waiting"
             assert most_in_any(60 * SECOND, service.starts) == 1, service.starts
             await drive_on(app, clock, 60)
@@ -249,10 +249,10 @@ def test_a_short_wait_is_waited_for_and_a_long_one_parks_the_run() -> None:
         began = clock.now()
         async with perdure(None, [quick, slow], clock, settings) as app:
             await app.start(quick, 3, id="q")
-            assert (await app.drive("q")).status == "succeeded"
+            assert (await app.engine.drive("q")).status == "succeeded"
             assert sum(event.type == "run_claimed" for event in await app.handle("q").events()) == 1
             await app.start(slow, 2, id="s")
-            row = await app.drive("s", wait=False)
+            row = await app.engine.drive("s", wait=False)
             assert (row.status, row.holder) == ("waiting", None)
         return began
 
@@ -274,7 +274,7 @@ def test_cancelling_a_run_that_waits_for_its_turn_starts_nothing(tmp_path: Path)
     async def main() -> None:
         async with perdure(tmp_path / "db", [code], clock) as app:
             handle = await app.start(code, 3, id="r")
-            assert (await app.drive("r", wait=False)).status == "waiting"
+            assert (await app.engine.drive("r", wait=False)).status == "waiting"
             await app.cancel("r")
             with pytest.raises(RunCancelled):
                 await handle.result()
@@ -307,7 +307,7 @@ def test_a_timeout_around_a_call_that_waits_for_its_turn_gives_it_up() -> None:
     async def main() -> Any:
         async with perdure(None, [hasty], clock) as app:
             await app.start(hasty, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             clock.advance(6)
             return await app.handle("r").result()
 
@@ -328,9 +328,9 @@ def test_a_call_that_may_not_start_for_want_of_money_takes_no_place() -> None:
     async def main() -> None:
         async with perdure(None, [code], clock) as app:
             await app.start(code, 1, id="poor", budget=Budget(calls=0))
-            assert (await app.drive("poor", wait=False)).attention == "budget"
+            assert (await app.engine.drive("poor", wait=False)).attention == "budget"
             await app.start(code, 1, id="rich")
-            assert (await app.drive("rich", wait=False)).status == "succeeded"
+            assert (await app.engine.drive("rich", wait=False)).status == "succeeded"
 
     run(main())
 
@@ -391,20 +391,20 @@ def test_one_refusal_pauses_the_key_for_every_run_until_its_retry_after(refusal:
     async def main() -> None:
         async with perdure(tmp_path / "db", [one], clock) as app:
             await app.start(one, 1, id="a")
-            assert (await app.drive("a", wait=False)).status == "waiting"
+            assert (await app.engine.drive("a", wait=False)).status == "waiting"
         refuses[0] = False
         async with perdure(tmp_path / "db", [two, three], clock) as app:
             clock.advance(10)
             await app.start(two, 1, id="b")
-            row = await app.drive("b", wait=False)
+            row = await app.engine.drive("b", wait=False)
             assert (row.status, row.waiting_for) == ("waiting", "its turn under the rate limit: ask (call 1)")
             assert row.ready_at == clock.now() + 20 * SECOND
             await app.start(three, 1, id="c")
-            assert (await app.drive("c", wait=False)).status == "succeeded"
+            assert (await app.engine.drive("c", wait=False)).status == "succeeded"
             clock.advance(20)
-            assert (await app.drive("b", wait=False)).status == "succeeded"
+            assert (await app.engine.drive("b", wait=False)).status == "succeeded"
         async with perdure(tmp_path / "db", [one], clock) as app:
-            assert (await app.drive("a", wait=False)).status == "succeeded"
+            assert (await app.engine.drive("a", wait=False)).status == "succeeded"
 
     run(main())
     assert service.callers == ["a 1/1", "c 1/1", "b 1/1", "a 1/2"]
@@ -450,9 +450,9 @@ def test_a_refusal_holds_back_calls_of_the_same_run_that_have_a_place_already() 
         began = clock.now()
         async with perdure(None, [code], clock) as app:
             await app.start(code, 2, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             clock.advance(2)  # the second one's place
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             assert (row.status, len(service.starts)) == ("waiting", 1)
             await drive_on(app, clock, 2)
         assert service.starts[1] - began >= 60 * SECOND
@@ -475,9 +475,9 @@ def test_a_tool_without_a_rate_waits_for_nobody_else_s_pause() -> None:
     async def main() -> None:
         async with perdure(None, [code], clock) as app:
             await app.start(code, 1, id="a")
-            assert (await app.drive("a", wait=False)).status == "waiting"
+            assert (await app.engine.drive("a", wait=False)).status == "waiting"
             await app.start(code, 1, id="b")
-            assert (await app.drive("b", wait=False)).status == "succeeded"
+            assert (await app.engine.drive("b", wait=False)).status == "succeeded"
 
     run(main())
     assert calls == ["a 1", "b 1"]

@@ -93,7 +93,7 @@ def test_results_of_reads_go_out_within_the_flush_time_though_the_agent_waits_on
         async with perdure(None, [reader]) as app:
             watched = watch(app)
             handle = await app.start(reader)
-            driving = asyncio.create_task(app.drive(handle.id))
+            driving = asyncio.create_task(app.engine.drive(handle.id))
             await until(lambda: any(isinstance(event.body, ToolCallCompleted) for event in watched.durable))
             seen.set()
             await driving
@@ -241,7 +241,7 @@ def test_falsy_results_are_results(tmp_path: Path, effect: Any) -> None:
         clock = ManualClock()
         async with perdure(tmp_path / "db", [asker], clock) as app:
             await app.start(asker, id="r")
-            assert (await app.drive("r", wait=False)).status == "waiting"
+            assert (await app.engine.drive("r", wait=False)).status == "waiting"
         clock.advance(11)
         async with perdure(tmp_path / "db", [asker], clock) as app:
             return await app.handle("r").result()
@@ -307,9 +307,9 @@ def test_live_and_replay_see_the_same_value(result: Any, expected: Any) -> None:
         clock = ManualClock()
         async with perdure(None, [asker], clock) as app:
             handle = await app.start(asker)
-            await app.drive(handle.id, wait=False)
+            await app.engine.drive(handle.id, wait=False)
             clock.advance(11)
-            assert (await app.drive(handle.id, wait=False)).status == "succeeded"
+            assert (await app.engine.drive(handle.id, wait=False)).status == "succeeded"
 
     run(main())
     live, again = seen
@@ -332,9 +332,9 @@ def test_an_annotated_result_comes_back_as_its_type_live_and_on_replay() -> None
         clock = ManualClock()
         async with perdure(None, [asker], clock) as app:
             handle = await app.start(asker)
-            await app.drive(handle.id, wait=False)
+            await app.engine.drive(handle.id, wait=False)
             clock.advance(11)
-            await app.drive(handle.id, wait=False)
+            await app.engine.drive(handle.id, wait=False)
 
     run(main())
     assert seen == [Model(name="x", at=datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC))] * 2
@@ -400,7 +400,7 @@ def test_an_effect_whose_result_cannot_be_recorded_is_not_repeated_for_that(tmp_
         clock = ManualClock()
         async with perdure(tmp_path / "db", [asker], clock) as app:
             await app.start(asker, id="r")
-            assert (await app.drive("r", wait=False)).status == "waiting"
+            assert (await app.engine.drive("r", wait=False)).status == "waiting"
         clock.advance(11)
         async with perdure(tmp_path / "db", [asker], clock) as app:
             return await app.handle("r").result(), outline(await app.handle("r").events())
@@ -449,7 +449,7 @@ def test_payloads_above_the_limit_go_to_the_blob_store_and_come_back_whole(tmp_p
         clock = ManualClock()
         async with perdure(tmp_path / "db", [copier], clock) as app:
             await app.start(copier, "é" * (size // 2), id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
         clock.advance(11)
         async with perdure(tmp_path / "db", [copier], clock) as app:
             return await app.handle("r").result(), await app.handle("r").events()

@@ -71,7 +71,7 @@ async def to_the_end(code: Agent[Any, Any], path: Path | None = None, *, step_s:
     clock = ManualClock()
     async with perdure(path, [code], clock) as app:
         handle = await app.start(code, id="r")
-        while (row := await app.drive("r", wait=False)).status == "waiting":
+        while (row := await app.engine.drive("r", wait=False)).status == "waiting":
             clock.advance(step_s)
         return (await handle.result() if row.status == "succeeded" else row), await handle.events()
 
@@ -138,7 +138,7 @@ def test_what_the_server_says_is_waited_for() -> None:
             await app.start(code, id="r")
             seen: list[tuple[str, int | None]] = []
             for step_s in (39, 2, 1):
-                row = await app.drive("r", wait=False)
+                row = await app.engine.drive("r", wait=False)
                 seen.append((row.status, row.ready_at))
                 clock.advance(step_s)
             return seen
@@ -163,14 +163,14 @@ def test_a_run_that_waits_for_a_retry_is_woken_by_another_app(tmp_path: Path) ->
     async def first() -> None:
         async with perdure(tmp_path / "db", [code], clock) as app:
             await app.start(code, id="r")
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             assert (row.status, row.waiting_for, row.holder) == ("waiting", "retry of flaky (call 1)", None)
 
     async def second() -> tuple[str, str]:
         async with perdure(tmp_path / "db", [code], clock) as app:
-            early = (await app.drive("r", wait=False)).status
+            early = (await app.engine.drive("r", wait=False)).status
             clock.advance(31)
-            return early, (await app.drive("r", wait=False)).status
+            return early, (await app.engine.drive("r", wait=False)).status
 
     run(first())
     assert run(second()) == ("waiting", "succeeded")
@@ -184,7 +184,7 @@ def test_a_queue_worker_wakes_it_up_by_itself(tmp_path: Path) -> None:
         async with Perdure(f"sqlite:///{tmp_path / 'db'}", [code], settings=SETTINGS) as app:
             handle = await app.start(code)
             working = asyncio.create_task(app.work())
-            while (await handle.status()).status != "succeeded":
+            while (await handle.row()).status != "succeeded":
                 await asyncio.sleep(0.005)
             app.drain()
             await working
@@ -301,7 +301,7 @@ def test_a_doubt_about_a_keyed_call_outlives_refused_attempts_and_is_never_told_
         clock = ManualClock()
         async with perdure(None, [code], clock) as app:
             handle = await app.start(code, id="r")
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             assert (row.status, row.ready_at) == ("needs_attention", None)
             lines = outline(await handle.events())
             await app.resolve("r", 1, happened="charged by the first attempt")

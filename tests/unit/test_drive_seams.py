@@ -105,7 +105,7 @@ def test_the_end_of_an_agent_reaches_the_calls_that_it_has_not_awaited_yet(tmp_p
 
     async def finish(app: Perdure, clock: ManualClock) -> None:
         await (app.cancel("r") if end == "cancelled" else app.signal("r", "go", "fail"))
-        await app.drive("r", wait=False)
+        await app.engine.drive("r", wait=False)
         assert status_of(app, "r") == end
         assert statuses(app) == (["withdrawn"] if kind == "approval" else [])
         if kind == "child":
@@ -119,7 +119,7 @@ def test_the_end_of_an_agent_reaches_the_calls_that_it_has_not_awaited_yet(tmp_p
         clock = ManualClock()
         async with perdure(tmp_path / "db", [eager.agent], clock) as app:
             await app.start(eager.agent, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             assert status_of(app, "r") in ("waiting", "waiting_approval")
             if not restart:
                 await finish(app, clock)
@@ -156,7 +156,7 @@ def test_a_call_in_flight_that_a_failed_agent_has_not_awaited_ends_before_the_ru
     async def main() -> list[str]:
         async with perdure(None, [failing]) as app:
             handle = await app.start(failing, id="r")
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             await begun.wait()
             if effect == "once":
                 await asyncio.sleep(0.02)
@@ -196,9 +196,9 @@ def test_what_a_task_calls_while_it_cleans_up_is_made_however_the_agent_has_ende
     async def main() -> str:
         async with perdure(None, [careless]) as app:
             await app.start(careless, id="r")
-            await app.drive("r")
+            await app.engine.drive("r")
             await (app.cancel("r") if end == "cancelled" else app.signal("r", "go", "fail" if end == "failed" else None))
-            row = await app.drive("r")
+            row = await app.engine.drive("r")
             check_replay(app, careless)
             return row.status
 
@@ -254,7 +254,7 @@ def test_a_store_that_cannot_say_whether_a_call_may_start_is_asked_again_and_the
         async with perdure(None, [three.agent], clock) as app:
             failures = fails_once(app, "admit", StoreUnavailable("the disk is full"))
             handle = await app.start(three.agent, id="r")
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             assert (row.status, three.made, failures) == ("waiting", [1, 3], [1])
             assert row.ready_at is not None
             clock.advance(1)
@@ -277,7 +277,7 @@ def test_an_error_in_the_middle_of_what_an_agent_asks_for_leaves_no_half_of_it(t
         async with perdure(tmp_path / "db", [three.agent]) as app:
             failures = fails_once(app, "admit", RuntimeError("a bug"))
             await app.start(three.agent, id="r")
-            row = await app.drive("r")
+            row = await app.engine.drive("r")
             assert (row.status, row.attention, failures) == ("needs_attention", "error", [1])
             assert row.error == "unexpected RuntimeError: a bug"
             assert three.made in ([], [1, 3])  # reads wait for no commit
@@ -339,7 +339,7 @@ def test_a_journal_that_cannot_be_read_for_a_moment_is_read_again_and_needs_nobo
     async def main() -> tuple[Any, list[str]]:
         async with perdure(tmp_path / "db", [reading]) as app:
             await app.start(reading, id="r")
-            await app.drive("r")
+            await app.engine.drive("r")
         async with perdure(tmp_path / "db", [reading]) as app:
             await app.signal("r", "go")
             failures = fails_once(app, "blob", StoreUnavailable("busy"))
@@ -422,7 +422,7 @@ def test_two_agents_of_one_name_and_version_are_refused_where_the_second_is_call
     async def main() -> Any:
         async with perdure(tmp_path / "db", [parent]) as app:
             await app.start(parent, id="r")
-            await app.drive("r")
+            await app.engine.drive("r")
             await app.signal("r", "go")
             if not restart:
                 return await app.handle("r").result(timeout=60)
@@ -486,7 +486,7 @@ def test_a_call_that_was_not_begun_asks_when_the_next_code_says_so(tmp_path: Pat
     async def main() -> tuple[Any, list[str]]:
         async with perdure(tmp_path / "db", [paying(None)]) as app:
             await app.start("paying", id="r")
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             await until(lambda: status_of(app, "r") == "running")
             await until(lambda: len(app.store.read("r")) > 2)
             at_once(app.signal("r", "go", by="ann"))  # without a moment in between
@@ -497,7 +497,7 @@ def test_a_call_that_was_not_begun_asks_when_the_next_code_says_so(tmp_path: Pat
         code = paying(True)
         async with perdure(tmp_path / "db", [code]) as app:
             await app.unpause("r")
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             assert (row.status, made) == ("waiting_approval", [])
             approval = the_one(app)
             await (app.approve(approval, by="bob") if answer == "approve" else app.reject(approval, by="bob", reason="no"))
@@ -532,7 +532,7 @@ def test_a_run_that_was_asleep_past_the_change_keeps_to_the_old_side(tmp_path: P
         began = clock.now()
         async with perdure(tmp_path / "db", [sleeping(False)], clock) as app:
             await app.start("sleeping", id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             if between == "a signal":
                 await app.signal("r", "any")
             if between == "a pause":
@@ -542,7 +542,7 @@ def test_a_run_that_was_asleep_past_the_change_keeps_to_the_old_side(tmp_path: P
         async with perdure(tmp_path / "db", [code], clock) as app:
             clock.advance(30)
             if between != "nothing":
-                row = await app.drive("r", wait=False)
+                row = await app.engine.drive("r", wait=False)
                 assert row.ready_at == began + 60_000_000, "the sleep goes on as it was"
             clock.advance(30)
             result = await app.handle("r").result(timeout=60)
@@ -562,7 +562,7 @@ def test_a_run_that_nobody_has_begun_takes_the_new_side_though_it_was_paused(tmp
             await app.pause("r")
             await app.unpause("r")
         async with perdure(tmp_path / "db", [sleeping(True)], clock) as app:
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             clock.advance(60)
             return await app.handle("r").result(timeout=60)
 
@@ -663,7 +663,7 @@ def test_driving_a_run_by_its_name_asks_for_no_turn() -> None:
             with pytest.raises(TimeoutError):
                 await second.result(timeout=0.1)
             assert status_of(app, "second") == "queued"
-            assert (await app.drive("second")).status == "succeeded"
+            assert (await app.engine.drive("second")).status == "succeeded"
             finish.set()
             await first
 
@@ -709,7 +709,7 @@ def test_a_top_up_while_calls_are_in_flight_is_not_lost_on_the_run(enough: bool)
     async def main() -> None:
         async with perdure(None, [spending.agent]) as app:
             handle = await app.start(spending.agent, id="r")
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             await until(lambda: is_over(app))
             if enough:
                 assert await app.unpause("r", add=Budget(calls=10)) == []  # it has not stopped yet, and does not need to
@@ -743,7 +743,7 @@ def test_a_top_up_of_the_parent_s_budget_reaches_a_child_that_is_about_to_stop_f
     async def main() -> None:
         async with perdure(None, [parent]) as app:
             handle = await app.start(parent, id="r", budget=Budget(calls=2))
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             await until(lambda: app.store.get("r/1") is not None and is_over(app, "r/1"))
             if moment == "before it stops":
                 await app.unpause("r/1", add=Budget(calls=10))
@@ -793,14 +793,14 @@ def test_what_is_only_reserved_is_waited_for_and_what_is_spent_is_not(prices: li
         clock = ManualClock()
         async with perdure(None, [code], clock) as app:
             handle = await app.start(code, id="r")
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await until(lambda: len(made) == 2)
             assert not is_over(app)
             release.set()
             row = await driving
             assert (row.status, made) == ("waiting", [0, 1])
             clock.advance(1)
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             check_replay(app, code)
             assert row.status == ("succeeded" if room else "needs_attention")
             if room:
@@ -856,7 +856,7 @@ def test_a_top_up_counts_though_others_have_reserved_what_it_added() -> None:
         clock = ManualClock()
         async with perdure(None, [parent], clock) as app:
             handle = await app.start(parent, id="r", budget=Budget(usd=1))
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             await until(lambda: sorted(made) == ["first", "other"])
             await app.signal("r/1", "go")
             await until(lambda: is_over(app, "r/1"))
@@ -968,7 +968,7 @@ def test_an_approval_is_not_used_by_a_commit_that_goes_out_after_its_time(tmp_pa
             await driven(app)
             full = fills_up(app)
             await app.approve(the_one(app), by="ann")
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await until(lambda: full.refused)
             clock.advance(61 if late else 30)
             full.room = True
@@ -1009,7 +1009,7 @@ def test_a_post_whose_commit_went_through_unknown_to_its_sender_counts_once_thou
         for _ in range(2):
             try:
                 if what == "money":
-                    at_once(other.engine.post("r", BudgetRaised(Budget(calls=10), "ann", None)))
+                    at_once(other.engine.post("r", BudgetRaised(Budget(calls=10).limits, "ann", None)))
                 else:
                     at_once(other.signal("r", "u", "once", by="ann"))
                 return
@@ -1019,7 +1019,7 @@ def test_a_post_whose_commit_went_through_unknown_to_its_sender_counts_once_thou
     async def main() -> tuple[Any, int | None]:
         async with perdure(tmp_path / "db", [listening]) as app, perdure(tmp_path / "db", []) as other:
             handle = await app.start(listening, id="r")
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             await begun.wait()
             lost = loses_the_answer(other, lambda: any(event.type in ("budget_raised", "signal_received") for event in app.store.read("r")))
             await asyncio.to_thread(send, other)
@@ -1074,7 +1074,7 @@ def test_what_a_person_said_about_a_cut_off_call_is_heard_before_it_is_made_agai
     async def main() -> Any:
         async with perdure(tmp_path / "db", [payer]) as first:
             await first.start(payer, id="r")
-            driving = asyncio.create_task(first.drive("r"))
+            driving = asyncio.create_task(first.engine.drive("r"))
             await until(lambda: made == [1])
             body = ToolCallResolved("happened", by="ann", attempt=1, result=codec.pack(b'"said by ann"')[0])
             worker_of(first)._stop_listening()
@@ -1103,10 +1103,10 @@ def test_an_approval_whose_turn_comes_too_late_expires_in_its_time() -> None:
     async def main() -> Any:
         async with perdure(None, [payer], clock) as app:
             await app.start(payer, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             for asked in await app.approvals():
                 await app.approve(asked.approval, by="ann")
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             assert row.ready_at == clock.now() + 5_000_000, "its time, and not its turn an hour later"
             clock.advance(6)
             return await app.handle("r").result()

@@ -51,7 +51,7 @@ async def spoken_to(where: Path, listening: Listening, way: str, speak: Callable
     async with perdure(where, [listening.agent], clock) as app:
         await app.start(listening.agent, id="r")
         if way == "held":
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             await listening.begun.wait()
             await speak(app)
             await until(lambda: listening.heard)
@@ -342,7 +342,7 @@ def test_a_key_that_came_through_the_inbox_is_remembered_when_the_run_is_parked(
         clock = ManualClock()
         async with perdure(tmp_path / "db", [listening.agent], clock) as app:
             await app.start(listening.agent, id="r")
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await listening.begun.wait()
             await app.signal("r", "chat", "held", key="k")
             listening.release.set()
@@ -365,7 +365,7 @@ def test_signals_that_a_dead_worker_has_left_unread_come_before_later_ones(tmp_p
         settings = SETTINGS.__class__(poll_s=60, park_after_s=0)
         async with perdure(tmp_path / "db", [listening.agent], settings=settings) as app:
             await app.start(listening.agent, id="r")
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await listening.begun.wait()
             await app.signal("r", "chat", 1)
             await app.signal("r", "chat", 2)
@@ -395,14 +395,14 @@ def test_after_the_end_a_signal_is_refused() -> None:
     async def main() -> int:
         async with perdure(None, [quick]) as app:
             await app.run(quick, id="r")
-            seq = (await app.handle("r").status()).seq
+            seq = (await app.handle("r").row()).seq
             with pytest.raises(RunEnded, match="takes nothing more"):
                 await app.signal("r", "chat", 1)
             with pytest.raises(NotFound):
                 await app.signal("nobody", "chat", 1)
             with pytest.raises(NotFound):
                 await app.signal("r", "chat", 1, tenant="another")
-            return (await app.handle("r").status()).seq - seq
+            return (await app.handle("r").row()).seq - seq
 
     assert run(main()) == 0
 
@@ -470,7 +470,7 @@ def test_a_run_that_needs_attention_keeps_its_signals_and_stays_where_it_is() ->
             await app.signal("r", "chat", "first")
             assert (await driven(app)).status == "needs_attention", "it has diverged"
             await app.signal("r", "chat", "second")
-            row = await handle.status()
+            row = await handle.row()
             assert (row.status, row.ready_at) == ("needs_attention", None)
             broken[0] = True
             await app.unpause("r")
@@ -514,7 +514,7 @@ async def signalled(many: int, held: bool) -> float:
         listening.release.set()
     async with perdure(None, [listening.agent], settings=SETTINGS.__class__(poll_s=0.05, park_after_s=0)) as app:
         handle = await app.start(listening.agent, id="r")
-        driving = asyncio.create_task(app.drive("r", wait=False)) if held else None
+        driving = asyncio.create_task(app.engine.drive("r", wait=False)) if held else None
         if held:
             await listening.begun.wait()
         begun = time.process_time()

@@ -14,10 +14,10 @@ from tests.unit.drive_tools import SETTINGS, local, outline, perdure, run, until
 
 from perdure import Call, Run, agent, tool
 from perdure.core.events import Effect, ToolCallResolved
+from perdure.engine.clock import Clock
+from perdure.engine.local.leases import Renewer, Watchdog
 from perdure.errors import StoreUnavailable
 from perdure.store.open import open_store
-from perdure.worker.clock import Clock
-from perdure.worker.lease import Renewer, Watchdog
 
 
 @pytest.mark.parametrize("effect", ["once", "keyed"])
@@ -39,7 +39,7 @@ def test_a_call_that_a_person_says_did_not_happen_begins_again_once(tmp_path: Pa
     async def main() -> Any:
         async with perdure(tmp_path / "db", [payer]) as first:
             await first.start(payer, id="r")
-            driving = asyncio.create_task(first.drive("r"))
+            driving = asyncio.create_task(first.engine.drive("r"))
             await until(lambda: made == [1])
             worker_of(first)._stop_listening()
             body = ToolCallResolved("did_not_happen", by="ann", attempt=1)
@@ -96,7 +96,7 @@ def test_a_worker_that_cannot_renew_its_leases_claims_nothing_until_it_can(tmp_p
             await asyncio.sleep(0.45)
             await app.start(quick, id="r")
             await asyncio.sleep(0.5)
-            seen.append((await app.handle("r").status()).status)
+            seen.append((await app.handle("r").row()).status)
             store.renew = renew  # type: ignore[method-assign]
             await until(lambda: store.get("r").status == "succeeded")  # type: ignore[union-attr]
             seen.append("succeeded")
@@ -131,7 +131,7 @@ def test_who_drives_a_run_that_its_own_worker_is_just_claiming_waits_along(tmp_p
             await app.start(quick, id="r")
             worker = await local(app)._working()
             assert app.store.claim(worker.id, list(worker.agents), 1, app.clock.now(), run_id="r")  # on its way to the loop
-            return (await app.drive("r")).status
+            return (await app.engine.drive("r")).status
 
     assert run(main()) == "succeeded"
 
@@ -152,7 +152,7 @@ def test_nor_is_it_told_that_its_own_worker_has_it_when_that_has_let_go_since(tm
                     app.store.let_go(worker.id, [("r", held.lease.epoch)], app.clock.now())
 
             app.store.claim = refused  # type: ignore[method-assign]
-            return (await app.drive("r")).status
+            return (await app.engine.drive("r")).status
 
     assert run(main()) == "succeeded"
 

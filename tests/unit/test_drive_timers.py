@@ -191,12 +191,12 @@ def test_a_wall_clock_that_jumps_loses_no_timer_and_wakes_nobody_early(jump_s: f
             clock.advance(50)
             await asyncio.sleep(0.02)
             clock.jump(jump_s)
-            row = await handle.status()
+            row = await handle.row()
             while row.status != "succeeded":
                 await asyncio.sleep(0.002)
                 clock.advance(20)
                 nudge(app)
-                row = await handle.status()
+                row = await handle.row()
                 if clock.now() > (START_S + 3 * HOUR) * 1e6:
                     release.set()
             result = await handle.result()

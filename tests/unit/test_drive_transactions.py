@@ -15,9 +15,9 @@ from tests.unit.drive_tools import SETTINGS, ManualClock, local, outline, perdur
 from tests.unit.store_tools import raw
 
 from perdure import Agent, Approval, Call, NotApproved, Perdure, Retry, Run, ToolFailed, agent, tool
+from perdure.engine.local.worker import _TRANSACTIONS
 from perdure.errors import StoreCorrupt, StoreError, StoreUnavailable
 from perdure.store.api import RunRow
-from perdure.worker.worker import _TRANSACTIONS
 
 
 def booking(book: Any) -> Agent[Any, Any]:
@@ -38,7 +38,7 @@ async def driven(path: Path, code: Agent[Any, Any]) -> tuple[RunRow, Any, list[s
     clock = ManualClock()
     async with perdure(path, [code], clock) as app:
         handle = await app.start(code, id="r")
-        while (row := await app.drive("r", wait=False)).status == "waiting":
+        while (row := await app.engine.drive("r", wait=False)).status == "waiting":
             clock.advance(100)
         return row, await handle.result() if row.status == "succeeded" else None, outline(await handle.events())
 
@@ -135,7 +135,7 @@ def test_a_long_transaction_keeps_the_loop_and_other_runs_going(tmp_path: Path) 
     async def others(app: Perdure) -> str:
         handle = await app.start(looker, id="late")
         await app.cancel("late")
-        return (await app.drive(handle.id)).status
+        return (await app.engine.drive(handle.id)).status
 
     code = booking(book)
 
@@ -148,7 +148,7 @@ def test_a_long_transaction_keeps_the_loop_and_other_runs_going(tmp_path: Path) 
                 await until(inside.is_set)
                 gate.set()
                 late = group.create_task(others(app))
-                claiming = group.create_task(app.drive("early"))
+                claiming = group.create_task(app.engine.drive("early"))
                 with Stalls() as stalls:
                     await stalls.watch_for(0.6)
                 ended_early = [task for task in (looking, booked, late, claiming) if task.done()]
@@ -182,14 +182,14 @@ def test_an_approval_that_expires_while_its_transaction_waits_for_a_thread_is_no
     async def main() -> str:
         async with Perdure(f"sqlite:///{tmp_path / 'db'}", [payer], settings=SETTINGS, clock=clock) as app:
             handle = await app.start(payer, id="r")
-            assert (await app.drive("r", wait=False)).status == "waiting_approval"
+            assert (await app.engine.drive("r", wait=False)).status == "waiting_approval"
             assert local(app)._worker is not None
             for _ in range(_TRANSACTIONS):
                 worker_of(app)._transactors.submit(may_end.wait, 60)
             try:
                 (asked,) = await app.approvals()
                 await app.approve(asked.approval, by="ann")
-                driving = asyncio.ensure_future(app.drive("r", wait=False))
+                driving = asyncio.ensure_future(app.engine.drive("r", wait=False))
                 await asyncio.sleep(1.2)
                 clock.advance(1.2)
             finally:

@@ -64,17 +64,17 @@ def test_a_run_waits_for_the_code_that_it_was_begun_with(tmp_path: Path) -> None
     async def main() -> None:
         async with perdure(tmp_path / "db", [flow(old, None)]) as app:
             await app.start("flow", id="r")
-            await app.drive("r")
+            await app.engine.drive("r")
             await app.signal("r", "go", "on")
         async with perdure(tmp_path / "db", [flow(new, None)]) as app:
             async with at_work(app):
                 await asyncio.sleep(0.05)
-                row = await app.handle("r").status()
+                row = await app.handle("r").row()
                 assert (row.status, row.holder) == ("queued", None)  # ready, and nobody here takes it
             before, after = flow(old, None).version, flow(new, None).version
             said = rf"run r was begun with version {before} of agent flow, and here is {after}; use the old code, .* perdure resume r FILE\.py:flow --adopt"
             with pytest.raises(WrongVersion, match=said):
-                await app.drive("r")
+                await app.engine.drive("r")
             assert [event.type for event in await app.handle("r").events()].count("run_claimed") == 1
         async with perdure(tmp_path / "db", [flow(old, None)]) as app:
             assert await app.handle("r").result() == "on"
@@ -95,9 +95,9 @@ def test_starting_the_same_id_under_another_version_is_the_same_run_in_its_old_v
             await app.start("flow", id="r")
         async with perdure(tmp_path / "db", [flow(either, "2")]) as app:
             handle = await app.start("flow", id="r")
-            assert (await handle.status()).version == "1"
+            assert (await handle.row()).version == "1"
             with pytest.raises(WrongVersion):
-                await app.drive("r")
+                await app.engine.drive("r")
 
     run(main())
 
@@ -113,7 +113,7 @@ def test_two_versions_are_served_side_by_side_and_the_last_one_given_is_started(
     async def main() -> None:
         async with perdure(tmp_path / "db", [versioned("1")]) as app:
             await app.start("flow", id="old")
-            await app.drive("old")
+            await app.engine.drive("old")
         async with perdure(tmp_path / "db", [versioned("1"), versioned("2")]) as app, at_work(app):
             await app.start("flow", id="new")
             for run_id in ("old", "new"):
@@ -147,18 +147,18 @@ def test_an_adopted_run_goes_on_with_the_other_code_and_that_is_recorded(tmp_pat
     async def main() -> None:
         async with perdure(tmp_path / "db", [versioned("1")]) as app:
             await app.start("flow", id="r")
-            await app.drive("r")
+            await app.engine.drive("r")
         async with perdure(tmp_path / "db", [versioned("2")]) as app:
             await app.adopt("r", by="ann", note="only the greeting has changed")
             (adopted,) = [event.body for event in await app.handle("r").events() if isinstance(event.body, RunAdopted)]
             assert (adopted.version, adopted.by, adopted.note) == ("2", "ann", "only the greeting has changed")
-            row = await app.handle("r").status()
+            row = await app.handle("r").row()
             assert (row.version, row.status) == ("2", "waiting")  # adopting alone wakes nobody
             await app.signal("r", "go")
             assert await app.handle("r").result() == "by 2, 2"
             assert (await app.handle("r").state()).version == "2"
         async with perdure(tmp_path / "db", [versioned("1")]) as app:
-            assert (await app.handle("r").status()).version == "2"
+            assert (await app.handle("r").row()).version == "2"
 
     run(main())
 
@@ -175,13 +175,13 @@ def test_code_that_does_something_else_cannot_be_adopted(tmp_path: Path) -> None
     async def main() -> None:
         async with perdure(tmp_path / "db", [flow(old, "1")]) as app:
             await app.start("flow", id="r")
-            await app.drive("r")
+            await app.engine.drive("r")
         async with perdure(tmp_path / "db", [flow(other, "2")]) as app:
             with pytest.raises(
                 Diverged, match=r'the journal has call 1: act\({"what":"a"}\); the code asks for call 1: act\({"what":"b"}\)'
             ):
                 await app.adopt("r")
-            assert (await app.handle("r").status()).version == "1", "nothing was recorded"
+            assert (await app.handle("r").row()).version == "1", "nothing was recorded"
         async with perdure(tmp_path / "db", [flow(old, "1")]) as app:
             await app.signal("r", "go", "on")
             assert await app.handle("r").result() == "on"
@@ -203,7 +203,7 @@ def test_a_run_that_is_being_driven_cannot_be_adopted(tmp_path: Path) -> None:
     async def main() -> None:
         async with perdure(tmp_path / "db", [flow(fn, "1")]) as one, perdure(tmp_path / "db", [flow(fn, "2")]) as two:
             await one.start("flow", id="r")
-            driving = asyncio.create_task(one.drive("r"))
+            driving = asyncio.create_task(one.engine.drive("r"))
             await begun.wait()
             with pytest.raises(Conflict, match="is being driven in version 1"):
                 await two.adopt("r")
@@ -247,14 +247,14 @@ async def _begun_before(where: Path, signals: list[str], after: Fn) -> tuple[Any
         await app.start("flow", id="r")
         for topic in signals:
             await app.signal("r", topic)
-        await app.drive("r")
+        await app.engine.drive("r")
     async with perdure(where, [flow(after, "2")]) as app:
         await app.adopt("r")
     for topic in ("one", "two"):
         async with perdure(where, [flow(after, "2")]) as app:
             if topic not in signals:
                 await app.signal("r", topic)
-            row = await app.drive("r")
+            row = await app.engine.drive("r")
             assert row.status in ("waiting", "succeeded"), row.error
     async with perdure(where, [flow(after, "2")]) as app:
         handle = app.handle("r")
@@ -282,11 +282,11 @@ def test_a_new_run_takes_the_new_side_and_does_so_on_every_replay(code: Fn, tmp_
     async def main() -> None:
         async with perdure(tmp_path / "db", [flow(code, "2")]) as app:
             await app.start("flow", id="r")
-            await app.drive("r")
+            await app.engine.drive("r")
         for topic in ("one", "two"):
             async with perdure(tmp_path / "db", [flow(code, "2")]) as app:
                 await app.signal("r", topic)
-                await app.drive("r")
+                await app.engine.drive("r")
         async with perdure(tmp_path / "db", [flow(code, "2")]) as app:
             assert await app.handle("r").result() == wanted
             assert sum(event.type == "patch_marked" for event in await app.handle("r").events()) == 1
@@ -309,7 +309,7 @@ def test_the_new_side_of_a_patch_may_lose_its_if_and_not_its_body(tmp_path: Path
     async def main() -> None:
         async with perdure(tmp_path / "db", [flow(patched, "2")]) as app:
             await app.start("flow", id="r")
-            await app.drive("r")
+            await app.engine.drive("r")
         async with perdure(tmp_path / "db", [flow(unpatched, "3")]) as app:
             with pytest.raises(Diverged, match="greeting"):
                 await app.adopt("r")
@@ -354,13 +354,13 @@ def test_a_patch_inside_a_loop_is_decided_once_for_all_rounds(tmp_path: Path) ->
             await app.start("flow", id="r")
             for word in "ab":
                 await app.signal("r", "round", word)
-            await app.drive("r")
+            await app.engine.drive("r")
         async with perdure(where, [flow(after, "2")]) as app:
             await app.adopt("r")
         for word in "cd":
             async with perdure(where, [flow(after, "2")]) as app:
                 await app.signal("r", "round", word)
-                await app.drive("r")
+                await app.engine.drive("r")
         async with perdure(where, [flow(after, "2")]) as app:
             return await app.handle("r").result()
 
@@ -403,7 +403,7 @@ def test_a_patch_in_a_child_is_the_child_s_own(tmp_path: Path) -> None:
     async def main() -> Any:
         async with perdure(tmp_path / "db", [parent(kid("1", old))]) as app:
             await app.start("flow", id="r")
-            await app.drive("r")
+            await app.engine.drive("r")
         async with perdure(tmp_path / "db", [parent(kid("2", new))]) as app:
             await app.signal("r", "again")
             result = await app.handle("r").result()
@@ -462,12 +462,12 @@ def test_a_tool_that_has_changed_under_a_run_is_reported_once_and_recorded(
     async def main() -> None:
         async with perdure(tmp_path / "db", [payer(acting("once"))]) as app:
             await app.start("paying", id="r")
-            await app.drive("r")
+            await app.engine.drive("r")
         with caplog.at_level(logging.WARNING, "perdure.worker"):
             for topic in ("again", "other", "end"):
                 async with perdure(tmp_path / "db", [payer(changed)]) as app:
                     await app.signal("r", topic)
-                    await app.drive("r")
+                    await app.engine.drive("r")
         async with perdure(tmp_path / "db", [payer(changed)]) as app:
             assert await app.handle("r").result() == ["paid 1", "paid 2"]
             events = await app.handle("r").events()
@@ -485,7 +485,7 @@ def test_a_tool_that_has_not_changed_is_not_reported(tmp_path: Path, caplog: pyt
             async with perdure(tmp_path / "db", [payer(acting("once"))]) as app:
                 await app.start("paying", id="r")
                 await app.signal("r", topic)
-                await app.drive("r")
+                await app.engine.drive("r")
         async with perdure(tmp_path / "db", [payer(acting("once"))]) as app:
             events = await app.handle("r").events()
             assert events[-1].type == "run_succeeded"
@@ -518,14 +518,14 @@ def test_an_attempt_that_was_cut_off_is_judged_by_what_the_tool_was_when_it_bega
     async def main() -> None:
         async with perdure(tmp_path / "db", [paying(before)]) as app:
             await app.start("flow", id="r")
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             await until(lambda: begun)
             await asyncio.sleep(0.02)  # so that the intent of a read is durable, too
             app.abort()
             await driving
         hang[0] = False
         async with perdure(tmp_path / "db", [paying(now)]) as app:
-            row = await app.drive("r")
+            row = await app.engine.drive("r")
             if before == "once":
                 assert (row.status, row.attention, begun) == ("needs_attention", "in_doubt", [before])
             else:

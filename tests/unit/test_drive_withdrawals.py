@@ -32,7 +32,7 @@ class Wish:
             return "paid"
 
         async def ask(run: Run) -> Any:
-            return await pay() if kind == "tool" else told(await run.approve("go", **policy))
+            return await pay() if kind == "tool" else told(await run.request_approval("go", **policy))
 
         self.ask: Callable[[Run], Any] = ask
 
@@ -108,7 +108,7 @@ def test_an_agent_that_returns_before_the_answer_has_the_request_withdrawn(tmp_p
 def test_an_approval_that_nobody_awaits_does_not_keep_the_run_open() -> None:
     @agent(version="1")
     async def careless(run: Run) -> str:
-        run.approve("go").close()
+        run.request_approval("go").close()
         return "done"
 
     async def main() -> tuple[Any, list[str]]:
@@ -125,7 +125,7 @@ def test_a_request_that_expires_before_it_is_even_written_down_expires(tmp_path:
 
     @agent(version="1")
     async def hasty(run: Run) -> list[Any]:
-        return told(await run.approve("go", expires=0.000_001))
+        return told(await run.request_approval("go", expires=0.000_001))
 
     async def main() -> Any:
         # Settings under which a worker keeps a run that goes on soon: there it must not be looked at in vain.
@@ -160,7 +160,7 @@ def test_a_crash_around_a_withdrawal_leads_to_the_same_end(tmp_path: Path, kind:
             await driven(app)
             clock.advance(60)
             dies_at(app, "append" if moment.startswith("before") else "decide")
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await until(lambda: app.store.died)  # type: ignore[attr-defined]
             app.abort()
             await driving
@@ -271,7 +271,7 @@ def test_a_cancel_while_it_waits_for_an_approval_withdraws_it(tmp_path: Path, ki
             with pytest.raises(RunEnded):
                 await app.approve(name, by="ann")
             check_replay(app, patient)
-            return (await app.handle("r").status()).status, statuses(app), outline(await app.handle("r").events())
+            return (await app.handle("r").row()).status, statuses(app), outline(await app.handle("r").events())
 
     status, after, lines = run(main())
     assert (status, after, wish.made) == ("cancelled", ["withdrawn"], [])
@@ -359,7 +359,7 @@ def test_a_decision_between_the_resolve_to_park_and_the_park_is_not_lost(kind: s
     async def main() -> Any:
         async with perdure(None, [asker]) as app:
             handle = await app.start(asker, id="r")
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await until(lambda: pending(app))
             Interleaved(app.store, lambda: decide_here(app, the_one(app)))
             release.set()
@@ -445,7 +445,7 @@ def test_a_tool_proposed_while_its_run_is_handed_over_asks_its_person_later(tmp_
             await app.start(asker, id="r")
             stop = asyncio.Event()
             if when == "in flight":
-                driving = asyncio.create_task(app.drive("r", stop=stop))
+                driving = asyncio.create_task(app.engine.drive("r", stop=stop))
                 await begun.wait()
                 stop.set()
                 await until(lambda: local(app)._worker is not None and worker_of(app)._drives["r"]._core.closing is not None)
@@ -453,7 +453,7 @@ def test_a_tool_proposed_while_its_run_is_handed_over_asks_its_person_later(tmp_
                 row = await driving
             else:
                 stop.set()
-                row = await app.drive("r", stop=stop)
+                row = await app.engine.drive("r", stop=stop)
             assert (row.status, statuses(app)) == ("queued", [])
             lines = outline(await app.handle("r").events())
             assert ("tool_call_proposed" in lines) == (when != "in flight")
@@ -551,7 +551,7 @@ def test_a_decision_while_the_run_is_paused_is_kept_and_acted_on_afterwards(tmp_
             await driven(app)
             await app.pause("r", by="bob")
             await approve(app)
-            row = await app.handle("r").status()
+            row = await app.handle("r").row()
             assert (row.status, row.ready_at, wish.made) == ("paused", None, [])
             if not restart:
                 assert await app.unpause("r") == ["r"]

@@ -102,7 +102,7 @@ def test_what_was_asked_for_before_changes_nothing() -> None:
             with pytest.raises(Conflict, match="only a paused run"):
                 await opened.post("r", RunUnpaused("ann"))
             await opened.post("r", CancelRequested("ann"))
-            with pytest.raises(Conflict, match="ends without a pause"):
+            with pytest.raises(Conflict, match="cannot be paused"):
                 await opened.post("r", RunPaused("ann"))
 
     run(main())

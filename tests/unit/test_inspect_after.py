@@ -14,9 +14,9 @@ from perdure import Agent, Budget, Call, Fatal, Perdure, Run, agent, tool
 from perdure.cli import cli
 from perdure.core.events import AttentionNeeded, BudgetExceeded
 from perdure.core.run_core import over_words
-from perdure.inspect.why import Why, why
+from perdure.engine.clock import Clock
+from perdure.inspect.why.page import Why, why
 from perdure.store.open import open_store
-from perdure.worker.clock import Clock
 
 
 def made(path: Path, run_id: str) -> Why:
@@ -64,7 +64,7 @@ FAMILY: tuple[Agent[Any, Any], ...] = (quorum, asker, above)
 
 async def drive_all(app: Perdure) -> None:
     await app.start(quorum, 12, id="q-1")
-    await app.drive("q-1", wait=False)
+    await app.engine.drive("q-1", wait=False)
 
 
 def test_children_that_stand_still_for_one_budget_are_one_line_and_one_command_which_frees_them_all(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_children_that_stand_still_for_one_budget_are_one_line_and_one_command_w
 
     async def add(app: Perdure) -> None:
         assert sorted(await app.unpause("q-1", add=Budget(usd="5"), by="ann")) == sorted(short.runs)
-        await app.drive("q-1")
+        await app.engine.drive("q-1")
 
     at_work(path, add, agents=FAMILY)
     ended = made(path, "q-1")
@@ -121,7 +121,7 @@ def test_so_are_the_children_of_a_child_for_the_run_above_it(tmp_path: Path) -> 
 
     async def drive(app: Perdure) -> None:
         await app.start(above, 12, id="top")
-        await app.drive("top", wait=False)
+        await app.engine.drive("top", wait=False)
 
     at_work(path, drive, agents=FAMILY)
     assert commands(made(path, "top/1"))[0] == "perdure unpause top/1 --add-usd N"
@@ -157,12 +157,12 @@ def test_timers_of_answered_waits_are_not_waited_for_and_a_signal_on_a_mistyped_
 
     async def drive(app: Perdure) -> None:
         await app.start(chatty, id="c")
-        await app.drive("c", wait=False)
+        await app.engine.drive("c", wait=False)
         for _ in range(2):
             await app.signal("c", "user", "hello", by="ann")
-            await app.drive("c", wait=False)
+            await app.engine.drive("c", wait=False)
         await app.signal("c", "usr", "hello?", by="ann")
-        await app.drive("c", wait=False)
+        await app.engine.drive("c", wait=False)
 
     at_work(path, drive, agents=(chatty,))
     page = made(path, "c")
@@ -206,7 +206,7 @@ def test_a_failed_run_with_effects_offers_to_take_them_back_and_to_begin_anew(tm
         await app.start(trip, True, id="t", tenant="acme", actor="ann")
         await app.start(trip, False, id="well")
         for run_id in ("t", "well"):
-            await app.drive(run_id)
+            await app.engine.drive(run_id)
 
     at_work(path, drive, agents=(trip,))
     page = made(path, "t")
@@ -223,7 +223,7 @@ def test_after_an_undo_the_page_says_so_and_marks_every_call(tmp_path: Path) -> 
 
     async def drive(app: Perdure) -> None:
         await app.start(trip, False, id="t")
-        await app.drive("t")
+        await app.engine.drive("t")
         await app.undo("t", by="ann", accept=True)
 
     at_work(path, drive, agents=(trip,))
@@ -254,14 +254,14 @@ def test_code_that_differs_from_an_adopted_version_is_not_told_as_what_the_run_b
 
     async def begin(app: Perdure) -> None:
         await app.start("buyer", id="b")
-        await app.drive("b", wait=False)
+        await app.engine.drive("b", wait=False)
 
     async def adopt(app: Perdure) -> None:
         await app.adopt("b", by="ann")
 
     async def go_on(app: Perdure) -> None:
         await app.signal("b", "go", by="ann")
-        await app.drive("b", wait=False)
+        await app.engine.drive("b", wait=False)
 
     at_work(path, begin, agents=[version("1", "room")])
     at_work(path, adopt, agents=[version("2", "room")])

@@ -17,12 +17,12 @@ from tests.unit.inspect_tools import at_work, hold, make_waiting, make_zoo, shop
 from perdure import Perdure
 from perdure.cli.audit import parse_since
 from perdure.core.events import Event
+from perdure.engine.clock import Clock
 from perdure.errors import InvalidInput
 from perdure.inspect.audit import Audit, AuditLog
 from perdure.inspect.view import all_rows
 from perdure.store.api import FINISHED, Place, RunRow, Store
 from perdure.store.open import open_store
-from perdure.worker.clock import Clock
 
 FIELDS = "ts run_id event_id seq type call tool caused_by idempotency_key actor error context".split()
 
@@ -150,9 +150,9 @@ def test_runs_that_end_and_runs_that_come_between_two_looks_are_told_to_the_end(
             return super().now() - 3_600_000_000  # completeness must come from no clock
 
     async def more(app: Perdure) -> None:
-        await app.drive("resolved")
+        await app.engine.drive("resolved")
         await app.start(shop, "o-9", id="quick")
-        await app.drive("quick")
+        await app.engine.drive("quick")
         await app.start(shop, "o-10", id="created-only")
 
     at_work(path, more, clock=SetBack())
@@ -174,7 +174,7 @@ def test_what_was_old_at_first_is_told_when_it_goes_on(path: Path, store: Store)
     audit = Audit(store, since=max(row.updated_at for row in all_rows(store)) + 1)
     assert list(audit.more()) == []
     at_work(path, lambda app: app.cancel("waiting"))
-    at_work(path, lambda app: app.drive("waiting"))
+    at_work(path, lambda app: app.engine.drive("waiting"))
     lines = list(audit.more())
     assert [line["type"] for line in lines] == ["cancel_requested", "run_claimed", "run_cancelled"]
     assert all(line["caused_by"] for line in lines if line["type"] == "run_cancelled")
@@ -198,7 +198,7 @@ def test_following_reads_only_what_has_grown_and_forgets_what_has_ended(path: Pa
 
     monkeypatch.setattr(store, "read", watched_read)
     monkeypatch.setattr(store, "growing", watched_growing)
-    at_work(path, lambda app: app.drive("queued"))
+    at_work(path, lambda app: app.engine.drive("queued"))
     assert list(audit.more())[-1]["type"] == "run_succeeded"
     assert read == ["queued"]
     listed.clear()
@@ -239,7 +239,7 @@ def test_a_worker_writes_the_lines_that_the_journal_gives_later(tmp_path: Path, 
 
     async def drive(app: Perdure) -> None:
         await app.start(shop, "o-1", id="r", actor="user:1")
-        await app.drive("r")
+        await app.engine.drive("r")
 
     at_work(path, drive, log.committed)
     log.close()

@@ -14,12 +14,12 @@ from tests.unit.inspect_tools import HOLDER, WAITERS, approval_of, at_work, hold
 from perdure import Budget, Perdure, Run, agent
 from perdure.core import codec, identity
 from perdure.core.events import BudgetRaised, Event, Limits, RunReleased, RunSucceeded, RunUnpaused
-from perdure.inspect.beside import Kin
+from perdure.engine.clock import Clock
+from perdure.inspect.consistency import Relatives
 from perdure.inspect.verify import Verdict, verify_run
 from perdure.inspect.view import all_rows
 from perdure.store.api import Append, Claimed, Committed, RowChange, Served, Store
 from perdure.store.open import open_store
-from perdure.worker.clock import Clock
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def verdict_on(store: Store, run_id: str) -> Verdict:
 
 
 def all_sound(store: Store) -> None:
-    kin = Kin(store)
+    kin = Relatives(store)
     assert {row.run_id: verify_run(store, row, kin).problem for row in all_rows(store) if verify_run(store, row, kin).problem} == {}
 
 
@@ -75,31 +75,31 @@ def test_every_step_that_people_and_workers_take_leaves_everything_as_it_should_
             app.pause("asks", by="ann"),
             app.approve(first, by="ann"),
             app.unpause("asks", by="ann"),
-            app.drive("asks", wait=False),
+            app.engine.drive("asks", wait=False),
             app.pause("listens", by="ann"),
             app.signal("listens", "chat", 1),
             app.unpause("listens"),
-            app.drive("listens", wait=False),
+            app.engine.drive("listens", wait=False),
             app.signal("later", "anything", 1),
             app.unpause("thrifty", add=Budget(calls=3, usd="0.5")),
-            app.drive("thrifty", wait=False),
+            app.engine.drive("thrifty", wait=False),
             app.unpause("circling"),
-            app.drive("circling", wait=False),
-            app.requeue("circling"),
+            app.engine.drive("circling", wait=False),
+            app.unpause("circling"),
             app.cancel("circling"),
-            app.drive("circling", wait=False),
+            app.engine.drive("circling", wait=False),
             app.resolve("parent/1", 2, happened={"id": 1}),
-            app.drive("parent/1", wait=False),
-            app.drive("parent", wait=False),
+            app.engine.drive("parent/1", wait=False),
+            app.engine.drive("parent", wait=False),
             app.cancel("grand", reason="enough"),
-            app.drive("grand", wait=False),
+            app.engine.drive("grand", wait=False),
             app.resolve("grand/1/1", 2, fail="never mind"),
-            app.drive("grand/1/1", wait=False),
-            app.drive("grand", wait=False),
+            app.engine.drive("grand/1/1", wait=False),
+            app.engine.drive("grand", wait=False),
             app.cancel("hurried"),
-            app.drive("hurried", wait=False),
+            app.engine.drive("hurried", wait=False),
             app.cancel("refund"),
-            app.drive("refund", wait=False),
+            app.engine.drive("refund", wait=False),
             app.cancel("later", force=True),
             app.cancel("paused"),
         ):
@@ -141,7 +141,7 @@ def test_what_reaches_a_run_that_is_held_or_whose_worker_is_lost_raises_no_alarm
         await app.approve(approval, by="ann")
         await app.approve(approval_of(app.store, "asks"), by="ann")
         await app.resolve("parent/1", 2, happened={})
-        await app.drive("parent/1", wait=False)
+        await app.engine.drive("parent/1", wait=False)
         await app.pause("later", by="ann")
 
     at_work(path, speak, agents=WAITERS)
@@ -207,14 +207,14 @@ def test_a_run_that_ends_before_its_approval_is_read_raises_no_alarm(tmp_path: P
     async def impatient(run: Run) -> str:
         try:
             async with asyncio.timeout(0.05):
-                await run.approve("go")
+                await run.request_approval("go")
         except TimeoutError:
             return "nobody came"
         return "somebody came"
 
     async def drive(app: Perdure) -> None:
         await app.start(impatient, id="r")
-        await app.drive("r")
+        await app.engine.drive("r")
 
     at_work(path, drive, agents=[impatient])
     store = open_store(url_of(path))

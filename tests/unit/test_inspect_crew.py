@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from tests.conformance.suite_queues import NOW, claim, queue_run
 
 from perdure.cli.doctor_postgres import DEAD_ROWS, LONG_US, _commits, _connections, _vacuum
-from perdure.inspect.crew import crew, no_room
+from perdure.inspect.workers import crew, no_room
 from perdure.settings import Queue
 from perdure.store.api import Backlog, Served
 from perdure.store.open import open_store
 from perdure.store.postgres.health import DeadRows, Health, OpenTransaction
-from perdure.testing.conformance_queues import NOW, claim, queue_run
 
 LEASE_US = 30_000_000
 

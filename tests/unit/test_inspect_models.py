@@ -10,6 +10,7 @@ from typing import Any, cast
 import apsw
 import pytest
 from msgspec import structs
+from tests.conformance.suite_waiting import HOUR, NOW, hold, payload
 from tests.unit.drive_tools import SETTINGS, perdure, run
 from tests.unit.inspect_tools import forge
 from tests.unit.postgres_tools import empty
@@ -29,26 +30,25 @@ from perdure.core.events import (
     ToolCallProposed,
     Usage,
 )
-from perdure.core.prompts import Prompts
+from perdure.core.prompt_deltas import Prompts
 from perdure.core.state import LOST
 from perdure.errors import Fatal, InvalidInput, NotFound, RetryLater, StoreCorrupt
 from perdure.inspect.audit import Trail
 from perdure.inspect.cost import cost_of, cost_words
 from perdure.inspect.prompt import request_of_call
-from perdure.inspect.sentences import sentence
+from perdure.inspect.text import sentence
 from perdure.inspect.timeline import Timeline
 from perdure.inspect.trace import trace
 from perdure.inspect.verify import verify_run
 from perdure.inspect.view import loader, read_run, run_record
-from perdure.inspect.why import Why, why
+from perdure.inspect.why.page import Why, why
 from perdure.models import Answer, Assistant, Price, Request, Scripted, Tokens, ToolResult, ToolSpec, User
 from perdure.models.messages import Message, encoded, shown_result
 from perdure.models.scripted import use, uses
 from perdure.store import pruning
 from perdure.store.api import CostRow, Store
-from perdure.store.copying import Copying
 from perdure.store.open import open_store
-from perdure.testing.conformance_waiting import HOUR, NOW, hold, payload
+from perdure.store.transfer import Copying
 from perdure.tool.call import Call
 
 LONG = "a long line about orders; " * 20
@@ -114,8 +114,8 @@ def finished(path: Path, model: Heard, settings: Settings = SETTINGS) -> Store:
 
     async def main() -> None:
         async with perdure(path, [chat], settings=settings) as app:
-            await (await app.start(chat, "my order is broken", id="r", tenant="acme")).status()
-            await app.drive("r")
+            await (await app.start(chat, "my order is broken", id="r", tenant="acme")).row()
+            await app.engine.drive("r")
 
     run(main())
     return open_store(f"sqlite:///{path}")
@@ -289,7 +289,7 @@ def waiting(path: Path, model: Scripted, **options: Any) -> Why:
     async def main() -> Why:
         async with perdure(path, [chat]) as app:
             await app.start(chat, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             return page_of(app.store)
 
     return run(main())
@@ -368,7 +368,7 @@ async def asked_under(system: str, path: Path, settings: Settings) -> None:
 
     async with perdure(path, [chat], settings=settings) as app:
         await app.start(chat, id="r")
-        await app.drive("r", wait=False)
+        await app.engine.drive("r", wait=False)
         await app.signal("r", "go", None)
 
 
@@ -506,7 +506,7 @@ def test_a_conversation_of_200_turns_takes_at_most_twice_its_unique_bytes(tmp_pa
             await app.start(talk, id="r")
             for turn in range(TURNS):
                 await app.signal("r", "chat", f"question {turn}: " + "q" * CHARS)
-            await app.drive("r")
+            await app.engine.drive("r")
             return len(request_of_call(read_run(app.store, "r"), last_question(app.store), loader(app.store)))
 
     # The last request has everything but the last answer and what came of it: the unique bytes, counted from below.

@@ -13,12 +13,12 @@ from tests.unit.inspect_tools import AGENTS, LEASE_US, hold, long_read, lookup, 
 from perdure import Agent, Run, agent
 from perdure.core.machine import Facts, Machine
 from perdure.core.state import RunState
+from perdure.engine.clock import Clock
 from perdure.inspect.health import Check, check_runs
 from perdure.inspect.replay import Different, Same, compare
 from perdure.inspect.view import all_rows, loader, read_run
 from perdure.store.api import Store
 from perdure.store.open import open_store
-from perdure.worker.clock import Clock
 
 
 @pytest.fixture

@@ -85,13 +85,13 @@ def test_a_run_is_as_it_was_written_at_every_step_of_being_cancelled_settled_and
     async def steps(app: Perdure) -> None:
         await app.cancel("doubt", by="ann")
         check(app.store, "doubt")
-        await app.drive("doubt", wait=False)
+        await app.engine.drive("doubt", wait=False)
         check(app.store, "doubt")
         await app.resolve("doubt", 2, fail="never mind", by="ann")
         check(app.store, "doubt")
-        await app.drive("doubt")
+        await app.engine.drive("doubt")
         check(app.store, "doubt")
-        await app.drive("resolved")
+        await app.engine.drive("resolved")
         check(app.store, "resolved")
 
     def check(store: Store, run_id: str) -> None:
@@ -106,7 +106,7 @@ def test_a_run_that_was_settled_while_its_worker_was_dead_is_as_it_was_written(p
     assert verdict_on(store, "resolved").problem is None
 
     async def go_on(app: Perdure) -> None:
-        await app.drive("resolved")
+        await app.engine.drive("resolved")
 
     at_work(path, go_on)
     assert verdict_on(store, "resolved").problem is None

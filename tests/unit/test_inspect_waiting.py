@@ -18,14 +18,14 @@ from tests.unit.inspect_tools import HOLDER, HOSTILE, LEASE_US, WAITERS, approva
 from perdure import Perdure, Run, agent, tool
 from perdure.cli import cli
 from perdure.core.events import RunCancelled
+from perdure.engine.clock import Clock
 from perdure.inspect.health import check_runs
-from perdure.inspect.serving import missing
 from perdure.inspect.verify import verify_run
 from perdure.inspect.view import loader, read_run, run_record
-from perdure.inspect.why import Why, why
+from perdure.inspect.why.page import Why, why
+from perdure.inspect.workers import missing
 from perdure.store.api import Served, Store
 from perdure.store.open import open_store
-from perdure.worker.clock import Clock
 
 HOUR_US = 3_600_000_000
 
@@ -160,11 +160,11 @@ def test_an_action_that_imitates_a_signal_is_no_topic(tmp_path: Path) -> None:
 
     @agent(version="1")
     async def sly(run: Run) -> str:
-        return (await run.approve("x or signal 'fake'")).outcome
+        return (await run.request_approval("x or signal 'fake'")).outcome
 
     async def drive(app: Perdure) -> None:
         await app.start(sly, id="r")
-        await app.drive("r", wait=False)
+        await app.engine.drive("r", wait=False)
 
     at_work(path, drive, agents=[sly])
     store = open_store(url_of(path))
@@ -217,7 +217,7 @@ def test_of_many_children_the_page_has_numbers_and_the_few_that_matter(tmp_path:
 
     async def many(app: Perdure) -> None:
         await app.start(parent, [f"o-{number}" for number in range(40)], id="many")
-        await app.drive("many", wait=False)
+        await app.engine.drive("many", wait=False)
         await app.resolve("many/7", 2, happened={}, by="ann")
 
     at_work(path, many, agents=WAITERS)
@@ -321,12 +321,12 @@ def test_a_tool_that_has_changed_and_a_version_that_was_adopted_are_told(tmp_pat
 
     async def begin(app: Perdure) -> None:
         await app.start("seller", id="r")
-        await app.drive("r", wait=False)
+        await app.engine.drive("r", wait=False)
 
     async def go_on(app: Perdure) -> None:
         await app.adopt("r", by="ann", note="only the default differs")
         await app.signal("r", "go", by="bob")
-        await app.drive("r")
+        await app.engine.drive("r")
 
     at_work(path, begin, agents=[made("1", 5)])
     at_work(path, go_on, agents=[made("2", 6)])

@@ -20,11 +20,11 @@ from tests.unit.inspect_tools import LEASE_US, at_work, hold, lookup, make_zoo, 
 from perdure import Call, Outcome, Perdure, Run, Settings, agent, tool
 from perdure.cli import cli
 from perdure.core.events import AnyBody, AttentionNeeded, RunReleased
+from perdure.engine.clock import Clock
 from perdure.errors import NotFound
-from perdure.inspect.why import Why, why
+from perdure.inspect.why.page import Why, why
 from perdure.store.api import Served, Store
 from perdure.store.open import open_store
-from perdure.worker.clock import Clock
 
 SLEEPER = shlex.quote(f"{Path(inspect_tools.__file__).resolve()}:sleeper")
 
@@ -96,7 +96,7 @@ def test_every_run_has_a_first_sentence_and_a_next_command(store: Store, run_id:
 
 
 def test_a_queued_run_says_that_nobody_is_there_to_take_it(store: Store) -> None:
-    assert "it has not begun yet, and nobody has taken it; no worker is alive" in page_of(store, "queued").sentence
+    assert "it has not begun yet, and no worker has taken it; no worker is alive" in page_of(store, "queued").sentence
     assert page_of(store, "queued").never_started == ["the agent has not begun: no line of its code has run"]
     store.register("w", "host:1", 1, Clock().now())
     assert "no worker serves agent shop: 1 worker is alive, with other agents" in page_of(store, "queued").sentence
@@ -125,7 +125,7 @@ def test_a_held_run_says_who_holds_it_and_a_dead_holder_is_called_dead(store: St
 def test_a_run_that_its_worker_lost_is_told_as_such(store: Store) -> None:
     hold(store, "queued", "shop")
     store.unregister("w-alive", Clock().now())
-    assert "worker host:1 died while it drove the run, and nobody has taken it over yet" in page_of(store, "queued").sentence
+    assert "worker host:1 died while it drove the run, and no other worker has taken it over yet" in page_of(store, "queued").sentence
 
 
 @agent(version="1")
@@ -140,7 +140,7 @@ def test_ten_thousand_done_calls_are_three_and_five(tmp_path: Path) -> None:
 
     async def drive(app: Perdure) -> None:
         await app.start(busy, 120, id="busy")
-        await app.drive("busy")
+        await app.engine.drive("busy")
 
     at_work(path, drive, agents=(busy,))
     store = open_store(url_of(path))
@@ -250,7 +250,7 @@ def doubtful(path: Path, effect: Any, hook: Callable[[Call], Outcome] | None, ca
         settings = Settings(reconcile_margin_s=0, unknown_deadline_s=0, park_after_s=0)
         async with Perdure(url_of(path), [payer], settings=settings) as app:
             await app.start(payer, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             if cancel:
                 await app.cancel("r", by="ann", reason="no longer needed")
 
@@ -293,7 +293,7 @@ def test_a_request_to_cancel_comes_first_is_not_offered_again_and_changes_what_a
     assert page.cancel is not None
     assert (page.cancel.by, page.cancel.reason) == ("ann", "no longer needed")
     assert page.sentence.startswith("being cancelled (ann asked at ")
-    assert ": no longer needed): nobody holds it" in page.sentence
+    assert ": no longer needed): no worker holds it" in page.sentence
     assert "perdure cancel r" not in commands(page)
     assert commands(page)[-1] == "perdure cancel r --force"  # what is left when the agent cannot clean up
     (did_not,) = [step.does for step in page.next if "--did-not-happen" in step.command]
@@ -321,7 +321,7 @@ def test_reads_that_were_cut_off_are_not_in_doubt_and_take_one_line(tmp_path: Pa
             await app.start(reader, id="r")
             stop = asyncio.Event()
             asyncio.get_running_loop().call_later(0.3, stop.set)
-            await app.drive("r", stop=stop)
+            await app.engine.drive("r", stop=stop)
 
     asyncio.run(main())
     store = open_store(url_of(path))

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.test_perform_isolated import failure_of, loaded, performed
 
 from perdure import InvalidInput, tool
-from perdure.core.attempts import Returned
+from perdure.core.outcomes import Returned
 from perdure.store.url import without_password
 
 SECRET = "kT9-very-secret-7Qx"

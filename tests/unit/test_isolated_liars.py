@@ -14,11 +14,11 @@ from tests.unit.drive_tools import outline, perdure, run
 from tests.unit.test_perform_isolated import a_call, failure_of, loaded, performed
 
 from perdure import Run, agent
-from perdure.core.attempts import Raised, Returned, Unrecordable
 from perdure.core.codec import MAX_BYTES, decode, encode
 from perdure.core.failures import MAX_MESSAGE_CHARS
+from perdure.core.outcomes import Raised, Returned, Unrecordable
+from perdure.engine.local.isolated_main import framed
 from perdure.errors import ResultNotEncodable
-from perdure.worker.isolated import framed
 
 LIARS = '''
 import base64, os
@@ -297,7 +297,7 @@ def driven(folder: Path, body: Callable[[Run], Any]) -> tuple[str, list[str]]:
         lying = agent(version="1", name="lying")(body)
         async with perdure(folder / "journal.db", [lying]) as app:
             await app.start(lying, id="r")
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             return row.status, outline(app.store.read("r"))
 
     return run(main())

@@ -27,8 +27,8 @@ from perdure.core.events import (
     Status,
     ToolCallResolved,
 )
-from perdure.core.landing import Reached, Wake, is_news, landing
 from perdure.core.state import FINISHED
+from perdure.core.transitions import Reached, Wake, is_news, landing
 from perdure.errors import Conflict
 
 SIGNAL = SignalReceived("t", pack(encode(1))[0], "ann")
@@ -149,13 +149,13 @@ def test_every_body_may_be_said_in_every_status_but_where_a_rule_says_otherwise(
         case (CancelRequested(), "cancelling") | (RunPaused(), "paused"):
             expected = False
         case RunPaused(), "cancelling":
-            expected = "run r is cancelling, and stands still or ends without a pause"
+            expected = "run r is cancelling; it cannot be paused"
         case RunPaused(), "needs_attention":
-            expected = "run r is needs attention, and stands still or ends without a pause"
+            expected = "run r is needs attention; it cannot be paused"
         case RunUnpaused(), status if status not in ("paused", "needs_attention"):
-            expected = f"run r is {status}; only a paused run, or one that needs attention, can be let go on"
+            expected = f"run r is {status}; only a paused run, or one that needs attention, can be unpaused"
         case RunRequeued(), status if status != "needs_attention":
-            expected = f"run r is {status}; only a run that needs attention can be sent back to work"
+            expected = f"run r is {status}; only a run that needs attention can be requeued"
     assert said(status, body) == expected
 
 

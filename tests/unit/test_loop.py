@@ -26,7 +26,7 @@ from tests.unit.drive_tools import SETTINGS, ManualClock, perdure, run
 from tests.unit.loop_agents import AGENTS, DETERMINISTIC, replayed
 
 from perdure import Agent, NotAllowedInAgent, Perdure, Run, Settings, agent, tool
-from perdure.core.loop import AgentLoop, DoesNotRest
+from perdure.core.agent_loop import AgentLoop, DoesNotRest
 from perdure.core.machine import CallCompleted, CallTool, CancelAsked, Facts, Finish, Machine, Succeeded, TimerDue
 from perdure.store.api import Filter
 from perdure.store.open import open_store
@@ -513,7 +513,7 @@ def test_a_collection_at_another_moment_does_not_make_a_run_diverge(tmp_path: Pa
     async def drive() -> Any:
         async with perdure(tmp_path / "db", [litters], clock) as app:
             await app.start(litters, id="r")
-            return await app.drive("r", wait=False)
+            return await app.engine.drive("r", wait=False)
 
     gc.disable()
     try:

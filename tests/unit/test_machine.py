@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure import InvalidInput, ResultNotEncodable, Run, ToolFailed, agent, tool
+from perdure.core.agent_loop import DoesNotRest, Interrupted
 from perdure.core.events import Failure, StatusReported, ThoughtRecorded
-from perdure.core.loop import DoesNotRest, Interrupted
 from perdure.core.machine import (
     Abandon,
     CallCompleted,

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from perdure.core.attempts import Abandoned, Performed, Raised, Returned, Unrecordable
 from perdure.core.codec import MAX_BYTES
 from perdure.core.failures import IN_DOUBT_KINDS
+from perdure.core.outcomes import Abandoned, Performed, Raised, Returned, Unrecordable
+from perdure.engine.local import attempts
+from perdure.engine.local.attempts import Attempt, attempt, perform_in_transaction, reconcile
+from perdure.engine.threads import Threads
 from perdure.errors import Fatal, InvalidInput, NotEncodable, NotSent, RetryLater
 from perdure.tool import Call, Outcome, Tool, tool
-from perdure.worker import attempts
-from perdure.worker.attempts import Attempt, attempt, perform_in_transaction, reconcile
-from perdure.worker.threads import Threads
 
 NOTHING = b"{}"
 GRACE_S = 0.1
@@ -261,7 +261,7 @@ def test_a_tool_that_swallows_its_cancellation_is_given_up_after_the_grace(caplo
         took = time.monotonic() - began
         enough.set()
         async with asyncio.timeout(60):
-            while "has ended after it was given up" not in caplog.text:
+            while "has ended after its worker stopped waiting" not in caplog.text:
                 await asyncio.sleep(0.001)
         return answer, took
 
@@ -271,7 +271,7 @@ def test_a_tool_that_swallows_its_cancellation_is_given_up_after_the_grace(caplo
     assert answer.failure.kind == "timeout"
     assert "may still be running" in answer.failure.message
     assert took > 0.06
-    assert "tool stubborn (run r, call 4, attempt 1) has ended after it was given up; its outcome is dropped" in caplog.text
+    assert "tool stubborn (run r, call 4, attempt 1) has ended after its worker stopped waiting; its outcome is dropped" in caplog.text
 
 
 def test_a_sync_tool_that_never_returns_is_given_up_after_the_grace(caplog):

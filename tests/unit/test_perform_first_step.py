@@ -15,10 +15,10 @@ import pytest
 import sniffio
 from tests.unit.test_perform_attempt import GRACE_S, NOTHING, a_call
 
-from perdure.core.attempts import Performed, Raised, Returned
+from perdure.core.outcomes import Performed, Raised, Returned
+from perdure.engine.local.attempts import Attempt, attempt
+from perdure.engine.threads import Threads
 from perdure.tool import Call, Tool, tool
-from perdure.worker.attempts import Attempt, attempt
-from perdure.worker.threads import Threads
 
 log: list[Any] = []  # what happened, in order
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")

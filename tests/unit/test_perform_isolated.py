@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from perdure.core.attempts import Performed, Raised, Returned, Unrecordable
 from perdure.core.events import Usage
+from perdure.core.outcomes import Performed, Raised, Returned, Unrecordable
+from perdure.engine.local.attempts import Attempt, attempt
+from perdure.engine.local.isolated_main import framed, unframed
+from perdure.engine.local.isolation import Isolated
+from perdure.engine.threads import Threads
 from perdure.tool import Call, Tool
-from perdure.worker.attempts import Attempt, attempt
-from perdure.worker.isolate import Isolated
-from perdure.worker.isolated import framed, unframed
-from perdure.worker.threads import Threads
 
 TOOLS = '''
 import asyncio, ctypes, os, signal, subprocess, sys, threading, time
@@ -400,8 +400,8 @@ def test_a_daemon_does_not_survive_its_tool_either(tools, tmp_path):
 WORKER = (
     TOOLS
     + """
-from perdure.worker.attempts import attempt
-from perdure.worker.threads import Threads
+from perdure.engine.local.attempts import attempt
+from perdure.engine.threads import Threads
 
 async def main() -> None:
     call = Call(key="k", run_id="r", number=1, attempt=1, deadline=None, tenant="t", actor=None)

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import pytest
 
-from perdure.worker.threads import Threads
+from perdure.engine.threads import Threads
 
 T = TypeVar("T")
 
@@ -159,7 +159,7 @@ def test_an_answer_for_a_closed_loop_is_dropped_with_a_word(caplog):
 def test_a_tool_that_never_returns_does_not_keep_the_process_alive(way):
     program = (
         "import asyncio, sys, threading\n"
-        "from perdure.worker.threads import Threads\n"
+        "from perdure.engine.threads import Threads\n"
         "async def main():\n    Threads(1).start(threading.Event().wait, print)\n    await asyncio.sleep(0.05)\n" + way
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

@@ -86,7 +86,7 @@ async def look(at: Any = None) -> Any:
 async def once(plan: Agent[Any, Any], *args: Any, **kwargs: Any) -> Any:
     async with perdure(None, [plan]) as app:
         handle = await app.start(plan, *args, id="r", **kwargs)
-        await app.drive("r", wait=False)
+        await app.engine.drive("r", wait=False)
         check_replay(app, plan)
         return await handle.result()
 
@@ -404,7 +404,7 @@ def test_a_call_that_waits_for_a_person_is_withdrawn_with_its_plan_and_cannot_be
         plan = Plan("p", steps)
         async with perdure(None, [plan]) as app:
             await app.start(plan, id="r")
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await until(lambda: pending(app) and DONE)
             failing.set()
             row = await driving
@@ -489,7 +489,7 @@ def test_a_call_that_is_asked_for_in_the_breath_in_which_the_plan_stops_is_not_m
         plan = Plan("p", steps)
         async with perdure(None, [plan]) as app:
             await app.start(plan, id="r")
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             assert row.status == "failed"
             assert (row.error or "").endswith("; done: x; not begun: del" if asks else "; done: x; given up: del")
             check_replay(app, plan)
@@ -509,11 +509,11 @@ def test_a_plan_that_stopped_has_withdrawn_its_calls_wherever_the_run_goes_on(tm
         plan = Plan("p", [Step("del", delete_db), Step("lb", update, {"image": "i"}, approval=True)])
         async with perdure(tmp_path / "db", [plan]) as app:
             await app.start(plan, id="r")
-            assert (await app.drive("r", wait=False)).status == "waiting_approval"
+            assert (await app.engine.drive("r", wait=False)).status == "waiting_approval"
             (asked,) = [row.approval for row in pending(app) if row.standing.request.tool is None]
             await app.reject(asked, by="ann", reason="no")
         async with perdure(tmp_path / "db", [plan]) as app:
-            assert (await app.drive("r", wait=False)).status == "failed"
+            assert (await app.engine.drive("r", wait=False)).status == "failed"
             assert sorted(statuses(app)) == ["rejected", "withdrawn"]
             check_replay(app, plan)
         assert DONE == []
@@ -594,7 +594,7 @@ def test_perdure_undo_does_not_undo_again_what_the_plan_has_undone_itself() -> N
     async def main() -> None:
         async with perdure(None, [plan]) as app:
             await app.start(plan, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             assert DONE.count("unbuild s:v1") == 2
             broken[0] = False
             surveyed = await app.plan_undo("r")
@@ -624,7 +624,7 @@ def test_a_step_that_failed_and_may_have_happened_is_told_so_wherever_its_failur
         plan = Plan("p", [Step("x", lost_line, on_failure="ask")])
         async with perdure(None, [plan]) as app:
             await app.start(plan, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             (event,) = [event for event in app.store.read("r") if isinstance(event.body, ApprovalRequested)]
             assert isinstance(event.body, ApprovalRequested)
             return codec.decode(app.load(event.body.input))
@@ -705,12 +705,12 @@ def test_a_person_is_asked_whether_to_retry_to_skip_or_to_stop(edits: list[Any],
         async with perdure(None, [plan]) as app:
             await app.start(plan, id="r")
             for edit in edits:
-                assert (await app.drive("r", wait=False)).status == "waiting_approval"
+                assert (await app.engine.drive("r", wait=False)).status == "waiting_approval"
                 if edit == "reject":
                     await app.reject(the_one(app), by="ann", reason="leave it")
                 else:
                     await app.approve(the_one(app), by="ann", edit=edit)
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             check_replay(app, plan)
             if result is None:
                 assert row.status == "failed"
@@ -743,7 +743,7 @@ def test_an_approval_is_about_the_exact_arguments_and_only_the_approved_ones_are
     async def main() -> None:
         async with perdure(None, [plan]) as app:
             handle = await app.start(plan, id="r")
-            assert (await app.drive("r", wait=False)).status == "waiting_approval"
+            assert (await app.engine.drive("r", wait=False)).status == "waiting_approval"
             assert DONE == ["build s"]
             (asked,) = (event.body for event in await handle.events() if isinstance(event.body, ApprovalRequested))
             assert (asked.action, asked.reason, asked.by) == ("step lb: update", "traffic", ("ann",))
@@ -751,7 +751,7 @@ def test_an_approval_is_about_the_exact_arguments_and_only_the_approved_ones_are
             with pytest.raises(InvalidInput, match="may not be edited"):
                 await app.approve(the_one(app), by="ann", edit={"image": "other"})
             await app.approve(the_one(app), by="ann", edit={"size": 5})
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             check_replay(app, plan)
             assert DONE == ["build s", "update s:v1 5"]
 
@@ -766,12 +766,12 @@ def test_a_step_that_is_not_approved_fails_and_says_how(outcome: str) -> None:
         clock = ManualClock()
         async with perdure(None, [plan], clock) as app:
             await app.start(plan, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             if outcome == "rejected":
                 await app.reject(the_one(app), by="ann", reason="not today")
             else:
                 clock.advance(61)
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             by = " by ann: not today" if outcome == "rejected" else ""
             assert f"step lb (update) failed: it was not approved: {outcome}{by}; not begun: next" in (row.error or "")
             assert DONE == []
@@ -791,7 +791,7 @@ def test_an_approval_that_waits_is_withdrawn_when_another_step_stops_the_plan() 
         plan = Plan("p", [Step("lb", update, {"image": "i"}, approval=True), Step("bad", fail_later)])
         async with perdure(None, [plan]) as app:
             await app.start(plan, id="r")
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await until(lambda: pending(app))
             asked.set()
             failing.set()
@@ -816,9 +816,9 @@ def test_cancelling_a_run_cancels_its_plan() -> None:
         plan = Plan("p", [Step("lb", update, {"image": "i"}, approval=True), Step("b", build, {"service": "s"}, on_failure="undo")])
         async with perdure(None, [plan]) as app:
             await app.start(plan, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             await app.cancel("r")
-            assert (await app.drive("r", wait=False)).status == "cancelled"
+            assert (await app.engine.drive("r", wait=False)).status == "cancelled"
             assert statuses(app) == ["withdrawn"]
             assert DONE == ["build s"]
 
@@ -842,7 +842,7 @@ def test_the_plan_is_journaled_once_before_its_first_step_and_reads_back_as_a_pl
     async def main() -> None:
         async with perdure(None, [plan]) as app:
             handle = await app.start(plan, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             (body,) = (event.body for event in await handle.events() if isinstance(event.body, PlanGenerated))
             assert body.digest == plan.digest
             assert codec.decode(app.load(body.plan)) == plan.document
@@ -859,14 +859,14 @@ def test_a_plan_larger_than_the_inline_limit_is_a_blob_and_the_run_resumes(tmp_p
     async def main() -> None:
         async with perdure(tmp_path / "db", [plan], settings=small) as app:
             await app.start(plan, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             (body,) = (event.body for event in await app.handle("r").events() if isinstance(event.body, PlanGenerated))
             assert body.plan.inline is None
             assert codec.decode(app.load(body.plan)) == plan.document
         # With another limit the same plan is recorded in another way: it is the same plan.
         async with perdure(tmp_path / "db", [plan]) as app:
             await app.approve(the_one(app), by="ann")
-            assert (await app.drive("r", wait=False)).status == "succeeded"
+            assert (await app.engine.drive("r", wait=False)).status == "succeeded"
 
     run(main())
 
@@ -888,11 +888,11 @@ def test_another_plan_is_another_version_and_does_not_get_the_run(tmp_path: Path
     async def main() -> None:
         async with perdure(tmp_path / "db", [first]) as app:
             await app.start(first, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
         async with perdure(tmp_path / "db", [second]) as app:
             await app.approve(the_one(app), by="ann")
             with pytest.raises(WrongVersion):
-                await app.drive("r", wait=False)
+                await app.engine.drive("r", wait=False)
 
     run(main())
 
@@ -903,10 +903,10 @@ def test_another_plan_under_the_same_version_stops_as_diverged_and_names_both(tm
     async def main() -> None:
         async with perdure(tmp_path / "db", [first]) as app:
             await app.start(first, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
         async with perdure(tmp_path / "db", [second]) as app:
             await app.approve(the_one(app), by="ann")
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             assert (row.status, row.attention) == ("needs_attention", "diverged")
             said = row.error or ""
             assert first.digest[:12] in said
@@ -914,8 +914,8 @@ def test_another_plan_under_the_same_version_stops_as_diverged_and_names_both(tm
             assert "resume it with that one, or start a new run" in said
         assert DONE == []
         async with perdure(tmp_path / "db", [first]) as app:
-            await app.requeue("r")
-            assert (await app.drive("r", wait=False)).status == "succeeded"
+            await app.unpause("r")
+            assert (await app.engine.drive("r", wait=False)).status == "succeeded"
         assert DONE == ["update one 0"]
 
     run(main())
@@ -938,7 +938,7 @@ def test_a_step_is_told_by_its_name_in_the_journal() -> None:
     async def main() -> None:
         async with perdure(None, [plan]) as app:
             handle = await app.start(plan, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             lines = outline(await handle.events())
             assert lines[:5] == ["run_created", "plan_generated", "status_reported", "initiated look 1/1", "completed 1/1"]
             assert lines[5:] == ["decision_made", "run_succeeded"]

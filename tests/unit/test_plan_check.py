@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from tests.unit.drive_tools import perdure, run
 
 from perdure import Approval, InvalidInput, InvalidPlan, Plan, Run, Step, agent, param, ref, tool
+from perdure.agents.plan.check import MAX_PROBLEMS, circles, sound
+from perdure.agents.plan.refs import found, read, resolve, written
 from perdure.core import codec
-from perdure.plan.check import MAX_PROBLEMS, sound
-from perdure.plan.circles import circles
-from perdure.plan.refs import found, read, resolve, written
 
 
 @tool(effect="once")

@@ -82,7 +82,7 @@ class Model(Scripted):
 async def once(plan: Agent[Any, Any], *args: Any) -> tuple[Any, list[Any]]:
     async with perdure(None, [plan]) as app:
         handle = await app.start(plan, *args, id="r")
-        row = await app.drive("r", wait=False)
+        row = await app.engine.drive("r", wait=False)
         check_replay(app, plan)
         output = await handle.result() if row.status == "succeeded" else row.error
         return output, await handle.events()
@@ -173,13 +173,13 @@ def test_a_plan_that_was_written_is_never_written_again(tmp_path: Path) -> None:
     async def main() -> None:
         async with perdure(tmp_path / "db", [planner(first, approval=True)]) as app:
             await app.start("plan", id="r")
-            assert (await app.drive("r", wait=False)).status == "waiting_approval"
+            assert (await app.engine.drive("r", wait=False)).status == "waiting_approval"
             assert DONE == []
         silent = Model()  # whoever asks it fails
         plan = planner(silent, approval=True)
         async with perdure(tmp_path / "db", [plan]) as app:
             await app.approve(the_one(app), by="ann")
-            assert (await app.drive("r", wait=False)).status == "succeeded"
+            assert (await app.engine.drive("r", wait=False)).status == "succeeded"
             check_replay(app, plan)
             events = await app.handle("r").events()
             assert sum(isinstance(event.body, ModelCallInitiated) for event in events) == 1
@@ -198,12 +198,12 @@ def test_what_is_approved_is_the_exact_plan_and_an_edit_is_checked_again() -> No
     async def main() -> None:
         async with perdure(None, [plan]) as app:
             handle = await app.start(plan, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             first = the_one(app)
             (row,) = await app.approvals()
             assert "an edited plan is checked when the run goes on" in str(row.standing.request.reason)
             await app.approve(first, by="ann", edit={"plan": wrong})
-            assert (await app.drive("r", wait=False)).status == "waiting_approval"
+            assert (await app.engine.drive("r", wait=False)).status == "waiting_approval"
             second = the_one(app)
             assert second != first
             (row,) = await app.approvals()
@@ -216,7 +216,7 @@ def test_what_is_approved_is_the_exact_plan_and_an_edit_is_checked_again() -> No
             assert '"replicas": 5' in told
             assert "plan.steps[2].name" not in told
             assert "plan.steps[2]" in told
-            assert (await app.drive("r", wait=False)).status == "succeeded"
+            assert (await app.engine.drive("r", wait=False)).status == "succeeded"
             check_replay(app, plan)
             assert DONE == ["build shop", "release shop:1 5"]
             (body,) = (event.body for event in await handle.events() if isinstance(event.body, PlanGenerated))
@@ -232,11 +232,11 @@ def test_a_plan_that_is_not_approved_is_not_begun() -> None:
     async def main() -> None:
         async with perdure(None, [plan]) as app:
             await app.start(plan, id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             with pytest.raises(InvalidInput, match="may not be edited"):
                 await app.approve(the_one(app), by="ann", edit={"plan": {"steps": GOOD}})
             await app.reject(the_one(app), by="ann", reason="too bold")
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             assert "the plan was not approved: rejected by ann: too bold; nothing of it has begun" in (row.error or "")
             assert DONE == []
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conformance.suite import T0, new_run, serving
 from tests.servers.pooler import Pooler
 from tests.servers.postgres import Server
 from tests.unit.postgres_tools import empty, eventually, opened, raw
@@ -19,7 +20,6 @@ from perdure.store.postgres import bell as bells
 from perdure.store.postgres import claims
 from perdure.store.postgres.bell import NotifyBell
 from perdure.store.postgres.store import PostgresStore
-from perdure.testing.conformance import T0, new_run, serving
 
 
 class Ears:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from perdure.store.postgres.clocks import Ahead, Asking
+from perdure.store.postgres.connect import Ahead, RoundTripClock
 
 HOUR_US = 3_600_000_000
 LOOKS = 8  # at a clock, at most, while the server is asked once
@@ -46,7 +46,7 @@ def test_our_clock_may_be_set_at_any_moment_of_the_question(
     clocks = Clocks(ahead_us, set_at, set_by_us)
     monkeypatch.setattr(time, "time_ns", clocks.time_ns)
     monkeypatch.setattr(time, "clock_gettime_ns", clocks.clock_gettime_ns)
-    asking = Asking()
+    asking = RoundTripClock()
     ahead = asking.heard(clocks.server_us())
     while clocks.looks <= LOOKS:
         ahead.by_now_us()
@@ -58,5 +58,5 @@ def test_a_clock_that_is_nearly_the_same_is_the_same(monkeypatch: pytest.MonkeyP
     clocks = Clocks(90_000, LOOKS, 0)
     monkeypatch.setattr(time, "time_ns", clocks.time_ns)
     monkeypatch.setattr(time, "clock_gettime_ns", clocks.clock_gettime_ns)
-    assert Asking().heard(clocks.server_us()).us == 0
+    assert RoundTripClock().heard(clocks.server_us()).us == 0
     assert Ahead.nothing().by_now_us() == 0

@@ -7,15 +7,15 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.conformance.suite import Held, found, hold_one
 from tests.servers.postgres import Server
 from tests.unit.postgres_tools import cleared, opened, raw
 
 from perdure.core.events import ThoughtRecorded
 from perdure.errors import InvalidInput, StoreError
 from perdure.store.api import Append, Committed, Refused, RowChange
-from perdure.store.postgres.confined import _numbered
 from perdure.store.postgres.store import PostgresStore
-from perdure.testing.conformance import Held, found, hold_one
+from perdure.store.postgres.tool_connection import _numbered
 
 FORBIDDEN = [
     *("COMMIT", "commit;", "ROLLBACK", "END", "ABORT", "BEGIN", "START TRANSACTION", "SAVEPOINT x", "RELEASE x", "ROLLBACK TO x"),

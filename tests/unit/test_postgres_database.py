@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.conformance.suite import T0, Held, found, grown, hold_one, new_run, payload, post, register, serving
 from tests.servers.postgres import Server
 from tests.servers.proxy import Cut, Proxy
 from tests.unit.postgres_tools import cleared, opened, raw
@@ -20,10 +21,8 @@ from perdure.core.events import Failure, RunFailed, SignalReceived, ThoughtRecor
 from perdure.errors import InvalidInput, NotFound, StoreError, StoreUnavailable
 from perdure.inspect.projection import same
 from perdure.store.api import ApprovalFilter, Committed, Filter, Refused, RowChange
-from perdure.store.postgres.cursor import PostgresCursor
-from perdure.store.postgres.open import open_postgres
-from perdure.store.postgres.store import PostgresStore
-from perdure.testing.conformance import T0, Held, found, grown, hold_one, new_run, payload, post, register, serving
+from perdure.store.postgres.queries import PostgresCursor
+from perdure.store.postgres.store import PostgresStore, open_postgres
 
 LONE = "half a pair: \ud800"
 NUL = "before\0after"

@@ -15,7 +15,7 @@ from tests.unit.postgres_tools import empty
 
 from perdure.store.postgres.connect import Connection
 from perdure.store.postgres.connections import Connections
-from perdure.store.postgres.flight import fly
+from perdure.store.postgres.wire import fly
 
 
 @pytest.fixture

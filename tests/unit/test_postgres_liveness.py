@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conformance.suite import LEASE_US, T0, claim_event, found, hold_one, serving
 from tests.servers.pooler import Pooler
 from tests.servers.postgres import Server
 from tests.unit.postgres_tools import empty, eventually, opened, raw
@@ -22,7 +23,6 @@ from perdure.store.postgres import bell as bells
 from perdure.store.postgres import claims
 from perdure.store.postgres.liveness import MachineLocks
 from perdure.store.postgres.store import PostgresStore
-from perdure.testing.conformance import LEASE_US, T0, claim_event, found, hold_one, serving
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from msgspec import structs
+from tests.conformance.suite import RELEASED, T0, Held, found, hold_one, new_run, payload, register, serving
 from tests.servers.postgres import Server
 from tests.unit.postgres_tools import cleared, eventually, opened, raw
 
@@ -22,7 +23,6 @@ from perdure.store.postgres import journal
 from perdure.store.postgres.database import PostgresDatabase
 from perdure.store.postgres.journal import PostgresJournal
 from perdure.store.postgres.store import PostgresStore
-from perdure.testing.conformance import RELEASED, T0, Held, found, hold_one, new_run, payload, register, serving
 
 WAITING = RowChange("waiting", waiting_for="a signal", release=True)
 SLEEPING = RowChange("waiting", waiting_for="a timer", ready_at=T0 + 50, release=True)

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import psycopg
 import pytest
+from tests.conformance.suite import found, hold_one, payload
+from tests.conformance.suite_waiting import approved, starting
 from tests.servers.postgres import OWNER, Server
 from tests.unit.postgres_tools import empty, opened, raw
 
@@ -17,10 +19,8 @@ from perdure.errors import StoreCorrupt, StoreError, StoreVersion
 from perdure.store.api import Committed, RowChange
 from perdure.store.open import open_store
 from perdure.store.postgres import migrate
-from perdure.store.postgres.soundness import _FUNCTION, _TRIGGER
+from perdure.store.postgres.integrity import _FUNCTION, _TRIGGER
 from perdure.store.postgres.store import PostgresStore
-from perdure.testing.conformance import found, hold_one, payload
-from perdure.testing.conformance_waiting import approved, starting
 
 
 @pytest.fixture

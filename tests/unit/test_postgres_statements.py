@@ -11,18 +11,18 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.pq import ExecStatus
+from tests.conformance.suite import Held, hold_one
 from tests.servers.postgres import Server
 from tests.unit.postgres_tools import empty, opened, raw
 
 from perdure.core.events import ThoughtRecorded
 from perdure.store.api import Committed, RowChange
+from perdure.store.cursor import load
 from perdure.store.postgres.journal import _composed
 from perdure.store.postgres.queries import QUERIES, Statement, numbered, shown
 from perdure.store.sqlite.queries import QUERIES as SQLITE
-from perdure.store.statements import load
-from perdure.testing.conformance import Held, hold_one
 
-SOURCE = load(resources.files("perdure.store.postgres").joinpath("queries.sql").read_text("utf-8"))
+SOURCE = load("postgres")
 BOTH = sorted(SOURCE.keys() & SQLITE.keys())
 BIG = ("perdure_runs", "perdure_events", "perdure_inbox", "perdure_notices", "perdure_approvals", "perdure_blobs", "perdure_budgets")
 SERVED = '[["a", "1"]]'

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from msgspec import structs
+from tests.conformance.suite import RELEASED, T0, Held, claim_one, found, new_run, payload, register, serving
 from tests.servers.postgres import Server
 from tests.unit.postgres_tools import Gate, cleared, opened, raw
 
@@ -20,14 +21,12 @@ from perdure.errors import NotFound
 from perdure.settings import Queue
 from perdure.store.api import Claimed, Committed, RowChange, RunRow
 from perdure.store.claims import Claims
-from perdure.store.postgres import taking
+from perdure.store.postgres import claims
+from perdure.store.postgres.claims import Taking, _Lost
 from perdure.store.postgres.connect import Connection
-from perdure.store.postgres.cursor import PostgresCursor
 from perdure.store.postgres.database import PostgresDatabase
-from perdure.store.postgres.queries import QUERIES
+from perdure.store.postgres.queries import QUERIES, PostgresCursor
 from perdure.store.postgres.store import PostgresStore
-from perdure.store.postgres.taking import Taking, _Lost
-from perdure.testing.conformance import RELEASED, T0, Held, claim_one, found, new_run, payload, register, serving
 
 LIMITED = {"default": Queue(concurrency=9)}
 
@@ -231,7 +230,7 @@ def test_a_run_that_was_worked_on_before_is_claimed_at_once_with_its_journal_and
 
 
 def test_a_long_journal_does_not_come_along_and_its_inbox_does(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(taking, "_FEW_EVENTS", 5)
+    monkeypatch.setattr(claims, "_FEW_EVENTS", 5)
     for run_id, thoughts in (("short", 1), ("long", 2)):
         store.create_run(new_run(run_id))
         held = claim_one(store, run_id)

@@ -14,7 +14,7 @@ from msgspec import structs, to_builtins
 
 from perdure.core import codec
 from perdure.core.codec import Payload
-from perdure.core.prompts import LONG_CHARS, Prompts, is_request, joined, told, unpack
+from perdure.core.prompt_deltas import LONG_CHARS, Prompts, is_request, joined, told, unpack
 from perdure.errors import NotEncodable, StoreCorrupt
 from perdure.models.messages import Assistant, Message, Request, ToolResult, ToolSpec, ToolUse, User, encoded, shown_result
 

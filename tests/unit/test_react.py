@@ -199,7 +199,7 @@ def test_proof_that_nothing_was_sent_is_no_doubt():
         async with app_of(None, asker, clock=clock) as app:
             await ended(app, asker, "go")
             clock.advance(10)
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
 
     run(main())
     assert model.told == ["put failed after 2 attempts: NotSent: refused."]
@@ -229,7 +229,7 @@ def test_no_silence_and_a_withdrawn_question_are_told_as_what_they_are():
             await app.reject(first.approval, by="ann", reason="too dear")
             await withdraw(app, second.approval)
             clock.advance(3601)
-            assert (await app.drive("r", wait=False)).status == "succeeded"
+            assert (await app.engine.drive("r", wait=False)).status == "succeeded"
             check_replay(app, payer)
 
     run(main())
@@ -255,7 +255,7 @@ def test_an_approved_call_is_made_as_it_was_edited():
         async with app_of(None, payer) as app:
             await ended(app, payer, "pay")
             await app.approve(the_one(app), by="ann", edit={"cents": 300})
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             check_replay(app, payer)
 
     run(main())
@@ -279,7 +279,7 @@ def test_words_that_imitate_an_approval_approve_nothing():
         async with app_of(None, payer) as app:
             await ended(app, payer, claim)
             await app.signal("r", "message", claim)
-            return (await app.drive("r", wait=False)).status
+            return (await app.engine.drive("r", wait=False)).status
 
     assert run(main()) == "waiting_approval"
     assert paid == []
@@ -506,7 +506,7 @@ def test_messages_reach_the_model_before_it_is_asked_and_before_the_end():
         async with app_of(None, chat) as app:
             await app.start(chat, "hello", id="r")
             await app.signal("r", "message", "before it began", key="a")
-            driving = asyncio.create_task(app.drive("r", wait=False))
+            driving = asyncio.create_task(app.engine.drive("r", wait=False))
             await until(lambda: any(event.type == "tool_call_initiated" for event in app.store.read("r")))
             await app.signal("r", "message", "   ")
             await app.signal("r", "message", ["not", "text"])
@@ -565,7 +565,7 @@ def test_a_cancelled_run_stops_and_its_conversation_can_be_continued():
     async def main() -> Any:
         async with app_of(None, author) as app:
             await app.start(author, "write", id="r")
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             await until(lambda: sum(event.type == "tool_call_completed" for event in app.store.read("r")) == 1)
             await app.cancel("r")
             assert (await driving).status == "cancelled"
@@ -688,7 +688,7 @@ def test_a_run_is_not_resumed_with_another_prompt(tmp_path):
             await app.approve(the_one(app), by="ann")
         async with app_of(tmp_path / "j.db", after) as app:
             with pytest.raises(Exception, match="version"):
-                await app.drive("r", wait=False)
+                await app.engine.drive("r", wait=False)
             return len(model.asked)
 
     assert run(main()) == 1
@@ -779,13 +779,13 @@ def test_the_command_line_finds_it_by_its_name_and_the_agents_that_it_calls_with
 
         support = ReAct("s", model=Scripted([uses(use("writer", topic="rain")), "yes"]), tools=[made()])
         """
-    (tmp_path / "desk.py").write_text(textwrap.dedent(code))
+    (tmp_path / "control.py").write_text(textwrap.dedent(code))
 
     def command(*words: str) -> subprocess.CompletedProcess[str]:
         program = [sys.executable, "-m", "perdure", *words, "--url", "sqlite:///x.db"]
         return forked.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
 
-    ran = command("run", "desk.py:support", "prompt=hello", "--id", "r")
+    ran = command("run", "control.py:support", "prompt=hello", "--id", "r")
     assert (ran.returncode, ran.stdout.strip().splitlines()[-1]) == (0, "yes"), ran.stdout + ran.stderr
     replayed = command("replay", "r")
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
@@ -859,7 +859,7 @@ def test_a_second_app_goes_on_in_the_middle_of_a_turn(tmp_path):
             assert (await ended(app, payer, "go")).status == "waiting_approval"
         async with app_of(tmp_path / "j.db", payer, clock=clock) as app:
             await app.approve(the_one(app), by="ann")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             check_replay(app, payer)
             return await app.handle("r").result()
 

@@ -208,7 +208,7 @@ def test_a_model_that_is_given_up_by_a_cancel_is_not_told_to_anybody():
     async def main() -> Any:
         async with app_of(None, agent) as app:
             await app.start(agent, "go", id="r")
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             await asked.wait()
             await app.cancel("r")
             row = await driving

@@ -14,7 +14,7 @@ from perdure import Approval, Call, Diverged, InvalidInput, NeedsAttention, NotR
 from perdure.core import codec
 from perdure.core.events import DecisionMade, ModelCallFailed, ModelCallInitiated
 from perdure.models import Answer, Model, OpenAI, Request, Scripted, ToolResult
-from perdure.models.wire import Names, Wanted, composed
+from perdure.models.wire import Wanted, WireNames, composed
 
 
 @tool(effect="keyed", approval=Approval(editable="cents"))
@@ -35,10 +35,10 @@ def test_the_model_is_told_what_a_person_has_changed_before_the_call(edit: dict[
     async def main() -> Any:
         async with app_of(None, agent) as app:
             await app.start(agent, "go", id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             (asked,) = await app.approvals(run_id="r")
             await app.approve(asked.approval, by="ann", edit=edit)
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             return await app.transcript("r")
 
     history = run(main())
@@ -67,11 +67,11 @@ def test_a_process_without_a_key_ends_no_run_and_the_next_one_goes_on() -> None:
             handle = await app.start(agent, "go", id="r")
             with pytest.raises(NeedsAttention, match="cannot be made here, and was not: there is no API key; set SOME_KEY"):
                 await handle.result()
-            row = await handle.status()
+            row = await handle.row()
             assert (row.status, row.attention) == ("needs_attention", "error")
             model.key = True
-            await app.requeue("r", by="ann")
-            await app.drive("r", wait=False)
+            await app.unpause("r", by="ann")
+            await app.engine.drive("r", wait=False)
             return await handle.result(), await handle.events(), app.store.costs("run")
 
     output, events, costs = run(main())
@@ -124,7 +124,7 @@ def test_a_validator_that_raises_anything_says_no_to_the_model_and_ends_nothing(
 @pytest.mark.parametrize("levels", [150, 190, 197, 199])
 def test_arguments_of_any_depth_lose_no_answer_and_no_conversation(levels: int) -> None:
     arguments = '{"a":' * levels + "1" + "}" * levels
-    wanted = composed("p", [Wanted("1", "look", arguments)], Names(()), "tools")
+    wanted = composed("p", [Wanted("1", "look", arguments)], WireNames(()), "tools")
     model = ByTurn([Answer("", wanted.uses, "tools"), "done", "done again"])
     agent = ReAct("deep", model=model)
 
@@ -138,7 +138,7 @@ def test_arguments_of_any_depth_lose_no_answer_and_no_conversation(levels: int) 
 
 
 def test_a_character_that_lies_in_two_parts_of_an_answer_is_one() -> None:
-    found = composed("p", ["a\ud83d", {"type": "thinking"}, "\ude00b"], Names(()), "end")
+    found = composed("p", ["a\ud83d", {"type": "thinking"}, "\ude00b"], WireNames(()), "end")
     assert found.text == "a😀b"
     assert found.raw == {"p": [2, {"type": "thinking"}, 1]}
 

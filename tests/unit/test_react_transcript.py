@@ -86,7 +86,7 @@ def test_each_use_is_answered_by_its_own_call_although_one_before_it_was_malform
     async def main() -> Plain:
         async with app_of(None, payer) as app:
             await app.start(payer, "pay", id="r")
-            driving = asyncio.create_task(app.drive("r"))
+            driving = asyncio.create_task(app.engine.drive("r"))
             await until(lambda: any(event.type == "tool_call_completed" for event in app.store.read("r")))
             await app.cancel("r")
             await driving
@@ -119,19 +119,19 @@ def test_a_call_that_waited_for_a_person_and_a_child_are_told_as_what_became_of_
     async def main() -> Plain:
         async with app_of(None, boss, writer, quick) as app:
             await app.start(boss, "go", id="r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             first = min(await app.approvals(run_id="r"), key=lambda row: row.call)
             await app.reject(first.approval, by="ann", reason="not today")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             await app.signal("r", "message", "stop it")
             await app.signal("r", "other", "nobody's")
             await app.cancel("r")
             for _ in range(5):
-                await app.drive("r", wait=False)
+                await app.engine.drive("r", wait=False)
                 for child in ("r/3", "r/4", "r/5"):
                     if app.store.get(child) is not None:
-                        await app.drive(child, wait=False)
-            assert (await app.drive("r", wait=False)).status == "cancelled"
+                        await app.engine.drive(child, wait=False)
+            assert (await app.engine.drive("r", wait=False)).status == "cancelled"
             return await app.transcript("r")
 
     rejected, unmade, child, quickly, said = tail(run(main()), 5)
@@ -183,7 +183,7 @@ def test_a_refusal_and_an_empty_answer_leave_a_valid_conversation():
             await app.start(refusing, "go", id="a")
             await app.start(silent, "go", id="b")
             for ident in ("a", "b"):
-                assert (await app.drive(ident, wait=False)).status == "failed"
+                assert (await app.engine.drive(ident, wait=False)).status == "failed"
             return await app.transcript("a"), await app.transcript("b")
 
     refused, silence = run(main())
@@ -200,7 +200,7 @@ def test_a_run_that_was_cancelled_before_it_began_has_what_was_said_to_it():
             await app.start(talker, "three", history=history, id="r")
             await app.signal("r", "message", {"text": "four"})
             await app.cancel("r")
-            await app.drive("r", wait=False)
+            await app.engine.drive("r", wait=False)
             return await app.transcript("r")
 
     assert [one["text"] for one in run(main())] == ["one", "two", "three", "four"]
@@ -256,7 +256,7 @@ def test_a_conversation_with_an_approval_goes_on_after_a_rejection():
         async with app_of(None, payer) as app:
             await ended(app, payer, "pay")
             await app.reject(the_one(app), by="ann", reason="no money")
-            assert (await app.drive("r", wait=False)).status == "succeeded"
+            assert (await app.engine.drive("r", wait=False)).status == "succeeded"
             conversation = await app.transcript("r")
             return conversation, await app.run(payer, "ok", history=conversation)
 

@@ -142,15 +142,15 @@ async def half_way(path: Path, clock: ManualClock, code: Code = original) -> lis
     """The run up to its second timer, where it is parked."""
     async with perdure(path, [as_agent(code)], clock) as app:
         handle = await app.start("payer", id="r")
-        assert (await app.drive("r", wait=False)).status == "waiting"
+        assert (await app.engine.drive("r", wait=False)).status == "waiting"
         clock.advance(6)
-        assert (await app.drive("r", wait=False)).status == "waiting"
+        assert (await app.engine.drive("r", wait=False)).status == "waiting"
         return await handle.events()
 
 
 async def driven(path: Path, clock: ManualClock, code: Code) -> tuple[RunRow, list[Event]]:
     async with perdure(path, [as_agent(code)], clock) as app:
-        row = await app.drive("r", wait=False)
+        row = await app.engine.drive("r", wait=False)
         return row, await app.handle("r").events()
 
 
@@ -234,14 +234,14 @@ def test_after_the_code_is_put_right_the_run_is_sent_back_and_finishes(tmp_path:
         async with perdure(path, [as_agent(original)], clock) as app:
             with pytest.raises(NeedsAttention, match=r"pay\(.*perdure why r"):
                 await app.handle("r").result()
-            await app.requeue("r", by="ann", note="rolled back")
+            await app.unpause("r", by="ann", note="rolled back")
             clock.advance(60)
             return await app.handle("r").result(), outline(await app.handle("r").events())
 
     output, lines = run(put_right())
     assert output == "paid 500"
     assert [line for line in lines if line.startswith("initiated")] == ["initiated look 1/1", "initiated pay 2/1", "initiated pay 3/1"]
-    assert "run_requeued" in lines
+    assert "run_unpaused" in lines
 
 
 def test_a_parameter_added_with_a_default_is_no_divergence(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from perdure import Fatal, InvalidInput, NotSent, Retry, RetryLater
 from perdure.core.events import Effect, Failure, FailureKind
 from perdure.core.failures import IN_DOUBT_KINDS, describe
-from perdure.core.retry import LONGEST_DELAY_S, Again, Doubt, GiveUp, after_failure
+from perdure.core.retry import LONGEST_DELAY_S, Again, Doubt, RetryGiveUp, after_failure
 
 EFFECTS = get_args(Effect)
 KINDS = get_args(FailureKind)
@@ -29,7 +29,7 @@ def verdict(
     wanted: bool = True,
     doubtful: bool = False,
     after_s: float | None = None,
-) -> Again | Doubt | GiveUp:
+) -> Again | Doubt | RetryGiveUp:
     failure = Failure(kind=kind, type="SomeError", message="no", retry_after_s=after_s)
     return after_failure(
         failure, effect=effect, attempt=attempt, retry=retry, key="k", has_reconcile=has_reconcile, wanted=wanted, doubtful=doubtful
@@ -40,7 +40,7 @@ def verdict(
     ("kind", "expected"),
     [
         *((kind, Again) for kind in ("not_sent", "rate_limited", "timeout", "reset", "server_error", "process_died")),
-        *((kind, GiveUp) for kind in ("refused", "fatal", "error", "not_encodable", "cancelled")),
+        *((kind, RetryGiveUp) for kind in ("refused", "fatal", "error", "not_encodable", "cancelled")),
     ],
 )
 def test_without_a_policy_what_may_pass_is_tried_again(kind: FailureKind, expected: type) -> None:
@@ -50,7 +50,7 @@ def test_without_a_policy_what_may_pass_is_tried_again(kind: FailureKind, expect
 
 def test_every_kind_of_failure_has_a_verdict_for_every_effect() -> None:
     for kind, effect, hook, wanted in itertools.product(KINDS, EFFECTS, (True, False), (True, False)):
-        assert isinstance(verdict(kind, effect, has_reconcile=hook, wanted=wanted), (Again, Doubt, GiveUp))
+        assert isinstance(verdict(kind, effect, has_reconcile=hook, wanted=wanted), (Again, Doubt, RetryGiveUp))
 
 
 @pytest.mark.parametrize("kind", sorted(IN_DOUBT_KINDS))
@@ -74,7 +74,7 @@ def test_what_a_once_tool_raises_of_its_own_may_have_come_after_the_effect(retry
 
 def test_a_once_tool_is_tried_again_on_an_error_of_its_own_only_when_its_policy_names_that() -> None:
     assert isinstance(verdict("error", "once", retry=Retry(on=("SomeError",))), Again)
-    assert verdict("error", "once", retry=Retry(on=("OtherError",))) == GiveUp()
+    assert verdict("error", "once", retry=Retry(on=("OtherError",))) == RetryGiveUp()
 
 
 @pytest.mark.parametrize("hook", [True, False])
@@ -95,19 +95,19 @@ def test_a_keyed_call_is_tried_again_with_its_key_unless_somebody_can_be_asked_f
 
 def test_the_number_of_attempts_is_a_limit() -> None:
     assert isinstance(verdict("reset", retry=Retry(attempts=3), attempt=2), Again)
-    assert verdict("reset", retry=Retry(attempts=3), attempt=3) == GiveUp()
-    assert verdict("reset", retry=Retry(attempts=1)) == GiveUp()
+    assert verdict("reset", retry=Retry(attempts=3), attempt=3) == RetryGiveUp()
+    assert verdict("reset", retry=Retry(attempts=1)) == RetryGiveUp()
 
 
 def test_nobody_tries_a_call_again_that_nobody_wants() -> None:
-    assert verdict("not_sent", "once", wanted=False) == GiveUp()
-    assert verdict("timeout", "read", wanted=False) == GiveUp()
+    assert verdict("not_sent", "once", wanted=False) == RetryGiveUp()
+    assert verdict("timeout", "read", wanted=False) == RetryGiveUp()
 
 
 def test_a_policy_without_on_covers_any_error_but_not_a_refusal() -> None:
     assert isinstance(verdict("error", retry=Retry()), Again)
-    assert verdict("refused", retry=Retry()) == GiveUp()
-    assert verdict("fatal", retry=Retry()) == GiveUp()
+    assert verdict("refused", retry=Retry()) == RetryGiveUp()
+    assert verdict("fatal", retry=Retry()) == RetryGiveUp()
 
 
 def test_on_names_types_their_bases_and_kinds() -> None:

@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 
 from perdure import Approval, tool
 from perdure.core import codec
-from perdure.core.schema import MAX_DEPTH, MAX_PATTERN_CHARS, problem
+from perdure.core.json_schema import MAX_DEPTH, MAX_PATTERN_CHARS, problem
 
 
 def wrong(value: Any, schema: dict[str, Any], defs: dict[str, Any] | None = None) -> str | None:

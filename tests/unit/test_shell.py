@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import perdure
+from perdure.agents.plan.follow import Undone
 from perdure.cli import VERBS
-from perdure.plan.undoing import Undone
 from perdure.shell import command, quote, with_options
 
 SOURCES = Path(perdure.__file__).parent

@@ -19,7 +19,7 @@ from perdure.tool.describe import documented, plain_schema
 
 _LATE = (
     *("pydantic", "docstring_parser", "rich"),
-    *("perdure.worker.wording", "perdure.models", "perdure.plan", "perdure.react"),
+    *("perdure.engine.notify.messages", "perdure.models", "perdure.agents.plan", "perdure.agents.react.agent"),
     "zipfile",  # importlib.resources brings it
 )
 _AGENT = """

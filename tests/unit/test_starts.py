@@ -47,7 +47,7 @@ def test_a_thousand_runs_that_are_started_together_take_one_commit(tmp_path: Pat
             commits.clear()
             handles = await asyncio.gather(*(app.start(job, n, id=f"r{n}") for n in range(1000)))
             assert len(commits) == 1
-            assert [(await handle.status()).status for handle in handles] == ["queued"] * 1000
+            assert [(await handle.row()).status for handle in handles] == ["queued"] * 1000
             assert [await handle.result() for handle in handles[:3]] == [0, 1, 2]
 
     asyncio.run(main())
@@ -134,7 +134,7 @@ def test_ctrl_c_in_the_middle_of_the_commit_leaves_nobody_waiting(together: int,
             async with asyncio.timeout(60):
                 answers = await asyncio.gather(*starting, return_exceptions=True)
             assert [isinstance(answer, asyncio.CancelledError) for answer in answers] == [True, *[False] * (together - 1)]
-            assert [(await app.handle(f"r{n}").status()).status for n in range(together)] == ["queued"] * together
+            assert [(await app.handle(f"r{n}").row()).status for n in range(together)] == ["queued"] * together
 
     asyncio.run(main())
     assert errors == []

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.conformance.suite_queues import queue_run
 from tests.unit.store_tools import end, first_line, output, python
 
 from perdure.store.api import Store
 from perdure.store.open import open_store
 from perdure.store.private_folder import PrivateFolder
-from perdure.store.sqlite.pipes import PipeBell
-from perdure.testing.conformance_queues import queue_run
+from perdure.store.sqlite.bell import PipeBell
 
 _LISTEN = """
 import os, sys, time, threading
@@ -30,7 +30,7 @@ print("listening", flush=True)
 _CREATE = """
 import sys
 from perdure.store.open import open_store
-from perdure.testing.conformance_queues import queue_run
+from tests.conformance.suite_queues import queue_run
 store = open_store(f"sqlite:///{sys.argv[1]}")
 for n in range(int(sys.argv[3])):
     queue_run(store, f"{sys.argv[2]}{n}")

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.conformance.suite_waiting import HOUR, NOW, Hand, approval, asking, expire, hold, starting, vote, withdraw
 
 from perdure.core.approval import Withdraw
 from perdure.core.events import ApprovalDecided, ApprovalExpired, ApprovalWithdrawn, Event, RunReleased
 from perdure.errors import Conflict
 from perdure.store.api import Committed, RowChange, Store
 from perdure.store.open import open_store
-from perdure.testing.conformance_waiting import HOUR, NOW, Hand, approval, asking, expire, hold, starting, vote, withdraw
 
 RUNS, EACH = 100, 100  # 10,000 approvals, four deciders each
 OUTCOMES = {"approve": "approved", "reject": "rejected", "expire": "expired", "withdraw": "withdrawn"}

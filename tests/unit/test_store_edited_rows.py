@@ -16,7 +16,7 @@ from perdure.core.identity import approval_id
 from perdure.errors import StoreCorrupt
 from perdure.inspect.verify import verify_run
 from perdure.inspect.view import all_rows
-from perdure.inspect.why import why
+from perdure.inspect.why.page import why
 from perdure.store.api import ApprovalFilter, Served
 
 FIRST, SECOND = (approval_id("default", name, 1) for name in ("first", "second"))
@@ -24,7 +24,7 @@ FIRST, SECOND = (approval_id("default", name, 1) for name in ("first", "second")
 
 @agent(version="1")
 async def asks(run: Run) -> str:
-    return (await run.approve("pay", {"cents": 5}, by=["ann", "bob"])).outcome
+    return (await run.request_approval("pay", {"cents": 5}, by=["ann", "bob"])).outcome
 
 
 def edit(path: Path, sql: str, *values: Any) -> None:
@@ -47,7 +47,7 @@ def test_one_approval_that_cannot_be_read_hides_no_other(
         async with perdure(tmp_path / "db", [asks]) as app:
             for name in ("first", "second"):
                 await app.start(asks, id=name)
-                await app.drive(name, wait=False)
+                await app.engine.drive(name, wait=False)
             edit(tmp_path / "db", f"UPDATE perdure_approvals SET {column} = ? WHERE approval = ?", value, FIRST)
             assert [row.approval for row in await app.approvals()] == [SECOND]
             assert [(record.levelno, FIRST in record.getMessage()) for record in caplog.records if record.name == "perdure.store"] == [
@@ -82,10 +82,10 @@ def test_a_call_whose_approval_cannot_be_read_does_not_start(tmp_path: Path) -> 
     async def main() -> None:
         async with perdure(tmp_path / "db", [payer]) as app:
             await app.start(payer, id="first")
-            await app.drive("first", wait=False)
+            await app.engine.drive("first", wait=False)
             await app.approve(FIRST, by="ann")
             edit(tmp_path / "db", "UPDATE perdure_approvals SET deciders = 'x', status = 'rejected' WHERE approval = ?", FIRST)
-            row = await app.drive("first", wait=False)
+            row = await app.engine.drive("first", wait=False)
             assert row.status == "needs_attention"
             assert f"the row of approval {FIRST} of run first was edited" in str(row.error)
 
@@ -97,7 +97,7 @@ def test_a_worker_that_says_nonsense_about_what_it_serves_hides_no_other(tmp_pat
     async def main() -> None:
         async with perdure(tmp_path / "db", [asks]) as app:
             await app.start(asks, id="first")
-            await app.drive("first", wait=False)
+            await app.engine.drive("first", wait=False)
             insert = "INSERT INTO perdure_workers (worker, name, pid, started_at, beat_at, serves, queues) VALUES (?, 'x', 1, 1, 1, ?, ?)"
             for number, (serves, queues) in enumerate([("nope", None), ("[1]", "nope"), ('[["a"]]', "[5]"), ('[["a","1"]]', '["q"]')]):
                 edit(tmp_path / "db", insert, f"w{number}", serves, queues)

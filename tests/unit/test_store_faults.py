@@ -9,6 +9,7 @@ from pathlib import Path
 
 import apsw
 import pytest
+from tests.conformance.suite import AT_ONCE_US, LEASE_US, T0, Held, found, hold_one, new_run, post, serving
 from tests.unit.store_tools import FaultyDisk, raw
 
 from perdure.core.events import ThoughtRecorded
@@ -16,7 +17,6 @@ from perdure.errors import StoreUnavailable
 from perdure.store.api import Committed, Refused, RowChange
 from perdure.store.open import open_store
 from perdure.store.sqlite.store import SqliteStore
-from perdure.testing.conformance import AT_ONCE_US, LEASE_US, T0, Held, found, hold_one, new_run, post, serving
 
 
 @pytest.fixture

@@ -10,18 +10,18 @@ import apsw
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.conformance.suite import T0, new_run, serving
+from tests.conformance.suite_queues import A1, A2, NOW, claim, park, queue_run, sign_on, take
 from tests.unit.store_tools import output, python, raw
 
 from perdure.core.identity import genesis
 from perdure.settings import Queue
 from perdure.store.api import Served, Store
-from perdure.store.lines import Choice, which
 from perdure.store.open import open_store
+from perdure.store.queues import Choice, which
 from perdure.store.sqlite.database import SqliteCursor
 from perdure.store.sqlite.migrate import APPLICATION_ID, MIGRATIONS
 from perdure.store.sqlite.queries import QUERIES
-from perdure.testing.conformance import T0, new_run, serving
-from perdure.testing.conformance_queues import A1, A2, NOW, claim, park, queue_run, sign_on, take
 
 MANY = 10_000
 
@@ -150,8 +150,8 @@ _GREEDY = """
 import sys
 from perdure.settings import Queue
 from perdure.store.open import open_store
-from perdure.testing.conformance import T0, new_run, serving
-from perdure.testing.conformance_queues import NOW, claim, sign_on
+from tests.conformance.suite import T0, new_run, serving
+from tests.conformance.suite_queues import NOW, claim, sign_on
 store = open_store(f"sqlite:///{sys.argv[1]}")
 sign_on(store, sys.argv[2])
 got = [one.lease.run_id for _ in range(30) for one in claim(store, 2, worker=sys.argv[2], limits={"default": Queue(concurrency=7)})]

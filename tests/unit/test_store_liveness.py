@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.conformance.suite import AT_ONCE_US, LEASE_US, T0, Held, claim_event, found, hold_one, new_run, post, serving
 from tests.unit.store_tools import end, first_line, python, raw
 
 from perdure.core.events import RunClaimed, RunPaused, ThoughtRecorded
@@ -17,12 +18,11 @@ from perdure.errors import AlreadyRunning, Conflict, InvalidInput
 from perdure.store.api import Committed, Store
 from perdure.store.claims import LONG_AGO
 from perdure.store.open import open_store
-from perdure.testing.conformance import AT_ONCE_US, LEASE_US, T0, Held, claim_event, found, hold_one, new_run, post, serving
 
 _HOLD = """
 import os, sys, time
 from perdure.store.open import open_store
-from perdure.testing.conformance import serving
+from tests.conformance.suite import serving
 store = open_store(f"sqlite:///{sys.argv[1]}")
 store.register("victim", f"host:{os.getpid()}", os.getpid(), int(sys.argv[2]))
 store.claim("victim", serving("a"), 9, int(sys.argv[2]))
@@ -192,7 +192,7 @@ def test_post_to_a_run_of_a_killed_worker_goes_into_its_journal(store: Store, pa
 def test_a_stopped_worker_keeps_its_lock_loses_its_lease_and_is_refused_when_it_wakes_up(store: Store, path: Path) -> None:
     late = """
 from perdure.core.events import ThoughtRecorded
-from perdure.testing.conformance import Held
+from tests.conformance.suite import Held
 held = Held.of(store.claim("victim", serving("b"), 1, int(sys.argv[2]))[0])
 print("ready", flush=True)
 sys.stdin.readline()

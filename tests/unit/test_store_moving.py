@@ -12,6 +12,8 @@ from typing import Any
 import apsw
 import psycopg
 import pytest
+from tests.conformance.suite_moving import BOOM, ELSEWHERE, ENDED, LEASE_US, LONG, over, undo_of
+from tests.conformance.suite_waiting import HOUR, NOW, create, found, hold, payload
 from tests.servers.postgres import Server
 from tests.unit.postgres_tools import empty
 from tests.unit.postgres_tools import raw as raw_postgres
@@ -33,7 +35,6 @@ from perdure.errors import Conflict, StoreCorrupt, StoreError
 from perdure.inspect.verify import verify_run
 from perdure.store import pruning
 from perdure.store.api import Committed, Filter, RowChange, Store
-from perdure.store.copying import Copied, Copying
 from perdure.store.creation import insert_run
 from perdure.store.cursor import Cursor
 from perdure.store.open import open_store
@@ -41,8 +42,7 @@ from perdure.store.postgres.queries import QUERIES as POSTGRES
 from perdure.store.postgres.queries import Statement
 from perdure.store.sql import SqlStore
 from perdure.store.sqlite.migrate import MIGRATIONS
-from perdure.testing.conformance_moving import BOOM, ELSEWHERE, ENDED, LEASE_US, LONG, over, undo_of
-from perdure.testing.conformance_waiting import HOUR, NOW, create, found, hold, payload
+from perdure.store.transfer import Copied, Copying
 
 Ask = Callable[[str], list[tuple[Any, ...]]]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import apsw
 import pytest
+from tests.conformance.suite import Held, hold_one, new_run, serving
 from tests.unit.store_tools import first_line, output, python, raw
 
 from perdure.core.events import ThoughtRecorded
@@ -17,7 +18,6 @@ from perdure.store.sqlite.migrate import APPLICATION_ID, MIGRATIONS
 from perdure.store.sqlite.owner import holds_journal
 from perdure.store.sqlite.place import check_place, file_system_of
 from perdure.store.url import shown_url
-from perdure.testing.conformance import Held, hold_one, new_run, serving
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_eight_processes_that_start_at_once_make_one_schema(tmp_path: Path) -> N
 _CREATE_A_RUN = """
 import sys
 from perdure.store.open import open_store
-from perdure.testing.conformance import new_run
+from tests.conformance.suite import new_run
 store = open_store(f"sqlite:///{sys.argv[1]}")
 store.create_run(new_run("from-elsewhere"))
 """

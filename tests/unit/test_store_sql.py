@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.conformance.suite import StoreConformance, new_run
+from tests.conformance.suite_waiting import child, hold, payload, started
 from tests.unit.store_tools import raw
 
 from perdure.core.events import ToolCallCompleted, Usage
@@ -13,8 +15,6 @@ from perdure.errors import StoreCorrupt
 from perdure.store import costs
 from perdure.store.creation import insert_run
 from perdure.store.sqlite.store import SqliteStore
-from perdure.testing.conformance import StoreConformance, new_run
-from perdure.testing.conformance_waiting import child, hold, payload, started
 
 SUITE = StoreConformance()
 

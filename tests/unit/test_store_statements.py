@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.store.statements import load
+from perdure.store.cursor import load, statements
 
 STORE = Path(__file__).resolve().parents[2] / "src" / "perdure" / "store"
 ASKING = frozenset(("all", "one", "change", "each", "read"))  # methods whose first argument is a name
@@ -39,7 +39,7 @@ def drivers(source: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("dialect", ["sqlite"])
 def test_a_dialect_has_every_statement_that_is_asked_for_and_no_other(dialect: str) -> None:
-    found = load((STORE / dialect / "queries.sql").read_text("utf-8")).keys()
+    found = load(dialect).keys()
     shared = [file.read_text("utf-8") for file in STORE.glob("*.py")]
     own = [file.read_text("utf-8") for file in (STORE / dialect).glob("*.py")]
     wanted = {name for source in shared for name in asked(source)}
@@ -59,6 +59,6 @@ def test_what_is_looked_for_would_be_found() -> None:
 
 def test_two_statements_of_one_name_are_refused() -> None:
     with pytest.raises(AssertionError, match="two statements named one"):
-        load("\n-- name: one\nSELECT 1\n-- name: one\nSELECT 2\n")
+        statements("\n-- name: one\nSELECT 1\n-- name: one\nSELECT 2\n")
     with pytest.raises(AssertionError, match="no statement under the name one"):
-        load("\n-- name: one\n-- nothing\n")
+        statements("\n-- name: one\n-- nothing\n")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import apsw
 import pytest
+from tests.conformance.suite import hold_one, payload
 from tests.unit.store_tools import raw
 
 from perdure.core.events import RunSucceeded, ThoughtRecorded
 from perdure.errors import StoreCorrupt
 from perdure.store.api import RowChange, Store
 from perdure.store.open import open_store
-from perdure.testing.conformance import hold_one, payload
 
 
 @pytest.fixture

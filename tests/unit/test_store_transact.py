@@ -8,13 +8,13 @@ from typing import Any
 
 import apsw
 import pytest
+from tests.conformance.suite import Held, found, hold_one
 
 from perdure.core.events import ThoughtRecorded
 from perdure.errors import InvalidInput, StoreError
 from perdure.store.api import Append, Committed, Refused, RowChange
 from perdure.store.sqlite.queries import QUERIES
 from perdure.store.sqlite.store import SqliteStore
-from perdure.testing.conformance import Held, found, hold_one
 
 
 @pytest.fixture(params=["in memory", "on disk"])

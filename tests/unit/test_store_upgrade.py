@@ -7,6 +7,7 @@ from pathlib import Path
 
 import apsw
 import pytest
+from tests.conformance.suite_waiting import NOW, approval, asking, child, found, hold, payload, post, vote
 from tests.unit.store_tools import raw
 
 from perdure.core.codec import digest, encode
@@ -29,7 +30,6 @@ from perdure.store.open import open_store
 from perdure.store.rows import event_row
 from perdure.store.sqlite.migrate import MIGRATIONS
 from perdure.store.sqlite.queries import QUERIES
-from perdure.testing.conformance_waiting import NOW, approval, asking, child, found, hold, payload, post, vote
 
 INSERT_RUN = """
 INSERT INTO perdure_runs (id, run_id, agent, version, tenant, queue, input_digest, status, waiting_for, error, ready_at,

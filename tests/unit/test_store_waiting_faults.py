@@ -9,6 +9,24 @@ from pathlib import Path
 
 import apsw
 import pytest
+from tests.conformance.suite_waiting import (
+    HOUR,
+    NOW,
+    SECOND,
+    approval,
+    approved,
+    asking,
+    child,
+    create,
+    family,
+    found,
+    hold,
+    payload,
+    post,
+    starting,
+    vote,
+)
+from tests.conformance.suite_waiting import end as end_run
 from tests.unit.store_tools import FaultyDisk, end, first_line, python, raw
 
 from perdure.core.budget import NOTHING, Amounts
@@ -30,24 +48,6 @@ from perdure.errors import StoreUnavailable
 from perdure.settings import Queue
 from perdure.store.api import Append, ApprovalFilter, Charge, Committed, Refused, RowChange, Served
 from perdure.store.sqlite.store import SqliteStore
-from perdure.testing.conformance_waiting import (
-    HOUR,
-    NOW,
-    SECOND,
-    approval,
-    approved,
-    asking,
-    child,
-    create,
-    family,
-    found,
-    hold,
-    payload,
-    post,
-    starting,
-    vote,
-)
-from perdure.testing.conformance_waiting import end as end_run
 
 HOLDER = """
 import sys, time

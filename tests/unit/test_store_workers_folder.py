@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.conformance.suite import LEASE_US, T0, found, hold_one, new_run, serving
 from tests.unit.store_tools import end, first_line, output, python
 
 from perdure.core.events import ThoughtRecorded
 from perdure.errors import StoreUnavailable
 from perdure.store.api import Committed, Store
 from perdure.store.open import open_store
-from perdure.testing.conformance import LEASE_US, T0, found, hold_one, new_run, serving
 
 NOBODY = 65534
 two_users = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as a second user")
@@ -45,7 +45,7 @@ os.symlink(f"{folder}/planted", f"{folder}/{worker}.lock")
 _REAP = """
 import sys
 from perdure.store.open import open_store
-from perdure.testing.conformance import LEASE_US, T0
+from tests.conformance.suite import LEASE_US, T0
 store = open_store(f"sqlite:///{sys.argv[1]}")
 store.register("second", "host:2", 2, T0)
 print(store.reap("second", LEASE_US, T0 + 1))
@@ -226,7 +226,7 @@ def test_a_link_in_the_place_of_the_folder_is_refused(path: Path, target: str) -
 # -- what goes on to work ------------------------------------------------------------------------------------------------------
 _WORK = """
 from perdure.store.open import open_store
-from perdure.testing.conformance import LEASE_US, T0, new_run, serving
+from tests.conformance.suite import LEASE_US, T0, new_run, serving
 store = open_store(f"sqlite:///{folder}")
 store.register(worker, "host:1", 1, T0)
 store.create_run(new_run("r"))
@@ -235,7 +235,7 @@ stop = store.listen(lambda: print("rung", flush=True))
 print("ready", flush=True)
 time.sleep(600)
 """
-_IMPORTED_FIRST = "import perdure.store.sqlite.store, perdure.testing.conformance\n"  # as root: nobody may not be able to read the sources
+_IMPORTED_FIRST = "import perdure.store.sqlite.store, tests.conformance.suite\n"  # as root: nobody may not be able to read the sources
 
 
 @two_users

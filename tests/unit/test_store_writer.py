@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from tests.conformance.suite import Held, found, hold_one
 from tests.unit.store_tools import raw
 
 from perdure.core.events import ThoughtRecorded
@@ -18,7 +19,6 @@ from perdure.store import writer
 from perdure.store.api import Append, Appended, Committed, Refused
 from perdure.store.sqlite.store import SqliteStore
 from perdure.store.writer import GroupCommit
-from perdure.testing.conformance import Held, found, hold_one
 
 
 class CountedStore(SqliteStore):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.conformance.suite_suspects import die
 from tests.unit.drive_tools import run, until
 from tests.unit.postgres_tools import empty
 
@@ -16,14 +17,13 @@ from perdure import Budget, Call, Outcome, Perdure, Run, agent, tool
 from perdure.cli import cli
 from perdure.core.events import Event, RunClaimed
 from perdure.core.suspects import ANY_SIZE, Group, is_poison, largest_group
+from perdure.engine.clock import Clock
 from perdure.inspect.health import Check, check_runs
-from perdure.inspect.sentences import sentence
-from perdure.inspect.why import Why, why
+from perdure.inspect.text import sentence
+from perdure.inspect.why.page import Why, why
 from perdure.settings import Settings
 from perdure.store.api import Served, Store
 from perdure.store.open import open_store
-from perdure.testing.conformance_suspects import die
-from perdure.worker.clock import Clock
 
 LEASE_US = 30_000_000
 A1 = Served("a", "1")

@@ -62,7 +62,7 @@ async def payer(run: Run) -> str:
 
 @agent(version="1")
 async def asking(run: Run, expires: float | None = None) -> list[Any]:
-    decision = await run.approve("refund", {"cents": 9}, by="ann", editable="cents", expires=expires)
+    decision = await run.request_approval("refund", {"cents": 9}, by="ann", editable="cents", expires=expires)
     if not decision.granted:
         raise ValueError(decision.outcome)
     return [decision.input, await run.receive("chat")]
@@ -75,7 +75,7 @@ def test_a_run_from_blocking_code(tmp_path: Path) -> None:
     with Perdure(f"sqlite:///{tmp_path / 'db'}", AGENTS, settings=SETTINGS) as app:
         assert app.run(doubler, 21, id="r") == 42
         handle = app.handle("r")
-        assert handle.status().status == "succeeded"
+        assert handle.status() == "succeeded"
         assert handle.result() == 42
         assert [event.seq for event in handle.events()] == [event.seq for event in handle.follow()] == [1, 2, 3, 4, 5]
         assert handle.state().status == "succeeded"
@@ -122,7 +122,7 @@ def test_approvals_signals_and_pauses_from_blocking_code() -> None:
         with pytest.raises(Conflict, match="approved by ann"):
             app.reject(asked.approval, by="ann", reason="late")
         app.pause("a", reason="lunch")
-        assert handle.status().status == "paused"
+        assert handle.status() == "paused"
         assert app.unpause("a") == ["a"]
         app.signal("a", "chat", {"more": 1}, key="k")
         app.signal("a", "chat", {"more": 2}, key="k")
@@ -177,7 +177,7 @@ def test_a_worker_in_a_thread_takes_only_from_its_queues() -> None:
         app.drain()
         worker.join(timeout=60)
         assert not worker.is_alive()
-        assert slow.status().status == "queued"
+        assert slow.status() == "queued"
 
 
 def test_a_worker_in_a_thread_is_drained_from_another() -> None:

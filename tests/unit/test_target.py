@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from tests.conformance.suite import new_run
 
 from perdure.cli.target import load_target, load_targets, recorded_target, with_children
 from perdure.errors import InvalidInput, NotFound
 from perdure.store.open import open_store
-from perdure.testing.conformance import new_run
 
 AGENT = """
 from perdure import Run, agent

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from perdure.core.attempts import Raised, Returned
 from perdure.core.machine import CallTool, Facts, Machine
+from perdure.core.outcomes import Raised, Returned
 from perdure.core.rate import Rate
 from perdure.core.retry import Retry
+from perdure.engine.local.attempts import attempt
+from perdure.engine.threads import Threads
 from perdure.errors import InvalidInput
 from perdure.tool import Call, Tool, tool
-from perdure.worker.attempts import attempt
-from perdure.worker.threads import Threads
 
 AT = datetime(2030, 1, 1, tzinfo=UTC)
 

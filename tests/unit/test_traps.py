@@ -43,11 +43,11 @@ from perdure import (
 from perdure.core import codec
 from perdure.core.events import Event, RunClaimed, ToolCallFailed, ToolCallInitiated
 from perdure.core.identity import CallKeys
+from perdure.engine.clock import Clock
+from perdure.engine.local.leases import Renewer, Watchdog
 from perdure.errors import StoreUnavailable
 from perdure.store.api import Store
 from perdure.store.open import open_store
-from perdure.worker.clock import Clock
-from perdure.worker.lease import Renewer, Watchdog
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -71,7 +71,7 @@ def intents(events: Sequence[Event]) -> list[ToolCallInitiated]:
 
 async def crash(app: Perdure, run_id: str, when: Any) -> None:
     """Stop driving the run as soon as the condition holds, as a crash would."""
-    driving = asyncio.create_task(app.drive(run_id, wait=False))
+    driving = asyncio.create_task(app.engine.drive(run_id, wait=False))
     await until(when)
     app.abort()
     await driving
@@ -126,7 +126,7 @@ def test_T2_a_result_that_cannot_be_serialised_does_not_repeat_the_effect(where:
     async def main() -> str:
         async with perdure(where, [caller], clock) as app:
             await app.start(caller, id="r")
-            return (await app.drive("r", wait=False)).status
+            return (await app.engine.drive("r", wait=False)).status
 
     assert run(main()) == "waiting"
     clock.advance(11)
@@ -154,7 +154,7 @@ def test_T3_a_falsy_result_is_a_result(where: str, falsy: Any) -> None:
     async def main() -> Any:
         async with perdure(where, [caller], clock) as app:
             handle = await app.start(caller, id="r")
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             return await handle.result() if row.status == "succeeded" else "not yet"
 
     assert run(main()) == "not yet"
@@ -261,7 +261,7 @@ def test_T7_what_a_nondeterministic_planner_said_once_stays_said(where: str) -> 
     async def main() -> str:
         async with perdure(where, [deployer], clock) as app:
             await app.start(deployer, id="r")
-            return (await app.drive("r", wait=False)).status
+            return (await app.engine.drive("r", wait=False)).status
 
     statuses = []
     for _ in range(3):
@@ -292,7 +292,7 @@ def test_T8_code_that_skips_a_recorded_step_stops_the_run(where: str) -> None:
     async def main(*steps: str) -> tuple[str, str | None]:
         async with perdure(where, [deployer(*steps)], clock) as app:
             await app.start("deployer", id="r")
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             clock.advance(11)
             return row.status, row.error
 
@@ -344,9 +344,9 @@ def test_T10_tuples_are_lists_live_as_well_and_int_keys_are_refused_before_the_e
         clock = ManualClock()
         async with perdure(where, [user], clock) as app:
             handle = await app.start(user)
-            await app.drive(handle.id, wait=False)
+            await app.engine.drive(handle.id, wait=False)
             clock.advance(11)
-            assert (await app.drive(handle.id, wait=False)).status == "succeeded"
+            assert (await app.engine.drive(handle.id, wait=False)).status == "succeeded"
 
     run(main())
     assert seen == [[[1, 2], [1, 2]]] * 2
@@ -400,7 +400,7 @@ def test_T12_a_worker_that_lost_its_lease_is_refused_at_its_first_append(where: 
     async def main() -> tuple[str, list[Event]]:
         async with perdure(where, [walker]) as first, perdure(where, [walker], settings=IMPATIENT) as second:
             await first.start(walker, id="r")
-            driving = asyncio.create_task(first.drive("r"))
+            driving = asyncio.create_task(first.engine.drive("r"))
             await until(lambda: performed)
             working = asyncio.create_task(second.work())
             await until(lambda: len(performed) == 2)
@@ -444,7 +444,7 @@ def test_T31_not_found_says_nothing_while_the_worker_that_was_lost_may_still_sen
     async def main() -> str:
         async with perdure(where, [payer]) as first, perdure(where, [payer], settings=IMPATIENT) as second:
             await first.start(payer, id="r")
-            driving = asyncio.create_task(first.drive("r"))
+            driving = asyncio.create_task(first.engine.drive("r"))
             await until(lambda: status_of(first, "r") == "running")
             working = asyncio.create_task(second.work())
             await until(lambda: status_of(second, "r") in ("needs_attention", "succeeded"))
@@ -522,7 +522,7 @@ def test_T14_a_key_that_the_service_has_forgotten_protects_nothing(where: str) -
 
     async def second() -> str:
         async with perdure(where, [payer], clock) as app:
-            return (await app.drive("r", wait=False)).status
+            return (await app.engine.drive("r", wait=False)).status
 
     run(first())
     clock.advance(3601)
@@ -570,7 +570,7 @@ def test_T21_three_calls_in_doubt_are_three_doubts(where: str) -> None:
 
     async def second() -> tuple[str, list[str], Any]:
         async with perdure(where, [payer]) as app:
-            row = await app.drive("r")
+            row = await app.engine.drive("r")
             lines = outline(await app.handle("r").events())
             await app.resolve("r", 1, happened=10)
             await app.resolve("r", 2, did_not_happen=True, final=True)
@@ -612,7 +612,7 @@ def test_T22_not_found_means_nothing_while_the_request_may_still_be_in_flight(wh
     async def main() -> tuple[str, str | None, list[str]]:
         async with perdure(where, [payer]) as app:
             handle = await app.start(payer)
-            row = await app.drive(handle.id)
+            row = await app.engine.drive(handle.id)
             lines = outline(await handle.events())
             hold.set()
             await asyncio.sleep(0)
@@ -647,7 +647,7 @@ def test_T22_a_worker_that_may_still_live_is_given_until_its_deadline(where: str
     async def main() -> Any:
         async with perdure(where, [payer]) as first, perdure(where, [payer], settings=IMPATIENT) as second:
             await first.start(payer, id="r")
-            driving = asyncio.create_task(first.drive("r"))
+            driving = asyncio.create_task(first.engine.drive("r"))
             await until(lambda: began)
             not_yet = [time.monotonic()]
 
@@ -697,14 +697,14 @@ def test_T22_a_worker_that_hands_the_run_over_while_it_waits_for_the_deadline_do
     async def main() -> Any:
         async with perdure(where, [payer]) as first:
             await first.start(payer, id="r")
-            driving = asyncio.create_task(first.drive("r"))
+            driving = asyncio.create_task(first.engine.drive("r"))
             await until(lambda: began)
             first.abort()  # as a crash would: nothing more is written
             await asyncio.gather(driving, return_exceptions=True)
         impatient = msgspec.structs.replace(SETTINGS, drain_timeout_s=0.02)
         async with perdure(where, [payer], settings=impatient) as second:
             stop = asyncio.Event()
-            driving = asyncio.create_task(second.drive("r", stop=stop))
+            driving = asyncio.create_task(second.engine.drive("r", stop=stop))
             await until(lambda: asked)
             stop.set()
             assert (await driving).status == "queued"
@@ -747,7 +747,7 @@ def test_T23_what_except_exception_lets_through_is_recorded_all_the_same(raised:
     async def main() -> tuple[str, list[str]]:
         async with perdure(where, [caller]) as app:
             handle = await app.start(caller)
-            return (await app.drive(handle.id)).status, outline(await handle.events())
+            return (await app.engine.drive(handle.id)).status, outline(await handle.events())
 
     status, lines = run(main())
     assert performed == [1]
@@ -807,7 +807,7 @@ def test_T24_what_was_used_is_in_the_journal_and_is_not_counted_again_on_replay(
     async def main() -> tuple[str, int]:
         async with perdure(where, [talker], clock) as app:
             await app.start(talker, id="r")
-            row = await app.drive("r", wait=False)
+            row = await app.engine.drive("r", wait=False)
             state = await app.handle("r").state()
             clock.advance(11)
             return row.status, sum(
@@ -838,7 +838,7 @@ async def poison(run: Run) -> None:
 async def main() -> None:
     async with Perdure(sys.argv[1], [poison], settings=Settings(poison_limit=2)) as app:
         await app.start(poison, id="r")
-        print((await app.drive("r")).status)
+        print((await app.engine.drive("r")).status)
 
 asyncio.run(main())
 """
@@ -878,7 +878,7 @@ def test_T27_nothing_is_accepted_after_the_end(where: str) -> None:
         async with perdure(where, [actor]) as app:
             await app.run(actor, id="r")
             before = await app.handle("r").events()
-            for late in (app.cancel("r"), app.requeue("r")):
+            for late in (app.cancel("r"), app.unpause("r")):
                 with pytest.raises(RunEnded, match="takes nothing more"):
                     await late
             with pytest.raises(Conflict):
@@ -908,7 +908,7 @@ def test_T27_a_message_that_races_with_the_end_is_taken_or_refused_and_never_hal
         async with perdure(where, [quick], settings=Settings(poll_s=0.001)) as app:
             for at in range(30):
                 handle = await app.start(quick, 3, id=f"r{at}")
-                driving = asyncio.create_task(app.drive(handle.id))
+                driving = asyncio.create_task(app.engine.drive(handle.id))
                 await asyncio.sleep(0.001 + at * 0.0002)
                 try:
                     await app.cancel(handle.id)

@@ -115,7 +115,7 @@ def test_calls_made_at_the_same_time_are_undone_in_reverse_order_of_completion()
 
         async with perdure(None, [both]) as app:
             handle = await app.start(both, id="b")
-            driving = asyncio.ensure_future(app.drive("b"))
+            driving = asyncio.ensure_future(app.engine.drive("b"))
             await until(lambda: world.log == ["quick"])
             await asyncio.sleep(0.05)
             first.set()
@@ -220,8 +220,8 @@ def test_a_failed_run_is_undone_as_far_as_it_came():
     async def main() -> None:
         async with perdure(None, [shop]) as app:
             handle = await app.start(shop, id="s")
-            await app.drive("s")
-            assert (await handle.status()).status == "failed"
+            await app.engine.drive("s")
+            assert (await handle.row()).status == "failed"
             assert await undone(app, "s") == ["pay.undo"]
 
     run(main())
@@ -247,7 +247,7 @@ def test_a_call_that_was_left_in_doubt_is_named_and_never_compensated():
     async def main() -> None:
         async with perdure(None, [shop]) as app:
             await app.start(shop, id="s")
-            assert (await app.drive("s")).status == "needs_attention"
+            assert (await app.engine.drive("s")).status == "needs_attention"
             with pytest.raises(
                 Conflict,
                 match=r"has not ended, it needs attention .*perdure why s says how, or end it without its agent: perdure cancel s --force",
@@ -280,7 +280,7 @@ def test_an_idempotent_call_that_failed_without_an_answer_may_have_happened():
     async def main() -> None:
         async with perdure(None, [writer]) as app:
             await app.start(writer, id="w")
-            assert (await app.drive("w")).status == "failed"
+            assert (await app.engine.drive("w")).status == "failed"
             plan = await app.plan_undo("w")
             assert [deed.tool for deed in plan.doubtful] == ["put"]
             assert not plan.steps
@@ -299,10 +299,10 @@ def test_what_people_have_edited_is_what_is_undone():
     async def main() -> None:
         async with perdure(None, [shop]) as app:
             await app.start(shop, id="s")
-            await app.drive("s")
+            await app.engine.drive("s")
             (asked,) = await app.approvals()
             await app.approve(asked.approval, by="ann", edit={"what": "little"})
-            await app.drive("s")
+            await app.engine.drive("s")
             world.log.clear()
             await undone(app, "s")
             assert world.log == ["unpay little [pay of little]"]
@@ -496,13 +496,13 @@ def test_a_run_that_has_not_ended_is_refused():
     async def main() -> None:
         async with perdure(None, [waiter]) as app:
             await app.start(waiter, id="w")
-            await app.drive("w")
+            await app.engine.drive("w")
             with pytest.raises(Conflict, match=r"run w has not ended, it is waiting; .*: perdure cancel w$"):
                 await app.undo("w")
             with pytest.raises(NotFound):
                 await app.undo("nobody")
             await app.cancel("w")
-            assert (await app.drive("w")).status in FINISHED
+            assert (await app.engine.drive("w")).status in FINISHED
             assert await undone(app, "w") == ["pay.undo"]
 
     run(main())
@@ -524,14 +524,14 @@ def test_a_child_that_outlived_a_parent_ended_by_force_has_to_end_first():
     async def main() -> None:
         async with perdure(None, [parent, kid]) as app:
             await app.start(parent, id="p")
-            await app.drive("p")
+            await app.engine.drive("p")
             await app.cancel("p", force=True)
             with pytest.raises(
                 Conflict,
                 match=r"its child p/1 has not, it is cancelling: have it end: perdure resume p/1, or without its agent: perdure cancel p/1 --force$",
             ):
                 await app.undo("p")
-            await app.drive("p/1")
+            await app.engine.drive("p/1")
             assert await undone(app, "p") == ["pay.undo"]
 
     run(main())

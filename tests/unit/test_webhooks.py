@@ -15,11 +15,11 @@ import time
 import pytest
 from tests.unit.notice_tools import SECRET, receiver, says
 
+from perdure.engine.notify import webhook
+from perdure.engine.notify.webhook import Accepted, Answer, Endpoint, NotDelivered, ReceiverGone
+from perdure.engine.threads import Threads
 from perdure.errors import InvalidInput
 from perdure.webhooks import InvalidWebhook, sign, verify
-from perdure.worker import webhook
-from perdure.worker.threads import Threads
-from perdure.worker.webhook import Accepted, Answer, Endpoint, Gone, NotDelivered
 
 NOW = 1_700_000_000
 BODY = b'{"id":"n-1","type":"run_failed"}'
@@ -214,7 +214,7 @@ def test_what_is_sent_can_be_verified_by_the_receiver():
     [
         (201, Accepted()),
         (204, Accepted()),
-        (410, Gone()),
+        (410, ReceiverGone()),
         (400, NotDelivered("HTTP 400")),
         (429, NotDelivered("HTTP 429")),
         (500, NotDelivered("HTTP 500")),

@@ -13,10 +13,10 @@ from tests.unit.drive_tools import ManualClock, local, outline, perdure, run, st
 from tests.unit.store_tools import raw
 
 from perdure import Agent, Outcome, Run, Settings, agent, tool
-from perdure.core.loop import AgentLoop
+from perdure.core.agent_loop import AgentLoop
+from perdure.engine.local import worker as module
 from perdure.errors import StoreUnavailable
 from perdure.store.api import RunRow
-from perdure.worker import worker as module
 
 
 class Slow:
@@ -90,7 +90,7 @@ def test_who_drives_a_run_hears_at_once_what_concerns_it(tmp_path: Path, monkeyp
 
     async def before() -> None:
         async with perdure(tmp_path / "db", [above, below]) as app, asyncio.TaskGroup() as group:
-            group.create_task(app.drive((await app.start(above, id="r")).id))
+            group.create_task(app.engine.drive((await app.start(above, id="r")).id))
             await until(lambda: app.store.get("r/2") is not None and status_of(app, "r/2") == "waiting")
             app.abort()
             await app.signal("r/2", "word")
@@ -101,7 +101,7 @@ def test_who_drives_a_run_hears_at_once_what_concerns_it(tmp_path: Path, monkeyp
             await before()
         async with perdure(tmp_path / "db", [above, below]) as app:
             await app.start(above, id="r")
-            driving = asyncio.create_task(app.drive("r", stop=stop))
+            driving = asyncio.create_task(app.engine.drive("r", stop=stop))
             if what in ("its end", "a stop"):
                 await begun.wait()
                 await asyncio.sleep(0.01)  # whoever waits for it has settled down
@@ -203,7 +203,7 @@ def test_a_run_that_is_still_held_is_given_up_again_until_that_works(tmp_path: P
             ((nonce,),) = other.execute("SELECT nonce FROM perdure_runs").fetchall()
             other.execute("UPDATE perdure_runs SET nonce = randomblob(16)")
             case.finish[0].set()
-            await until(lambda: caplog.text.count("cannot be given up yet: run r is held by worker") >= 2)
+            await until(lambda: caplog.text.count("cannot be released yet: run r is held by worker") >= 2)
             before = status_of(app, "r")
             other.execute("UPDATE perdure_runs SET nonce = ?", (nonce,))
             other.close()
@@ -237,7 +237,7 @@ def test_post_from_a_newer_version_stops_its_own_run_for_a_person_and_no_other(t
                 event.set()
             await until(lambda: status_of(app, "s") == "succeeded" and status_of(app, "r") == "needs_attention")
             assert not working.done()
-            rows = await app.handle("r").status(), await app.handle("s").status()
+            rows = await app.handle("r").row(), await app.handle("s").row()
             app.drain()
             await working
             return rows
@@ -251,7 +251,7 @@ def test_post_from_a_newer_version_stops_its_own_run_for_a_person_and_no_other(t
         async with perdure(path, [case.agent]) as app:
             working = asyncio.create_task(app.work())
             await asyncio.sleep(0.1)
-            seq = (await app.handle("r").status()).seq
+            seq = (await app.handle("r").row()).seq
             app.drain()
             await working
             other = raw(path)
@@ -335,7 +335,7 @@ def test_no_agent_is_ever_entered_inside_a_task_of_its_worker(monkeypatch: pytes
         clock = ManualClock()
         async with perdure(None, [case.agent, doubtful], clock) as app:
             await app.start(doubtful, id="d")
-            await app.drive("d", wait=False)
+            await app.engine.drive("d", wait=False)
             clock.advance(2)
             result = asyncio.create_task(app.handle("d").result())
             await until(lambda: asked)

@@ -1,7 +1,7 @@
 """DBOS Transact: workflows and steps of its Python library, recorded in SQLite or PostgreSQL by the process that runs them.
 
-They are plain functions, a thread for each run: side by side they were up to a third faster than the asyncio ones, and nowhere clearly
-slower. Only runs that wait for a person are coroutines, since as plain functions each of thousands would hold a thread.
+They are plain functions, with a thread for each run: compared directly they were up to a third faster than the asyncio functions, and
+nowhere clearly slower. Only runs that wait for a person are coroutines, because thousands of plain functions would hold thousands of threads.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Message = dict[str, Any]
 NAME = "race"
 QUEUE = "race"
 INTERRUPTED = "interrupted"
-# The default is a second. A tenth spares recovery most of that second.
+# The default is a second. With a tenth of it recovery starts sooner.
 POLLING_S = 0.1
-# Only where the latency of an idle system is measured: there a worker has nothing better to do than to look.
+# Only where the latency of an idle system is measured, in which a worker may poll often.
 PROMPT_POLLING_S = 0.01
-# Without a limit the first worker to look claims all that is enqueued. This many leave the others their share.
+# Without a limit the first worker that polls claims all enqueued runs. With this limit the others get their share.
 RUNS_OF_A_WORKER = 20
 # The client has five connections; more threads would wait for one.
 SENDERS = 5
-# Where there may be thousands of runs: by default there is no limit, and all that are claimed at once take a thread each, for 20 connections.
+# For thousands of runs: by default there is no limit, and every claimed run takes a thread, while there are 20 connections.
 THREADS = 32
-# How often this program asks whether all has ended: often enough for the figure, too seldom to compete with the work.
+# How often this program checks whether all runs have ended: often enough for the figure, too rarely to slow down the work.
 LOOK_EVERY_S = 0.1
 
-# A person may take a week; recv gives up after a minute unless told otherwise.
+# A person may take a week; by default recv times out after a minute.
 PATIENCE_S = 7 * 24 * 3600.0
 PARK_FOR_AT_MOST_S = 60.0
 PARK_AT_ONCE = 200
@@ -70,7 +70,7 @@ def last_words() -> None:
 
 @DBOS.step()
 def model(messages: list[Message], turns: int) -> Message:
-    """Stands for a model: what it has said so far tells it the turn."""
+    """Stands for a model: it finds its turn from the conversation so far."""
     turn = sum(message["role"] == "assistant" for message in messages)
     use = {"name": "page", "input": {"number": turn}} if turn < turns else {"name": "last_words", "input": {}}
     return {"role": "assistant", "content": wire.said(turn), "tool_use": use}
@@ -135,7 +135,7 @@ def sqlite_file(given: Given) -> Path:
 
 
 def create_store(given: Given) -> None:
-    """The system database, with its tables; SQLite keeps a write-ahead log, unless DBOS is to be as it is shipped.
+    """The system database, with its tables; SQLite uses a write-ahead log, except in the lane as shipped.
 
     DBOS leaves SQLite's rollback journal on. The log is as durable (synchronous stays FULL, one fsync per commit
     instead of several) and was faster in every trial: a file remembers this mode, so one statement is enough.
@@ -148,11 +148,11 @@ def create_store(given: Given) -> None:
 
 @contextmanager
 def launched(given: Given, *, executor_id: str = "local", threads: int | None = None) -> Iterator[None]:
-    """DBOS as a process of the application has it: it serves all queues and, at once, recovers what its executor left behind."""
+    """DBOS as in a process of an application: it serves all queues and at once recovers the runs that its executor left behind."""
     config: DBOSConfig = {
         "name": NAME,
         "system_database_url": store_url(given),
-        # Otherwise a hash of the source; recovery takes up only runs of the same version.
+        # Otherwise the version is a hash of the source, and recovery resumes only runs of the same version.
         "application_version": "1",
         "executor_id": executor_id,
         "log_level": "ERROR",
@@ -170,7 +170,7 @@ def launched(given: Given, *, executor_id: str = "local", threads: int | None = 
 
 @contextmanager
 def client_of(given: Given) -> Iterator[DBOSClient]:
-    """The way in for a process that runs no workflows itself."""
+    """The client for a process that runs no workflows itself."""
     client = DBOSClient(system_database_url=store_url(given), application_name=NAME)
     try:
         yield client
@@ -186,7 +186,7 @@ def enqueue_steps(client: DBOSClient, runs: int, steps: int) -> None:
 
 
 def all_ended(client: DBOSClient) -> None:
-    """Return as soon as no run is left to be done; a run that failed is an error."""
+    """Return as soon as all runs have ended; a failed run is an error."""
     while listed(client, ["ENQUEUED", "PENDING"]):
         time.sleep(LOOK_EVERY_S)
     if failed := listed(client, ["ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED"]):
@@ -199,7 +199,7 @@ def listed(client: DBOSClient, status: list[str]) -> list[Any]:
 
 def bytes_of(given: Given) -> int:
     if given["url"] is None:
-        # A killed process leaves its log behind; whoever closes the file last empties it into the database.
+        # A killed process leaves its log behind; closing the file checkpoints it into the database.
         with closing(sqlite3.connect(sqlite_file(given))) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return wire.bytes_in(Path(given["folder"]))
@@ -225,7 +225,7 @@ def about(_: Given) -> dict[str, Any]:
             "ten times as often woke them after 0.3 s and took most of a core",
             "W9": f"a worker runs {RUNS_OF_A_WORKER} at a time (worker_concurrency): without a limit the first to look claims all that is enqueued",
         },
-        # What a plot has room for.
+        # Short, for the plot.
         "in_short": {"dbos/sqlite": {"W8.wake_ms": "polls every second"}},
     }
 
@@ -264,7 +264,7 @@ def queue(given: Given) -> dict[str, Any]:
 
 
 async def worker(given: Given) -> dict[str, Any]:
-    """Serve until told to leave; with `on_cue`, begin at a line on stdin."""
+    """Serve until asked to end; with `on_cue`, begin at a line on stdin."""
     on_cue = given.get("on_cue")
     if on_cue:
         await wire.cue()
@@ -314,7 +314,7 @@ def talk(given: Given) -> dict[str, Any]:
 
 
 def killed_in(given: Given, workflow: Any, size: int) -> dict[str, Any]:
-    """Serve one run, to its death and ours. It is enqueued, so that recovery finds it a queue that is polled soon."""
+    """Serve one run until it kills this process. It is enqueued, so that recovery puts it into a queue that is polled soon."""
     create_store(given)
     with launched(given):
         DBOS.register_queue(QUEUE, polling_interval_sec=POLLING_S)

@@ -1,14 +1,14 @@
 # mypy: ignore-errors
 """LangGraph in the race: a graph that loops over one node, saved after every step (`durability="sync"`) by its own savers.
 
-The plain (not asyncio) half of LangGraph is used, with a thread for each of many runs: both for one run and for many it took less of
-the processor per step than `ainvoke` with the asynchronous savers. The functional API is not used: the result of a `@task` is saved
+The sync API of LangGraph is used, with a thread for each of many runs: for one run and for many it used less CPU time
+per step than `ainvoke` with the asynchronous savers. The functional API is not used: the result of a `@task` is saved
 in the background under every durability, so that a crash may repeat all tasks that have ended since the last checkpoint.
 """
 
 import os
 
-# Tracing is off unless asked for; somebody's environment may ask.
+# Tracing is off by default, but the environment may switch it on.
 os.environ["LANGSMITH_TRACING"] = "false"
 
 import asyncio
@@ -25,12 +25,12 @@ import wire
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
 
-# PostgreSQL allows 100 connections unless it is told otherwise; between 5 and 50 no difference was to be seen on two cores.
+# PostgreSQL allows 100 connections by default; between 5 and 50 there was no visible difference on two cores.
 _CONNECTIONS = 20
 _PARKING_S = 60.0
 _PATIENCE_S = 300.0
 
-# What the savers ask of connections that they did not open themselves.
+# The options that the savers need on connections that they did not open themselves.
 _CONNECTION = {"autocommit": True, "prepare_threshold": 0}
 
 _LAST = "last"
@@ -41,9 +41,9 @@ Saver = Any
 Build = Callable[[Saver], Graph]
 
 
-# -- what is run ------------------------------------------------------------------------------------------------------------
+# -- the graphs ------------------------------------------------------------------------------------------------------------
 class Steps(TypedDict):
-    """The whole state of a run: constant in size, since only the newest result is kept in it."""
+    """The whole state of a run: constant in size, because only the newest result is kept."""
 
     steps: int
     number: int
@@ -76,7 +76,7 @@ def stepping(tool_ms: float = 0.0, after: str = END, began_ns: list[int] | None 
 
 
 class Approval(TypedDict):
-    """What a parked run waits with, and what it was told."""
+    """The state of a parked run, and the message that wakes it."""
 
     text: str
     granted: bool
@@ -102,8 +102,8 @@ def approving(began_ns: list[int]) -> Build:
 
 
 def conversing() -> Build:
-    """LangChain's agent, with messages in the channel that its Deep Agents keep them in: additions, and every fifty the whole."""
-    # Imported here, since it takes time that a run without an agent need not spend.
+    """LangChain's agent, with messages in the channel of its Deep Agents: only additions, and all messages after every fifty."""
+    # Imported here, because the import is slow and runs without an agent do not need it.
     from typing import Annotated, Required
 
     from langchain.agents import AgentState, create_agent
@@ -114,7 +114,7 @@ def conversing() -> Build:
     from langgraph.graph.message import _messages_delta_reducer
 
     class Scripted(BaseChatModel):
-        """Knows its turn by the messages; asks for a page every turn, and for its death after as many turns as it was asked for."""
+        """Finds its turn from the messages; asks for a page every turn, and for the killing tool after the requested number of turns."""
 
         @property
         def _llm_type(self) -> str:
@@ -130,7 +130,7 @@ def conversing() -> Build:
             answer = AIMessage(wire.said(turn), tool_calls=[{**call, "id": f"call-{turn}"}])
             return ChatResult(generations=[ChatGeneration(message=answer)])
 
-    # Evaluated where it stands, since the graph reads it: no `from __future__ import annotations` in this file.
+    # The graph reads this annotation at run time: no `from __future__ import annotations` in this file.
     class Conversation(AgentState):
         messages: Required[Annotated[list[AnyMessage], DeltaChannel(_messages_delta_reducer, snapshot_frequency=50)]]
 
@@ -145,9 +145,9 @@ def conversing() -> Build:
     return lambda saver: create_agent(Scripted(), [page, last_words], state_schema=Conversation, checkpointer=saver)
 
 
-# -- where it is kept -------------------------------------------------------------------------------------------------------
+# -- the savers -------------------------------------------------------------------------------------------------------
 def prepare(given: Mapping[str, Any]) -> None:
-    """Lay PostgreSQL's tables out, as is asked for once per database; SQLite's saver does it by itself."""
+    """Create PostgreSQL's tables, once per database as documented; SQLite's saver does it by itself."""
     if given["url"] is None:
         return
     from langgraph.checkpoint.postgres import PostgresSaver
@@ -158,10 +158,10 @@ def prepare(given: Mapping[str, Any]) -> None:
 
 @contextmanager
 def savers(given: Mapping[str, Any], count: int) -> Iterator[list[Saver]]:
-    """As many savers as there are runs at the same time.
+    """As many savers as concurrent runs.
 
-    A saver for PostgreSQL holds a lock of its own while it saves, so that one for all would use one connection at a time. In SQLite
-    there is one writer anyway.
+    A saver for PostgreSQL holds its own lock while it saves, so a single saver would use one connection at a time. SQLite
+    has one writer anyway.
     """
     if given["url"] is None:
         from langgraph.checkpoint.sqlite import SqliteSaver
@@ -185,7 +185,7 @@ def savers(given: Mapping[str, Any], count: int) -> Iterator[list[Saver]]:
 
 
 def bytes_kept(given: Mapping[str, Any]) -> int:
-    """What all tables take with their indexes; for SQLite after its log was moved into the file."""
+    """The size of all tables with their indexes; for SQLite after a checkpoint of its log."""
     if given["url"] is None:
         import sqlite3
 
@@ -204,8 +204,8 @@ def _file(given: Mapping[str, Any]) -> Path:
 
 
 def run(graph: Graph, what: Any, thread: str, steps: int = 10_000) -> Any:
-    """Run on this thread until the end, every step saved before the next one begins. `None` takes up what was interrupted."""
-    # A loop of one node is as deep as it is long; the limit is there against graphs that do not end.
+    """Run on this thread until the end, every step saved before the next one begins. `None` resumes an interrupted run."""
+    # Each iteration of the loop counts against the recursion limit, which exists to stop endless graphs.
     config = {"configurable": {"thread_id": thread}, "recursion_limit": steps + 10}
     return graph.invoke(what, config, durability="sync")
 
@@ -293,7 +293,7 @@ def park(given: Mapping[str, Any]) -> dict[str, Any]:
             parked += 1
         return parked
 
-    # Threads that wait for SQLite's one writer only cost.
+    # Threads that wait for SQLite's single writer only cost time.
     at_a_time = 1 if given["url"] is None else _CONNECTIONS
     with savers(given, at_a_time) as kept, ThreadPoolExecutor(at_a_time) as threads:
         parked = sum(threads.map(park_some, kept))

@@ -1,6 +1,6 @@
 """perdure in the race: asyncio agents, tools whose intent is committed before they begin, and every setting at its default.
 
-The tools are `idempotent`, which is not the default: that is what the peers' steps are, since they run an interrupted one again.
+The tools are `idempotent`, which is not the default: the peers also run an interrupted step again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PATIENCE_S = 60.0
 _began_ns: list[int] = []
 
 
-# -- what is run ------------------------------------------------------------------------------------------------------------
+# -- the agents ------------------------------------------------------------------------------------------------------------
 @tool(effect="idempotent")
 async def step(text: str) -> str:
     """Does nothing; its intent is durable before it begins."""
@@ -35,14 +35,14 @@ async def step(text: str) -> str:
 
 @tool(effect="idempotent")
 async def timed_step(text: str) -> str:
-    """The same, and its beginning is written down."""
+    """The same, and the time at which it begins is noted."""
     _began_ns.append(time.monotonic_ns())
     return text
 
 
 @tool(effect="idempotent")
 async def slow_step(text: str, tool_ms: float) -> str:
-    """Takes its time as a request to a service does."""
+    """Takes as long as a request to a service."""
     await asyncio.sleep(tool_ms / 1000)
     return text
 
@@ -105,7 +105,7 @@ async def doomed(run: Run, steps: int) -> None:
 
 
 def _line(request: Request) -> Answer:
-    """As many turns as the prompt says, each with 2 kB and a tool, and then the tool that ends it all."""
+    """As many turns as the prompt says, each with 2 kB and a tool, and then the tool that kills the process."""
     turn = sum(isinstance(message, Assistant) for message in request.messages)
     turns = int(getattr(request.messages[0], "text", "0"))
     return uses(use("page", number=turn), text=wire.said(turn)) if turn < turns else uses(use("last_words"))
@@ -114,7 +114,7 @@ def _line(request: Request) -> Answer:
 talker = ReAct("talker", model=Scripted([_line] * _TURNS_AT_MOST), tools=[page, last_words], max_turns=_TURNS_AT_MOST)
 
 
-# -- what is measured -------------------------------------------------------------------------------------------------------
+# -- the roles -------------------------------------------------------------------------------------------------------
 def about(_: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": "perdure",
@@ -166,7 +166,7 @@ async def queue(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def worker(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Serve the queue until told to leave; with `on_cue`, begin at a line on stdin."""
+    """Serve the queue until asked to end; with `on_cue`, begin at a line on stdin."""
     async with Perdure(_url(given), agents=[punctual, plain]) as app:
         if given.get("on_cue"):
             await wire.cue()
@@ -194,7 +194,7 @@ async def fill(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def wait(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Until no run is left. Looked up in the table: whoever waits must not be work for the server that is measured."""
+    """Wait until no run is left. It only asks whether one exists, so that waiting hardly loads the measured server."""
     import psycopg
 
     with psycopg.connect(given["url"], autocommit=True) as connection:
@@ -211,7 +211,7 @@ async def build(given: Mapping[str, Any]) -> dict[str, Any]:
 
 async def resume(given: Mapping[str, Any]) -> dict[str, Any]:
     async with Perdure(_url(given), agents=[doomed]) as app:
-        row = await app.drive("long")
+        row = await app.engine.drive("long")
     raise AssertionError(f"the run is {row.status}: the last step ends the process")
 
 
@@ -223,13 +223,13 @@ async def talk(given: Mapping[str, Any]) -> dict[str, Any]:
 
 async def talk_on(given: Mapping[str, Any]) -> dict[str, Any]:
     async with Perdure(_url(given), agents=[talker]) as app:
-        row = await app.drive("long")
+        row = await app.engine.drive("long")
     raise AssertionError(f"the run is {row.status}: the last tool ends the process")
 
 
 async def size(given: Mapping[str, Any]) -> dict[str, Any]:
     async with Perdure(_url(given)):
-        pass  # closing empties the log into the file
+        pass  # closing checkpoints the log into the file
     return {"bytes": _bytes(given)}
 
 
@@ -242,7 +242,7 @@ async def park(given: Mapping[str, Any]) -> dict[str, Any]:
         async with asyncio.TaskGroup() as group:
             group.create_task(app.work())
             for number in range(runs):
-                while (await app.handle(_id(number)).status()).status != "waiting":
+                while (await app.handle(_id(number)).row()).status != "waiting":
                     await asyncio.sleep(0.05)
             app.drain()
         seconds = time.perf_counter() - begun
@@ -276,7 +276,7 @@ def _id(number: int) -> str:
 
 
 def _bytes(given: Mapping[str, Any]) -> int:
-    """After the app was closed: what its file takes, or all tables with their indexes."""
+    """The size of the file, or of all tables with their indexes; call it after the app was closed."""
     if given["url"] is None:
         return wire.bytes_in(Path(given["folder"]))
     import psycopg
@@ -293,7 +293,7 @@ async def _enqueue(app: Perdure, runs: int, steps: int) -> None:
 
 
 def _counted(runs: int) -> tuple[Callable[[str, Sequence[Event]], None], asyncio.Event]:
-    """An observer, and what it sets when that many runs have succeeded."""
+    """An observer, and the event that it sets when that many runs have succeeded."""
     left, all_ended = runs, asyncio.Event()
 
     def count(run_id: str, events: Sequence[Event]) -> None:

@@ -1,7 +1,7 @@
 """Restate: services in Python behind the single-node server from npm, started with its own default configuration.
 
-Every role but `serve` is a Restate service of its own: the endpoint, its handlers and whoever calls them share one process and one loop,
-so that a step can tell its moment to the one who measures. The server, which outlives them, is kept by with_restate_server.py.
+Every role except `serve` is a separate Restate service: the endpoint, its handlers and their caller share one process and one loop,
+so that a step can report its time to the caller, which measures. with_restate_server.py runs the server, which outlives them.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from with_restate_server import MODULES, data_in, serve
 
 Given = Mapping[str, Any]
 
-# A step without options has its signature inspected at every call to find a serializer; naming the serializer saves that.
+# Without options the signature of a step is inspected at every call to find a serializer; naming the serializer saves that.
 TEXT: restate.RunOptions[str] = restate.RunOptions(serde=JsonSerde())
 MOMENT: restate.RunOptions[int] = restate.RunOptions(serde=JsonSerde())
 ANSWER: restate.RunOptions[dict[str, Any]] = restate.RunOptions(serde=JsonSerde())
 
-# A journal is sent whole when its run is taken up again; one of 10,000 steps broke the connection with granian's default window of 1 MiB.
+# The whole journal is sent when its run is resumed; with 10,000 steps it broke the connection at granian's default window of 1 MiB.
 WIDE = HTTP2Settings(initial_connection_window_size=64 * 2**20, initial_stream_window_size=64 * 2**20)
 
-# What the steps of this process tell the one who measures.
+# The times that the steps of this process report.
 began_ns: list[int] = []
 handled: asyncio.Queue[int] = asyncio.Queue()
 
@@ -72,7 +72,7 @@ async def steps(ctx: restate.Context, order: dict[str, Any]) -> int:
 
 @race.handler()
 async def single(ctx: restate.Context, text: str) -> int:
-    """One step, as a queue holds it; gives back when the step began."""
+    """One queued step; returns when it began."""
     moment = await ctx.run_typed("begin", begin, MOMENT)
     handled.put_nowait(moment)
     return moment
@@ -103,7 +103,7 @@ async def ask(awakeable: str, inbox: str) -> str:
     return awakeable
 
 
-# By default the server keeps the connection of a handler that waits for a minute before it asks it to suspend. Nobody answers so soon.
+# By default the server keeps the connection of a waiting handler for a minute before it asks it to suspend. People do not answer so soon.
 @race.handler(inactivity_timeout=timedelta(0))
 async def approval(ctx: restate.Context, inbox: str) -> int:
     """Ask a person through `inbox` and wait for the answer; the step after it says when it began."""
@@ -119,7 +119,7 @@ async def approval(ctx: restate.Context, inbox: str) -> int:
 
 
 class Client:
-    """The ingress, which runs are started and awaited at, and the admin API, of one server."""
+    """The ingress of one server, which starts and awaits runs, and its admin API."""
 
     def __init__(self, http: aiohttp.ClientSession, server: Given) -> None:
         self._http = http
@@ -129,7 +129,7 @@ class Client:
         return await self._post(f"{self._ingress}/Race/{handler}", argument)
 
     async def send(self, handler: str, argument: object) -> str:
-        """Returns as soon as the server has it durably."""
+        """Returns as soon as the call is durable on the server."""
         return str((await self._post(f"{self._ingress}/Race/{handler}/send", argument))["invocationId"])
 
     async def answer(self, awakeable: str, value: str) -> None:
@@ -187,7 +187,7 @@ async def listening(given: Given) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def serving(given: Given) -> AsyncIterator[Client]:
-    """The service, known to the server; one run has been through it, so that no figure holds the first connection."""
+    """The service, registered at the server. One run was made, so that no figure includes the first connection."""
     async with connected(given) as client, listening(given):
         await client.register()
         await client.call("steps", order(1))
@@ -243,7 +243,7 @@ async def together(given: Given) -> dict[str, Any]:
 
 
 async def queue(given: Given) -> dict[str, Any]:
-    """One-way calls, served while they arrive: those that find nobody listening are no queue but calls that fail and back off."""
+    """One-way calls, served while they arrive: without a listening service they would not be queued, but fail and back off."""
     async with serving(given) as client:
         began = time.monotonic()
         await send_all(client, "single", [wire.text_of(number) for number in range(given["runs"])])
@@ -259,7 +259,7 @@ async def queue(given: Given) -> dict[str, Any]:
 
 
 async def send_all(client: Client, handler: str, arguments: list[str]) -> None:
-    """Fifty at a time: more gain nothing."""
+    """Fifty at a time; more are not faster."""
     waiting = iter(arguments)
 
     async def sender() -> None:
@@ -303,7 +303,7 @@ async def started(given: Given, handler: str, argument: object) -> dict[str, Any
 
 
 async def resume(given: Given) -> dict[str, Any]:
-    """Listen where the server knows the service to be, and do not wait for its next attempt."""
+    """Listen at the address that is registered at the server, and ask it to retry at once."""
     async with connected(given) as client, listening(given):
         await client.resume((Path(given["folder"]) / "run").read_text())
         await wire.leaving().wait()
@@ -333,7 +333,7 @@ async def parked(given: Given) -> dict[str, Any]:
 
 
 def size(given: Given) -> dict[str, Any]:
-    """What is written, not what is reserved: RocksDB allots 230 MB of blocks to its empty logs."""
+    """The written size, not the reserved one: RocksDB reserves 230 MB for its empty logs."""
     written = sum(one.stat().st_size for one in data_in(given).rglob("*") if one.is_file())
     return {
         "bytes": written,
@@ -364,5 +364,5 @@ if __name__ == "__main__":
             "parked": parked,
         }
     )
-    # Threads of granian outlive its stop() and abort the process if the interpreter ends beneath them.
+    # Threads of granian outlive its stop(), and abort the process if the interpreter ends while they run.
     os._exit(0)

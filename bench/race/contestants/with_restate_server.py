@@ -1,4 +1,4 @@
-"""The server of Restate, as npm brings it: one node with its default configuration, on free ports, its files in the measurement's folder."""
+"""The server of Restate from npm: one node with its default configuration, on free ports, its files in the measurement's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Temporal: workflows and activities of its Python SDK, on the `temporal` development server over a file of its own."""
+"""Temporal: workflows and activities of its Python SDK, on the `temporal` development server with its own SQLite file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TALK = "talk"
 
 
 def about(_: Mapping[str, Any]) -> dict[str, Any]:
-    """What stands in the table beside the figures."""
+    """The notes beside the figures in the table."""
     return {
         "name": "Temporal",
         "version": importlib.metadata.version("temporalio"),
@@ -70,7 +70,7 @@ def about(_: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _server_version() -> str:
-    """`temporal version 1.9.1 (Server 1.32.0, UI 2.54.1)`: of the server within."""
+    """The server's version in `temporal version 1.9.1 (Server 1.32.0, UI 2.54.1)`."""
     told = subprocess.run([TEMPORAL, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True).stdout
     found = re.search(r"Server ([^,)\s]+)", told)
     return found[1] if found else told.strip()
@@ -79,9 +79,9 @@ def _server_version() -> str:
 def serve(given: Mapping[str, Any]) -> NoReturn:
     """Run the development server until SIGTERM or the end of stdin."""
     port = _free_port()
-    # Its own defaults are a rollback journal; these two are what the server's repository sets for a SQLite file, as durable and faster.
+    # The default is a rollback journal. The server's repository sets these two for a SQLite file: as durable, and faster.
     pragmas = ["--sqlite-pragma", "journal_mode=wal", "--sqlite-pragma", "synchronous=2"]
-    # By default the server looks at most 20 times a second for what a shard has to do, and it has one shard: 20 steps a second. Durability is the same.
+    # By default the server polls a shard at most 20 times a second, and it has one shard: 20 steps a second. Durability is the same.
     polls = ["--dynamic-config-value", "history.transferProcessorMaxPollRPS=1000"]
     tuned = [] if given.get("as_shipped") else [*pragmas, *polls]
     address = ["--ip", "127.0.0.1", "--port", str(port), "--headless", "--log-level", "error"]
@@ -133,7 +133,7 @@ async def _client(given: Mapping[str, Any]) -> Client:
 
 
 async def _connect(address: str) -> Client:
-    """Telemetry stays off: no metrics, no word to the server about how the worker is, and no log on stdout, where the answer goes."""
+    """Telemetry stays off: no metrics, no worker reports to the server, and no log on stdout, which is for the answer."""
     runtime = Runtime(telemetry=TelemetryConfig(metrics=None, logging=None), worker_heartbeat_interval=None)
     return await Client.connect(address, runtime=runtime)
 
@@ -144,12 +144,12 @@ def _worker(client: Client, tools: Tools) -> Worker:
         task_queue=QUEUE,
         workflows=[Steps, StepsToTheLast, Moment, Approval, Conversation],
         activities=[tools.step, tools.moment, tools.last_words, tools.model, tools.page],
-        # A workflow's own code holds the interpreter's lock: more of these at once only cost memory. It does not limit how many runs are under way.
+        # Workflow code holds the GIL: more of these at once only cost memory. This does not limit the number of open runs.
         max_concurrent_workflow_tasks=20,
         max_concurrent_activities=200,
         workflow_task_poller_behavior=PollerBehaviorAutoscaling(),
         activity_task_poller_behavior=PollerBehaviorAutoscaling(),
-        # A worker that is not told its version hashes all loaded modules to find one: half a second of every beginning.
+        # Without a given version a worker hashes all loaded modules to compute one: half a second at every start.
         deployment_config=WorkerDeploymentConfig(version=WorkerDeploymentVersion(QUEUE, "1"), use_worker_versioning=False),
     )
 
@@ -167,7 +167,7 @@ async def _start(client: Client, run: Any, *args: Any, run_id: str) -> WorkflowH
 
 
 async def _all(requests: Iterable[Awaitable[Any]]) -> list[Any]:
-    """Make many requests of the server, a bounded number of them at a time."""
+    """Send many requests to the server, a limited number of them at a time."""
     room = asyncio.Semaphore(REQUESTS_AT_ONCE)
 
     async def one(request: Awaitable[Any]) -> Any:
@@ -208,7 +208,7 @@ async def queue(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def worker(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Serve until told to leave; with `on_cue`, begin at a line on stdin."""
+    """Serve until asked to end; with `on_cue`, begin at a line on stdin."""
     serving = _worker(await _client(given), Tools())
     if given.get("on_cue"):
         await wire.cue()
@@ -248,7 +248,7 @@ async def build(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def resume(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A worker is all that an interrupted run needs."""
+    """An interrupted run only needs a worker."""
     async with _served(given, Tools()) as client:
         return await _until_its_last_words(client.get_workflow_handle(ONE_RUN))
 
@@ -265,7 +265,7 @@ async def talk_on(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _until_its_last_words(handle: WorkflowHandle[Any, Any]) -> dict[str, Any]:
-    """This process dies in the run's last step, so that only a run that came to grief before it, or grew too long, gives anything back."""
+    """This process dies in the run's last step, so a result comes back only if the run failed before it, or its history grew too long."""
     try:
         await handle.result()
     except WorkflowFailureError as ended:
@@ -280,7 +280,7 @@ async def _until_its_last_words(handle: WorkflowHandle[Any, Any]) -> dict[str, A
 
 
 def size(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The server's file as it is after a checkpoint, read without disturbing the server, which still runs."""
+    """The size of the server's file after a checkpoint, read without disturbing the running server."""
     with closing(sqlite3.connect(f"file:{_database(given)}?mode=ro", uri=True)) as file:
         pages = file.execute("PRAGMA page_count").fetchone()[0]
         page_bytes = file.execute("PRAGMA page_size").fetchone()[0]
@@ -335,7 +335,7 @@ ROLES: dict[str, wire.Role] = {
 
 
 def _leave(code: int) -> NoReturn:
-    """End without the interpreter's own end, which the SDK's threads may turn into a crash (temporalio/sdk-python#300)."""
+    """End without the interpreter's shutdown, which the SDK's threads may turn into a crash (temporalio/sdk-python#300)."""
     sys.stderr.flush()
     os._exit(code)
 

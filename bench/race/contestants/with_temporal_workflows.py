@@ -1,4 +1,4 @@
-"""What the runs of Temporal do: the activities, and the workflows that call them, in a module of their own as its documentation advises."""
+"""The activities of Temporal and the workflows that call them, in a separate module as its documentation advises."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import wire
 from temporalio import activity, workflow
 from temporalio.common import RetryPolicy
 
-# Nothing here is interrupted, so that the time-out only has to be longer than a step on a busy machine.
+# These steps are not interrupted, so the time-out only has to be longer than a step on a busy machine.
 STEP: dict[str, Any] = {"start_to_close_timeout": timedelta(minutes=1)}
-# The server learns of a dead worker by a time-out. These steps are shorter than a second and need no heartbeat; a longer one would send some.
+# The server notices a dead worker by a time-out. These steps are shorter than a second and need no heartbeat; longer ones would.
 NOTICED_STEP: dict[str, Any] = {
     "start_to_close_timeout": timedelta(minutes=1),
     "heartbeat_timeout": timedelta(seconds=1),
@@ -96,13 +96,13 @@ class Approval:
     def grant(self) -> None:
         self.granted = True
 
-    # For the measurement alone, which must not end before every run has come to its wait.
+    # Only for the measurement, which must not end before every run waits.
     reached = 0
 
 
 @workflow.defn(sandboxed=False)
 class Conversation:
-    """The model is stateless, so every turn gives it all messages; a history that has grown large goes on as a new run."""
+    """The model is stateless, so every turn sends it all messages; a long history continues as a new run."""
 
     @workflow.run
     async def run(self, messages: list[Message]) -> None:

@@ -1,4 +1,4 @@
-"""What breaks replay, found by reading: files are parsed, never imported and never run."""
+"""`perdure check`: finds code that breaks replay or safety. Files are parsed, never imported and never run."""
 
 from perdure.check.finding import Finding
 from perdure.check.look import Seen, look

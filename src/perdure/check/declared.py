@@ -1,23 +1,26 @@
-"""What a file declares: its agents, its tools and their hooks, however the names of perdure were imported."""
+"""What a file declares: its agents, its tools and their hooks, for every way to import the names of perdure."""
 
 from __future__ import annotations
 
 import ast
 from typing import NamedTuple
 
-from perdure.check.names import Names
+from perdure.check.names import BoundNames
 from perdure.check.scopes import Function, Scope
 
 AGENT = frozenset(("perdure.agent", "perdure.agent.agent"))
 TOOL = frozenset(("perdure.tool", "perdure.tool.tool", "perdure.tool.declared.tool"))
 CALL = frozenset(("perdure.Call", "perdure.tool.Call", "perdure.tool.call.Call"))
-REACT = frozenset(("perdure.ReAct", "perdure.react.ReAct"))
-STEP = frozenset(("perdure.Step", "perdure.plan.Step", "perdure.plan.step.Step"))
+REACT = frozenset(("perdure.ReAct", "perdure.agents.react.agent.ReAct"))
+STEP = frozenset(("perdure.Step", "perdure.agents.plan.Step", "perdure.agents.plan.step.Step"))
 BUILT = REACT | {
-    f"{plan}{made}" for plan in ("perdure.Plan", "perdure.plan.Plan", "perdure.plan.built.Plan") for made in ("", ".from_file")
+    f"{plan}{made}"
+    for plan in ("perdure.Plan", "perdure.agents.plan.Plan", "perdure.agents.plan.built.Plan")
+    for made in ("", ".from_file")
 }
 _HOOKS = ("reconcile", "compensate")
-# Decorators behind which the function is still the one that runs. Behind any other one nobody knows what is called: it is not entered.
+# With these decorators the decorated function is still called. For any other decorator it is not known which code is
+# called, so the check does not enter the decorated function.
 _TRANSPARENT = frozenset(
     "functools.cache functools.lru_cache functools.wraps functools.cached_property contextlib.contextmanager "
     "contextlib.asynccontextmanager builtins.staticmethod builtins.classmethod builtins.property typing.final typing.override "
@@ -26,25 +29,25 @@ _TRANSPARENT = frozenset(
 
 
 class Declared(NamedTuple):
-    """A function that was made an agent, a tool or a hook, and what was said about it there."""
+    """A function that the file makes an agent, a tool or a hook, with the options of that agent, tool or hook."""
 
     name: str
     function: Function
-    scope: Scope  # that the function is declared in
-    at: ast.expr  # the decorator, or the call that did it
+    scope: Scope  # the scope in which the function is declared
+    at: ast.expr  # the decorator, or the call that makes the agent, tool or hook
     options: dict[str, ast.expr]
-    complete: bool  # False: there may be options that only a run of the file would show, as in @tool(**shared)
+    complete: bool  # False: the source may hide some options, as in @tool(**shared)
 
 
 class Declarations:
     """The agents, tools and hooks of a file."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: BoundNames) -> None:
         self._names = names
         self.agents: list[Declared] = []
         self.tools: list[Declared] = []
-        self.hooks: list[tuple[str, str, Declared]] = []  # (reconcile or compensate, the name before the dot, …)
-        self.taken: set[Function] = set()  # what no agent enters: tools, agents, hooks, and what stands behind an unknown decorator
+        self.hooks: list[tuple[str, str, Declared]] = []  # ("reconcile" or "compensate", name of the tool, hook)
+        self.taken: set[Function] = set()  # functions that are not entered, see `_decorated`
         for function, scope in names.functions:
             for decorator in function.decorator_list:
                 self._decorated(function, scope, decorator)
@@ -52,10 +55,10 @@ class Declarations:
             self._called(call, scope)
         self.tool_functions = {tool.function for tool in self.tools}
         self._reconciled = {name for kind, name, _ in self.hooks if kind == "reconcile"}
-        self.built = sum(names.dotted(call.func, scope) in BUILT for call, scope in names.calls)  # agents that are no function
+        self.built = sum(names.dotted(call.func, scope) in BUILT for call, scope in names.calls)  # ReAct, Plan agents
 
     def reconciled(self, tool: Declared) -> bool:
-        """Whether a reconcile hook of the tool is declared in this file."""
+        """Does this file declare a reconcile hook for the tool?"""
         return not self._reconciled.isdisjoint((tool.function.name, tool.name))
 
     def _decorated(self, function: Function, scope: Scope, decorator: ast.expr) -> None:
@@ -75,7 +78,10 @@ class Declarations:
                 self.taken.add(function)
 
     def _called(self, call: ast.Call, scope: Scope) -> None:
-        """`refund = tool(effect="read")(plain)` or `agent(plain)`: the plain function stays one, under its own name."""
+        """Add the agent, tool or hook of `tool(effect="read")(plain)` or `agent(plain)`.
+
+        The name `plain` still is the plain function, so the check enters this function where an agent calls it.
+        """
         function = self._names.function_called(call.args[0], scope) if call.args else None
         if function is None:
             return
@@ -90,7 +96,11 @@ class Declarations:
             self.hooks.append((hook[0], hook[1], Declared(f"{hook[1]}.{hook[0]}", function, scope, call, *hook[2:])))
 
     def _making(self, node: ast.expr, scope: Scope, deep: int = 4) -> tuple[str, dict[str, ast.expr], bool] | None:
-        """("agent" or "tool", options, whether they are all known) if this makes one of a function: `tool`, `tool(…)`, a name for either."""
+        """("agent" or "tool", the options, are all options known?), if this expression makes an agent or a tool.
+
+        Such an expression is `tool`, `tool(…)`, `partial(tool, …)`, or a name for such an expression. For any other
+        expression the result is None.
+        """
         dotted = self._names.dotted(node, scope)
         if dotted in AGENT or dotted in TOOL:
             return ("agent" if dotted in AGENT else "tool"), {}, True
@@ -112,7 +122,10 @@ class Declarations:
 
 
 def _hook(node: ast.expr) -> tuple[str, str, dict[str, ast.expr], bool] | None:
-    """(reconcile or compensate, the tool's name, options, whether they are all known) of `@refund.reconcile` and its like."""
+    """("reconcile" or "compensate", the tool's name, the options, are all options known?), for `@refund.reconcile`.
+
+    If the expression declares no hook, the result is None.
+    """
     called = node.func if isinstance(node, ast.Call) else node
     if not isinstance(called, ast.Attribute) or called.attr not in _HOOKS:
         return None

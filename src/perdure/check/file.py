@@ -1,4 +1,4 @@
-"""One file under examination: its names, what it declares, the code that runs inside agents, and what was found so far."""
+"""A file that is checked: its names, its declarations, the code that runs inside agents, and the findings so far."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from functools import cached_property
 
 from perdure.check.declared import Declarations
 from perdure.check.finding import Finding, Severity
-from perdure.check.names import Names
+from perdure.check.names import BoundNames
 from perdure.check.reach import Root, Unit, reached
 from perdure.check.scopes import Scope
 
 
 class File:
-    """What the rules look at, and where they say what they have found."""
+    """The input of the rules, and the collector of their findings."""
 
     def __init__(self, path: str, text: str, tree: ast.Module) -> None:
         self.path = path
-        self.names = Names(tree)
+        self.names = BoundNames(tree)
         self.declared = Declarations(self.names)
         self.units = reached(self.names, self.declared, [Root(one.function, f"agent {one.name}") for one in self.declared.agents])
         self._inside = {unit.owner for unit in self.units}
-        self._lines = re.split("\r\n|\r|\n", text)  # the line ends that Python counts; str.splitlines knows more
+        self._lines = re.split("\r\n|\r|\n", text)  # the line ends of Python; str.splitlines also splits at others
         self._found: dict[tuple[int, int, str], Finding] = {}
 
     @cached_property
@@ -33,30 +33,30 @@ class File:
         return reached(self.names, self.declared, [*tools, *hooks])
 
     def is_shared(self, scope: Scope) -> bool:
-        """Whether what is bound in this scope is there for more than one run: it is none of a function that runs inside an agent."""
+        """Does a name in this scope outlive a run? Yes, unless the scope is a function that runs inside an agent."""
         return scope.function not in self._inside
 
     def shared(self, node: ast.AST, scope: Scope) -> Scope | None:
-        """The scope of the name, if it outlives a run and is a value: not a function, a tool or a builtin."""
+        """The scope that binds this name, if the scope outlives a run. None if not, for a builtin, or for no name."""
         if not isinstance(node, ast.Name):
             return None
         home = scope.home(node.id)
         return home if home is not None and self.is_shared(home) else None
 
     def say(self, node: ast.AST, rule: str, where: str, message: str, way_out: str, severity: Severity = "error") -> None:
-        """Something was found at this node; only the first thing that a rule says about a place counts."""
+        """Add a finding at this node. If the rule already has a finding at this place, the new finding is dropped."""
         line, offset = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
         finding = Finding(self.path, line, self._column(line, offset), rule, severity, where, message, way_out)
         self._found.setdefault((line, offset, rule), finding)
 
     @property
     def found(self) -> list[Finding]:
-        """All of it, in the order of the file."""
+        """All findings, in the order of the file."""
         return sorted(self._found.values())
 
     def _column(self, line: int, offset: int) -> int:
-        """Characters from 1, out of the parser's UTF-8 bytes from 0."""
+        """The column in characters, from 1. `offset` comes from the parser, which counts UTF-8 bytes, from 0."""
         text = self._lines[line - 1] if line <= len(self._lines) else ""
-        if text.isascii():  # known without looking: a long line with much in it would be read over and over
+        if text.isascii():  # isascii takes constant time, so that a long line is not encoded again for each finding
             return offset + 1
         return len(text.encode()[:offset].decode(errors="replace")) + 1

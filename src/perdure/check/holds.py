@@ -1,6 +1,6 @@
-"""Whether a file holds an agent under some name, or tools: found by reading it and what it imports, never by running any of it.
+"""Does a file have an agent with a given name, or tools? The file and its imports are parsed, and never run.
 
-What is not found this way may still be there: a name that is made by `globals()[…]`, or by a package that has no source here.
+Some agents are not found: an agent that is bound by `globals()[…]`, or made by a package without source files.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from pathlib import Path
 
 from perdure.check import source
 from perdure.check.declared import AGENT, BUILT, TOOL
-from perdure.check.names import Names
+from perdure.check.names import BoundNames
 from perdure.check.scopes import Binding, Scope
 from perdure.errors import InvalidInput
 
-_PLANS = ("perdure.Plan", "perdure.plan.Plan", "perdure.plan.built.Plan")
+_PLANS = ("perdure.Plan", "perdure.agents.plan.Plan", "perdure.agents.plan.built.Plan")
 _AGENTS = AGENT | BUILT | {"perdure.Agent", "perdure.agent.Agent", "perdure.agent.BuiltAgent"} | {f"{plan}.from_model" for plan in _PLANS}
 _TOOLS = _AGENTS | TOOL | {"perdure.Tool", "perdure.tool.Tool"}
 
 
 def holds_agent(file: Path, name: str, path: Sequence[str]) -> bool:
-    """Whether the file binds the name, at its top level, to an agent. `path` is where its absolute imports are looked for."""
+    """Does the top level of the file bind the name to an agent? `path` is the search path for absolute imports."""
     try:
         return _Reader(_AGENTS, path).holds(file, name)
-    except RecursionError:  # nested more deeply than anything that a person has written
+    except RecursionError:  # the file is nested more deeply than hand-written code
         return False
 
 
 def holds_tools(file: Path, path: Sequence[str]) -> bool:
-    """Whether the file binds any name, at its top level, to a tool or an agent: a plan can call both."""
+    """Does the top level of the file bind any name to a tool or an agent? A plan can call tools and agents."""
     reader = _Reader(_TOOLS, path)
     names = reader.names(file)
     try:
@@ -40,33 +40,33 @@ def holds_tools(file: Path, path: Sequence[str]) -> bool:
 
 
 class _Reader:
-    """Follows names to what makes them, through as many files as that takes. Each name of each file is looked at once."""
+    """Follows a name to the code that makes its value, through all imported files. Each name is followed once."""
 
     def __init__(self, makers: frozenset[str], path: Sequence[str]) -> None:
         self._makers = makers
         self._path = list(path)
-        self._read: dict[Path, Names | None] = {}
+        self._read: dict[Path, BoundNames | None] = {}
         self._seen: set[tuple[Path, str, str]] = set()
 
-    def names(self, file: Path) -> Names | None:
-        """The file's names; None when it is no Python that can be read."""
+    def names(self, file: Path) -> BoundNames | None:
+        """The names of the file; None if the file cannot be read or parsed."""
         if file not in self._read:
             try:
-                self._read[file] = Names(source.parse(source.decode(source.read(file))))
+                self._read[file] = BoundNames(source.parse(source.decode(source.read(file))))
             except (InvalidInput, source.NotPython):
                 self._read[file] = None
         return self._read[file]
 
     def holds(self, file: Path, name: str) -> bool:
-        """Whether the name, at the top level of the file, is bound to what a maker has made."""
+        """Does the top level of the file bind the name to a value that a maker made?"""
         return any(self._is_made(binding, where) for binding, where in self._bound(file, name, "holds"))
 
     def _makes(self, file: Path, name: str) -> bool:
-        """Whether the name, at the top level of the file, is bound to something that makes what is looked for: a maker, or code that uses one."""
+        """Does the top level of the file bind the name to a maker, or to a function or class that uses a maker?"""
         return any(self._is_maker(binding, where) for binding, where in self._bound(file, name, "makes"))
 
     def _bound(self, file: Path, name: str, asked: str) -> list[tuple[Binding, Path]]:
-        """Every binding of the name, and the file that it stands in: this one, or one that it was imported from."""
+        """Every binding of the name, each with its file: this file, or a file from which the name is imported."""
         if (file, name, asked) in self._seen or (names := self.names(file)) is None:
             return []
         self._seen.add((file, name, asked))
@@ -85,7 +85,7 @@ class _Reader:
         found = _file_of(module, file, self._path)
         return [] if found is None or not name else self._bound(found, name, asked)
 
-    # -- what a binding is ---------------------------------------------------------------------------------------------------
+    # -- what a binding is --------------------------------------------------------------------------------------------
     def _is_made(self, binding: Binding, file: Path) -> bool:
         node = binding.node
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -93,7 +93,7 @@ class _Reader:
         return binding.kind == "assign" and binding.value is not None and self._is_value(binding.value, binding.scope, file)
 
     def _is_value(self, node: ast.expr, scope: Scope, file: Path) -> bool:
-        """Whether this expression gives what is looked for."""
+        """Does a maker make the value of this expression?"""
         match node:
             case ast.Call(func=func):
                 return self._is_making(func, scope, file)
@@ -113,7 +113,7 @@ class _Reader:
                 return False
 
     def _is_making(self, node: ast.expr, scope: Scope, file: Path) -> bool:
-        """Whether calling this, or decorating with it, makes what is looked for: `agent`, `agent(…)`, `partial(agent, …)`, `our_own(…)`."""
+        """Is this expression a maker or a call of a maker: `agent`, `agent(…)`, `partial(agent, …)`, `our_own(…)`?"""
         dotted = self._dotted(node, scope, file)
         if dotted in self._makers:
             return True
@@ -137,7 +137,7 @@ class _Reader:
         return binding.kind == "assign" and binding.value is not None and self._is_making(binding.value, binding.scope, file)
 
     def _mentions(self, node: ast.AST, scope: Scope, file: Path) -> bool:
-        """Whether this node names a maker, or one of the file's own functions or classes that use one."""
+        """Does this node name a maker, or a function or class that uses a maker?"""
         if not isinstance(node, (ast.Name, ast.Attribute)):
             return False
         return self._dotted(node, scope, file) in self._makers or (isinstance(node, ast.Name) and self._makes(file, node.id))
@@ -149,7 +149,7 @@ class _Reader:
 
 
 def _file_of(module: str, importer: Path, path: Sequence[str]) -> Path | None:
-    """The source of a module as the importing file would find it; None when there is none. Nothing is imported on the way."""
+    """The source file of a module that the importing file imports; None if there is no source. Nothing is imported."""
     absolute = module.lstrip(".")
     places: Sequence[str] | None = path
     if level := len(module) - len(absolute):
@@ -163,7 +163,8 @@ def _file_of(module: str, importer: Path, path: Sequence[str]) -> Path | None:
     for at, part in enumerate(parts, 1):
         if not part or places is None:
             return None
-        # Asked by the last part of its name and the folders of its package: so no package has to be imported to find what is in it.
+        # With a dotted name, find_spec would import the parent packages. So this loop looks up each part of the name
+        # alone, in the folders of the part before.
         spec = PathFinder.find_spec(part, list(places))
         if spec is None:
             return None

@@ -1,4 +1,4 @@
-"""Everything that can be told about one file by reading it."""
+"""Runs all rules on one file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from perdure.check.file import File
-from perdure.check.finding import Finding
-from perdure.check.ignores import without_ignored
+from perdure.check.finding import Finding, without_ignored
 from perdure.check.order import look_at_order
 from perdure.check.shared import look_at_shared
 from perdure.check.source import NotPython, decode, parse
@@ -19,7 +18,7 @@ from perdure.check.touching import look_at_touching
 
 
 class Seen(Struct, frozen=True):
-    """A file that was looked at."""
+    """The result for one file: the findings, and how many agents and tools the file declares."""
 
     findings: list[Finding]
     agents: int = 0
@@ -27,14 +26,17 @@ class Seen(Struct, frozen=True):
 
 
 def look(path: Path | str, data: bytes) -> Seen:
-    """What would break replay or safety in this file. It is neither imported nor run, so that nothing it needs must be there."""
+    """Find the code in this file that breaks replay or safety.
+
+    The file is not imported and not run, so the modules that it imports need not be installed.
+    """
     shown = str(path)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the file's own strings: whoever runs it hears of that
+            warnings.simplefilter("ignore")  # the parser warns of escapes such as "\d"; no rule needs this
             return _look(shown, decode(data))
     except NotPython as wrong:
-        way_out = "mend it first: nothing else in the file was looked at"
+        way_out = "fix it first: nothing else in the file was checked"
         return Seen([Finding(shown, wrong.line, wrong.column, "syntax", "error", "", str(wrong), way_out)])
     except RecursionError:
         message = "a part of it is nested too deeply to be looked through"

@@ -1,4 +1,4 @@
-"""Names: what each one stands for, as far as the file itself tells."""
+"""Names: which module, function, class or value each name of a file means. Only this file is read, not its imports."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from perdure.check.scopes import Binder, Binding, Function, Scope, children, within
 
 _BUILTINS = frozenset(dir(builtins))
-_FOLLOWED = 8  # names for names for names: nobody means more
+_FOLLOWED = 8  # at most this many assignments from name to name are followed
 
 
-class Names:
+class BoundNames:
     """The names of a file, and the code that runs with each function."""
 
     def __init__(self, tree: ast.Module) -> None:
@@ -23,19 +23,19 @@ class Names:
         self.starred = bound.starred
         self._methods: dict[ast.ClassDef, dict[str, Function]] = {}
 
-    # -- what a name stands for ----------------------------------------------------------------------------------------------
+    # -- what a name refers to ----------------------------------------------------------------------------------------
     def bindings(self, name: str, scope: Scope) -> list[Binding]:
-        """Every place that gives the name its meaning, seen from this scope."""
+        """Every place that binds the name that code in this scope uses."""
         home = scope.home(name)
         return [] if home is None else home.bound.get(name, [])
 
     def only(self, name: str, scope: Scope) -> Binding | None:
-        """The one place that gives the name its meaning; None if there are several, or none."""
+        """The place that binds the name, if there is exactly one such place; else None."""
         found = self.bindings(name, scope)
         return found[0] if len(found) == 1 else None
 
     def dotted(self, node: ast.AST, scope: Scope, deep: int = _FOLLOWED) -> str:
-        """`datetime.datetime.now` for whatever the file calls it; "" for what is not known by a dotted name."""
+        """The full dotted name, such as `datetime.datetime.now`, for any form of import; "" if it is not known."""
         attributes: list[str] = []
         while isinstance(node, ast.Attribute):
             attributes.append(node.attr)
@@ -44,14 +44,14 @@ class Names:
         return ".".join((root, *reversed(attributes))) if root else ""
 
     def _imported(self, node: ast.AST, scope: Scope, deep: int) -> str:
-        """The module that `__import__("time")` or `importlib.import_module("time")` gives."""
+        """The module that `__import__("time")` or `importlib.import_module("time")` returns; "" for any other node."""
         if not isinstance(node, ast.Call) or not deep or not node.args:
             return ""
         first = node.args[0]
         if not isinstance(first, ast.Constant) or not isinstance(first.value, str) or isinstance(node.func, ast.Call):
             return ""
         match self.dotted(node.func, scope, deep - 1):
-            case "builtins.__import__":  # of "os.path" it gives os, unless it is told what is wanted of it
+            case "builtins.__import__":  # __import__("os.path") returns os, unless the call has a fromlist
                 return first.value if len(node.args) > 3 or node.keywords else first.value.partition(".")[0]
             case "importlib.import_module":
                 return first.value
@@ -75,7 +75,7 @@ class Names:
         return ""
 
     def made_by(self, node: ast.AST | None, scope: Scope, deep: int = _FOLLOWED) -> str:
-        """The dotted name of what made this value, or of the class that it is annotated with; "" if the file does not tell."""
+        """The dotted name of the call that made this value, or of the value's annotated class; "" if not known."""
         while isinstance(node, (ast.Await, ast.NamedExpr)):
             node = node.value
         if isinstance(node, ast.Call):
@@ -88,24 +88,28 @@ class Names:
         return self.made_by(binding.value, binding.scope, deep - 1) or self.annotated(binding)
 
     def annotated(self, binding: Binding) -> str:
-        """The dotted name of the class that the binding is annotated with: `Path`, `"Path"`, `Path | None` and `Optional[Path]` are pathlib.Path."""
+        """The dotted name of the annotated class. The same for `Path`, `"Path"`, `Path | None`, `Optional[Path]`."""
         annotation = plain_annotation(binding.annotation)
         if isinstance(annotation, ast.Subscript):
             annotation = annotation.value
         return "" if annotation is None else self.dotted(annotation, binding.scope)
 
     def function_called(self, node: ast.AST, scope: Scope) -> Function | None:
-        """The function of this file that the name stands for."""
+        """The function of this file that this name means; None if the name means anything else."""
         binding = self._defined(node, scope)
         return binding.node if binding is not None and isinstance(binding.node, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
 
     def class_called(self, node: ast.AST, scope: Scope) -> ast.ClassDef | None:
-        """The class of this file that the name stands for."""
+        """The class of this file that this name means; None if the name means anything else."""
         binding = self._defined(node, scope)
         return binding.node if binding is not None and isinstance(binding.node, ast.ClassDef) else None
 
     def class_of(self, node: ast.AST | None, scope: Scope, deep: int = _FOLLOWED) -> ast.ClassDef | None:
-        """The class of this file that the value is an instance of: `self`, `Thing()`, a name for one, a parameter annotated with it."""
+        """The class of this value, if the class is declared in this file; None if the class is not known.
+
+        The class is known for `self`, for `Thing()`, for a name that is assigned such a value, and for a variable that
+        is annotated with the class.
+        """
         while isinstance(node, (ast.Await, ast.NamedExpr)):
             node = node.value
         if isinstance(node, ast.Call):
@@ -119,7 +123,7 @@ class Names:
         return by_annotation or self.class_of(binding.value, binding.scope, deep - 1)
 
     def first_parameter_of(self, binding: Binding) -> ast.ClassDef | None:
-        """The class in which this is the `self` or `cls` of a method."""
+        """The class, if this binding is the first parameter (`self`, `cls`) of a method of the class; else None."""
         function = self.parents.get(self.parents.get(binding.node, self.tree))
         if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return None
@@ -129,7 +133,7 @@ class Names:
         return owner if isinstance(owner, ast.ClassDef) and taken and taken[0] is binding.node and not static else None
 
     def method(self, owner: ast.ClassDef, name: str, deep: int = _FOLLOWED) -> Function | None:
-        """The method of the class, or of its bases in this file."""
+        """The method with this name, of the class or of a base class in this file; None if there is no such method."""
         if owner not in self._methods:
             own = [one for one in owner.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
             self._methods[owner] = {one.name: one for one in reversed(own)}
@@ -147,11 +151,11 @@ class Names:
             return self._defined(binding.value, binding.scope, deep - 1)
         return binding
 
-    # -- walking code --------------------------------------------------------------------------------------------------------
+    # -- walking code -------------------------------------------------------------------------------------------------
     def code(self, roots: list[ast.AST], scope: Scope) -> Iterator[tuple[ast.AST, Scope]]:
-        """Every node that runs when these do, in order, each with its scope; functions declared on the way are not entered.
+        """Every node that runs when the roots run, in order, each node with its scope.
 
-        Annotations are left out: nobody evaluates them when the code runs.
+        Inner functions are not entered. Annotations are left out: an annotation does not run with the code.
         """
         todo = [(root, scope) for root in reversed(roots)]
         while todo:

@@ -1,4 +1,4 @@
-"""Which code of a file runs inside an agent: the agents themselves, and every function that they reach."""
+"""Which code of a file runs inside an agent or a tool: its own function, and every function that it reaches."""
 
 from __future__ import annotations
 
@@ -9,40 +9,49 @@ from functools import cached_property
 from typing import NamedTuple
 
 from perdure.check.declared import Declarations
-from perdure.check.names import Names
+from perdure.check.names import BoundNames
 from perdure.check.scopes import Function, Scope
 
 _MADE = ("__new__", "__init__", "__post_init__")
 _ENTERED = ("__enter__", "__exit__", "__aenter__", "__aexit__")
-_STEPS = 7  # of a way that are told
+_STEPS = 7  # the report shortens a call path of more steps
 Node = tuple[ast.AST, Scope]
 
 
 class Unit:
-    """A function that is reached, or what a class does when an object of it is made; `where` is the way to it."""
+    """A function that an agent or a tool reaches, or a class whose objects it makes.
 
-    def __init__(self, names: Names, owner: Function | ast.ClassDef, where: str) -> None:
+    `where` is the call path to the function or class.
+    """
+
+    def __init__(self, names: BoundNames, owner: Function | ast.ClassDef, where: str) -> None:
         self.owner = owner
         self.where = where
         self._names = names
 
     @cached_property
     def code(self) -> list[Node]:
-        """Every node that runs with it, in order, each with its scope."""
+        """Every node that runs when the function is called, in order, each with its scope.
+
+        For a class: every node of a `default_factory`, which runs when an object of the class is made.
+        """
         scope = self._names.scopes[self.owner]
         roots: list[ast.AST] = list(self.owner.body) if not isinstance(self.owner, ast.ClassDef) else list(_factories(self.owner))
         return list(self._names.code(roots, scope))
 
 
 class Root(NamedTuple):
-    """Where to begin, and what to call it."""
+    """A function at which the search begins, and the name of this function in the report."""
 
     function: Function
     where: str
 
 
-def reached(names: Names, declared: Declarations, roots: Iterable[Root]) -> list[Unit]:
-    """The roots and whatever they reach in this file, each once, by the shortest way. A tool that they call is not entered."""
+def reached(names: BoundNames, declared: Declarations, roots: Iterable[Root]) -> list[Unit]:
+    """The roots, and every function and class of this file that the roots reach, each once, with its shortest path.
+
+    Agents, tools, hooks and functions with unknown decorators (`declared.taken`) are not entered.
+    """
     seen: set[ast.AST] = set()
     units: list[Unit] = []
     todo: deque[tuple[Function | ast.ClassDef, tuple[str, ...]]] = deque((root.function, (root.where,)) for root in roots)
@@ -60,17 +69,17 @@ def reached(names: Names, declared: Declarations, roots: Iterable[Root]) -> list
 
 
 def _shortened(way: tuple[str, ...]) -> tuple[str, ...]:
-    """A long way by its beginning and its end, which are what one looks for."""
+    """The call path. From a long path, only the beginning and the end are kept."""
     return way if len(way) <= _STEPS else (*way[:3], "…", *way[-3:])
 
 
-def _label(names: Names, owner: Function | ast.ClassDef) -> str:
+def _label(names: BoundNames, owner: Function | ast.ClassDef) -> str:
     around = names.parents[owner]
     return f"{around.name}.{owner.name}" if isinstance(around, ast.ClassDef) else owner.name
 
 
-def _called(names: Names, unit: Unit) -> Iterable[Function | ast.ClassDef]:
-    """Functions and classes that the code uses. One that is handed on, as to create_task or as a sort key, counts as called."""
+def _called(names: BoundNames, unit: Unit) -> Iterable[Function | ast.ClassDef]:
+    """Functions and classes that the code uses. A function that is only passed to another call counts as called."""
     for node, scope in unit.code:
         match node:
             case ast.Name(ctx=ast.Load()):
@@ -90,13 +99,13 @@ def _called(names: Names, unit: Unit) -> Iterable[Function | ast.ClassDef]:
                 pass
 
 
-def _made(names: Names, owner: ast.ClassDef) -> Iterable[Function | ast.ClassDef]:
+def _made(names: BoundNames, owner: ast.ClassDef) -> Iterable[Function | ast.ClassDef]:
     yield owner
     yield from filter(None, (names.method(owner, name) for name in _MADE))
 
 
 def _factories(owner: ast.ClassDef) -> Iterable[ast.AST]:
-    """What is evaluated for every new object of the class: `field(default_factory=…)`."""
+    """The expressions in `field(default_factory=…)`, which Python runs for every new object of the class."""
     for statement in owner.body:
         if isinstance(statement, (ast.AnnAssign, ast.Assign)) and isinstance(statement.value, ast.Call):
             yield from (keyword.value for keyword in statement.value.keywords if keyword.arg == "default_factory")

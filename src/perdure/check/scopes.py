@@ -1,6 +1,6 @@
 """Scopes: which name is bound where, found in one walk over a file.
 
-The walk has a list of its own instead of recursing: a file may be nested more deeply than Python's stack is.
+The walk uses a list and no recursion: the code of a file may be nested more deeply than Python's stack allows.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _MARKS = (ast.expr_context, ast.boolop, ast.operator, ast.unaryop, ast.cmpop)
 
 
 class Binding(NamedTuple):
-    """One place that gives a name its meaning."""
+    """One place that binds a name."""
 
     kind: Kind
     node: ast.AST
-    scope: Scope  # where `value` and `annotation` are to be understood
+    scope: Scope  # the scope in which Python evaluates `value` and `annotation`
     value: ast.expr | None = None
     annotation: ast.expr | None = None
-    means: str = ""  # an import's dotted name
+    means: str = ""  # only for an import: the dotted name of what is imported
 
 
 class Scope:
@@ -35,18 +35,18 @@ class Scope:
         self.node = node
         self.parent = parent
         self.bound: dict[str, list[Binding]] = {}
-        self.foreign: dict[str, Scope] = {}  # names that `global` and `nonlocal` say belong elsewhere
+        self.foreign: dict[str, Scope] = {}  # name declared `global` or `nonlocal` → the scope that binds it
 
     @property
     def function(self) -> ast.AST:
-        """The function, class or module whose code this is: a lambda or a comprehension belongs to the one around it."""
+        """The function, class or module of this scope. A lambda or comprehension belongs to the scope around it."""
         at = self
         while at.parent is not None and isinstance(at.node, (ast.Lambda, *_COMPREHENSIONS)):
             at = at.parent
         return at.node
 
     def home(self, name: str) -> Scope | None:
-        """The scope that the name is bound in, seen from here; None for a builtin or a name from elsewhere."""
+        """The scope that binds a name which code in this scope uses; None for a builtin or an unknown name."""
         at: Scope | None = self
         while at is not None:
             if name in at.foreign:
@@ -58,18 +58,18 @@ class Scope:
 
 
 class Binder:
-    """Walks a file once, and knows its scopes, the parent of every node, its functions and its calls."""
+    """Walks a file once, and collects the file's scopes, functions and calls, and the parent of every node."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.tree = tree
         self.top = Scope(tree, None)
         self.scopes: dict[ast.AST, Scope] = {tree: self.top}
         self.parents: dict[ast.AST, ast.AST] = {}
-        self.functions: list[tuple[Function, Scope]] = []  # with the scope that each is declared in
+        self.functions: list[tuple[Function, Scope]] = []  # (function, the scope that declares it)
         self.calls: list[tuple[ast.Call, Scope]] = []
-        self.starred: list[str] = []  # modules of which everything was imported
+        self.starred: list[str] = []  # modules of `from module import *`
         self._values: dict[ast.AST, Binding] = {}
-        self._nonlocal: dict[tuple[Scope, str], list[Binding]] = {}  # whose they are is known when everything has been seen
+        self._nonlocal: dict[tuple[Scope, str], list[Binding]] = {}  # each scope is found only after the walk
         self._walk()
         self._settle_nonlocals()
 
@@ -146,28 +146,28 @@ class Binder:
     def _add(self, name: str, binding: Binding, scope: Scope) -> None:
         if isinstance(binding.node, ast.Name) and isinstance(self.parents.get(binding.node), ast.NamedExpr):
             while scope.parent is not None and isinstance(scope.node, _COMPREHENSIONS):
-                scope = scope.parent  # `:=` reaches out of a comprehension
+                scope = scope.parent  # `:=` in a comprehension binds the name in the scope around the comprehension
         if (scope, name) in self._nonlocal:
             self._nonlocal[scope, name].append(binding)
         else:
             scope.foreign.get(name, scope).bound.setdefault(name, []).append(binding)
 
     def _settle_nonlocals(self) -> None:
-        for (scope, name), bindings in self._nonlocal.items():  # the outer ones first
+        for (scope, name), bindings in self._nonlocal.items():  # outer scopes come first
             home = (scope.parent.home(name) if scope.parent is not None else None) or self.top
             scope.foreign[name] = home
             home.bound.setdefault(name, []).extend(bindings)
 
 
 def children(node: ast.AST) -> list[ast.AST]:
-    """What a node consists of, in order; without the marks that it has of its kind, such as Load and Add, which nobody asks for."""
+    """The child nodes, in order. Contexts and operators (Load, Add, …) are left out: no rule needs these nodes."""
     if isinstance(node, _LEAVES):
         return []
     return [child for child in ast.iter_child_nodes(node) if not isinstance(child, _MARKS)]
 
 
 def within(node: ast.AST, parts: Iterable[ast.AST], scope: Scope, scopes: Mapping[ast.AST, Scope]) -> list[tuple[ast.AST, Scope]]:
-    """Parts of a node that was met in this scope, each with its own."""
+    """These parts of a node, each with the scope of the part. `scope` is the scope of the node."""
     if not isinstance(node, _OWNERS):
         return [(part, scope) for part in parts]
     outside = set(map(id, evaluated_outside(node)))
@@ -175,7 +175,7 @@ def within(node: ast.AST, parts: Iterable[ast.AST], scope: Scope, scopes: Mappin
 
 
 def evaluated_outside(node: ast.AST) -> list[ast.AST]:
-    """The parts of a node with a scope of its own that are evaluated in the scope around it."""
+    """The parts of a function or class that Python evaluates in the scope around the function or class."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return [*node.decorator_list, *([node.returns] if node.returns else [])]
     if isinstance(node, ast.ClassDef):

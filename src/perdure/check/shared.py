@@ -1,4 +1,7 @@
-"""State that outlives a run: an agent that changes it, or reads what tools change, does something else when it is replayed."""
+"""Rule `global`: agents change state that outlives a run, or read state that tools change. Then replay differs.
+
+The rule also reports an object with state, such as a lock or an iterator, if all runs share the object.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from perdure.check.file import File
-from perdure.check.names import Names
+from perdure.check.names import BoundNames
 from perdure.check.reach import Node, Unit
 from perdure.check.scopes import Binding, Scope
 from perdure.check.world import LOOP_BOUND, RUNNING_ON
@@ -25,7 +28,7 @@ _WAY_OUT = "keep it in a variable of the agent, or in a service that tools ask"
 
 
 class Change(NamedTuple):
-    """A place that changes something by name."""
+    """A place in the code that changes state which outlives a run."""
 
     name: str
     shown: str
@@ -34,7 +37,7 @@ class Change(NamedTuple):
 
 
 def look_at_shared(file: File, units: Sequence[Unit]) -> None:
-    """Say what agents change that outlives them, what they read that tools change, and what they share by accident."""
+    """Report where agents change state that outlives a run, read state that tools change, or share an object."""
     by_tools = {(change.home, change.name): unit.where for unit in file.tool_units for change in _changes(file, unit.code)}
     for unit in units:
         changed = set()
@@ -62,7 +65,7 @@ def _shared_thing(file: File, unit: Unit, node: ast.Name, scope: Scope) -> None:
 
 
 def _shared_defaults(file: File, unit: Unit) -> None:
-    """`def helper(seen=[])`: the list is made once, when the file is loaded."""
+    """Report changes to a mutable default. In `def helper(seen=[])` all runs share one list."""
     if isinstance(unit.owner, ast.ClassDef):
         return
     args = unit.owner.args
@@ -82,7 +85,7 @@ def _shared_defaults(file: File, unit: Unit) -> None:
 
 
 def _changes(file: File, code: Sequence[Node]) -> Iterator[Change]:
-    """Every place in the code that changes something that outlives a run."""
+    """Every place in the code that changes state which outlives a run."""
     for node, scope in code:
         if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
             home = scope.home(node.id)
@@ -101,7 +104,7 @@ def _changes(file: File, code: Sequence[Node]) -> Iterator[Change]:
 
 
 def _changed(node: ast.AST) -> Iterator[ast.expr]:
-    """What the node changes in place."""
+    """The expressions that the node changes in place."""
     match node:
         case ast.Subscript(ctx=ast.Store() | ast.Del(), value=value):
             yield value
@@ -128,14 +131,14 @@ def _is_declared_foreign(name: str, scope: Scope) -> bool:
     return False
 
 
-def _is_container(names: Names, root: ast.Name, target: ast.expr, scope: Scope) -> bool:
-    """Whether a method such as `append` or `update` changes it: of an unknown thing nobody can tell."""
-    if isinstance(target, ast.Attribute):  # STATE.items.append(…): of an object of a class of this file
+def _is_container(names: BoundNames, root: ast.Name, target: ast.expr, scope: Scope) -> bool:
+    """Is this surely an object that methods such as `append` and `update` change? Other objects are not reported."""
+    if isinstance(target, ast.Attribute):  # STATE.items.append(…): STATE must be an object of a class of this file
         return names.class_of(root, scope) is not None or names.class_called(root, scope) is not None
     return any(_holds(names, binding) for binding in names.bindings(root.id, scope))
 
 
-def _holds(names: Names, binding: Binding) -> bool:
+def _holds(names: BoundNames, binding: Binding) -> bool:
     if isinstance(binding.value, _LITERALS):
         return True
     return names.made_by(binding.value, binding.scope) in _CONTAINERS or names.annotated(binding) in _CONTAINERS
@@ -146,8 +149,8 @@ def _shown(target: ast.expr) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-def _is_class_of_method(names: Names, root: ast.Name, scope: Scope) -> bool:
-    """`cls` in a class method."""
+def _is_class_of_method(names: BoundNames, root: ast.Name, scope: Scope) -> bool:
+    """Is this name the `cls` of a class method?"""
     binding = names.only(root.id, scope)
     if binding is None or binding.kind != "param" or names.first_parameter_of(binding) is None:
         return False

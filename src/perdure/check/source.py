@@ -1,4 +1,4 @@
-"""From a path to Python's own tree of it, or to one line that says why there is none."""
+"""Finds the files at a path, reads them and parses them. A file that cannot be parsed gives a one-line error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEFT_OUT = frozenset(("__pycache__", "node_modules", "site-packages"))
 
 
 class NotPython(Exception):
-    """The file cannot be parsed; where, and why."""
+    """The file cannot be parsed. The error has the reason, and its line and column in the file."""
 
     def __init__(self, why: str, line: int = 1, column: int = 1) -> None:
         super().__init__(why)
@@ -29,7 +29,10 @@ class NotPython(Exception):
 
 
 def files_at(path: Path) -> Iterator[Path]:
-    """The file itself, unless it is a plan's; of a folder every *.py below it, but nothing hidden and no virtual environment."""
+    """The file itself, or every *.py file below a folder, without hidden files and virtual environments.
+
+    InvalidInput if nothing is at this path, or if the file is a plan (.toml or .json).
+    """
     try:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
     except OSError as error:
@@ -40,7 +43,7 @@ def files_at(path: Path) -> Iterator[Path]:
             else ""
         )
         raise InvalidInput(f"{path}: {error.strerror}{way_out}") from None
-    except ValueError:  # a NUL in it
+    except ValueError:  # the path contains a NUL
         raise InvalidInput(f"{str(path)!r} cannot be the name of a file") from None
     if path.suffix in _PLANS and not is_folder:
         raise InvalidInput(
@@ -59,9 +62,9 @@ def _is_left_out(folder: Path) -> bool:
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a file; InvalidInput where there are none to be had, or too many."""
+    """The bytes of a file. InvalidInput if the file cannot be read, or has more than MAX_BYTES."""
     try:
-        # Not blocking: a pipe under that name would wait for somebody to write into it.
+        # O_NONBLOCK: without this flag, opening a named pipe waits for a writer.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
@@ -70,12 +73,15 @@ def read(path: Path) -> bytes:
     except OSError as error:
         raise InvalidInput(f"{path}: {error.strerror}") from None
     if len(data) > MAX_BYTES:
-        raise InvalidInput(f"{path}: more than {MAX_BYTES:,} bytes; nobody has written that by hand, leave it out")
+        raise InvalidInput(f"{path}: more than {MAX_BYTES:,} bytes; a file of that size is not written by hand, leave it out")
     return data
 
 
 def decode(data: bytes) -> str:
-    """The text, in the encoding that the file declares; NotPython names the first byte that is none of it."""
+    """The text of the bytes, in the encoding that the file declares.
+
+    NotPython if the bytes cannot be decoded. The error names the first byte that cannot be decoded.
+    """
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     except SyntaxError as error:
@@ -85,7 +91,7 @@ def decode(data: bytes) -> str:
     except UnicodeDecodeError as error:
         line, column = _place(data[: error.start])
         raise NotPython(f"byte 0x{data[error.start]:02x} is no {encoding}; save the file as UTF-8", line, column) from None
-    except (LookupError, UnicodeError):  # "undefined" decodes nothing, on purpose
+    except (LookupError, UnicodeError):  # such as the codec "undefined", which always raises
         raise NotPython(f"the encoding {encoding} is none of text") from None
     if "\0" in text:
         line, column = _place(text[: text.index("\0")].encode())
@@ -94,7 +100,7 @@ def decode(data: bytes) -> str:
 
 
 def parse(text: str) -> ast.Module:
-    """Python's tree of the text; NotPython says where and why there is none."""
+    """The parsed tree of the text. NotPython if the text cannot be parsed."""
     try:
         return ast.parse(text)
     except SyntaxError as error:
@@ -106,7 +112,10 @@ def parse(text: str) -> ast.Module:
 
 
 def _undecodable(data: bytes) -> NotPython | None:
-    """Before it has found a declaration, tokenize does not say which byte it stumbled over."""
+    """An error that names the first byte that is not UTF-8; None if all bytes are UTF-8.
+
+    If a file declares no encoding, tokenize reports that the bytes are not UTF-8, but not which byte.
+    """
     try:
         data.decode()
     except UnicodeDecodeError as error:

@@ -1,14 +1,123 @@
-"""Catching everything around an await: a cancelled run hears of it there, and must be let go (T23, T29)."""
+"""Rule `swallow`: if a handler around an await catches a cancellation, does every path raise the cancellation again?
+
+In a cancelled run, an await raises CancelledError. If a handler swallows this error, the run does not end. The rule
+understands a test such as `if isinstance(error, asyncio.CancelledError): raise`. For a test that the rule does not
+understand, it follows both branches.
+"""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from typing import Literal
 
 from perdure.check.file import File
-from perdure.check.leaving import CANCELLED, EVERYTHING, Leaving, Way
+from perdure.check.names import BoundNames
 from perdure.check.reach import Unit
 from perdure.check.scopes import Scope
+
+# again: the handler raises the cancellation again. other: the handler raises another error instead. lost: the handler
+# may end without an error. through: this statement does not end the handler; the code below it decides.
+Way = Literal["again", "other", "lost", "through"]
+EVERYTHING = frozenset(("builtins.BaseException",))
+CANCELLED = frozenset(("asyncio.CancelledError", "asyncio.exceptions.CancelledError"))
+_WORST: tuple[Way, ...] = ("lost", "other", "through", "again")
+_INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+
+
+class Leaving:
+    """The way in which a cancellation leaves one handler."""
+
+    def __init__(self, names: BoundNames, scope: Scope, handler: ast.ExceptHandler) -> None:
+        self._names = names
+        self._scope = scope
+        self._caught = handler.name
+        self.way = self._block(handler.body)
+
+    def _block(self, body: Sequence[ast.stmt]) -> Way:
+        ways = map(self._statement, body)
+        return next((way for way in ways if way != "through"), "through")
+
+    def _statement(self, node: ast.stmt) -> Way:
+        match node:
+            case ast.Raise(exc=raised):
+                return "again" if self._is_again(raised) else "other"
+            case ast.Return() | ast.Break() | ast.Continue():
+                return "lost"
+            case ast.If(test=test, body=body, orelse=orelse):
+                return self._if(test, body, orelse)
+            case ast.With(body=body) | ast.AsyncWith(body=body):
+                return self._block(body)
+            case ast.Try() | ast.TryStar():
+                return self._try(node)
+            case ast.Match(cases=cases):
+                return _worst([*(self._block(case.body) for case in cases), "through"])
+            case ast.For() | ast.AsyncFor() | ast.While():
+                return "lost" if _returns(node.body) else self._block(node.orelse)
+        return "through"
+
+    def _if(self, test: ast.expr, body: list[ast.stmt], orelse: list[ast.stmt]) -> Way:
+        match self._is_true(test):
+            case True:
+                return self._block(body)
+            case False:
+                return self._block(orelse)
+        return _worst([self._block(body), self._block(orelse)])
+
+    def _try(self, node: ast.Try | ast.TryStar) -> Way:
+        """The way of a try inside the handler. Its own handlers catch errors of the clean-up: only "lost" matters."""
+        last = self._block(node.finalbody)
+        if last != "through":
+            return last
+        way = self._block([*node.body, *node.orelse])
+        return "lost" if any(self._block(handler.body) == "lost" for handler in node.handlers) else way
+
+    def _is_again(self, raised: ast.expr | None) -> bool:
+        """Does `raise` with this expression raise the caught error? Assumed for any name that is not capitalized."""
+        if isinstance(raised, ast.Call):
+            raised = raised.func
+        if raised is None or self._names.dotted(raised, self._scope) in CANCELLED:
+            return True
+        if isinstance(raised, ast.Attribute) and raised.attr == "with_traceback":
+            return True
+        name = raised.attr if isinstance(raised, ast.Attribute) else raised.id if isinstance(raised, ast.Name) else ""
+        return name == self._caught or not name[:1].isupper()
+
+    def _is_true(self, test: ast.expr) -> bool | None:
+        """The value of this test when the caught error is a cancellation; None if the rule cannot tell the value."""
+        match test:
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                said = self._is_true(operand)
+                return None if said is None else not said
+            case ast.BoolOp(op=op, values=values):
+                all_said = [self._is_true(value) for value in values]
+                decides = isinstance(op, ast.Or)  # a true operand decides an `or`; a false operand decides an `and`
+                return decides if decides in all_said else None if None in all_said else not decides
+            case ast.Call(func=ast.Name(id="isinstance"), args=[ast.Name(id=name), kinds]) if name == self._caught:
+                asked = [self._names.dotted(one, self._scope) for one in (kinds.elts if isinstance(kinds, ast.Tuple) else [kinds])]
+                if any(one in CANCELLED or one in EVERYTHING for one in asked):
+                    return True
+                return False if all(one.startswith("builtins.") for one in asked) else None
+        return None
+
+
+def _worst(ways: list[Way]) -> Way:
+    return next(way for way in _WORST if way in ways)
+
+
+def _returns(body: Sequence[ast.AST]) -> bool:
+    todo = list(body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Return):
+            return True
+        if not isinstance(node, _INNER):
+            todo += ast.iter_child_nodes(node)
+    return False
+
+
+# -- The rule
+
 
 _COMES_TO: dict[Way, str] = {
     "through": "so that it cannot be stopped",
@@ -16,11 +125,10 @@ _COMES_TO: dict[Way, str] = {
     "other": "and raises another error in its place: the run ends as failed",
 }
 _WAITS = (ast.Await, ast.AsyncFor, ast.AsyncWith)
-_INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 def look_at_swallowing(file: File, unit: Unit) -> None:
-    """Say where the cancellation of a run gets lost."""
+    """Report where the cancellation of a run is swallowed."""
     for node, scope in unit.code:
         if isinstance(node, (ast.Try, ast.TryStar)) and _waits(node.body):
             _handlers(file, unit, node, scope)
@@ -42,7 +150,7 @@ def _handlers(file: File, unit: Unit, node: ast.Try | ast.TryStar, scope: Scope)
             file.say(handler, "swallow", unit.where, message, "catch Exception, or raise again, and the same, at the end of the handler")
         elif way != "again":
             _cancelled(file, unit, handler, node.body)
-        return  # whatever stands below does not see a cancellation
+        return  # the handlers below do not get the cancellation
 
 
 def _suppressed(file: File, unit: Unit, entered: ast.expr, body: Sequence[ast.stmt], scope: Scope) -> None:
@@ -57,7 +165,10 @@ def _suppressed(file: File, unit: Unit, entered: ast.expr, body: Sequence[ast.st
 
 
 def _cancelled(file: File, unit: Unit, node: ast.AST, body: Sequence[ast.stmt]) -> None:
-    """Deliberate: worth knowing. Waiting for a task that one has cancelled oneself is how that is done, and not worth a word."""
+    """Report only a note: the code catches CancelledError deliberately.
+
+    There is no note if the code awaits only tasks: the cancellation may be of a task that the code cancelled itself.
+    """
     if _waits_for_a_name(body):
         return
     message = "catches CancelledError and does not raise it again: a run that is cancelled here goes on, and may end as succeeded"
@@ -69,7 +180,7 @@ def _types(node: ast.expr | None) -> list[ast.expr]:
 
 
 def _walk(body: Sequence[ast.AST]) -> list[ast.AST]:
-    """Every node of these statements that runs with them: not what is only declared there."""
+    """Every node of these statements, but not the inside of functions, lambdas and classes that they declare."""
     found: list[ast.AST] = []
     todo = list(body)
     while todo:
@@ -85,7 +196,7 @@ def _waits(body: Sequence[ast.AST]) -> bool:
 
 
 def _waits_for_a_name(body: Sequence[ast.stmt]) -> bool:
-    """`await task`, or gather(*tasks): nothing is called here whose cancellation could be the run's own."""
+    """Does this code await only tasks (`await task`, `gather(*tasks)`)? Then the cancellation may be of a task."""
     awaited = [node.value for node in _walk(body) if isinstance(node, ast.Await)]
     return bool(awaited) and all(isinstance(one, (ast.Name, ast.Attribute, ast.Subscript)) or _gathers(one) for one in awaited)
 

@@ -1,23 +1,89 @@
-"""Tools: do they say what is right when their answer is lost, and do they keep what they say?"""
+"""Rules about tools: `effect`, `key`, `reconcile`, `timeout`, `undecorated`."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from typing import get_args
 
 from perdure.check.declared import CALL, REACT, STEP, Declared
 from perdure.check.file import File
-from perdure.check.handing import hands_on
-from perdure.check.names import Names, plain_annotation
+from perdure.check.names import BoundNames, plain_annotation
 from perdure.check.scopes import Function, Scope
 from perdure.core.events import Effect
+
+_SHOWS = frozenset("builtins.print builtins.type builtins.isinstance builtins.len builtins.bool builtins.id builtins.hash".split())
+_SHOWS_METHODS = frozenset("debug info warning error exception critical log".split())
+_LOGGERS = frozenset(("logging.getLogger", "structlog.get_logger"))
+_MAKES_TEXT = frozenset(("builtins.str", "builtins.repr", "builtins.format"))
+_PARTS = (ast.FormattedValue, ast.JoinedStr, ast.BinOp, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.Starred, ast.keyword, ast.IfExp)
+
+
+# -- Does a keyed tool use its key? To print the key, or to assign the key to a name that is not used, is no use
+
+
+def hands_on(names: BoundNames, function: Function, parameter: str) -> bool:
+    """Does the function use the key of its Call, or pass the Call to code that may use the key?"""
+    scope = names.scopes[function]
+    known, todo = {parameter}, [parameter]
+    while todo:
+        name = todo.pop()
+        for used in _uses(names, function, name, only_key=name == parameter):
+            goes_to = _goes_to(names, scope, used)
+            if goes_to is None:
+                return True
+            todo += goes_to - known
+            known |= goes_to
+    return False
+
+
+def _uses(names: BoundNames, function: Function, name: str, *, only_key: bool) -> Iterator[ast.AST]:
+    """Every use of this name. With `only_key`, `name.key` counts, and other attributes of the name do not."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
+            above = names.parents.get(node)
+            if not isinstance(above, ast.Attribute):
+                yield node
+            elif not only_key or above.attr == "key":
+                yield above
+
+
+def _goes_to(names: BoundNames, scope: Scope, node: ast.AST) -> set[str] | None:
+    """The name to which the code assigns this value, as a set.
+
+    If the code only prints or logs the value, the set is empty. If the code uses the value in any other way, the
+    result is None.
+    """
+    above = names.parents.get(node)
+    while isinstance(above, _PARTS) or (isinstance(above, ast.Call) and names.dotted(above.func, scope) in _MAKES_TEXT):
+        node, above = above, names.parents.get(above)
+    match above:
+        case ast.Expr():
+            return set()
+        case ast.Call(func=func) if func is not node and _only_shows(names, scope, func):
+            return set()
+        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+            return {name}
+    return None
+
+
+def _only_shows(names: BoundNames, scope: Scope, func: ast.expr) -> bool:
+    if names.dotted(func, scope) in _SHOWS:
+        return True
+    if not isinstance(func, ast.Attribute) or func.attr not in _SHOWS_METHODS:
+        return False
+    return names.dotted(func.value, scope) == "logging" or names.made_by(func.value, scope) in _LOGGERS
+
+
+# -- The rules
+
 
 _EFFECTS = get_args(Effect)
 _CHOOSE = 'say effect="read", "idempotent", "keyed", "transaction" or "once"'
 
 
 def look_at_tools(file: File) -> None:
-    """Say which tools are declared wrongly, or not at all."""
+    """Report tools that are declared wrongly, and plain functions where only a tool is accepted."""
     for tool in file.declared.tools:
         _tool(file, tool)
     for kind, _, hook in file.declared.hooks:
@@ -58,7 +124,7 @@ def _tool(file: File, tool: Declared) -> None:
 
 
 def _effect(file: File, tool: Declared) -> str | None:
-    """The declared effect, if the file tells it."""
+    """The declared effect of the tool or hook; None if the file does not show the effect as a text."""
     given = tool.options.get("effect")
     if isinstance(given, ast.Name) and (binding := file.names.only(given.id, tool.scope)) is not None:
         given = binding.value
@@ -79,7 +145,7 @@ def _key(file: File, tool: Declared) -> None:
         file.say(tool.at, "key", where, message, way_out)
 
 
-def _call_parameter(names: Names, function: Function, scope: Scope) -> str | None:
+def _call_parameter(names: BoundNames, function: Function, scope: Scope) -> str | None:
     args = function.args
     for parameter in (*args.posonlyargs, *args.args, *args.kwonlyargs):
         annotation = plain_annotation(parameter.annotation)
@@ -88,8 +154,8 @@ def _call_parameter(names: Names, function: Function, scope: Scope) -> str | Non
     return None
 
 
-def _wanted_tools(names: Names, call: ast.Call, scope: Scope) -> list[ast.expr]:
-    """What this call gives to a ReAct agent or a plan's step as tools."""
+def _wanted_tools(names: BoundNames, call: ast.Call, scope: Scope) -> list[ast.expr]:
+    """The expressions that this call passes as tools to a ReAct agent or to a step of a plan."""
     dotted = names.dotted(call.func, scope)
     if dotted in REACT:
         listed = [keyword.value for keyword in call.keywords if keyword.arg == "tools"]

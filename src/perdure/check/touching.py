@@ -1,4 +1,7 @@
-"""Clock, chance, I/O and threads inside agents: by the name of what is used, and by what made the thing that is used."""
+"""Rules `clock`, `random`, `io`, `thread`, `print`: names and objects that agents must not use.
+
+A name is found by its dotted name. An object is found by the call that made it, or by its annotated class.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _STAYS_A_PATH = frozenset("parent joinpath with_name with_suffix with_stem relat
 
 
 def look_at_touching(file: File, unit: Unit) -> None:
-    """Say what the code takes from the world."""
+    """Report the clock, randomness, I/O and threads that the code uses."""
     for node, scope in unit.code:
         if isinstance(node, ast.Call):
             _call(file, unit, node, scope)
@@ -38,7 +41,7 @@ def look_at_touching(file: File, unit: Unit) -> None:
 def _name(file: File, unit: Unit, node: ast.Name | ast.Attribute, scope: Scope) -> None:
     above = file.names.parents.get(node)
     if isinstance(above, ast.Attribute):
-        return  # the whole dotted name is looked at, once
+        return  # only the whole dotted name is checked, and this is a part of one
     dotted = file.names.dotted(node, scope)
     if dotted and (fact := fact_of(dotted)) is not None:
         _say(file, unit, node, fact, _shown(node) + ("()" if isinstance(above, ast.Call) and above.func is node else ""))
@@ -55,7 +58,7 @@ def _name(file: File, unit: Unit, node: ast.Name | ast.Attribute, scope: Scope) 
 
 
 def _loaded(file: File, unit: Unit, node: ast.Name, scope: Scope) -> None:
-    """A value that was taken from the clock, or by chance, when the file was loaded."""
+    """Report a shared name whose value came from the clock or from randomness when the file was loaded."""
     if file.shared(node, scope) is None or (binding := file.names.only(node.id, scope)) is None:
         return
     for source, fact in _volatile(file, binding):
@@ -68,7 +71,7 @@ def _volatile(file: File, binding: Binding) -> Iterator[tuple[str, Fact]]:
         return
     for part, scope in file.names.code([binding.value], binding.scope):
         if isinstance(part, ast.Lambda):
-            return  # called later, and looked at then
+            return  # a lambda runs only where it is called, and is checked there
         if isinstance(part, ast.Call):
             dotted = file.names.dotted(part.func, scope)
             fact = NAMES.get(dotted)
@@ -96,7 +99,10 @@ def _call(file: File, unit: Unit, node: ast.Call, scope: Scope) -> None:
 
 
 def _method(file: File, unit: Unit, func: ast.Attribute, scope: Scope) -> None:
-    """A method of something that was not made here: where a client is made, that is said there."""
+    """Report a method of an object that was made outside this function.
+
+    For an object that is made inside the function, `_call` reports the call that makes the object.
+    """
     root: ast.expr = func
     while isinstance(root, ast.Attribute):
         root = root.value
@@ -112,7 +118,7 @@ def _method(file: File, unit: Unit, func: ast.Attribute, scope: Scope) -> None:
 
 
 def _is_path(file: File, node: ast.expr, scope: Scope) -> bool:
-    """Whether this is a path, by how it is built."""
+    """Does this expression build a path, or name a path?"""
     while True:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
             node = node.left
@@ -134,7 +140,7 @@ def _arguments(node: ast.Call) -> int:
 
 
 def _is_number(node: ast.Call, dotted: str) -> bool:
-    """hash(7) is 7 everywhere."""
+    """Is this call hash() of a number literal? The hash of a number is the same in every process."""
     return (
         dotted == "builtins.hash"
         and len(node.args) == 1
@@ -148,6 +154,6 @@ def _say(file: File, unit: Unit, node: ast.AST, fact: Fact, shown: str) -> None:
 
 
 def _shown(node: ast.AST) -> str:
-    """The name as it stands in the file, shortened where it is long."""
+    """The source text of the name, shortened if it is long."""
     text = ast.unparse(node)
     return text if len(text) <= 60 else f"…{text[-59:]}"

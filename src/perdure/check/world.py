@@ -1,7 +1,9 @@
-"""The world, by name: what an agent must not use, as data.
+"""What an agent must not use, by dotted name, as data.
 
-NAMES are wrong wherever they stand; MODULES when something in them is called, or a method of something that they made; FEW_ARGUMENTS when they
-are called with fewer arguments than that, because then they look at the clock, or for chance, by themselves.
+A name in NAMES is wrong wherever an agent uses the name. A name in CALLS is wrong where an agent calls the name. A
+module in MODULES is wrong if an agent calls something in the module, or a method of an object that the module made. A
+name in FEW_ARGUMENTS is wrong if an agent calls it with fewer arguments than this number: without the argument, the
+function uses the clock or randomness.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from perdure.check.finding import Severity
 
 
 class Fact(NamedTuple):
-    """Why a name is wrong in an agent. `what` follows the name, as in "time.time() reads the wall clock"."""
+    """Why a name is wrong in an agent. The message is the name and then `what`: "time.time() reads the wall clock"."""
 
     rule: str
     what: str
@@ -35,7 +37,7 @@ PROCESS = Fact("io", "uses a process of the system, unrecorded and again on ever
 MACHINE = Fact(
     "io", "depends on the process or machine that the run happens to be on", "give it to the run as an argument, or ask for it in a tool"
 )
-PERSON = Fact("io", "waits for somebody at this terminal, and again on every replay", "use await run.receive(…) or run.approve(…)")
+PERSON = Fact("io", "waits for a person at this terminal, and again on every replay", "use await run.receive(…) or run.request_approval(…)")
 THREADS = Fact(
     "thread",
     "works beside the agent's loop, where nothing is recorded or ordered",
@@ -141,7 +143,7 @@ MODULES = _table(
     (THREADS, "threading _thread concurrent.futures multiprocessing"),
 )
 
-# In those modules, and still only computing.
+# Names in MODULES that only compute and do no I/O.
 HARMLESS = frozenset(
     "httpx.URL httpx.Timeout httpx.Limits httpx.QueryParams httpx.Headers httpx2.URL httpx2.Timeout httpx2.Limits aiohttp.ClientTimeout "
     "urllib3.Retry urllib3.Timeout socket.inet_aton socket.inet_ntoa socket.inet_pton socket.inet_ntop socket.htons socket.ntohs "
@@ -149,14 +151,15 @@ HARMLESS = frozenset(
     "botocore.config".split()
 )
 
-# What a method of a path does to the world; building paths is harmless.
+# The methods of a path that do I/O. Code that only builds a path is harmless.
 PATH = "pathlib.Path"
 PATH_IO = frozenset(
     "read_text read_bytes write_text write_bytes open exists is_file is_dir is_symlink iterdir glob rglob walk stat lstat touch mkdir "
     "rmdir unlink rename replace chmod symlink_to hardlink_to readlink resolve absolute samefile owner group expanduser".split()
 )
 
-# Made once and shared, they carry something from one run into the next.
+# Functions and classes that make an object with state. If runs share one such object, the state of one run reaches the
+# next run.
 LOOP_BOUND = frozenset(
     f"asyncio.{name}" for name in "Lock Semaphore BoundedSemaphore Event Condition Queue LifoQueue PriorityQueue Barrier".split()
 )
@@ -182,12 +185,12 @@ LOOP_REFUSED = _table(
 
 
 def fact_of(name: str) -> Fact | None:
-    """Why this dotted name is wrong wherever it stands; None if it is not, as far as its name tells."""
+    """Why this dotted name is wrong wherever an agent uses the name; None if NAMES does not have the name."""
     return _longest(name, NAMES)
 
 
 def fact_of_call(name: str, arguments: int) -> Fact | None:
-    """Why a call of this dotted name with so many arguments is wrong."""
+    """Why a call of this dotted name with this number of arguments is wrong; None if the call is not wrong."""
     if name in CALLS:
         return CALLS[name]
     if name in FEW_ARGUMENTS:
@@ -197,11 +200,11 @@ def fact_of_call(name: str, arguments: int) -> Fact | None:
 
 
 def fact_of_made(name: str) -> Fact | None:
-    """Why whatever this dotted name makes is wrong to use."""
+    """Why an agent must not use an object that this dotted name makes; None if the object is harmless."""
     if any(name == harmless or name.startswith(f"{harmless}.") for harmless in HARMLESS):
         return None
     last = name.rpartition(".")[2]
-    if last.endswith(("Error", "Exception", "Warning")):  # somebody raises it, or asks whether it was raised
+    if last.endswith(("Error", "Exception", "Warning")):  # an exception class, which code only raises or catches
         return None
     return _longest(name, MODULES) if "." in name else None
 

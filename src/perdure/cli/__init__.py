@@ -1,7 +1,7 @@
-"""The command line: one module per verb, loaded when its verb is typed.
+"""The command line: one module per verb. The module of a verb is loaded only if the user types the verb.
 
-A verb module has `command`, a click.Command whose function returns the exit code (None means 0). Errors are raised, never
-printed by a verb: `Verbs.main` turns every one of them into one line on stderr and an exit code.
+A verb module has `command`, a click.Command. Its function returns the exit code (None means 0). A verb raises its
+errors and never prints them: `Verbs.main` turns each error into one line on stderr and an exit code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import click
 from perdure import __version__
 from perdure.cli import common
 
-# verb → (module, what it does). The words stand here so that `perdure --help` need not load a single verb.
+# verb → (module, what the verb does). The descriptions are here so that `perdure --help` loads no verb module.
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("perdure.cli.run_verb", "Start a run, or resume the one with that id, and drive it here."),
     "resume": ("perdure.cli.resume", "Drive an existing run here."),
@@ -28,12 +28,12 @@ VERBS: dict[str, tuple[str, str]] = {
     "events": ("perdure.cli.events", "The journal of a run."),
     "why": ("perdure.cli.why", "One page: done, in doubt, waiting, never started, and what to type next."),
     "trace": ("perdure.cli.trace", "The causal chain from the beginning to an event."),
-    "approvals": ("perdure.cli.approvals", "What waits for somebody's yes or no."),
-    "approve": ("perdure.cli.approve", "Say yes to what is proposed."),
-    "reject": ("perdure.cli.reject", "Say no to it."),
-    "signal": ("perdure.cli.signal", "Hand something to a run."),
+    "approvals": ("perdure.cli.approvals", "Approvals that wait for a decision."),
+    "approve": ("perdure.cli.approve", "Approve what an approval proposes."),
+    "reject": ("perdure.cli.reject", "Reject what an approval proposes."),
+    "signal": ("perdure.cli.signal", "Send a signal to a run."),
     "resolve": ("perdure.cli.resolve", "Settle a call that is in doubt."),
-    "pause": ("perdure.cli.pause", "Have a run stand still."),
+    "pause": ("perdure.cli.pause", "Stop a run at its next step, until it is unpaused."),
     "unpause": ("perdure.cli.unpause", "Let a run go on that is paused, needs attention or is over its budget."),
     "cancel": ("perdure.cli.cancel", "Ask a run to stop."),
     "undo": ("perdure.cli.undo", "Undo what a finished run has done, as far as its tools say how."),
@@ -82,12 +82,12 @@ class Verbs(click.Group):
             code = super().invoke(ctx)
             common.flush()
         except BrokenPipeError:
-            # Not left to click, which ends a closed stdout with code 1: nobody shall read that as a failed run.
+            # Do not leave this error to click: click would exit with code 1, and 1 means that the run failed.
             raise common.PipeClosed from None
         return code
 
     def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> NoReturn:
-        """Run the verb and end the process with its exit code."""
+        """Run the verb, and end the process with the verb's exit code."""
         _prepare_streams()
         extra.update(prog_name="perdure", standalone_mode=False)
         try:
@@ -103,13 +103,14 @@ def _prepare_streams() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            # Closed by whoever started us. The next file to be opened would get this number, and our last words be written into it.
+            # The parent process closed this stream. The next file that this process opens would get the descriptor,
+            # and error messages would be written into that file.
             os.open(os.devnull, os.O_RDWR)
-    # Python has None for a stream that was closed; from here on there is something to write to.
+    # Python sets a closed stream to None. After these two lines stdout and stderr can be written.
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character gets its escape, not a crash.
+        # If the encoding of the stream lacks a character, write the character as an escape instead of an error.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     sys.stdout = cast(TextIO, common.Stdout(sys.stdout))

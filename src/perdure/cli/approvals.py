@@ -1,4 +1,4 @@
-"""`perdure approvals`: the inbox."""
+"""`perdure approvals`: the approvals that wait for a decision."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from perdure.store.api import ApprovalFilter
 @common.url_option
 @common.json_option
 def command(settled_too: bool, tenant: str | None, run_id: str | None, limit: int, url: str | None, as_json: bool) -> None:
-    """What waits for somebody's yes or no; those that expire first come first.
+    """Approvals that wait for a decision; those that expire first come first.
 
-    What is proposed is shown exactly as it was recorded: `perdure approve ID` says yes to that and to nothing else.
+    The proposal is shown exactly as it was recorded: `perdure approve ID` approves that and nothing else.
     """
     now = common.now_us()
     with common.existing_runs(url) as store:

@@ -1,4 +1,4 @@
-"""`perdure approve`: say yes to what is proposed."""
+"""`perdure approve`: approve what an approval proposes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     metavar="JSON",
     help="Other values for fields that may be edited: '{\"cents\": 500}', or cents:=500 for JSON and text=VALUE for text; may be repeated.",
 )
-@click.option("--note", metavar="TEXT", help="For the agent, and for whoever reads the journal later.")
+@click.option("--note", metavar="TEXT", help="A note for the agent and for the journal.")
 @decider_options
 @common.url_option
 @common.json_option
 def command(approval: str, edits: tuple[str, ...], note: str | None, url: str | None, as_json: bool, **who: Any) -> None:
-    """Say yes to the approval ID, which may be cut to its first 6 characters after "ap-". One decision counts."""
+    """Approve the approval ID, which may be cut to its first 6 characters after "ap-". The first decision counts."""
     changes = _changes(edits)
 
     async def yes(app: Perdure, found: str, voter: dict[str, Any]) -> ApprovalRow:
@@ -42,7 +42,7 @@ def command(approval: str, edits: tuple[str, ...], note: str | None, url: str | 
 
 
 def _changes(edits: tuple[str, ...]) -> dict[str, Any] | None:
-    """The fields to change, out of JSON objects and of pairs as `perdure run` takes them."""
+    """The fields to change. Each edit is a JSON object, or a pair such as `key=value` (the form of `perdure run`)."""
     changes: dict[str, Any] = {}
     for edit in edits:
         is_pair = re.match(r"[A-Za-z_]\w*:?=", edit) is not None

@@ -32,12 +32,12 @@ def command(since: str | None, follow: bool, url: str | None, as_json: bool) -> 
             if not follow:
                 return
             common.flush()
-            # A look over very many unfinished runs takes its time: it is to be a small part of what this machine does.
+            # If there are very many unfinished runs, one pass takes long. A pass must use at most a fifth of the time.
             time.sleep(max(POLL_S, 4 * (time.monotonic() - begun_s)))
             while store.version() == version:
                 time.sleep(POLL_S)
 
 
 def parse_since(text: str, now: int) -> int:
-    """The moment that `--since` means, in µs since 1970."""
+    """The time that `--since` names, in µs since 1970."""
     return parse_past(text, now, "--since")

@@ -1,4 +1,4 @@
-"""`perdure cancel`: ask a run to stop, or end it without its agent."""
+"""`perdure cancel`: ask a run to stop, or end the run without its agent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perdure import shell
 from perdure.cli import common
 from perdure.cli.steering import by_option, speak, speaker, who_goes_on
 from perdure.core.state import CallState, RunState
-from perdure.inspect.words import called
+from perdure.inspect.text import called
 from perdure.store.api import FINISHED, RunRow
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Asked(Struct, frozen=True):
-    """How the run, and those below it, stand after that."""
+    """The run and the unfinished runs below it, after the request to cancel."""
 
     row: RunRow
     state: RunState
@@ -29,7 +29,7 @@ class _Asked(Struct, frozen=True):
 
 @click.command("cancel")
 @common.run_argument
-@click.option("--reason", metavar="TEXT", help="Why, for whoever reads the journal later.")
+@click.option("--reason", metavar="TEXT", help="Why; a note for the journal.")
 @click.option(
     "--force", is_flag=True, help="End it at once, without its agent; for one whose code is gone. Code 8 while a worker holds it."
 )
@@ -37,15 +37,17 @@ class _Asked(Struct, frozen=True):
 @common.url_option
 @common.json_option
 def command(run_id: str, reason: str | None, force: bool, by: str | None, url: str | None, as_json: bool) -> None:
-    """Ask RUN, and with it its children, to stop. Its agent is cancelled at its next step and may still clean up; a call that has
-    begun is not undone. With --force nobody cleans up, and what was in doubt stays so: it is named, and its cost is charged.
+    """Cancel RUN and its children.
+
+    The agent is cancelled at its next step and may still clean up; a call that has begun is not undone. With --force
+    there is no cleanup, and calls in doubt stay in doubt: they are named, and their cost is charged.
     """
     settings = common.settings_with(url=url)
 
     async def cancel(app: Perdure) -> _Asked:
         await app.cancel(run_id, by=speaker(by), reason=reason, force=force)
         handle = app.handle(run_id)
-        row = await handle.status()
+        row = await handle.row()
         return _Asked(row, await handle.state(), app.reading.family(run_id), who_goes_on(app.reading, row, settings, url))
 
     asked = speak(settings, cancel)
@@ -73,7 +75,7 @@ def _sentence(asked: _Asked, force: bool) -> str:
 
 
 def _unsure(state: RunState) -> list[CallState]:
-    """Calls that may or may not have happened, in a run that has ended."""
+    """The calls of an ended run that may or may not have happened."""
     return [
         call
         for call in state.calls.values()

@@ -1,4 +1,4 @@
-"""`perdure check`: what would break replay, before it does."""
+"""`perdure check`: find code that breaks replay or safety in files, and never run these files."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from perdure.check.look import Seen, look
 from perdure.check.source import files_at, read
 from perdure.cli import common
 from perdure.errors import InvalidInput
-from perdure.inspect.words import plural
+from perdure.inspect.text import plural
 
 _COLOURS = {"error": "red", "note": "yellow"}
 
 
 @click.command("check")
 @click.argument("paths", nargs=-1, required=True, metavar="FILE…", type=click.Path())
-@click.option("--strict", is_flag=True, help="Notes count as well.")
+@click.option("--strict", is_flag=True, help="Code 7 also for notes.")
 @common.json_option
 def command(paths: tuple[str, ...], strict: bool, as_json: bool) -> int:
-    """Find what breaks replay or safety in the agents and tools of FILE…, or of every *.py below a folder, without running any of it.
+    """Find what breaks replay or safety in the agents and tools of FILE…, or of every *.py below a folder.
 
-    Code 7 when there are errors. A line that is right all the same says so: `# perdure: ignore[RULE] why`.
+    None of the code is run. Code 7 when there are errors. To accept a line: `# perdure: ignore[RULE] why`.
     """
     unreadable: list[InvalidInput] = []
     seen = list(_all_seen(paths, unreadable))
@@ -39,7 +39,7 @@ def command(paths: tuple[str, ...], strict: bool, as_json: bool) -> int:
     if unreadable:
         for other in unreadable[1:]:
             common.note(common.clean(f"perdure: {other}"))
-        raise unreadable[0]  # and with --json stdout is empty: a program must not take a part for the whole
+        raise unreadable[0]  # before any JSON: a program must not get only a part of the findings
     if as_json:
         for finding in findings:
             common.out_json(msgspec.to_builtins(finding))
@@ -47,7 +47,7 @@ def command(paths: tuple[str, ...], strict: bool, as_json: bool) -> int:
 
 
 def _all_seen(paths: tuple[str, ...], unreadable: list[InvalidInput]) -> Iterator[Seen]:
-    """Each file once, in the order given; what cannot be read does not keep the others from being looked at."""
+    """Check each file once, in the order of `paths`. If a file cannot be read, add the error to `unreadable`."""
     done: set[Path] = set()
     for path in paths:
         try:

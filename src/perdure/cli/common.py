@@ -1,4 +1,4 @@
-"""What every verb shares: exit codes, errors in one line, output that is safe to look at, `--url` and `--json`."""
+"""Shared by all verbs: exit codes, errors in one line, escaped output, times, `--url`, `--json`, and completion."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar, cast
 
@@ -20,6 +20,7 @@ import click
 
 from perdure import errors, shell
 from perdure.core.invisible import all_printable, escaped, is_visible
+from perdure.core.times import iso as iso
 
 if TYPE_CHECKING:
     from perdure.engine.api import Reading
@@ -30,7 +31,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 R = TypeVar("R", bound="Reading")
 
-# -- exit codes -------------------------------------------------------------------------------------------------------------
+# -- exit codes -------------------------------------------------------------------------------------------------------
 SUCCEEDED = 0
 FAILED = 1
 USAGE = 2
@@ -40,8 +41,8 @@ CANCELLED = 5
 NOT_FOUND = 6
 DIFFERENT = 7
 HELD = 8
-BUG = 70  # EX_SOFTWARE: nobody shall read a bug of ours as a failed run
-PIPE_CLOSED = 141  # what a shell reports for SIGPIPE
+BUG = 70  # EX_SOFTWARE: a bug in perdure, and not a failed run
+PIPE_CLOSED = 141  # the code that a shell reports after SIGPIPE
 
 CODE_OF_STATUS: dict[str, int] = {
     "succeeded": SUCCEEDED,
@@ -56,7 +57,7 @@ CODE_OF_STATUS: dict[str, int] = {
     "cancelling": WAITING,
 }
 
-# The first match counts: a subclass stands above its base.
+# The first match counts, so a subclass comes before its base.
 _CODE_OF_ERROR: tuple[tuple[type[errors.PerdureError], int], ...] = (
     (errors.NotFound, NOT_FOUND),
     (errors.AlreadyRunning, HELD),
@@ -66,17 +67,17 @@ _CODE_OF_ERROR: tuple[tuple[type[errors.PerdureError], int], ...] = (
     (errors.NeedsAttention, NEEDS_ATTENTION),
     (errors.ResultTimeout, WAITING),
     (errors.Fenced, HELD),
-    (errors.PerdureError, USAGE),  # InvalidInput, Conflict, UnknownAgent, StoreError: something must be set right first
+    (errors.PerdureError, USAGE),  # InvalidInput, Conflict, StoreError and others: the user must correct something
 )
 
 
 def code_of_error(error: errors.PerdureError) -> int:
-    """The exit code that stands for this error."""
+    """The exit code for this error."""
     return next(code for kind, code in _CODE_OF_ERROR if isinstance(error, kind))
 
 
-# -- errors -----------------------------------------------------------------------------------------------------------------
-class Stop(click.ClickException):
+# -- errors -----------------------------------------------------------------------------------------------------------
+class ExitWith(click.ClickException):
     """Ends the program with one line on stderr and this exit code."""
 
     def __init__(self, message: str, code: int) -> None:
@@ -85,18 +86,18 @@ class Stop(click.ClickException):
 
 
 class PipeClosed(click.ClickException):
-    """Nobody reads stdout any more."""
+    """The program that reads stdout has closed the pipe."""
 
     def __init__(self) -> None:
         super().__init__("stdout is closed")
 
 
 class OutputLost(OSError):
-    """What went to stdout could not be written; of itself an error of a write does not say to which file."""
+    """A write to stdout failed. This is a separate class, because the OSError of a write does not name the file."""
 
 
 class Stdout:
-    """A stream whose own errors are OutputLost; a pipe that nobody reads stays BrokenPipeError."""
+    """A stream that raises OutputLost if a write fails. If the pipe is closed, it raises BrokenPipeError."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -120,12 +121,12 @@ class Stdout:
 
 
 def fail(message: str, code: int = USAGE) -> NoReturn:
-    """End the program: `perdure: message` on stderr, and this exit code."""
-    raise Stop(message, code)
+    """End the program with this exit code, and print `perdure: message` on stderr."""
+    raise ExitWith(message, code)
 
 
 def report(error: BaseException) -> int:
-    """Say in one line what went wrong; the exit code for it."""
+    """Print the error in one line on stderr, and return the exit code for the error."""
     if isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         return report(error.exceptions[0])
     if os.environ.get("PERDURE_DEBUG") and not isinstance(error, (SystemExit, click.exceptions.Exit)):
@@ -142,7 +143,7 @@ def report(error: BaseException) -> int:
         case PipeClosed() | BrokenPipeError():
             _let_go_of(1)
             return PIPE_CLOSED
-        case Stop():
+        case ExitWith():
             return _line(error.message, error.code)
         case click.ClickException():
             return _line(error.format_message(), USAGE)
@@ -167,7 +168,7 @@ def report(error: BaseException) -> int:
 
 
 def let_go_of_stderr() -> None:
-    """Lose what stderr cannot take, at the end of the program: the exit code still tells."""
+    """Flush stderr at the end of the program. If a write fails, drop the rest: the exit code still shows the error."""
     try:
         sys.stderr.flush()
     except OSError:
@@ -175,7 +176,7 @@ def let_go_of_stderr() -> None:
 
 
 def _let_go_of(descriptor: int) -> None:
-    # What is still buffered must not fail once more when the interpreter flushes it at exit, which would end it with code 120.
+    # Send the rest to /dev/null: otherwise the interpreter's flush at exit fails, and the process exits with 120.
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, descriptor)
     os.close(devnull)
@@ -185,30 +186,31 @@ def _line(message: str, code: int) -> int:
     try:
         print(f"perdure: {clean(message)}", file=sys.stderr)
     except OSError:
-        pass  # stderr is closed as well: the exit code still tells
+        pass  # stderr is closed too; the exit code still shows the error
     return code
 
 
-# -- text that is safe to look at ---------------------------------------------------------------------------------------------
+# -- escaping text for terminals --------------------------------------------------------------------------------------
 def clean(text: str, keep: str = "") -> str:
-    """The text with every control, bidi, zero-width and otherwise invisible character shown as its escape, except those in `keep`.
+    """The text with all control, bidi, zero-width and other invisible characters escaped, except those in `keep`.
 
-    Whatever tools and models have written is shown through this: it can neither move the cursor nor reorder a line.
+    Call this for all text from tools and models before the text is printed. Then the text can neither move the cursor
+    nor reorder a line.
     """
     return escaped(text, keep)
 
 
 def to_json(value: Any) -> str:
-    """One line of JSON; characters that a terminal would act on, or not show, are written as \\u escapes."""
+    """One line of JSON; control characters and invisible characters are written as \\u escapes."""
     return _json_escaped(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
 def json_lines(value: Any, width: int = 100) -> list[str]:
-    """JSON for people, as safe to look at as to_json: on one line where that fits, else indented."""
+    """JSON for people, escaped like `to_json`. It is one line if this line fits into `width`; else it is indented."""
     short = to_json(value)
     if len(short) <= width:
         return [short]
-    # The only line ends are the indentation's own: those inside a text are written as \\n.
+    # A line end inside a string is written as \\n, so this splits only at the line ends of the indentation.
     lines = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2).split("\n")
     return [_json_escaped(line) for line in lines]
 
@@ -222,7 +224,7 @@ def _json_escape(char: str) -> str:
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
-# -- output -----------------------------------------------------------------------------------------------------------------
+# -- output -----------------------------------------------------------------------------------------------------------
 STATUS_COLOURS: Mapping[str, str] = {
     "succeeded": "green",
     "failed": "red",
@@ -235,29 +237,29 @@ STATUS_COLOURS: Mapping[str, str] = {
 
 
 def out(line: str = "") -> None:
-    """A line of the result, on stdout. The caller has cleaned what it did not write itself."""
+    """Print a line of the result on stdout. The caller must `clean` all recorded text and all text of the user."""
     print(line, file=_results or sys.stdout)
 
 
 def flush() -> None:
-    """What has been written to stdout is on its way; raises what a closed or full one makes of that."""
+    """Flush stdout. BrokenPipeError if the pipe is closed; OutputLost if the write fails, as on a full disk."""
     (_results or sys.stdout).flush()
 
 
 def out_json(value: Any) -> None:
-    """One JSON document on stdout, on a line of its own."""
+    """Print one JSON document on stdout, as one line."""
     print(to_json(value), file=_results or sys.stdout)
 
 
 def out_exact(data: bytes) -> None:
-    """These very bytes on stdout, so that they can be hashed; a terminal gets a line end behind them."""
+    """Write exactly these bytes to stdout, so that a program can hash the output. On a terminal a line end follows."""
     stream = _results or sys.stdout
     stream.flush()
     stream.buffer.write(data + b"\n" if stream.isatty() else data)
 
 
 def note(line: str) -> None:
-    """A line of progress or advice, on stderr; lost when nobody reads it, because work must not end for want of a listener."""
+    """Print a line of progress or advice on stderr. If stderr is closed, drop the line: the work must continue."""
     try:
         print(line, file=sys.stderr, flush=True)
     except OSError:
@@ -265,17 +267,20 @@ def note(line: str) -> None:
 
 
 def coloured() -> bool:
-    """Whether stdout shows colours: only a terminal does, and not where NO_COLOR or a dumb one forbids it."""
+    """Does stdout show colours? Only if stdout is a terminal, NO_COLOR is not set, and TERM is not "dumb"."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def style(text: str, colour: str | None = None, *, bold: bool = False, dim: bool = False) -> str:
-    """The text in a colour, where stdout shows colours."""
+    """The text in this colour and style, if stdout shows colours; else the text unchanged."""
     return click.style(text, fg=colour, bold=bold or None, dim=dim or None) if coloured() else text
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Aligned columns on stdout; cells are cleaned here. On a terminal long cells are wrapped and a `status` column is coloured."""
+    """Print aligned columns on stdout. The text of the cells is cleaned here.
+
+    On a terminal, long cells are wrapped, and a `status` column is coloured.
+    """
     cells = [[clean(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         _rich_table(headers, cells)
@@ -294,40 +299,31 @@ def _rich_table(headers: Sequence[str], cells: list[list[str]]) -> None:
     for header in headers:
         grid.add_column(Text(header), overflow="fold")
     for row in cells:
-        # Text, never str: recorded text must not be read as markup.
+        # Pass Text and never str: rich would read a str as markup, and the cells have recorded text.
         grid.add_row(
             *(Text(cell, STATUS_COLOURS.get(cell, "") if header == "status" else "") for header, cell in zip(headers, row, strict=True))
         )
     Console(no_color=not coloured(), highlight=False).print(grid)
 
 
-# -- times: µs since 1970 -----------------------------------------------------------------------------------------------------
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# -- times: µs since 1970 ---------------------------------------------------------------------------------------------
 
 
 def now_us() -> int:
-    """The wall clock, for telling ages; nothing else may depend on it."""
+    """The clock of this machine, for ages and for times that the user types. Leases and due times need `now_at`."""
     return int(datetime.now(UTC).timestamp() * 1e6)
 
 
 def now_at(store: Reading) -> int:
-    """The time by the database's clock, by which it judges leases and readiness."""
+    """The time by the clock of the database. This clock decides about leases and due times."""
     return now_us() + store.ahead_us
 
 
-def iso(us: int) -> str:
-    """ISO 8601 in UTC, to the microsecond."""
-    try:
-        return (_EPOCH + timedelta(microseconds=us)).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    except OverflowError:
-        return f"{us} µs since 1970"  # beyond the year 9999 there are no datetimes, but a timer may well be set there
-
-
-# -- what the verbs take --------------------------------------------------------------------------------------------------------
+# -- options, arguments, and opening the database ---------------------------------------------------------------------
 def url_option(function: F) -> F:
-    """`--url`: which database. The parameter is `url: str | None`; give it to settings_with or existing_runs.
+    """`--url`: which database. The parameter is `url: str | None`; pass it to settings_with or existing_runs.
 
-    Where it was given, the commands that an error names have it too.
+    If the user gives `--url`, the option is added to the commands in error messages.
     """
 
     @functools.wraps(function)
@@ -337,7 +333,7 @@ def url_option(function: F) -> F:
         except errors.PerdureError as error:
             if url is None:
                 raise
-            raise Stop(with_url(str(error), url), code_of_error(error)) from error
+            raise ExitWith(with_url(str(error), url), code_of_error(error)) from error
 
     return click.option(
         "--url", metavar="URL", help="The database: sqlite:///FILE or postgresql://…. Default: PERDURE_URL, then the settings file."
@@ -345,12 +341,12 @@ def url_option(function: F) -> F:
 
 
 def with_url(text: str, url: str | None) -> str:
-    """The text, with the database that the command line named in every command that it tells the reader to type."""
+    """The text, with this `--url` added to every perdure command in the text."""
     return shell.with_options(text, url_words(url))
 
 
 def url_words(url: str | None) -> str:
-    """What a command to type needs so that it means the database that this one was given, without a password: that is for ~/.pgpass."""
+    """The `--url` option to append to a suggested command. The password is left out: it belongs in ~/.pgpass."""
     return f" --url {shell.quote(_pasted(url))}" if url else ""
 
 
@@ -358,39 +354,43 @@ def _pasted(url: str) -> str:
     from perdure.store.url import shown_url
 
     found = re.fullmatch(r"(postgres(?:ql)?://)([\w.-]+)(?::[^@/?]*)?@([^@]*)", url)
-    # A user's name alone lets nobody in, and without it the command would not work. Where it is not plain which part is the name, it goes.
+    # Keep the user name: it is no secret, and the command needs the name. If this cannot parse the URL, shown_url
+    # drops the user name too.
     return f"{found[1]}{found[2]}@{shown_url(found[3])}" if found else shown_url(url)
 
 
 def json_option(function: F) -> F:
-    """`--json`: for programs. The parameter is `as_json: bool`."""
+    """`--json`: output for programs. The parameter is `as_json: bool`."""
     return click.option(
         "--json", "as_json", is_flag=True, callback=_keep_stdout, help="JSON on stdout: one document, or one object per line for lists."
     )(function)
 
 
-_results: TextIO | None = None  # stdout, while it is kept for the result alone
+_results: TextIO | None = None  # with --json: the real stdout, which only the result uses
 
 
 def _keep_stdout(_: click.Context, __: click.Parameter, as_json: bool) -> bool:
-    """With --json stdout is for the document alone: what agents, tools and their files print goes to stderr."""
+    """With --json, stdout has only the result. All that agents, tools and their modules print goes to stderr."""
     global _results
     _results, sys.stdout = (sys.stdout, sys.stderr) if as_json else (None, sys.stdout)
     return as_json
 
 
 def run_argument(function: F) -> F:
-    """RUN: the id of a run, completed from the database. The parameter is `run_id: str`."""
+    """The argument RUN: the id of a run. The shell completes it from the database. The parameter is `run_id: str`."""
     return click.argument("run_id", metavar="RUN", shell_complete=_complete_run)(function)
 
 
 def approval_argument(function: F) -> F:
-    """ID: an approval, completed from those that are pending. The parameter is `approval: str`; give it to `which_approval`."""
+    """The argument ID: the id of an approval. The shell completes it from the pending approvals.
+
+    The parameter is `approval: str`; pass it to `which_approval`.
+    """
     return click.argument("approval", metavar="ID", shell_complete=_complete_approval)(function)
 
 
 def settings_with(**flags: Any) -> Settings:
-    """The settings in force; flags that are None were not given."""
+    """The settings of this process. A flag with the value None counts as not given."""
     from perdure.config import load_settings
 
     return load_settings({name: value for name, value in flags.items() if value is not None}, os.environ, Path.cwd())
@@ -398,7 +398,10 @@ def settings_with(**flags: Any) -> Settings:
 
 @contextmanager
 def existing_runs(url: str | None) -> Iterator[Reading]:
-    """The runs that are there; NotFound where there are none, StoreCorrupt where it is not ours. Nothing is made and no file changed."""
+    """Open an existing journal to read it. Nothing is created or changed.
+
+    NotFound if the database does not exist. StoreCorrupt if the database has no perdure journal.
+    """
     from perdure.engine.open import open_reading
 
     settings = settings_with(url=url)
@@ -409,7 +412,7 @@ def existing_runs(url: str | None) -> Iterator[Reading]:
 
 @contextmanager
 def existing_store(url: str | None) -> Iterator[Store]:
-    """The same for a verb that looks after the database itself."""
+    """Open an existing journal to write to it, for verbs that maintain the database."""
     settings = settings_with(url=url)
     require_database(settings.url)
     with _opened(open_with(settings, create=False)) as store:
@@ -427,7 +430,7 @@ def _opened(reading: R) -> Iterator[R]:
 
 
 def open_with(settings: Settings, *, create: bool = True) -> Store:
-    """The database that the settings name, opened as they say."""
+    """Open the database that the settings name, with the options in the settings."""
     from perdure.store.open import open_store
 
     return open_store(
@@ -436,13 +439,13 @@ def open_with(settings: Settings, *, create: bool = True) -> Store:
 
 
 def database_file(url: str) -> Path | None:
-    """The file of a SQLite URL; None for a database that is no file."""
+    """The file of a SQLite URL; None if the database is a server or in memory."""
     path = url.removeprefix("sqlite:///")
     return Path(path) if path != url and path else None
 
 
 def require_database(url: str) -> None:
-    """NotFound unless the database exists: only a verb that starts runs may make one."""
+    """NotFound unless the database exists: only a verb that starts runs may create a database."""
     file = database_file(url)
     if file is not None and not file.exists():
         where = f"{file.name} in {file.absolute().parent}"
@@ -450,7 +453,7 @@ def require_database(url: str) -> None:
 
 
 def require_journal(url: str) -> None:
-    """NotFound unless the database exists, StoreCorrupt unless it is ours; for verbs that steer runs through the app."""
+    """For verbs that use the app: NotFound if the database does not exist, StoreCorrupt if it has no journal."""
     from perdure.store.open import is_postgres, sqlite_path
     from perdure.store.sqlite import owner
 
@@ -462,7 +465,7 @@ def require_journal(url: str) -> None:
         owner.require_journal(path)
 
 
-# -- completion -------------------------------------------------------------------------------------------------------------
+# -- completion -------------------------------------------------------------------------------------------------------
 def _complete_approval(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     from perdure.store.api import ApprovalFilter
 
@@ -476,13 +479,14 @@ def _complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 def _complete(ctx: click.Context, incomplete: str, ids: Callable[[Reading], list[str]]) -> list[str]:
-    """Those of the ids that begin so; none where anything is wrong. A shell that waits for a completion wants words or silence.
+    """The ids that begin with `incomplete`. After any error: no ids, because a shell must not get an error message.
 
-    bash puts a word on the command line as it is, and executes a `$(…)` in it on Enter: what is no id is not offered.
+    bash puts a completion on the command line without quotes, and would execute a `$(…)` in it. So only valid ids are
+    returned.
     """
     from perdure.core.identity import is_id
 
-    logging.disable()  # the process ends with the completion
+    logging.disable()  # for the whole process, which ends after the completion
     try:
         with _store_for_completion(ctx.params.get("url")) as store:
             return [one for one in ids(store) if is_id(one) and one.startswith(incomplete)]
@@ -492,10 +496,10 @@ def _complete(ctx: click.Context, incomplete: str, ids: Callable[[Reading], list
 
 @contextmanager
 def _store_for_completion(url: str | None) -> Iterator[Reading]:
-    """The database that TAB may look into: a file, or the server that this user has named by --url or PERDURE_URL.
+    """The database that completion may open: a file, or a server that the user named with --url or PERDURE_URL.
 
-    Not a server that a settings file of the current folder names: libpq would log in there with the user's PGPASSWORD.
-    That holds for loopback and local sockets too, where the server may belong to another user of this machine.
+    A server from a settings file in the current folder is refused: libpq would send the user's PGPASSWORD to this
+    server. Loopback and local sockets are refused too: the server may belong to another user of this machine.
     """
     from perdure.engine.open import open_reading
 

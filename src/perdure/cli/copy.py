@@ -1,4 +1,4 @@
-"""`perdure copy`: a journal moves to another database, or its history is copied there."""
+"""`perdure copy`: move a journal to another database, or copy its history there."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from perdure import shell
 from perdure.cli import common
 from perdure.cli.who import os_user
 from perdure.errors import InvalidInput, StoreCorrupt
-from perdure.inspect.words import plural
+from perdure.inspect.text import plural
 from perdure.settings import Settings
 from perdure.store.api import Store
-from perdure.store.copying import Copied, Copying, Survey, some_tables
 from perdure.store.open import is_postgres, sqlite_path
+from perdure.store.transfer import Copied, Copying, CopySurvey, some_tables
 from perdure.store.url import shown_url
 
-_NO_JOURNAL = "has no perdure journal"  # as both dialects say it
+_NO_JOURNAL = "has no perdure journal"  # a part of the error of both kinds of database
 
 
 @click.command("copy")
@@ -33,7 +33,7 @@ _NO_JOURNAL = "has no perdure journal"  # as both dialects say it
     required=True,
     help="Where to: sqlite:///FILE or postgresql://…. A journal is made there if there is none.",
 )
-@click.option("--only-finished", is_flag=True, help="Copy what is over, and leave the source open: for an archive, or to try it out.")
+@click.option("--only-finished", is_flag=True, help="Copy finished runs, and leave the source open: for an archive, or to try it out.")
 @click.option(
     "--wait",
     "wait_s",
@@ -45,12 +45,10 @@ _NO_JOURNAL = "has no perdure journal"  # as both dialects say it
 @click.option(
     "--leave-tables",
     is_flag=True,
-    help="Move although unfinished runs may need tables beside the journal, which do not come along: you have copied those.",
+    help="Move although unfinished runs may need tables beside the journal, which are not copied: you have copied them.",
 )
 @click.option("--dry-run", is_flag=True, help="Compare both sides and say what would be copied; nothing is written.")
-@click.option(
-    "--abandon", is_flag=True, help="Take back a move that was interrupted: reopen the source, if nothing has gone on in the target."
-)
+@click.option("--abandon", is_flag=True, help="Undo a move that was interrupted: reopen the source, if no run has gone on in the target.")
 @common.json_option
 def command(
     source_url: str | None,
@@ -64,9 +62,9 @@ def command(
 ) -> int:
     """Move a whole journal to another database: every run, finished or waiting, with its chain intact.
 
-    The source is closed first and stays closed, so that no run goes on in two places: stop its workers before. Killed at any moment, the
-    same command again goes on. Code 8 while live workers use the source, 7 when some journal is not as it was written (verify names it).
-    Tables of your own, beside the journal, do not come along: they are named.
+    The source is closed first and stays closed, so that no run goes on in two places: stop its workers before. If the
+    command is killed, run it again: it goes on. Code 8 while live workers use the source, 7 when some journal is not
+    as it was written (verify names it). Your own tables beside the journal are not copied; they are listed.
     """
     if abandon and (dry_run or only_finished):
         raise InvalidInput("--abandon takes a move back; --dry-run and --only-finished say nothing about that: leave them out")
@@ -93,7 +91,7 @@ def command(
 
 
 def _settings(url: str | None) -> Settings:
-    """Relative files by their whole name: what is written down about them holds in every folder."""
+    """The settings for this URL, with an absolute path: the URL is recorded, and must be right in every folder."""
     settings = common.settings_with(url=url)
     if is_postgres(settings.url):
         return settings
@@ -132,11 +130,11 @@ def _opened_target(settings: Settings, is_only_looked_at: bool) -> Iterator[Stor
 
 
 def _nothing(settings: Settings) -> Settings:
-    return msgspec.structs.replace(settings, url="sqlite://")  # an empty journal to compare with
+    return msgspec.structs.replace(settings, url="sqlite://")  # an empty journal, to compare the source with
 
 
 class _Bar:
-    """One line on stderr that is written over, where somebody watches; otherwise a line now and then."""
+    """Progress on stderr. If stderr is a terminal: one line that is overwritten. If not: a line for each step."""
 
     def __init__(self) -> None:
         self._is_watched = sys.stderr.isatty()
@@ -159,7 +157,7 @@ class _Bar:
             self._said = ""
 
 
-def _tell_survey(survey: Survey, target: Settings, as_json: bool) -> int:
+def _tell_survey(survey: CopySurvey, target: Settings, as_json: bool) -> int:
     if as_json:
         common.out_json({"to": shown_url(target.url), "dry_run": True, **msgspec.to_builtins(survey)})
         return common.SUCCEEDED

@@ -1,4 +1,4 @@
-"""`perdure costs`: what runs have used."""
+"""`perdure costs`: the cost of runs, by agent, tenant, model, day and more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from perdure.cli import common
 from perdure.cli.times import parse_past
 from perdure.inspect.retention import pruned_runs
-from perdure.inspect.words import money, plural, span
+from perdure.inspect.text import money, plural, span
 from perdure.store.api import CostRow
 
 GROUPS = ("agent", "tenant", "model", "day", "run", "root", "tool")
@@ -19,7 +19,7 @@ _ONE_GROUP_EACH = (
     "tenant",
     "run",
     "root",
-)  # elsewhere a run counts in several groups, so that their numbers of runs do not add up
+)  # in other groupings a run can be in several groups, and the sum of the runs would be wrong
 
 
 @click.command("costs")
@@ -35,7 +35,7 @@ _ONE_GROUP_EACH = (
 @common.url_option
 @common.json_option
 def command(by: str, since: str | None, tenant: str | None, url: str | None, as_json: bool) -> None:
-    """Calls, time, tokens and money, the most expensive first. Counted from the journals: once, whatever was replayed."""
+    """Calls, time, tokens and money, the most expensive first. Counted from the journals, so a replay adds nothing."""
     after = 0 if since is None else parse_past(since, common.now_us(), "--since")
     with common.existing_runs(url) as store:
         rows = store.costs(cast(Any, by), since=after, tenant=tenant)
@@ -53,7 +53,7 @@ def command(by: str, since: str | None, tenant: str | None, url: str | None, as_
     lines = [headers, *map(_cells, rows), _total(rows, by)]
     lost = sum(row.lost for row in rows)
     if not lost:
-        lines = [line[:-1] for line in lines]  # nobody need wonder what a column of noughts is about
+        lines = [line[:-1] for line in lines]  # leave out the column `lost`: all its values are 0
     common.table(lines[0], lines[1:])
     if lost:
         common.note(

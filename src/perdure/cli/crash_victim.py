@@ -1,4 +1,4 @@
-"""One process of `perdure crashtest` in an interpreter of its own: python -m perdure.cli.crash_victim LIFELINE <SPEC."""
+"""One process of `perdure crashtest` in a fresh interpreter: python -m perdure.cli.crash_victim LIFELINE <SPEC."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from perdure.testing.lab.victim import live
 
 
 def main(lifeline: str) -> None:
-    """Do what stdin says."""
+    """Run the trial that the spec on stdin describes."""
     hang_on(int(lifeline))
     spec = msgspec.json.decode(sys.stdin.buffer.read(), type=Spec)
-    # Not for the tools: what it says has passwords in it.
+    # The tools must not read stdin: the spec has passwords. So replace stdin by /dev/null.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.stdin = os.fdopen(0, closefd=False)
     agent = load_target(spec.target).agent

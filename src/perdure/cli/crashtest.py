@@ -1,4 +1,4 @@
-"""`perdure crashtest`: an agent, killed at every one of its boundaries and resumed."""
+"""`perdure crashtest`: kill the process of an agent at each of its boundaries, and resume the run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from perdure.testing.lab import Report
 
 
-_WIDE = 140  # columns; in fewer, words of the table would break
+_WIDE = 140  # columns; on a narrower terminal the table would not fit
 
 
 @click.command("crashtest")
@@ -44,7 +44,7 @@ _WIDE = 140  # columns; in fewer, words of the table would break
 @click.option("--boundary", "wanted", multiple=True, metavar="NAME", help="Only boundaries whose name has this in it; may be given again.")
 @click.option("--list", "only_list", is_flag=True, help="Only run it undisturbed, and print its boundaries.")
 @click.option("--world", metavar="DIR", type=click.Path(exists=True, file_okay=False), help="Every trial works in a copy of this folder.")
-@click.option("--ledger", metavar="FILE.py:FUNCTION", help="Says what the world has seen: takes a trial's folder, returns JSON values.")
+@click.option("--ledger", metavar="FILE.py:FUNCTION", help="Reads the effects outside: takes a trial's folder, returns JSON values.")
 @click.option(
     "--approve", type=click.Choice(("all", "reject", "none")), default="all", show_default=True, help="What is said to approvals."
 )
@@ -88,11 +88,12 @@ def command(
     url: str | None,
     as_json: bool,
 ) -> int:
-    """Run TARGET undisturbed to learn its boundaries, then once per boundary with SIGKILL there; resume it, and say what was repeated.
+    """Run TARGET undisturbed to learn its boundaries, then once per boundary with SIGKILL there, resumed.
 
-    Every process works in a folder of its own: what tools write below the working folder is compared, and gone afterwards. Every trial
-    is a run with a new id. At late_tool_effect the request of the killed process takes effect only after its reconcile hook has looked
-    for it, or after the call was made again with its key. Code 7 when something is not as declared or a tool could be neither tried nor compared, 1 when the
+    Reports what was repeated. Every process works in a folder of its own: what tools write below the working folder
+    is compared, and deleted afterwards. Every trial is a run with a new id. At late_tool_effect the request of the
+    killed process takes effect only after its reconcile hook has looked for it, or after the call was made again with
+    its key. Code 7 when something is not as declared or a tool could be neither tried nor compared, 1 when the
     undisturbed run fails.
     """
     args, kwargs = arguments(pairs_given, input_text)
@@ -139,7 +140,7 @@ def command(
 
 
 def _check_writable(report: Path) -> None:
-    """Before anything is tried: nobody should wait for minutes to learn this."""
+    """InvalidInput if the report cannot be written. This is checked before the trials, because they take minutes."""
     if report.suffix.lower() not in (".html", ".htm"):
         raise InvalidInput(f"--report {report}: it is a page; name a file that ends in .html")
     if report.exists() and not _is_ours(report):
@@ -151,7 +152,7 @@ def _check_writable(report: Path) -> None:
 
 
 def _is_ours(report: Path) -> bool:
-    """A page of an earlier crash test may be replaced, and an empty file; whatever else is there is somebody's."""
+    """May the file be replaced? Yes, if the file is empty or is the page of an earlier crash test."""
     with report.open("rb") as file:
         beginning = file.read(2_000)
     return not beginning or b"<title>Crash test of " in beginning
@@ -159,7 +160,7 @@ def _is_ours(report: Path) -> bool:
 
 @contextmanager
 def _ended_cleanly() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind as Ctrl-C does, so that neither processes nor folders are left."""
+    """Make SIGTERM and SIGHUP raise an exception, as Ctrl-C does. Then no processes and no folders are left behind."""
 
     def leave(number: int, frame: Any) -> NoReturn:
         raise SystemExit(128 + number)
@@ -180,14 +181,14 @@ def _signal(word: str) -> tuple[str, Any]:
 
 
 def _with_command(report: Report, url: str | None) -> Report:
-    """The report with the command that makes it again; what a URL has that lets one in is not for those who read it."""
+    """The report with the command that makes it again. The secrets of the URL are removed: others read the report."""
     words = [word if url is None else word.replace(url, shown_url(url)) for word in sys.argv[2:]]
     command_line = " ".join(["perdure", "crashtest", *map(shell.quote, words)])
     return msgspec.structs.replace(report, subject=msgspec.structs.replace(report.subject, command=command_line))
 
 
 def _asked(ledger: str) -> Callable[[Path], Any]:
-    """The user's function; whether it takes the folder is its own affair."""
+    """A function that calls the user's ledger function, with the trial's folder if it has a parameter."""
     if not ledger.rpartition(":")[0]:
         raise InvalidInput(f"--ledger {ledger}: it names no function; write FILE.py:FUNCTION")
     function = load_function(ledger)
@@ -216,7 +217,7 @@ def _say(report: Report, *, only_list: bool, as_json: bool) -> None:
 
 
 def _show(report: Report) -> None:
-    """What is wrong first: a table of a hundred rows is not read by everybody."""
+    """Print the report. The problems come first, because the table may have a hundred rows."""
     from perdure.testing.lab.table import HEADERS, findings, rows, stacked, summary
 
     for line in findings(report.problems):
@@ -237,7 +238,7 @@ def _show(report: Report) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on stderr, where that is a terminal."""
+    """A progress bar on stderr, if stderr is a terminal."""
     if not sys.stderr.isatty():
         with _counted(None) as told:
             yield told
@@ -245,7 +246,7 @@ def _progress() -> Iterator[Callable[[int, int, str], None]]:
     rich = importlib.import_module("rich.progress")
     columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeRemainingColumn())
     console = importlib.import_module("rich.console").Console(stderr=True)
-    # Without its thread: this process is forked, and no thread would come along.
+    # No auto_refresh, which starts a thread: this process forks, and a fork does not copy the threads.
     with rich.Progress(*columns, console=console, auto_refresh=False, transient=True) as bar:
         task = bar.add_task("undisturbed", total=None)
 
@@ -259,7 +260,7 @@ def _progress() -> Iterator[Callable[[int, int, str], None]]:
 
 @contextmanager
 def _counted(show: Callable[[int, int, str], None] | None) -> Iterator[Callable[[int, int, str], None]]:
-    """Passes it on; whoever ends it early is told how far it came."""
+    """Report the progress to `show`. If the user interrupts, print how many trials were done."""
     at = (0, 0)
 
     def told(done: int, of: int, what: str) -> None:

@@ -1,4 +1,4 @@
-"""Saying yes or no to an approval: what `approve` and `reject` share."""
+"""Decides an approval: the code that `approve` and `reject` share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perdure.cli.verdict import approved_input, edited, noted, settled
 from perdure.cli.who import is_among, who_is_meant
 from perdure.engine.api import Reading
 from perdure.errors import Conflict, NotPermitted
-from perdure.inspect.words import called
+from perdure.inspect.text import called
 from perdure.settings import Settings
 from perdure.store.api import ApprovalRow
 
@@ -26,7 +26,7 @@ Decide = Callable[["Perdure", str, dict[str, Any]], Awaitable[ApprovalRow]]
 
 
 def decider_options(function: F) -> F:
-    """`--by --role --digest --tenant`; the parameters `by roles digest tenant` go to `decide`."""
+    """The options `--by --role --digest --tenant`. Pass the parameters `by roles digest tenant` to `decide`."""
     options = (
         by_option("Who decides."),
         click.option(
@@ -53,7 +53,7 @@ def decide(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Find the approval, say it, and tell what follows."""
+    """Find the approval, post the vote with `say`, and print the result and what happens next."""
     settings = common.settings_with(url=url)
     who = {"by": speaker(by), "roles": roles, "source": source(), "tenant": tenant}
     speak(settings, lambda app: _decide(app, approval, say, {**who, "digest": digest}, settings, url, as_json))
@@ -72,9 +72,9 @@ async def _decide(app: Perdure, given: str, say: Decide, who: dict[str, Any], se
     except NotPermitted as error:
         deciders = asked.standing.request.by
         if is_among(deciders, who["by"], who["roles"], settings):
-            raise  # four eyes: another name, or a role, would not help
+            raise  # refused because of four_eyes: do not suggest another name or role
         raise NotPermitted(f"{error}; {who_is_meant(deciders, settings)}") from None
-    run = await app.handle(after.run_id).status()
+    run = await app.handle(after.run_id).row()
     standing = after.standing
     if as_json:
         common.out_json(
@@ -96,7 +96,7 @@ async def _decide(app: Perdure, given: str, say: Decide, who: dict[str, Any], se
 
 
 def _whole(digest: str | None, asked: ApprovalRow) -> str | None:
-    """The digest that its first characters mean; anything else stays as given, and is refused as what it is."""
+    """The whole digest, if the user gave its beginning. Any other text is returned unchanged, and refused later."""
     whole = asked.standing.request.digest
     return whole if digest is not None and len(digest) >= DIGEST_SHOWN and whole.startswith(digest) else digest
 

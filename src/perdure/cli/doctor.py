@@ -1,4 +1,4 @@
-"""`perdure doctor`: the database, the workers, the runs and this machine, each with a verdict and the way out."""
+"""`perdure doctor`: check the database, the workers, the runs and this machine. Each problem has a way out."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from perdure.engine.api import Reading
 from perdure.errors import InvalidInput
 from perdure.inspect.health import Check, check_guards, check_runs
 from perdure.inspect.retention import check_retention
+from perdure.inspect.text import plural
 from perdure.inspect.view import all_rows
-from perdure.inspect.words import plural
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, Filter, Status
 from perdure.store.open import is_postgres
@@ -31,7 +31,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "FAIL": "red"}
 @common.url_option
 @common.json_option
 def command(url: str | None, as_json: bool) -> int:
-    """Check the database, its file or server, the workers, the runs and this machine. Code 1 when something must be set right."""
+    """Check the database, its file or server, the workers, the runs and this machine. Code 1 when a check fails."""
     settings = common.settings_with(url=url)
     checks = [msgspec.structs.replace(check, way_out=_told(check, url)) for check in _checks(settings)]
     for check in checks:
@@ -51,7 +51,7 @@ def _told(check: Check, url: str | None) -> str | None:
 def _checks(settings: Settings) -> Iterator[Check]:
     yield Check("python", "ok", f"{platform.python_implementation()} {platform.python_version()} on {platform.platform()}")
     yield Check("now", "ok", common.iso(common.now_us()))
-    # Each knows one kind of database, and its library is loaded when its URL asks for it.
+    # Import here: each of these modules loads the library of one database, and only one library is needed.
     if is_postgres(settings.url):
         from perdure.cli.doctor_postgres import server_checks as database_checks
     else:
@@ -60,7 +60,7 @@ def _checks(settings: Settings) -> Iterator[Check]:
 
 
 def _inside(store: Reading, settings: Settings) -> Iterator[Check]:
-    """What any journal can be asked, wherever it lies."""
+    """The checks for every kind of database."""
     yield check_guards(store)
     now, lease_us = common.now_at(store), round(settings.lease_s * 1e6)
     yield from check_runs(store, now, lease_us)
@@ -72,7 +72,7 @@ def _inside(store: Reading, settings: Settings) -> Iterator[Check]:
 
 
 def _service(store: Reading, now: int, lease_us: int) -> Iterator[Check]:
-    """What the live workers serve, and the runs that none of them can go on with."""
+    """The agents that the live workers serve, and the runs that no live worker can drive."""
     workers = store.workers(now, lease_us)
     for worker in workers:
         if worker.alive:
@@ -80,7 +80,7 @@ def _service(store: Reading, now: int, lease_us: int) -> Iterator[Check]:
             only = f", of the queues {', '.join(worker.queues)} alone" if worker.queues is not None else ""
             yield Check("serving", "ok", f"{worker.name}: {served}{only}")
     if not any(worker.alive for worker in workers):
-        return  # that nobody is up is no gap in what they serve
+        return  # if no worker is alive, the check "workers" reports this
     stuck = unserved(store, workers, Filter())
     if not stuck:
         yield Check("versions", "ok", "every unfinished run has a worker that can go on with it")
@@ -96,7 +96,7 @@ def _service(store: Reading, now: int, lease_us: int) -> Iterator[Check]:
 
 
 def _undos(store: Reading) -> Check:
-    """Undos that have begun and that nobody is at: no worker takes one, the same command goes on with it."""
+    """Is an undo unfinished, with no holder? No worker serves an undo, so the user must run `perdure undo` again."""
     open_ = [one for one in get_args(Status) if one not in FINISHED]
     rows = (row for one in open_ for row in all_rows(store, Filter(one)) if row.holder is None)
     left = [undone for row in rows if (undone := undone_by(row.run_id)) is not None]
@@ -106,10 +106,10 @@ def _undos(store: Reading) -> Check:
 
 
 def _webhook(settings: Settings) -> Check:
-    """Whether notices can go out, without a word of the secret or of what follows the host in the address."""
+    """Can notices be sent? The check shows neither the secret nor the part of the URL after the host."""
     if not settings.webhook_url:
         return Check("webhook", "ok", "none is set: notices go to the workers' log alone")
-    from perdure.worker.webhook import Endpoint
+    from perdure.engine.notify.webhook import Endpoint
 
     try:
         endpoint = Endpoint(settings.webhook_url, settings.webhook_secret, settings.webhook_hosts)

@@ -1,4 +1,4 @@
-"""What doctor looks at when the journal is on a PostgreSQL server: what its commits survive, and whether it has room and rights for us."""
+"""The checks of `perdure doctor` for a PostgreSQL journal: durability, schema, clock, connections, rights, vacuum."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from perdure.cli import common
 from perdure.engine.api import Reading
 from perdure.errors import PerdureError
 from perdure.inspect.health import Check
-from perdure.inspect.words import span
+from perdure.inspect.text import span
 from perdure.settings import Settings
 from perdure.store.postgres.driver import require_psycopg
 
@@ -17,16 +17,17 @@ if TYPE_CHECKING:
     from perdure.store.postgres.health import Health
 
 CLOCK_OFF_US = 2_000_000
-FULL, NEARLY_FULL = 0.95, 0.8  # of max_connections
-LONG_US = 600_000_000  # a transaction that is open for longer than this holds back vacuum
-# Who lacks all of these can start no run and sign on as no worker; and without the last two tell no run anything either.
+FULL, NEARLY_FULL = 0.95, 0.8  # shares of max_connections
+LONG_US = 600_000_000  # a transaction that is open for longer is reported: it stops vacuum
+# A user without the rights in _WORK can neither start runs nor be a worker. A user without the rights in _ANY_WORK
+# also cannot post to runs.
 _WORK = frozenset(("INSERT on perdure_runs", "INSERT on perdure_workers"))
 _ANY_WORK = _WORK | {"UPDATE on perdure_runs", "INSERT on perdure_events"}
-DEAD_ROWS, DEAD_SHARE = 50_000, 2  # dead rows are too many when they are many, and so much more than live ones
+DEAD_ROWS, DEAD_SHARE = 50_000, 2  # warn above DEAD_ROWS dead rows, if there are also DEAD_SHARE per live row
 
 
 def server_checks(settings: Settings, inside: Callable[[Reading], Iterator[Check]]) -> Iterator[Check]:
-    """The driver, the server and what is inside the database; `inside` is what any journal can be asked."""
+    """The checks of the driver, the server and its journal. `inside` yields the checks for every kind of database."""
     try:
         has_journal = yield from _server(settings)
         if not has_journal:
@@ -38,7 +39,7 @@ def server_checks(settings: Settings, inside: Callable[[Reading], Iterator[Check
 
 
 def _server(settings: Settings) -> Generator[Check, None, bool]:
-    """What the server says of itself; whether there is a journal to look into."""
+    """The checks of the server. The return value says: is there a journal that this user may read?"""
     require_psycopg()
     from perdure.store.postgres.health import look
 
@@ -63,7 +64,7 @@ def _schema(health: Health) -> Check:
     found = f"version {health.version} of {health.latest}"
     if health.version == health.latest:
         return Check("schema", "ok", found)
-    # Who lacks rights on the tables is not their owner, and could not.
+    # If this user lacks rights on the tables, the user is not their owner, and cannot migrate the tables.
     return Check("schema", "warn", found, "let the owner of the tables migrate them" if health.missing else "perdure migrate")
 
 
@@ -123,9 +124,9 @@ def _rights(missing: list[str], missing_to_decide: list[str]) -> Check:
         return Check("rights", "ok", "this user may do all that a worker does")
     reads = not any(lack.startswith("SELECT") for lack in missing)
     if reads and not missing_to_decide and set(missing) >= _WORK:
-        return Check("rights", "ok", "this user may look and decide approvals: no worker, and nobody who starts runs")
+        return Check("rights", "ok", "this user may read and decide approvals, but can neither be a worker nor start runs")
     if reads and set(missing) >= _ANY_WORK:
-        return Check("rights", "ok", "this user may only look: no worker, and nobody who starts or steers runs")
+        return Check("rights", "ok", "this user may only read: it can neither be a worker nor start or steer runs")
     more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
     found = f"this user lacks {', '.join(missing[:5])}{more}"
     return Check("rights", "FAIL", found, "GRANT them as the owner of the tables; docs/security.md has the statements")

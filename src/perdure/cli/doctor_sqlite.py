@@ -1,4 +1,4 @@
-"""What doctor looks at when the journal is a SQLite file: the file, its log, its disk, and what SQLite itself says."""
+"""The checks of `perdure doctor` for a SQLite journal: the library, the file, its WAL, its disk, its integrity."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perdure.cli.migrate import sqlite_version
 from perdure.engine.api import Reading
 from perdure.errors import PerdureError, StoreUnavailable
 from perdure.inspect.health import Check
-from perdure.inspect.words import size
+from perdure.inspect.text import size
 from perdure.settings import Settings
 from perdure.store.open import sqlite_path
 from perdure.store.sqlite.connect import connect_file
@@ -26,11 +26,11 @@ from perdure.store.sqlite.place import workers_folder
 
 LARGE_LOG = 256 << 20
 LITTLE_SPACE, NO_SPACE = 1 << 30, 50 << 20
-SAFE_SQLITE = (3, 51, 3)  # before it two writing processes can corrupt a WAL
+SAFE_SQLITE = (3, 51, 3)  # before this version, two processes that write can corrupt the WAL
 
 
 def file_checks(settings: Settings, inside: Callable[[Reading], Iterator[Check]]) -> Iterator[Check]:
-    """The library, the file and what is inside it; `inside` is what any journal can be asked."""
+    """The checks of the library, the file and its journal. `inside` yields the checks for every kind of database."""
     yield _sqlite()
     path = sqlite_path(settings.url)
     if path is None:
@@ -43,7 +43,7 @@ def file_checks(settings: Settings, inside: Callable[[Reading], Iterator[Check]]
     folder = _workers_folder(path)
     yield folder
     if folder.verdict == "FAIL":
-        return  # every verb refuses the journal then
+        return  # every verb refuses this journal
     try:
         yield from _database(settings, path, inside)
     except PerdureError as error:
@@ -57,7 +57,7 @@ def _sqlite() -> Check:
     return Check("sqlite", "ok", f"{version}, apsw {apsw.apsw_version()}")
 
 
-# -- the file ---------------------------------------------------------------------------------------------------------------
+# -- the file ---------------------------------------------------------------------------------------------------------
 def _file(path: Path) -> Iterator[Check]:
     found = path.stat()
     log = path.with_name(path.name + "-wal")
@@ -81,7 +81,7 @@ def _file(path: Path) -> Iterator[Check]:
 
 
 def _workers_folder(path: Path) -> Check:
-    """Whether other users can get at the lock files, by which a worker is known to be alive or dead."""
+    """Can other users change the lock files? A lock file decides if its worker counts as alive or dead."""
     folder = workers_folder(path)
     try:
         folder.check()
@@ -108,7 +108,7 @@ def _space(folder: Path) -> Check:
     return Check("disk", "ok", f"{size(free)} free")
 
 
-# -- inside ------------------------------------------------------------------------------------------------------------------
+# -- inside -----------------------------------------------------------------------------------------------------------
 def _database(settings: Settings, path: Path, inside: Callable[[Reading], Iterator[Check]]) -> Iterator[Check]:
     require_journal(path)
     version, latest = sqlite_version(path), len(MIGRATIONS)

@@ -1,7 +1,6 @@
-"""Driving one run in this process, for `run` and `resume`: signals, progress, and how it ended.
+"""Drives one run in this process, for `run` and `resume`: signals, progress, the result, and what to type next.
 
-The first SIGTERM or SIGINT drains: the run is handed over at a step boundary. The second ends the process at once, which the
-journal survives like any other crash.
+Also here: `stop_on_signals` and `log_to_stderr`, which `worker` and `undo` use too.
 """
 
 from __future__ import annotations
@@ -11,22 +10,87 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from perdure import shell
 from perdure.cli import common
-from perdure.cli.needs import needs, stuck_child
+from perdure.cli.inbox import commands
 from perdure.cli.target import resume_command
 from perdure.core.events import Event, RunCancelled, RunFailed, RunSucceeded
+from perdure.core.state import fold
+from perdure.engine.api import Reading
 from perdure.errors import AlreadyRunning, StoreUnavailable
-from perdure.inspect.serving import name_of
-from perdure.store.api import FINISHED, RunRow
+from perdure.inspect.text import clip
+from perdure.inspect.workers import name_of
+from perdure.store.api import FINISHED, ApprovalFilter, RunRow
 
 if TYPE_CHECKING:
     from perdure.app import Perdure
+
+SHOWN = 10
+
+
+# -- What a waiting run needs from a person
+
+
+def needs(store: Reading, row: RunRow, url: str | None) -> list[str]:
+    """The first SHOWN things that a person must do before the run, or a run below it, can continue: one line each."""
+    if row.status in FINISHED or row.holder is not None:
+        return []
+    found = list(islice(_needs(store, row, url), SHOWN + 1))
+    return found if len(found) <= SHOWN else [*found[:SHOWN], f"… and more: {_all(store, row, url)}"]
+
+
+def _needs(store: Reading, row: RunRow, url: str | None) -> Iterator[str]:
+    broke = set(store.over_budget(row.run_id)) - {row.run_id}
+    if broke:
+        yield short_of_budget(store, row, sorted(broke), url)
+    for one in (row, *store.family(row.run_id)):
+        if one.run_id in broke:
+            continue  # the line of short_of_budget is for all these runs
+        if one.status == "waiting_approval":
+            for asked in store.approvals(ApprovalFilter(run_id=one.run_id, limit=SHOWN + 1)):
+                yield "   or: ".join(commands(store, asked, common.now_us(), url))
+        elif one is row:
+            continue  # `finish` has printed a sentence about the run itself
+        elif one.status == "needs_attention":
+            why = shell.command("why", one.run_id) + common.url_words(url)
+            yield f"child {one.run_id} needs attention: {clip(one.error or one.waiting_for or '', 100)}: {why}"
+        elif one.status == "paused":
+            yield f"child {one.run_id} is paused: {shell.command('unpause', one.run_id)}{common.url_words(url)}"
+
+
+def short_of_budget(store: Reading, row: RunRow, broke: list[str], url: str | None) -> str:
+    """One line about the children that this run's budget stopped, with the command that lets all of them continue."""
+    over = fold(store.read(broke[0])).over
+    who = f"child {broke[0]} stands" if len(broke) == 1 else f"{len(broke):,} children stand"
+    what = over.what if over is not None else "usd"
+    unpause = shell.command("unpause", row.run_id)
+    return f"{who} still for the budget of {row.run_id}: {unpause} {shell.quote(f'--add-{what}')} N{common.url_words(url)}"
+
+
+def _all(store: Reading, row: RunRow, url: str | None) -> str:
+    """The commands that list all runs and approvals which need a person."""
+    found = {one.status for one in (row, *store.family(row.run_id))}
+    verbs = {"waiting_approval": "approvals", "needs_attention": "list --status needs_attention", "paused": "list --status paused"}
+    return ", ".join(f"perdure {verb}{common.url_words(url)}" for status, verb in verbs.items() if status in found)
+
+
+def stuck_child(store: Reading, row: RunRow) -> RunRow | None:
+    """A run below that needs attention, if the run waits and no run below can wake it; else None."""
+    if row.status != "waiting" or row.ready_at is not None or row.holder is not None:
+        return None
+    family = store.family(row.run_id)
+    moving = any(one.holder is not None or one.ready_at is not None or one.status == "waiting_approval" for one in family)
+    return None if moving else next((one for one in family if one.status == "needs_attention"), None)
+
+
+# -- Driving
+
 
 log = logging.getLogger("perdure")
 _LOOK_AGAIN_S = 1.0
@@ -40,7 +104,7 @@ _SHOWN = frozenset(
 
 
 def stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
-    """An event that the first SIGTERM or SIGINT sets; the second ends the process at once."""
+    """An event that the first SIGTERM or SIGINT sets. The second signal ends the process at once."""
     stop = asyncio.Event()
     seen = False
 
@@ -53,30 +117,30 @@ def stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
         seen = True
         loop.call_soon_threadsafe(stop.set)
         try:
-            # os.write: a handler may interrupt a print, and a stream's buffer cannot be entered twice.
+            # Use os.write: this handler may have interrupted a print, and the buffer of a stream is not reentrant.
             os.write(2, f"perdure: {signal.Signals(number).name}: draining; once more ends it at once\n".encode())
         except OSError:
-            pass  # nobody reads stderr any more: the run must be handed over all the same
+            pass  # stderr is closed; the run must still be released
 
-    # Not loop.add_signal_handler: a tool that blocks the loop must not block the second signal.
+    # Do not use loop.add_signal_handler: if a tool blocks the loop, the second signal must still end the process.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handle)
     return stop
 
 
 async def drive(app: Perdure, run_id: str, *, wait: bool) -> RunRow:
-    """Drive the run and its children here until it ends or rests, with progress on a terminal; the row it rests with."""
+    """Drive the run and its children until the run ends or parks. Show progress on a terminal; return the row."""
     stop = stop_on_signals(asyncio.get_running_loop())
     async with _progress(app, run_id):
-        return await app.drive(run_id, wait=wait, stop=stop)
+        return await app.engine.drive(run_id, wait=wait, stop=stop)
 
 
 async def drive_or_follow(app: Perdure, run_id: str, *, not_before: int = 0) -> RunRow:
-    """The same, from `not_before` on; while another worker has the run this waits for it, and goes on itself when nobody has it."""
+    """Like `drive`, but begin at the time `not_before`. While another worker holds the run, wait for the release."""
     stop = stop_on_signals(asyncio.get_running_loop())
     while (left_s := (not_before - common.now_us()) / 1e6) > 0 and not stop.is_set():
-        if (await app.handle(run_id).status()).epoch > 0:
-            break  # a worker, by another clock than ours, has begun with it
+        if (await app.handle(run_id).row()).epoch > 0:
+            break  # a worker with a faster clock has already claimed the run
         await _pause(min(left_s, 60.0), stop)
     async with _progress(app, run_id):
         told = False
@@ -89,7 +153,7 @@ async def drive_or_follow(app: Perdure, run_id: str, *, not_before: int = 0) -> 
                 told = True
             await _while_held(app, row, stop)
             row = await _status(app, run_id, stop)
-            # As at the start: what a person has stopped, or must see to, is not sent back to work by this.
+            # Do not requeue a run that is paused or needs a person: `perdure run` never does this.
             if row.holder is None and row.status in ("needs_attention", "paused"):
                 return row
 
@@ -97,15 +161,18 @@ async def drive_or_follow(app: Perdure, run_id: str, *, not_before: int = 0) -> 
 async def _drive_unless_held(app: Perdure, run_id: str, stop: asyncio.Event) -> RunRow:
     while True:
         try:
-            return await app.drive(run_id, wait=True, stop=stop)
+            return await app.engine.drive(run_id, wait=True, stop=stop)
         except AlreadyRunning:
             row = await _status(app, run_id, stop)
             if row.holder is not None or row.status in FINISHED or stop.is_set():
-                return row  # otherwise it was given up between the two looks
+                return row  # else the run was released after the attempt to drive it: try again
 
 
 async def _while_held(app: Perdure, row: RunRow, stop: asyncio.Event) -> None:
-    """Until the run is in other hands or at its end; for a second at most, since a holder that dies says nothing: a claim finds out."""
+    """Wait until the run has ended or has another holder, but at most _LOOK_AGAIN_S seconds.
+
+    If the holder dies, no row changes. Only the next attempt to claim the run finds this out, so the wait is short.
+    """
     for _ in range(max(round(_LOOK_AGAIN_S / app.settings.poll_s), 1)):
         await _pause(min(app.settings.poll_s, _LOOK_AGAIN_S), stop)
         now = await _status(app, row.run_id, stop)
@@ -116,11 +183,11 @@ async def _while_held(app: Perdure, row: RunRow, stop: asyncio.Event) -> None:
 async def _status(app: Perdure, run_id: str, stop: asyncio.Event) -> RunRow:
     while True:
         try:
-            return await app.handle(run_id).status()
+            return await app.handle(run_id).row()
         except StoreUnavailable as error:
             if stop.is_set():
                 raise
-            # Whoever waits goes on waiting: the run goes on elsewhere, or will when the database is back.
+            # Try again: another worker may be driving the run, or will drive it when the database is available again.
             log.warning("run %s: cannot look how it is: %s; trying again", run_id, error)
             await _pause(_LOOK_AGAIN_S, stop)
 
@@ -132,7 +199,7 @@ async def _pause(seconds: float, stop: asyncio.Event) -> None:
 
 
 def holder_name(app: Perdure, row: RunRow) -> str:
-    """Who holds the run, for people: host:pid."""
+    """The name of the worker that holds the run: host:pid."""
     workers = app.reading.workers(common.now_at(app.reading), round(app.settings.lease_s * 1e6))
     return name_of(str(row.holder), workers)
 
@@ -146,7 +213,7 @@ async def _progress(app: Perdure, run_id: str) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        await asyncio.wait([showing], timeout=0.2)  # the last events have just been committed
+        await asyncio.wait([showing], timeout=0.2)  # time to show the last events, which were just committed
         showing.cancel()
         await asyncio.gather(showing, return_exceptions=True)
 
@@ -158,22 +225,22 @@ async def _show(app: Perdure, run_id: str) -> None:
     begun = common.now_us()
     async for event in app.handle(run_id).follow():
         said = timeline.say(event)
-        # What is older was done by somebody before us: replayed, not performed.
+        # Events before `begun` are not from this process: this process only replays them.
         if event.ts >= begun and event.type in _SHOWN:
             common.note(common.clean(f"  {said}"))
 
 
-# -- how it ended ------------------------------------------------------------------------------------------------------------
+# -- how it ended -----------------------------------------------------------------------------------------------------
 def finish(app: Perdure, row: RunRow, *, as_json: bool, url: str | None) -> int:
-    """Print the run's output, or say why there is none and what to type; the exit code."""
-    from perdure.inspect.words import places
+    """Print the run's output. If there is no output, print why, and what to type. Return the exit code."""
+    from perdure.inspect.text import places
 
     last = _last_event(app, row)
     output = _output(app, last)
     if as_json:
         common.out_json({"run_id": row.run_id, "status": row.status, "output": output, "error": row.error})
     elif row.status == "succeeded":
-        # Text is shown as text; everything else as the JSON it is.
+        # A string is printed as text, any other output as JSON.
         common.out(common.clean(output, keep="\n\t") if isinstance(output, str) else common.to_json(output))
     if row.status != "succeeded":
         if last is not None and isinstance(last.body, RunFailed) and os.environ.get("PERDURE_DEBUG"):
@@ -200,14 +267,14 @@ def _last_event(app: Perdure, row: RunRow) -> Event | None:
 
 
 def _output(app: Perdure, last: Event | None) -> Any:
+    from perdure.inspect.text import plain
     from perdure.inspect.view import loader
-    from perdure.inspect.words import plain
 
     return plain(last.body.output, loader(app.reading)) if last is not None and isinstance(last.body, RunSucceeded) else None
 
 
 def _sentence(app: Perdure, row: RunRow, last: Event | None, url: str | None) -> str:
-    """What became of a run that has not succeeded, and the way on."""
+    """The status of a run that has not succeeded, and the command to type next."""
     run, resume = f"run {row.run_id}", resume_command(app.reading, row, app.url, url)
     body = last.body if last is not None else None
     if isinstance(body, RunFailed):
@@ -228,7 +295,7 @@ def _sentence(app: Perdure, row: RunRow, last: Event | None, url: str | None) ->
         return f"{run} waits: {row.waiting_for}; a worker goes on with it when it is time, or here: {resume}"
     if row.ready_at is not None and row.ready_at > common.now_us():
         return f"{run} is not to begin before {common.iso(row.ready_at)}; a worker begins it then, or here: {resume}"
-    return f"{run} is {row.status} and was handed over; a worker goes on with it, or here: {resume}"
+    return f"{run} is {row.status} and was released; a worker goes on with it, or here: {resume}"
 
 
 def _code(row: RunRow) -> int:
@@ -236,21 +303,21 @@ def _code(row: RunRow) -> int:
 
 
 def command(verb: str, run_id: str, url: str | None) -> str:
-    """The command to type next, with the database that this one was given."""
+    """The command to type next, with the same `--url` as the current command."""
     return shell.command(verb, run_id) + common.url_words(url)
 
 
-# -- the log -----------------------------------------------------------------------------------------------------------------
+# -- the log ----------------------------------------------------------------------------------------------------------
 class _CleanFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return common.clean(super().format(record), keep="\n")
 
 
 def log_to_stderr(level: int) -> None:
-    """Send what perdure logs to stderr, safe to look at."""
+    """Send the log of perdure to stderr. Invisible and control characters are escaped."""
     handler = logging.StreamHandler()
     handler.setFormatter(_CleanFormatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("perdure")
     logger.addHandler(handler)
     logger.setLevel(level)
-    logger.propagate = False  # an agent's file may set up logging of its own; nothing shall be said twice
+    logger.propagate = False  # an agent's module may configure logging too, and then each line would come twice

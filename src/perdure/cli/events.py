@@ -10,9 +10,9 @@ import click
 from perdure.cli import common
 from perdure.core.events import Event
 from perdure.engine.api import Reading
+from perdure.inspect.text import iso
 from perdure.inspect.timeline import Timeline
 from perdure.inspect.view import loader, require
-from perdure.inspect.words import iso
 from perdure.store.api import FINISHED
 
 POLL_S = 0.05
@@ -45,7 +45,8 @@ def _events(store: Reading, run_id: str, follow: bool) -> Iterator[Event]:
         for event in store.read(run_id, seen):
             seen = event.seq
             yield event
-        # The row was read before the journal: when it says finished, its last event has been given.
+        # The row was read before the journal. So if the row says that the run is finished, this loop has yielded all
+        # events.
         if not follow or row.status in FINISHED:
             return
         while store.version() == version:

@@ -1,4 +1,4 @@
-"""`perdure export`: a run and those below it as one portable file, and as a regression test."""
+"""`perdure export`: a run and the runs below it as one portable file, and as a regression test."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from perdure.cli.target import Target, load_target, recorded_target, with_childr
 from perdure.errors import InvalidInput, UnknownAgent
 from perdure.inspect.export import Exported, export_run
 from perdure.inspect.newfile import new_file, require_new
+from perdure.inspect.text import plural
 from perdure.inspect.view import require
-from perdure.inspect.words import plural
 from perdure.testing.regression import check_places, source_of_test
 
 if TYPE_CHECKING:
@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 @click.option("--test", metavar="FILE.py", help="Also write a test: that TARGET still does what this run did. The export lies beside it.")
 @common.url_option
 def command(run_id: str, target: str | None, output: str | None, test: str | None, url: str | None) -> None:
-    """Write RUN, its children and its undo to one file: `perdure verify --export` and `perdure replay --export` need nothing else.
+    """Write RUN, its children and its undo to one file, which `verify --export` and `replay --export` read.
 
-    It holds what the journal holds, arguments and results included: as confidential as the database. Nothing is overwritten. With --test
-    the code is loaded and compared once: code 7, and nothing is written, when it already does something else.
+    The file has what the journal has, arguments and results included: it is as confidential as the database. No file
+    is overwritten. With --test the code is loaded and compared once: code 7, and nothing is written, when the code
+    already does something else.
     """
     if target is not None and test is None:
         raise InvalidInput(f"export {run_id} {target}: the code is only needed for a test: --test tests/test_run.py")
@@ -50,7 +51,7 @@ def command(run_id: str, target: str | None, output: str | None, test: str | Non
             where = target or recorded_target(store, row, settings.url, "export", more)
             _with_test(store, row, where, Path(test), Path(output) if output else Path(test).with_suffix(".perdure.jsonl"))
         elif output is None:
-            # All ASCII: it can neither move a cursor nor be spoilt on its way through a pipe.
+            # The lines are ASCII. So they are safe on a terminal, and the encoding of a pipe cannot change them.
             export_run(store, run_id, lambda line: common.out(line[:-1].decode()))
         else:
             with new_file(Path(output)) as file:
@@ -59,7 +60,7 @@ def command(run_id: str, target: str | None, output: str | None, test: str | Non
 
 
 def _with_test(store: Reading, row: RunRow, where: str, test: Path, export: Path) -> None:
-    """Both files, or none: a test that cannot pass today would only say that it was made with the wrong code."""
+    """Write the export and the test. If the test would fail now, write neither: the target is the wrong code."""
     check_places(test, export, where)
     require_new(test)
     require_new(export)
@@ -77,7 +78,7 @@ def _with_test(store: Reading, row: RunRow, where: str, test: Path, export: Path
 
 
 def _compared(draft: Path, target: Target, where: str) -> list[str]:
-    """The targets of all agents that have a run in the export, after they were held to it."""
+    """Replay and rerun all runs of the export, and return the targets of their agents."""
     from perdure.testing.recorder import recorded
     from perdure.testing.rerun import Changed
 
@@ -101,14 +102,17 @@ def _compared(draft: Path, target: Target, where: str) -> list[str]:
         recording.replay(*agents)
         recording.rerun(*agents).check()
     except Changed as changed:
-        raise common.Stop(
+        raise common.ExitWith(
             f"{where} does not do any more what run {recording.run_id} did, and no test was written: {changed}", common.DIFFERENT
         ) from None
     return targets
 
 
 def _loaded() -> dict[str, Agent[Any, Any]]:
-    """The agents that have a name in some module of those that the target has brought along, for code that calls `kids.clerk(…)`."""
+    """The agents in all loaded modules, by name. Needed if the code calls an agent as `kids.clerk(…)`.
+
+    If two agents have the same name, this name is left out.
+    """
     from perdure.agent import Agent
 
     modules = [vars(module) for module in list(sys.modules.values()) if hasattr(module, "__dict__")]
@@ -118,7 +122,10 @@ def _loaded() -> dict[str, Agent[Any, Any]]:
 
 
 def _importable(agent: Agent[Any, Any], target: Target, where: str) -> str | None:
-    """`module:NAME` of a child's agent: where its parent's code is, if it has a name there, else where it was declared."""
+    """`module:NAME` of a child's agent, in the parent's module or else in the module that declares the agent.
+
+    None if no such module has a name for the agent.
+    """
     module, _, _ = where.rpartition(":")
     file, _, _ = target.recorded.rpartition(":")
     parents = [loaded for loaded in list(sys.modules.values()) if getattr(loaded, "__file__", None) == file]

@@ -1,6 +1,6 @@
-"""Approvals for the eye and for programs: what exactly is proposed, who may decide, and by when.
+"""Approvals as text and as JSON: what exactly is proposed, who may decide, and until when.
 
-What a tool or a model has written is shown as data on lines of its own, under a label of ours: it cannot pass for another field.
+Text from a tool or a model is shown on separate lines with a label, so that it cannot look like another field.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from perdure.cli.verdict import CHARS_SHOWN, approved_input, settled
 from perdure.cli.who import is_among, os_user
 from perdure.engine.api import Reading
 from perdure.errors import InvalidInput, NotFound
+from perdure.inspect.text import plain, plural, span
 from perdure.inspect.view import loader
-from perdure.inspect.words import plain, plural, span
 from perdure.store.api import ApprovalFilter, ApprovalRow
 
 DIGEST_SHOWN = 12
@@ -27,7 +27,10 @@ _ALL = 1_000_000
 
 
 def which_approval(store: Reading, given: str, tenant: str | None) -> ApprovalRow:
-    """The approval that has this id, or the only one whose id begins so. NotFound, also for another tenant's (G16)."""
+    """The approval with this id, or the only approval whose id begins with `given`.
+
+    NotFound if there is no such approval, or if it belongs to another tenant (G16).
+    """
     found = store.approval(given)
     if found is not None and tenant in (None, found.tenant):
         return found
@@ -35,7 +38,8 @@ def which_approval(store: Reading, given: str, tenant: str | None) -> ApprovalRo
     nothing = f"there is no approval {given}; `perdure approvals` shows those that there are"
     if given == begins or len(begins) < SHORTEST_PREFIX:
         raise NotFound(f"{nothing}, and an id may be cut to {_PREFIX} and its first {SHORTEST_PREFIX} characters, not shorter")
-    # Among the settled ones too: who copies the beginning of an old one must not decide a new one with it.
+    # Search the settled approvals too: if the user types the beginning of an old id, a new approval with the same
+    # beginning must not be decided.
     alike = [row for row in store.approvals(ApprovalFilter(status=None, tenant=tenant, limit=_ALL)) if row.approval.startswith(given)]
     if not alike:
         raise NotFound(nothing)
@@ -47,7 +51,7 @@ def which_approval(store: Reading, given: str, tenant: str | None) -> ApprovalRo
 
 
 def record(store: Reading, row: ApprovalRow) -> dict[str, Any]:
-    """The approval as one JSON object, with the whole of what is proposed."""
+    """The approval as one JSON object, with the whole proposed input."""
     standing, request = row.standing, row.standing.request
     return {
         "approval": row.approval,
@@ -80,7 +84,7 @@ def record(store: Reading, row: ApprovalRow) -> dict[str, Any]:
 
 
 def show(store: Reading, row: ApprovalRow, now: int, url: str | None) -> None:
-    """The approval on stdout, for whoever decides it."""
+    """Print the approval for the person who decides."""
     request = row.standing.request
     common.out(f"{common.style(common.clean(row.approval), bold=True)}  {common.clean(request.action)}  ({_state(store, row, now)})")
     acts_for = f", for {row.actor}" if row.actor else ""
@@ -103,11 +107,11 @@ def show(store: Reading, row: ApprovalRow, now: int, url: str | None) -> None:
 
 
 def commands(store: Reading, row: ApprovalRow, now: int, url: str | None) -> list[str]:
-    """What to type to say yes, and to say no; once its time is over, what has the run be told so."""
+    """The commands to approve and to reject. If the approval has expired: the command that resumes the run."""
     settings, words = common.settings_with(url=url), common.url_words(url)
     if _is_over(row, now):
         run = store.get(row.run_id)
-        assert run is not None, row  # the approval's row came with an event of it
+        assert run is not None, row  # one commit writes the approval's row and an event of its run
         return [resume_command(store, top(store, run), settings.url, url)]
     deciders = row.standing.request.by
     by = "" if is_among(deciders, os_user(), (), settings) else " --by WHO"
@@ -137,7 +141,7 @@ def _state(store: Reading, row: ApprovalRow, now: int) -> str:
 
 
 def _is_over(row: ApprovalRow, now: int) -> bool:
-    """Whether its time is over, and nobody has recorded it: it takes no decision any more."""
+    """Has the approval expired, and no worker has recorded this yet? Then the approval can no longer be decided."""
     request = row.standing.request
     return row.standing.status == "pending" and request.on_expiry != "wait" and request.expires_at is not None and request.expires_at <= now
 

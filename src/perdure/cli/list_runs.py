@@ -1,4 +1,4 @@
-"""`perdure list`: runs, newest first."""
+"""`perdure list`: the runs, newest first. With --workers: the workers and the queues."""
 
 from __future__ import annotations
 
@@ -6,16 +6,66 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import click
+import msgspec
 
 from perdure.cli import common
-from perdure.cli.list_workers import show_crew
 from perdure.cli.serving import gap, stranded, unserved
 from perdure.core.suspects import Group
 from perdure.errors import InvalidInput
-from perdure.inspect.serving import name_of
-from perdure.inspect.suspects import deaths_words, suspect_words, waits_as_suspect
-from perdure.inspect.words import clip, clock, span
+from perdure.inspect.text import clip, clock, moment, plural, span
+from perdure.inspect.workers import Crew, Lag, WorkerView, crew, deaths_words, name_of, suspect_words, waits_as_suspect
+from perdure.settings import Settings
 from perdure.store.api import Filter, RunRow, Status, WorkerRow
+
+# -- `perdure list --workers`
+
+
+def show_crew(settings: Settings, as_json: bool) -> None:
+    """Print the workers with their leases, then the queues. With --json: one object per line, each with a `kind`."""
+    with common.existing_runs(settings.url) as store:
+        now = common.now_at(store)
+        found = crew(store, now, round(settings.lease_s * 1e6), settings.queues)
+    if as_json:
+        for kind, rows in (("worker", found.workers), ("queue", found.queues)):
+            for row in rows:
+                record: dict[str, Any] = msgspec.to_builtins(row)
+                common.out_json({"kind": kind, **record})
+        return
+    _print(found, now)
+
+
+def _print(found: Crew, now: int) -> None:
+    if found.workers:
+        common.table(("worker", "state", "since", "lease", "runs", "serves", "queues"), [_member(one, now) for one in found.workers])
+    else:
+        common.note("no worker has signed on: perdure worker FILE.py starts one")
+    if found.queues:
+        common.out()
+        common.table(("queue", "ready", "oldest waits", "held", "tenants"), [_queue(one) for one in found.queues])
+    else:
+        common.note("no run is ready, and none is held")
+
+
+def _member(one: WorkerView, now: int) -> tuple[str, ...]:
+    silent = span(round(one.silent_s * 1e6))
+    left = span(round(one.lease_left_s * 1e6))
+    return (
+        one.name,
+        "alive" if one.alive else f"dead, or silent for {silent}",
+        moment(one.since, now),
+        f"{left} left" if one.alive else "ran out" if one.lease_left_s <= 0 else f"{left} left, and not waited for",
+        f"{one.runs:,}",
+        ", ".join(one.serves) or "nothing",
+        "all" if one.queues is None else ", ".join(one.queues),
+    )
+
+
+def _queue(one: Lag) -> tuple[str, ...]:
+    held = f"{one.held:,}" if one.limit is None else f"{one.held:,} of {one.limit:,}"
+    return (one.queue, f"{one.ready:,}", span(round(one.waited_s * 1e6)) if one.ready else "–", held, plural(one.tenants, "tenant"))
+
+
+# -- `perdure list`
 
 
 @click.command("list")
@@ -25,7 +75,7 @@ from perdure.store.api import Filter, RunRow, Status, WorkerRow
 @click.option(
     "--unserved", "stuck", is_flag=True, help="Only unfinished runs that no live worker can go on with, or whose worker is dead or silent."
 )
-@click.option("--workers", "who_works", is_flag=True, help="Instead of runs: who works on what, and what waits for them, by queue.")
+@click.option("--workers", "who_works", is_flag=True, help="Instead of runs: the workers with their leases, and the queues.")
 @click.option("--limit", type=click.IntRange(min=1, max=1_000_000), default=50, show_default=True, metavar="N", help="At most so many.")
 @common.url_option
 @common.json_option
@@ -74,7 +124,7 @@ def _cells(row: RunRow, workers: Sequence[WorkerRow], groups: Mapping[str, Group
 
 
 def _about(row: RunRow, workers: Sequence[WorkerRow], groups: Mapping[str, Group], now: int, stuck: bool) -> str:
-    """What it waits for or has come to; and why nobody goes on with it, where it is ready or that was asked for."""
+    """What the run waits for, or its error. If the run is ready, or with --unserved: also why no worker claims it."""
     own = row.error if row.status in ("failed", "needs_attention") else row.waiting_for
     if row.status == "queued" and row.ready_at is not None and row.ready_at > now:
         own = f"not before {clock(row.ready_at, now)}"

@@ -20,7 +20,7 @@ from perdure.store.sqlite.queries import QUERIES
 
 
 class _Schema(NamedTuple):
-    """Where a schema is, its version there, and the one that this perdure uses."""
+    """The place of a schema, its version, and the version that this perdure uses."""
 
     where: str
     version: int
@@ -28,11 +28,11 @@ class _Schema(NamedTuple):
 
 
 @click.command("migrate")
-@click.option("--check", is_flag=True, help="Only tell; code 7 when there is something to do.")
+@click.option("--check", is_flag=True, help="Change nothing; code 7 when there is something to migrate.")
 @common.url_option
 @common.json_option
 def command(check: bool, url: str | None, as_json: bool) -> int:
-    """Bring the schema up to this perdure's version. Opening a database does the same; this says from where to where."""
+    """Migrate the schema to this perdure's version. Opening a database does the same; this prints the versions."""
     settings = common.settings_with(url=url)
     common.require_database(settings.url)
     look = _postgres if is_postgres(settings.url) else _sqlite
@@ -42,7 +42,7 @@ def command(check: bool, url: str | None, as_json: bool) -> int:
             f"{before.where} has schema version {before.version}, this perdure knows {before.latest}: upgrade perdure, nothing was changed"
         )
     if not check:
-        # Opening it migrates it, in one transaction per version.
+        # To open the database migrates it, with one transaction for each version.
         common.open_with(settings).close()
     after = before if check else look(settings)
     if as_json:
@@ -70,7 +70,7 @@ def _sqlite(settings: Settings) -> _Schema:
 
 
 def sqlite_version(path: Path) -> int:
-    """The version of the schema in the file, without changing anything; 0 when it has none of ours."""
+    """The version of the schema in the file; 0 if the file has no journal. The file is only read."""
     if not holds_journal(path):
         return 0
     try:

@@ -1,4 +1,4 @@
-"""`perdure pause`: have a run stand still."""
+"""`perdure pause`: stop a run at its next step, until the run is unpaused."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 @click.command("pause")
 @common.run_argument
-@click.option("--reason", metavar="TEXT", help="Why, for whoever reads the journal later.")
+@click.option("--reason", metavar="TEXT", help="Why; a note for the journal.")
 @by_option("Who asks.")
 @common.url_option
 @common.json_option
 def command(run_id: str, reason: str | None, by: str | None, url: str | None, as_json: bool) -> None:
-    """Have RUN stand still at its next step. What is under way ends first, and whatever reaches it meanwhile is kept."""
+    """Pause RUN at its next step. Calls that are under way end first; what is posted to a paused run is kept."""
     settings = common.settings_with(url=url)
 
     async def pause(app: Perdure) -> tuple[bool, RunRow]:
-        stood_still = (await app.handle(run_id).status()).status == "paused"
+        stood_still = (await app.handle(run_id).row()).status == "paused"
         await app.pause(run_id, by=speaker(by), reason=reason)
-        return stood_still, await app.handle(run_id).status()
+        return stood_still, await app.handle(run_id).row()
 
     stood_still, row = speak(settings, pause)
     if as_json:
@@ -36,7 +36,7 @@ def command(run_id: str, reason: str | None, by: str | None, url: str | None, as
         return
     on = shell.command("unpause", run_id) + common.url_words(url)
     if stood_still and row.status == "paused":
-        # Nothing is recorded the second time: a reason that is dropped must not look accepted.
+        # A second pause records nothing. If the user gave a reason, say that this reason is not recorded.
         kept = "; the reason stays the one that was given first" if reason is not None else ""
         common.out(common.clean(f"run {run_id} is paused already{kept}; let it go on: {on}"))
     elif row.status == "paused":

@@ -1,4 +1,4 @@
-"""`perdure run PLAN --check`: the plan is sound, and this is the order of its steps."""
+"""`perdure run PLAN --check`: check a plan, and print the order of its steps."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.cli import common
 from perdure.errors import InvalidInput
-from perdure.inspect.words import plural
+from perdure.inspect.text import plural
 
 if TYPE_CHECKING:
     from perdure.agent import Agent
-    from perdure.plan.check import Checked
+    from perdure.agents.plan.check import CheckedStep
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def show_order(agent: Agent[Any, Any], target: str, given: Arguments | None, *, as_json: bool) -> int:
-    """Print the steps by when they begin; InvalidInput when the agent is no plan, or the arguments that are given are not what it takes.
+    """Print the steps in the order in which they can begin.
 
-    That it could be loaded has checked it. Without any arguments (None) it is checked without them.
+    InvalidInput if the agent is no plan, or if the arguments `given` do not fit. `given` is None if there are no
+    arguments to check. The plan itself was checked when it was loaded.
     """
-    from perdure.plan import Plan
+    from perdure.agents.plan import Plan
 
     if not isinstance(agent, Plan):
         raise InvalidInput(f"--check: {target} is agent {agent.name}, and no plan whose steps are known beforehand")
@@ -44,15 +45,15 @@ def show_order(agent: Agent[Any, Any], target: str, given: Arguments | None, *, 
     return common.SUCCEEDED
 
 
-def _turns(steps: Sequence[Checked]) -> dict[str, int]:
-    """When each step can begin at the earliest; those of one turn run at the same time."""
+def _turns(steps: Sequence[CheckedStep]) -> dict[str, int]:
+    """step → the earliest turn in which the step can begin. The steps of one turn can run at the same time."""
     turns: dict[str, int] = {}
-    for step in steps:  # whatever it waits for stands before it
+    for step in steps:  # the steps are sorted: a step comes after all steps that it waits for
         turns[step.name] = 1 + max((turns[name] for name in step.waits_for), default=0)
     return turns
 
 
-def _about(step: Checked) -> str:
+def _about(step: CheckedStep) -> str:
     parts = [
         f"after {', '.join(step.waits_for)}" if step.waits_for else "",
         f"when {' and '.join(map(str, step.when))}" if step.when else "",

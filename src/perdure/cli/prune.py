@@ -1,4 +1,4 @@
-"""`perdure prune`: runs that ended long ago are deleted, and a tombstone of each stays."""
+"""`perdure prune`: delete runs that ended long ago. A tombstone of each run stays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perdure.cli import common
 from perdure.cli.times import parse_past
 from perdure.cli.who import os_user
 from perdure.errors import InvalidInput
-from perdure.inspect.words import plural
+from perdure.inspect.text import plural
 from perdure.store import pruning
 from perdure.store.api import FINISHED, Pruned, Status
 
@@ -34,7 +34,8 @@ _ENDED = tuple(status for status in get_args(Status) if status in FINISHED)
 def command(age: str, statuses: str, limit: int | None, dry_run: bool, url: str | None, as_json: bool) -> None:
     """Delete runs that ended long ago, each with its children and its undo: all of them or none.
 
-    Never one that is unfinished, or of which somebody still has to hear. A tombstone stays: the id is not used again, and `show` says when.
+    Never a family with an unfinished run or with a notice that was not sent. A tombstone stays: the id is not used
+    again, and `show` says when the run was pruned.
     """
     wanted = _statuses(statuses)
     with common.existing_store(url) as store:
@@ -75,4 +76,4 @@ def _progress(done: Pruned) -> None:
 
 
 def _silent(done: Pruned) -> None:
-    """stderr too stays empty for programs."""
+    """Show no progress. Used with --json, so that stderr stays empty for programs."""

@@ -1,4 +1,4 @@
-"""`perdure reject`: say no to what is proposed."""
+"""`perdure reject`: reject what an approval proposes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 @common.url_option
 @common.json_option
 def command(approval: str, reason: str, url: str | None, as_json: bool, **who: Any) -> None:
-    """Say no to the approval ID, which may be cut to its first 6 characters after "ap-". One no is enough, whatever the quorum."""
+    """Reject the approval ID, which may be cut to its first 6 characters after "ap-".
+
+    One rejection is enough, whatever the quorum.
+    """
 
     async def no(app: Perdure, found: str, voter: dict[str, Any]) -> ApprovalRow:
         return await app.reject(found, reason=reason, **voter)

@@ -1,4 +1,4 @@
-"""`perdure replay`: recorded runs against this code."""
+"""`perdure replay`: check recorded runs against this code."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import msgspec
 from perdure.cli import common
 from perdure.cli.target import load_target, load_targets, recorded_target, with_children
 from perdure.engine.api import Reading
+from perdure.engine.local.sandbox import guard
 from perdure.errors import InvalidInput, UnknownAgent
 from perdure.inspect.replay import Different, Same, compare
+from perdure.inspect.text import plural
 from perdure.inspect.view import all_rows, loader, read_run, require
-from perdure.inspect.words import plural
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, Filter, RunRow
-from perdure.worker.outside import guard
 
 if TYPE_CHECKING:
     from perdure.agent import Agent
-    from perdure.inspect.export import Journal
+    from perdure.inspect.export import ExportedJournal
 
 
 @click.command("replay")
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 @common.url_option
 @common.json_option
 def command(words: tuple[str, ...], file: str | None, every: bool, tools: str | None, url: str | None, as_json: bool) -> int:
-    """Check recorded runs against this code: RUN [TARGET], --all TARGET, or --export FILE TARGET. Nothing is performed or written.
+    """Check recorded runs against this code: RUN [TARGET], --all TARGET, or --export FILE TARGET.
 
-    With --all a finished run of another version counts only where no version is declared: what a new version changes on purpose is no
-    difference. Code 7 when the code asks for something else than a journal has.
+    Nothing is performed or written. With --all, finished runs of another declared version are left out: a new version
+    may change things on purpose. Code 7 when the code asks for something else than a journal has.
     """
     settings = common.settings_with(url=url)
-    guard()  # a replayed agent must not touch the world either
+    guard()  # also in a replay, an agent must not do I/O
     if file is not None:
         if every:
             raise InvalidInput("--all means the runs of a database, and --export those of a file; give one of them")
@@ -67,12 +67,12 @@ def command(words: tuple[str, ...], file: str | None, every: bool, tools: str | 
 
 
 def _exported(file: str, words: tuple[str, ...], tools: str | None, settings: Settings, as_json: bool) -> int:
-    """The runs of a file whose agents the targets are, or name."""
+    """Compare the runs of an export with the agents of the targets, and with the agents that their code names."""
     from perdure.inspect.export import load
 
     exported = load(file)
     targets = with_children([loaded.agent for target in words for loaded in load_targets(target, tools)])
-    agents = {agent.name: agent for agent in reversed(targets)}  # of two that claim one name the one that was asked for counts
+    agents = {agent.name: agent for agent in reversed(targets)}  # if two agents have one name, the first counts
     if exported.root.agent not in agents:
         raise UnknownAgent(f"{file} is of agent {exported.root.agent!r}, and {' '.join(words)} has {', '.join(agents)}; name the right one")
     different = 0
@@ -114,7 +114,10 @@ def _every(store: Reading, words: tuple[str, ...], tools: str | None) -> Iterato
 
 
 def _is_history(row: RunRow, agent: Agent[Any, Any]) -> bool:
-    """Whether the run has ended in a version that its author tells apart from this one."""
+    """Is this a finished run of another version, which code with a declared version need not be able to replay?
+
+    A version is declared if it is not the digest of the source.
+    """
     from perdure.agent import source_digest
 
     return row.status in FINISHED and row.version != agent.version and agent.version != source_digest(agent.fn)
@@ -126,7 +129,7 @@ def _compare(store: Reading, row: RunRow, agent: Agent[Any, Any], settings: Sett
     return compare(row.run_id, reading.events, reading.state, partial(agent.machine_of, load=load, max_steps=settings.max_steps), load)
 
 
-def _line(found: Same | Different, row: RunRow | Journal, agent: Agent[Any, Any]) -> str:
+def _line(found: Same | Different, row: RunRow | ExportedJournal, agent: Agent[Any, Any]) -> str:
     versions = "" if row.version == agent.version else f" (it began with version {row.version}; this code is {agent.version})"
     if isinstance(found, Same):
         return f"run {found.run_id}: same: {plural(found.activations, 'activation')}, {plural(found.calls, 'call')}{versions}"

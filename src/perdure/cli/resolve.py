@@ -30,10 +30,10 @@ from perdure.store.api import RunRow
     "--fail",
     "failure",
     metavar="TEXT",
-    help="Give it up; the agent gets ToolFailed with this text. Its cost is charged: it may have happened.",
+    help="Record it as failed; the agent gets ToolFailed with this text. Its cost is charged: it may have happened.",
 )
 @click.option("--by", metavar="WHO", help="Who says so. Default: the user of this process.")
-@click.option("--note", metavar="TEXT", help="How you know, for whoever reads the journal later.")
+@click.option("--note", metavar="TEXT", help="How you know; a note for the journal.")
 @common.url_option
 @common.json_option
 def command(
@@ -48,7 +48,7 @@ def command(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Say what became of CALL of RUN, which is in doubt: exactly one of --happened, --did-not-happen and --fail."""
+    """Settle CALL of RUN, which is in doubt, with exactly one of --happened, --did-not-happen and --fail."""
     if (happened is not None) + did_not_happen + (failure is not None) != 1:
         raise InvalidInput(f"call {call} needs exactly one answer: --happened JSON, --did-not-happen or --fail TEXT")
     if final and not did_not_happen:
@@ -88,7 +88,7 @@ async def _resolve(settings: Settings, run_id: str, call: int, answer: dict[str,
     async with Perdure(settings=settings) as app:
         await app.resolve(run_id, call, **answer, by=by, note=note)
         handle = app.handle(run_id)
-        return await handle.status(), (await handle.state()).cancel is not None
+        return await handle.row(), (await handle.state()).cancel is not None
 
 
 def _by_whom(row: RunRow, settings: Settings, url: str | None) -> str:

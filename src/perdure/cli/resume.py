@@ -1,4 +1,4 @@
-"""`perdure resume`: drive an existing run here."""
+"""`perdure resume`: drive an existing run in this process."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 @common.url_option
 @common.json_option
 def command(run_id: str, target: str | None, tools: str | None, adopt: bool, no_wait: bool, url: str | None, as_json: bool) -> int:
-    """Drive RUN here until it finishes. A run that needs attention is sent back to work; a finished one shows its result.
+    """Drive RUN here until it finishes. A run that needs attention is requeued; of a finished run the result is shown.
 
-    Without TARGET the code recorded with the run is used, if it is your own file below this folder or beside the database, declares
-    the agent, and no other user can write to it or to its folder.
+    Without TARGET the code recorded with the run is used, if it is your own file below this folder or beside the
+    database, declares the agent, and no other user can write to it or to its folder.
     """
     settings = common.settings_with(url=url)
     log_to_stderr(logging.WARNING)
@@ -45,16 +45,16 @@ def command(run_id: str, target: str | None, tools: str | None, adopt: bool, no_
     with common.existing_runs(url) as store:
         row = require(store, run_id)
         where = None if row.status in FINISHED else _where(store, row, target, tools, settings, url)
-    # Loaded before there is a loop: a program that runs something of its own when it is imported does so without harm.
+    # Load the target before asyncio.run: the import of a module may run a loop.
     agents = [] if where is None else with_children([load_target(where, tools).agent])
     return asyncio.run(_resume(settings, row, agents, adopt=adopt, wait=not no_wait, url=url, as_json=as_json))
 
 
 def _where(store: Reading, row: RunRow, target: str | None, tools: str | None, settings: Settings, url: str | None) -> str:
-    """The TARGET that was typed, or the one recorded with the run."""
+    """The TARGET that the user typed, or the target that the run has recorded."""
     run_id = row.run_id
     if (undone := undone_by(run_id)) is not None:
-        # Its code is the journal of the run that it undoes.
+        # An undo has no target: `perdure undo` builds the agent of the undo from the run that is undone.
         raise InvalidInput(f"run {run_id} is the undo of run {undone}, and goes on with: {shell.command('undo', undone)}")
     if tools is not None and target is None:
         whole = f"{shell.command('resume', run_id)} PLAN.toml --tools {shell.quote(tools)}"
@@ -70,16 +70,16 @@ async def _resume(
     run_id = row.run_id
     async with Perdure(agents=agents, settings=settings) as app:
         if row.status in FINISHED:
-            return finish(app, row, as_json=as_json, url=url)  # no code is needed to read a result
+            return finish(app, row, as_json=as_json, url=url)  # reading a result needs no code
         if adopt:
             await _adopt(app, row)
         if row.status == "needs_attention":
-            await app.requeue(run_id, by=os_user(), note="perdure resume")
+            await app.unpause(run_id, by=os_user(), note="perdure resume")
         return finish(app, await drive(app, run_id, wait=wait), as_json=as_json, url=url)
 
 
 async def _adopt(app: Perdure, row: RunRow) -> None:
-    """Let the code that is here go on with the run and those below it that were begun with another version of it."""
+    """Adopt the run and the unfinished runs below it, each if this process does not have the version of that run."""
     for one in (row, *app.reading.family(row.run_id)):
         here = [served.version for served in app.versions if served.agent == one.agent]
         if here and one.version not in here:

@@ -1,11 +1,11 @@
-"""`perdure run`: start a run, or resume the one with that id, and drive it here."""
+"""`perdure run`: start a run, or resume the run with this id, and drive the run in this process."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, NamedTuple, get_args
 
 import click
@@ -20,13 +20,12 @@ from perdure.cli.times import parse_future
 from perdure.core import codec
 from perdure.core.budget import micros
 from perdure.core.events import Limits, OnExceed
+from perdure.core.times import EPOCH
 from perdure.errors import InvalidInput, StoreUnavailable
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow
 from perdure.store.open import is_postgres
 from perdure.store.postgres.driver import require_psycopg
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @click.command("run")
@@ -51,7 +50,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 @click.option(
     "--on-exceed",
     type=click.Choice(get_args(OnExceed)),
-    help="What then: stop until somebody adds to it, or fail the call. Default: as the agent declares.",
+    help="When it is used up: pause until the budget is raised, or fail the call. Default: as the agent declares.",
 )
 @click.option("--detach", is_flag=True, help="Only start it, for a worker to drive; prints its id.")
 @click.option(
@@ -81,8 +80,8 @@ def command(
 ) -> int:
     """Start TARGET (FILE.py:NAME, package.module:NAME, or a plan in FILE.toml), and drive it here until it finishes.
 
-    It stays for its own timers and retries, and while a worker elsewhere has the run; it leaves with code 3 when only something from
-    outside can go on.
+    This process waits for the run's timers and retries, and while another worker holds the run. It leaves with code 3
+    when only something from outside can wake the run.
     """
     settings = common.settings_with(url=url)
     args, kwargs = arguments(pairs, input_text)
@@ -105,7 +104,7 @@ def command(
 
 
 def _history(settings: Settings, agent: Agent[Any, Any], kwargs: dict[str, Any], after: str, tenant: str) -> Any:
-    """What was said in another run."""
+    """The conversation of the run `after`."""
     from perdure.app import Perdure
 
     if "history" not in agent.parameter_names:
@@ -121,7 +120,10 @@ def _history(settings: Settings, agent: Agent[Any, Any], kwargs: dict[str, Any],
 
 
 def _place_without_journal(settings: Settings) -> str | None:
-    """A server's database that has no journal yet: that a URL was meant otherwise is noticed best when the first one is made."""
+    """The name of the PostgreSQL database and schema, if the schema has no journal yet; else None.
+
+    When `run` creates a new journal, it tells the user, because the URL may be wrong.
+    """
     if not is_postgres(settings.url):
         return None
     require_psycopg()
@@ -130,12 +132,12 @@ def _place_without_journal(settings: Settings) -> str | None:
     try:
         where, version = schema_version(settings.url, settings.answer_s)
     except StoreUnavailable:
-        return None  # a server that is starting up is waited for, with the app
+        return None  # the server may be starting: the app waits for the server
     return None if version else where
 
 
 def _budget(declared: Limits | None, usd: str | None, on_exceed: OnExceed | None) -> Limits | None:
-    """The budget that the command line names; what happens at its end stays as the agent declares it, unless that is said too."""
+    """The budget of the command line. Without --on-exceed, `on_exceed` comes from the agent's declared budget."""
     if usd is None and on_exceed is None:
         return None
     if usd is not None:
@@ -161,13 +163,14 @@ async def _run(settings: Settings, wanted: _Wanted, *, detach: bool, wait: bool,
 
     agent, recorded = wanted.target
     async with Perdure(agents=with_children([agent]), settings=settings) as app:
-        not_before = None if wanted.not_before is None else _EPOCH + timedelta(microseconds=wanted.not_before)
+        not_before = None if wanted.not_before is None else EPOCH + timedelta(microseconds=wanted.not_before)
         handle = await app.start_encoded(agent, wanted.encoded_input, target=recorded, not_before=not_before, **wanted.options)
-        row = await handle.status()
+        row = await handle.row()
         if detach:
             _started(row, resume_command(app.reading, row, settings.url, url), as_json)
             return common.SUCCEEDED
-        # A run that needs a person is not sent back to work by a script that runs twice: that is what `resume` and `unpause` say.
+        # Do not requeue a run that needs a person: a script may run this command twice. `resume` and `unpause`
+        # requeue such a run.
         if row.status not in ("needs_attention", "paused") and wait:
             row = await drive_or_follow(app, handle.id, not_before=wanted.not_before or 0)
         elif row.status not in ("needs_attention", "paused") and (wanted.not_before or 0) <= common.now_us():
@@ -188,7 +191,7 @@ def _started(row: RunRow, resume: str, as_json: bool) -> None:
 
 
 def arguments(pairs: Sequence[str], input_text: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments out of `key=value` pairs or `--input`."""
+    """Positional and keyword arguments from `key=value` pairs or from `--input`."""
     if input_text is not None:
         if pairs:
             raise InvalidInput(f"--input and {pairs[0]!r} both give the input; use one of them")

@@ -1,4 +1,4 @@
-"""Which runs no live worker can go on with, and why not."""
+"""Which runs no live worker can drive, and why not."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from typing import get_args
 
 from perdure.core.identity import undone_by
 from perdure.engine.api import Reading
-from perdure.inspect.serving import missing, name_of
 from perdure.inspect.view import all_rows
+from perdure.inspect.workers import missing, name_of
 from perdure.store.api import FINISHED, Filter, RunRow, Status, WorkerRow
 
 
 def gap(row: RunRow, workers: Sequence[WorkerRow]) -> str | None:
-    """Why nobody goes on with the run, or would if it were ready, in a few words; None if one would, it has ended, or is an undo."""
+    """In a few words: why no worker drives the run now, or why no worker will drive the run when it is ready.
+
+    None if a worker drives the run or will drive the run, if the run has ended, or if the run is an undo.
+    """
     if row.status in FINISHED or undone_by(row.run_id) is not None:
-        return None  # an undo goes on with the command that began it: no worker serves one
+        return None  # no worker serves an undo: only `perdure undo` drives an undo
     if row.holder is None:
         return _lack(row, workers)
     if any(worker.alive and worker.worker == row.holder for worker in workers):
         return None
-    # It is taken over by the next worker that looks; that there is one is not certain.
+    # The next worker that serves the run takes it over. If there is no such worker, `_lack` says so.
     held = f"held by {name_of(row.holder, workers)}, which is dead or silent"
     return "; ".join(words for words in (held, _lack(row, workers)) if words)
 
@@ -33,12 +36,12 @@ def _lack(row: RunRow, workers: Sequence[WorkerRow]) -> str | None:
 
 
 def stranded(row: RunRow, workers: Sequence[WorkerRow], now: int) -> str | None:
-    """The same for a run that is ready: it would go on now, and nobody takes it."""
+    """Like `gap`, but only for a run that is ready; None if the run is not ready."""
     return gap(row, workers) if row.ready_at is not None and row.ready_at <= now else None
 
 
 def unserved(store: Reading, workers: Sequence[WorkerRow], wanted: Filter) -> list[RunRow]:
-    """Unfinished runs that no live worker could go on with, whatever they wait for, newest first; the filter's limit does not count."""
+    """Unfinished runs that no live worker can drive, newest first. The filter's limit is ignored."""
     open_ = [one for one in get_args(Status) if one not in FINISHED and wanted.status in (None, one)]
     rows = [row for one in open_ for row in all_rows(store, Filter(one, wanted.agent, wanted.tenant)) if gap(row, workers) is not None]
     return sorted(rows, key=lambda row: row.created_at, reverse=True)

@@ -1,26 +1,81 @@
-"""`perdure show`: the state of a run, now or as of an event."""
+"""`perdure show`: the state of a run, now or as of an event. With --prompt: the exact request of a model call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import click
 
 from perdure import shell
 from perdure.cli import common
-from perdure.cli.prompt import show_prompt
+from perdure.core import codec
 from perdure.core.approval import count_people
 from perdure.core.codec import Payload
-from perdure.core.prompts import is_request
+from perdure.core.prompt_deltas import is_request
 from perdure.core.state import AskState, CallState
 from perdure.engine.api import Reading
-from perdure.inspect.asks import verdict
-from perdure.inspect.children import outcome
+from perdure.errors import StoreCorrupt
 from perdure.inspect.cost import budget_view, budget_words, cost_with_children, cost_words
-from perdure.inspect.models import asked_words, result_words
+from perdure.inspect.prompt import request_of_call
+from perdure.inspect.text import asked_words, called, clip, failed, people, place_words, places, plural, result_words, shown, span
 from perdure.inspect.view import RunView, loader, read_run, run_record
-from perdure.inspect.waits import strays, unread_record, unread_words
-from perdure.inspect.words import called, clip, failed, people, place_words, places, plural, shown, span
+from perdure.inspect.why.calls import strays, unread_record, unread_words
+from perdure.inspect.why.waiting import outcome, verdict
+
+_SHOWN_APART = ("model", "messages", "system", "tools")
+
+
+# -- `perdure show RUN --prompt CALL`
+
+
+def show_prompt(reading: RunView, number: int, load: Callable[[Payload], bytes], *, as_json: bool) -> None:
+    """Print the request of this call. Exit code 7 if the rebuilt request does not have the recorded digest."""
+    try:
+        whole = request_of_call(reading, number, load)
+    except StoreCorrupt as error:
+        raise common.ExitWith(f"run {reading.row.run_id}: {error}; see what else is damaged: perdure verify", common.DIFFERENT) from None
+    if as_json:
+        common.out_exact(whole)
+        return
+    for line in _lines(reading.row.run_id, number, whole):
+        common.out(line)
+
+
+def _lines(run_id: str, number: int, whole: bytes) -> Iterator[str]:
+    request: dict[str, Any] = codec.decode(whole)
+    yield common.clean(f"run {run_id}, call {number}: {request.get('model')} was asked this, {plural(len(request['messages']), 'message')}")
+    yield f"made again from the journal; SHA-256 {codec.digest(whole)}, as recorded"
+    options = {name: value for name, value in request.items() if name not in _SHOWN_APART}
+    if options:
+        yield common.clean("with " + ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in options.items()))
+    if request.get("system"):
+        yield from _part("system", request["system"])
+    for tool in request.get("tools", ()):
+        yield from _part(f"tool {tool.get('name')}", str(tool.get("description", "")), *common.json_lines(tool.get("schema")))
+    for place, message in enumerate(request["messages"], 1):
+        yield from _message(place, message)
+
+
+def _message(place: int, message: dict[str, Any]) -> Iterator[str]:
+    role = str(message.get("role"))
+    if role == "tool":
+        role = f"{'error' if message.get('error') else 'result'} of {message.get('name')} (use {message.get('id')})"
+    uses = (f"wants {use.get('name')} (use {use.get('id')}): {common.to_json(use.get('arguments'))}" for use in message.get("uses", ()))
+    raw = [f"and for its provider: {common.to_json(message['raw'])}"] if "raw" in message else []
+    yield from _part(f"{place}. {role}", str(message.get("text", "")), *uses, *raw)
+
+
+def _part(title: str, text: str, *more: str) -> Iterator[str]:
+    """A title line, then the text, indented, so that recorded text cannot look like a title."""
+    yield ""
+    yield common.style(common.clean(title), bold=True)
+    for line in [*(text.split("\n") if text else ()), *more]:
+        yield common.clean(f"  {line}")
+
+
+# -- `perdure show RUN`
 
 
 @click.command("show")
@@ -113,7 +168,7 @@ def _children(reading: RunView) -> list[tuple[str, ...]]:
 
 
 def _failed_where(reading: RunView) -> list[str]:
-    """Where the calls that failed for good were raised."""
+    """For each failed call: where its exception was raised."""
     lines = []
     for call in reading.state.calls.values():
         if call.phase == "failed" and (found := places(call.failure)):

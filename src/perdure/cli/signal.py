@@ -1,4 +1,4 @@
-"""`perdure signal`: hand something to a run."""
+"""`perdure signal`: send a signal to a run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import click
 
 from perdure.cli import common
 from perdure.cli.steering import by_option, speak, speaker, who_goes_on
+from perdure.control import MAX_SIGNAL_BYTES
 from perdure.core import codec
-from perdure.desk import MAX_SIGNAL_BYTES
 from perdure.errors import InvalidInput, NotEncodable
 
 if TYPE_CHECKING:
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 @common.url_option
 @common.json_option
 def command(run_id: str, topic: str, payload: str | None, key: str | None, by: str | None, url: str | None, as_json: bool) -> None:
-    """Hand JSON (- reads it from stdin; null without it) to RUN, whose agent gets it from run.receive(TOPIC).
+    """Send JSON (- reads it from stdin; null without it) to RUN, whose agent gets it from run.receive(TOPIC).
 
-    In order per topic, and kept until the agent asks for it. Code 2 when the run has ended.
+    Signals are in order per topic, and kept until the agent receives them. Code 2 when the run has ended.
     """
     settings = common.settings_with(url=url)
     value = _value(payload)
 
     async def send(app: Perdure) -> tuple[RunRow, str]:
         await app.signal(run_id, topic, value, key=key, by=speaker(by))
-        row = await app.handle(run_id).status()
+        row = await app.handle(run_id).row()
         return row, who_goes_on(app.reading, row, settings, url)
 
     row, then = speak(settings, send)

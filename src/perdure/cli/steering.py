@@ -1,4 +1,4 @@
-"""Speaking to runs from the command line: who speaks and from where, and who goes on with the run afterwards."""
+"""Shared by verbs that post to runs: who posts, from where, and which process drives the run after the post."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def by_option(words: str) -> Callable[[F], F]:
-    """`--by WHO`, the user of this process unless somebody else is named. The parameter is `by: str | None`; give it to `speaker`."""
+    """The option `--by WHO`. The parameter is `by: str | None`; pass it to `speaker`, which has the default."""
     return click.option("--by", metavar="WHO", help=f"{words} Default: the user of this process.")
 
 
@@ -35,12 +35,12 @@ def speaker(by: str | None) -> str:
 
 
 def source() -> str:
-    """From where it is said: whatever --by claims, the user of the process is on record."""
+    """The source of a post, for the journal. It always names the user of this process, also if --by names another."""
     return f"cli {os_user()}@{socket.gethostname()}"
 
 
 def speak(settings: Settings, words: Callable[[Perdure], Awaitable[T]]) -> T:
-    """Open the journal, which must exist, say it, and return what comes back."""
+    """Open the journal, which must exist, call `words` with the app, and return the result of `words`."""
     common.require_journal(settings.url)
     return asyncio.run(_speak(settings, words))
 
@@ -53,7 +53,7 @@ async def _speak(settings: Settings, words: Callable[[Perdure], Awaitable[T]]) -
 
 
 def who_goes_on(store: Reading, row: RunRow, settings: Settings, url: str | None) -> str:
-    """What becomes of the run now that it has been spoken to, and what to type if nobody else sees to it."""
+    """In words: what happens to the run after a post, and the command to type if no worker claims the run."""
     if row.status in FINISHED:
         return f"it has {row.status}" if row.status != "cancelled" else "it is cancelled"
     if row.holder is not None:
@@ -63,5 +63,5 @@ def who_goes_on(store: Reading, row: RunRow, settings: Settings, url: str | None
     if row.status == "needs_attention":
         return f"it needs attention: {shell.command('why', row.run_id)}{common.url_words(url)}"
     command = resume_command(store, top(store, row), settings.url, url)
-    # The code of an undo is the run that it undoes: no worker serves it.
+    # No worker serves an undo: only `perdure undo` drives an undo.
     return f"go on with it: {command}" if undone_by(row.run_id) is not None else f"a worker goes on with it, or here: {command}"

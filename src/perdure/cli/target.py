@@ -1,26 +1,30 @@
-"""TARGET: `file.py:name`, `package.module:name` or a plan's file, to the agent it names; and which recorded target may be loaded at all.
+"""Finds the agent that a TARGET names, and decides if a target that a run has recorded may be loaded.
 
-A file that lies in a package is loaded as the module it is there, so that its relative imports work. Every error is one line
-that names the file and, where it is inside the file, the line.
+A TARGET is `file.py:name`, `package.module:name` or the file of a plan. A recorded target is loaded only if no other
+user can have chosen or changed the code: several users may write to the database.
 """
 
 from __future__ import annotations
 
+import errno
+import grp
 import importlib
 import importlib.util
 import inspect
 import os
+import pwd
 import stat
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from functools import cache
+from importlib.machinery import all_suffixes
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure import shell
 from perdure.cli.common import database_file, url_words
-from perdure.cli.writable import changed_by_others
 from perdure.core.identity import undone_by
 from perdure.core.state import FINISHED
 from perdure.errors import InvalidInput, NotFound, StoreCorrupt
@@ -30,28 +34,119 @@ if TYPE_CHECKING:
     from perdure.engine.api import Reading
     from perdure.store.api import RunRow
 
+_ROOT = 0
+_SUFFIXES = tuple(all_suffixes())
 
-# Not: "has no agent". What a program makes only when it runs cannot be seen, and such a file is not run because a database names it.
+
+# -- Could another user have changed the code?
+
+
+def changed_by_others(file: Path, top: Path) -> str | None:
+    """How another user could change the code that an import of the file runs; None if only this user and root can.
+
+    `top` is the folder that is put on sys.path: every module in this folder can be imported. Both paths must have no
+    symlinks.
+    """
+    for folder in file.parents:
+        found = folder.stat()
+        if found.st_uid not in (os.geteuid(), _ROOT):
+            return f"{folder} belongs to another user"
+        # In a sticky folder only the owner of an entry can rename or remove the entry. But any user can add an entry,
+        # and an entry in `top` or below `top` can be imported.
+        if _others_write(folder, found) and (folder.is_relative_to(top) or not found.st_mode & stat.S_ISVTX):
+            return f"other users can write to {folder}"
+    for path in _importable(top):
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            continue  # a symlink to a missing file, or the file was just removed
+        if found.st_uid not in (os.geteuid(), _ROOT):
+            return f"{path}, which it can import, belongs to another user"
+        if _others_write(path, found):
+            return f"other users can write to {path}, which it can import" if path != file else f"other users can write to {path}"
+    return None
+
+
+def _others_write(path: Path, found: os.stat_result) -> bool:
+    if found.st_mode & stat.S_IWOTH:
+        return True
+    return bool(found.st_mode & stat.S_IWGRP) and (not _is_private_group(found.st_gid) or _has_access_list(path))
+
+
+@cache
+def _is_private_group(gid: int) -> bool:
+    """Is this user the only member of the group? Many systems have such a group for each user, and a umask of 002."""
+    try:
+        own = pwd.getpwuid(os.geteuid()).pw_name
+        members = grp.getgrgid(gid).gr_mem
+    except KeyError:
+        return False  # the user or the group has no entry, so the members are not known
+    return all(name == own for name in members) and all(
+        user.pw_uid in (os.geteuid(), _ROOT) for user in pwd.getpwall() if user.pw_gid == gid
+    )
+
+
+def _has_access_list(path: Path) -> bool:
+    """Has the file an access control list? Then the group bits of the file's mode may be rights of other users."""
+    if not hasattr(os, "getxattr"):
+        return False
+    try:
+        os.getxattr(path, "system.posix_acl_access")
+    except OSError as error:
+        return error.errno not in (errno.ENODATA, errno.ENOTSUP)
+    return True
+
+
+def _importable(top: Path, seen: set[Path] | None = None) -> list[Path]:
+    """Every module and package below the folder, and the folders of compiled modules.
+
+    A folder with a module anywhere below it is a package. It need not have an __init__.py (a namespace package).
+    """
+    seen = {top.resolve()} if seen is None else seen
+    found: list[Path] = []
+    try:
+        entries = list(os.scandir(top))
+    except PermissionError:
+        return []  # the import system lists a folder before an import, so it can import nothing here
+    for entry in entries:
+        path = Path(entry.path)
+        if not entry.is_dir():
+            found += [path] if entry.name.endswith(_SUFFIXES) else []
+        elif (entry.name.isidentifier() or entry.name == "__pycache__") and path.resolve() not in seen:
+            seen.add(path.resolve())
+            inside = _importable(path, seen)
+            found += [path, *inside] if inside or entry.name == "__pycache__" else []
+    return found
+
+
+# -- Loading targets
+
+
+# The message does not say "has no agent": if a module creates an agent only when the module runs, a parser cannot see
+# this agent. And a module is never run only because a database names it.
 _NOT_SEEN = "does not declare {} as far as can be seen without running it"
-_TOOLS = " --tools "  # between a plan's file and that of its tools, as it is recorded and as it is typed
+_TOOLS = " --tools "  # between the plan's file and the tools' file, in a recorded target and in a command
 
 
 class Target(NamedTuple):
-    """An agent, and the words by which another process finds it."""
+    """An agent, and the text with which another process finds this agent."""
 
     agent: Agent[Any, Any]
-    recorded: str  # "/absolute/file.py:name", or of a plan "/absolute/plan.toml --tools /absolute/tools.py"
+    recorded: str  # "/absolute/file.py:name"; for a plan "/absolute/plan.toml --tools /absolute/tools.py"
 
 
 class _Place(NamedTuple):
-    """How a file is imported: what goes on sys.path, and the module's name from there."""
+    """How a file is imported: the folder for sys.path, and the name of the module below this folder."""
 
     folder: Path
     module: str
 
 
 def load_target(target: str, tools: str | None = None) -> Target:
-    """The one agent that the target names; its name may be left out where the module has exactly one. `tools` is where a plan's are."""
+    """The agent that the target names. The name may be omitted if the module has exactly one agent.
+
+    If the target is the file of a plan, `tools` is the file of the plan's tools.
+    """
     if tools is not None and not _is_plan(target):
         raise InvalidInput(f"--tools {tools}: {target} is no plan's file, which would end in .toml or .json, and has its tools with it")
     found = load_targets(target, tools)
@@ -62,7 +157,7 @@ def load_target(target: str, tools: str | None = None) -> Target:
 
 
 def load_targets(target: str, tools: str | None = None) -> list[Target]:
-    """The agent that the target names, or without a name every agent of its module."""
+    """The agent that the target names. If the target is only a file or a module: every agent of the module."""
     if _is_plan(target):
         plan, _, recorded = target.partition(_TOOLS)
         return [_load_plan(plan, tools or recorded)]
@@ -87,15 +182,15 @@ def load_function(target: str) -> Callable[..., Any]:
 
 
 def _load_plan(where: str, tools: str) -> Target:
-    """The plan in a file that is no code, with the tools of one that is."""
+    """The plan in the file `where`, with the tools of the Python file `tools`."""
     from perdure.agent import Agent
-    from perdure.plan import Plan
+    from perdure.agents.plan import Plan
     from perdure.tool import Tool
 
     if not tools:
         raise InvalidInput(f"{where} is a plan, which names tools; say in which file they are: --tools FILE.py")
     module = _load(tools)
-    # One tool under two names is one tool; Model is no tool, and neither is a class.
+    # Use the id as key: a tool may have two names in the module. A Model and a class are not a Tool.
     callees = {id(value): value for value in vars(module).values() if isinstance(value, (Tool, Agent))}
     plan = Plan.from_file(where, callees.values())
     assert module.__file__ is not None, module
@@ -103,7 +198,10 @@ def _load_plan(where: str, tools: str) -> Target:
 
 
 def with_children(agents: Iterable[Agent[Any, Any]]) -> list[Agent[Any, Any]]:
-    """The agents, and those that their code names, which it may call: their children must be gone on with while they themselves rest."""
+    """The agents, and the agents that their code names.
+
+    The code may call these other agents, and then this process must drive their runs too.
+    """
     from perdure.agent import Agent
 
     found = {(agent.name, agent.version): agent for agent in agents}
@@ -118,7 +216,7 @@ def with_children(agents: Iterable[Agent[Any, Any]]) -> list[Agent[Any, Any]]:
         seen.add(id(function))
         for value in _named_by(function):
             if isinstance(value, Agent):
-                # Of two that claim one name the one that was asked for counts.
+                # Use setdefault: if two agents have the same name and version, the agent from `agents` counts.
                 for part in (value, *_parts(value)):
                     found.setdefault((part.name, part.version), part)
                     functions += [part.fn] if isinstance(part.fn, FunctionType) else []
@@ -129,13 +227,13 @@ def with_children(agents: Iterable[Agent[Any, Any]]) -> list[Agent[Any, Any]]:
 
 
 def _parts(agent: Agent[Any, Any]) -> list[Agent[Any, Any]]:
-    """The agents that an agent was put together from, as a plan is from its steps; those of theirs too."""
+    """The agents from which an agent is built, such as the agents in a plan's steps, and the parts of these agents."""
     parts: tuple[Agent[Any, Any], ...] = getattr(agent, "agents", ())
     return [one for part in parts for one in (part, *_parts(part))]
 
 
 def _named_by(function: FunctionType) -> list[Any]:
-    """What the function's code refers to by a name of its module, or of the functions around it."""
+    """The values that the function's code uses by a global name, or by a name of an enclosing function."""
     codes, names = [function.__code__], set(function.__code__.co_freevars)
     while codes:
         code = codes.pop()
@@ -146,9 +244,11 @@ def _named_by(function: FunctionType) -> list[Any]:
 
 
 def recorded_target(store: Reading, row: RunRow, url: str, verb: str = "resume", options: str = "") -> str:
-    """The target recorded with a run, if it may be loaded: this user's own agent, below the current folder or beside the database.
+    """The target that the run has recorded. InvalidInput if this target must not be loaded.
 
-    A database can be shared, and other users who write to it must not choose what runs here. `options` goes into the command to type.
+    The target may be loaded if its file belongs to this user, is below the current folder or in the folder of the
+    database, and no other user can change it. Several users may write to the database, and they must not choose which
+    code this process runs. `options` is added to the command that the error suggests.
     """
     found = _judge_run(store, row, url)
     if found.target is not None:
@@ -158,37 +258,37 @@ def recorded_target(store: Reading, row: RunRow, url: str, verb: str = "resume",
 
 
 def words_for(store: Reading, row: RunRow, url: str) -> str:
-    """What `resume` and `replay` have to be told, from here, about where the run's code is: "" when they find it by themselves."""
+    """The TARGET to type for this run after `resume` or `replay`; "" if these verbs find the code without a TARGET."""
     found = _judge_run(store, row, url)
     return "" if found.target is not None else found.words or shell.quote(f"FILE.py:{row.agent.removesuffix('.undo')}")
 
 
 def resume_command(store: Reading, row: RunRow, settings_url: str, url: str | None) -> str:
-    """The command that drives the run on, as it can be typed here; `url` is what the command line named."""
+    """The command that resumes the run, ready to type in the current folder. `url` is the value of `--url`."""
     undone = undone_by(row.run_id)
     verb, run_id = ("resume", row.run_id) if undone is None else ("undo", undone)
-    code = "" if row.status in FINISHED else words_for(store, row, settings_url)  # a result is read without code
+    code = "" if row.status in FINISHED else words_for(store, row, settings_url)  # reading a result needs no code
     words = [shell.command(verb, run_id), code]
     return " ".join(word for word in words if word) + url_words(url)
 
 
 def top(store: Reading, row: RunRow) -> RunRow:
-    """The run at the top of the family: whoever drives it drives those below it too."""
+    """The topmost unfinished run of the family. A process that drives this run also drives the runs below it."""
     while row.parent is not None and (parent := store.get(row.parent)) is not None and parent.status not in FINISHED:
         row = parent
     return row
 
 
 class _Judged(NamedTuple):
-    """What is to be thought of a recorded target."""
+    """May a recorded target be loaded?"""
 
-    target: str | None  # what may be loaded
-    words: str = ""  # else the TARGET to type; empty when nobody knows it
+    target: str | None  # the target, if it may be loaded; else None
+    words: str = ""  # if the target may not be loaded: the TARGET to type, or "" if it is not known
     problem: str = ""
 
 
 def _judge_run(store: Reading, row: RunRow, url: str) -> _Judged:
-    """The row is a projection that can be changed without a trace, so the target is the one that the journal's first event has."""
+    """Judge the target in the journal's first event, which the hash chain protects; not the target in the row."""
     from perdure.inspect.verify import creation_of
 
     try:
@@ -207,7 +307,7 @@ def _judge(recorded: str | None, url: str) -> _Judged:
     name = ""
     try:
         where, name = _split(recorded)
-        # Links are followed before anything is judged, and what is loaded is what was judged.
+        # Resolve symlinks before the checks, so that the checked file and the loaded file are the same file.
         file = Path(where).resolve(strict=True) if os.path.isabs(where) else None
     except (OSError, ValueError, RuntimeError):
         file = None
@@ -220,14 +320,14 @@ def _judge(recorded: str | None, url: str) -> _Judged:
     distrust, own = _distrust(file, url)
     if distrust is None:
         return _Judged(f"{file}:{name}" if name else str(file))
-    # Of somebody else's file the path is not repeated: whoever types it shall have looked for the right one first.
+    # If the file belongs to another user, do not put its path into the command: the user must find the code.
     words = shell.quote(f"{file}:{name}" if name else str(file)) if own else ""
     refused = "code is not loaded because a database names it: look at it, then"
     return _Judged(None, words, f"was started from {recorded}, {distrust}; {refused}")
 
 
 def _judge_plan(recorded: str, url: str) -> _Judged:
-    """A plan and the file of its tools are judged like any code: a plan says what is called, and with what."""
+    """Judge the files of a plan and its tools with the same rules as code: a plan decides which calls are made."""
     try:
         files = [Path(where).resolve(strict=True) for where in recorded.split(_TOOLS) if os.path.isabs(where)]
     except (OSError, ValueError, RuntimeError):
@@ -250,7 +350,7 @@ def _judge_plan(recorded: str, url: str) -> _Judged:
 
 
 def _distrust(file: Path, url: str) -> tuple[str | None, bool]:
-    """Why this file must not be loaded on a database's word, None if it may; and whether it is this user's own."""
+    """(why a file that a database names must not be loaded, or None; does the file belong to this user?)"""
     place = _place(file)
     loaded = [file, *(parent / "__init__.py" for parent in file.parents if parent.is_relative_to(place.folder) and parent != place.folder)]
     for one in loaded:
@@ -261,7 +361,7 @@ def _distrust(file: Path, url: str) -> tuple[str | None, bool]:
         return f"and {how}", True
     database = database_file(url)
     beside = database is not None and place.folder == database.resolve().parent and file.parent == place.folder
-    # The folder of a package counts, not the file's: importing it runs every __init__.py on the way.
+    # Check the folder above the package, and not only the file's folder: the import runs every __init__.py between.
     if beside or place.folder.is_relative_to(Path.cwd().resolve()):
         return None, True
     return "which is neither below the current folder nor beside the database", True
@@ -271,7 +371,7 @@ def _import_path(file: Path) -> list[str]:
     return [str(_place(file).folder), *sys.path]
 
 
-# -- finding the module -----------------------------------------------------------------------------------------------------
+# -- finding the module -----------------------------------------------------------------------------------------------
 def _split(target: str) -> tuple[str, str]:
     where, colon, name = target.rpartition(":")
     if not colon:
@@ -279,7 +379,7 @@ def _split(target: str) -> tuple[str, str]:
     if where and name.isidentifier():
         return where, name
     if _is_file(target):
-        return target, ""  # the colon belongs to the path
+        return target, ""  # the colon is a part of the path
     raise InvalidInput(f"{target!r} is not a target; write FILE.py:NAME or package.module:NAME")
 
 
@@ -335,7 +435,10 @@ def _on_path(folder: Path) -> None:
 
 
 def _free_name(stem: str, file: Path) -> str:
-    """The file's own name, as its neighbours import it, unless something else has that name: `json.py` is not `json`."""
+    """A module name for the file. It is the stem of the file, so that other modules in the folder can import the file.
+
+    If another module has this name, the module gets another name: `json.py` must not replace `json`.
+    """
     loaded = sys.modules.get(stem)
     ours = loaded is not None and getattr(loaded, "__file__", None) == str(file)
     taken = (loaded is not None and not ours) or stem in sys.stdlib_module_names
@@ -346,7 +449,7 @@ def _execute(name: str, file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None, file
     module = importlib.util.module_from_spec(spec)
-    # Registered first, as the import system does: type hints and dataclasses look their module up while it loads.
+    # Register the module before it runs, as the import system does: a dataclass looks up its module at this time.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -365,14 +468,14 @@ def _import(load: Callable[[], ModuleType], where: str) -> ModuleType:
         raise
     except ModuleNotFoundError as error:
         if not _is_file(where) and error.name is not None and (where == error.name or where.startswith(f"{error.name}.")):
-            raise  # the target itself is missing, not something that it imports
+            raise  # the target itself is missing, and not a module that the target imports
         raise InvalidInput(f"{_where_raised(error, where)}: {error.msg}; install it, or run from the folder that has it") from error
-    except BaseException as error:  # a module may raise anything, SystemExit too
+    except BaseException as error:  # a module may raise any exception, also SystemExit
         raise InvalidInput(f"{_where_raised(error, where)}: {type(error).__name__}: {error}") from error
 
 
 def _where_raised(error: BaseException, where: str) -> str:
-    """The last line of the user's own code on the way to the error."""
+    """The innermost line in the traceback that is in the target's file, or else in any other code of the user."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
     inside = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
     ending = os.path.abspath(where) if _is_file(where) else os.path.join(*where.split(".")) + ".py"
@@ -387,13 +490,13 @@ def _short(file: str) -> str:
         return file
 
 
-# -- finding the agent ------------------------------------------------------------------------------------------------------
+# -- finding the agent ------------------------------------------------------------------------------------------------
 def _agents(module: ModuleType) -> dict[str, Agent[Any, Any]]:
-    """The module's agents by the name they have in it: its own, or if it has none of its own those that it imports."""
+    """name in the module → agent. The agents that the module declares; if it declares none, those that it imports."""
     from perdure.agent import Agent
 
     everything = {name: value for name, value in vars(module).items() if isinstance(value, Agent)}
-    # One agent under two names is one agent.
+    # An agent with two names counts once, with its first name.
     unique = {id(agent): name for name, agent in reversed(everything.items())}
     agents = {name: agent for name, agent in everything.items() if unique[id(agent)] == name}
     own = {name: agent for name, agent in agents.items() if agent.home == module.__name__}

@@ -1,26 +1,26 @@
-"""Times that a person types: 15m, 2h, 1d, or an ISO time; µs since 1970."""
+"""Parses times that a person types: 15m, 2h, 1d, or an ISO time. The results are in µs since 1970."""
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
 
+from perdure.core.times import EPOCH
 from perdure.errors import InvalidInput
 
 _LENGTH = re.compile(r"(\d{1,9})([smhd])\Z")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST_US = 253_402_300_799_000_000
 
 
 def parse_past(text: str, now: int, option: str) -> int:
-    """The moment that the option means: so long ago, or an ISO time; all that there ever was when that lies before 1970."""
+    """The time that the option names: a length such as 2h before `now`, or an ISO time. 0 if it is before 1970."""
     length = _length_us(text)
     return max(0, _moment(text, option) if length is None else now - length)
 
 
 def parse_future(text: str, now: int, option: str) -> int:
-    """The moment that the option means: so long from now, or an ISO time."""
+    """The time that the option names: a length such as 2h after `now`, or an ISO time."""
     length = _length_us(text.removeprefix("+"))
     moment = _moment(text, option) if length is None else now + length
     if not 0 <= moment <= _LATEST_US:
@@ -40,4 +40,4 @@ def _moment(text: str, option: str) -> int:
         raise InvalidInput(f"{option} {text!r:.60} is not a time; write 15m, 2h, 1d, or an ISO time such as 2026-01-31T14:00Z") from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return (moment - _EPOCH) // timedelta(microseconds=1)
+    return (moment - EPOCH) // timedelta(microseconds=1)

@@ -1,4 +1,4 @@
-"""`perdure trace`: how it came to an event."""
+"""`perdure trace`: the chain of causes that led to an event."""
 
 from __future__ import annotations
 

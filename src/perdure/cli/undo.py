@@ -1,4 +1,4 @@
-"""`perdure undo`: call the compensate hooks of a finished run's calls, last one first."""
+"""`perdure undo`: call the compensate hooks for the calls of a finished run, the last call first."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from perdure.app import Perdure
     from perdure.undo import Deed, Progress, UndoPlan
 
-_WIDTH = 100  # of arguments and results
+_WIDTH = 100  # at most this many characters of arguments or of a result
 
 
 @click.command("undo")
@@ -40,10 +40,11 @@ _WIDTH = 100  # of arguments and results
 @common.url_option
 @common.json_option
 def command(run_id: str, target: str | None, tools: str | None, yes: bool, dry_run: bool, url: str | None, as_json: bool) -> int:
-    """Undo RUN, which has ended: the @tool.compensate hooks of its completed calls, and of its children's, the last one first.
+    """Undo RUN, which has ended: call the @tool.compensate hooks of its completed calls and of its children's.
 
-    The hooks are calls of a run of their own, RUN/undo. Once more goes on where it stopped, and tries a hook that has failed again.
-    Without TARGET the code recorded with the run is used, as `perdure resume` does.
+    The last call is undone first. The hooks are calls of a separate run, RUN/undo. The same command again goes on
+    where it stopped, and tries a failed hook again. Without TARGET the code recorded with the run is used, as by
+    `perdure resume`.
     """
     from perdure.undo import undoable
 
@@ -55,9 +56,9 @@ def command(run_id: str, target: str | None, tools: str | None, yes: bool, dry_r
         if begun is not None and begun.status in FINISHED:
             if not as_json:
                 common.note(f"run {run_id} has had its undo already; nothing is done")
-            return _finish(store, run_id, begun, settings.url, url, as_json)  # no code is needed to see that it is done
+            return _finish(store, run_id, begun, settings.url, url, as_json)  # reading the result needs no code
         words = target or recorded_target(store, row, settings.url, "undo", common.url_words(url))
-    agent = load_target(words, tools).agent  # before there is a loop: what a program does when it is imported may need one of its own
+    agent = load_target(words, tools).agent  # before asyncio.run: the import of a module may run a loop
     if agent.name != row.agent:
         raise UnknownAgent(
             f"run {run_id} belongs to agent {row.agent!r}, and the target is agent {agent.name!r}; name the one that it belongs to"
@@ -94,13 +95,13 @@ async def _undo(
 
 async def _drive(app: Perdure, run_id: str, url: str | None, as_json: bool) -> int:
     stop = stop_on_signals(asyncio.get_running_loop())
-    row = await app.undo(run_id, by=os_user(), accept=True, stop=stop)
-    return _finish(app.reading, run_id, row, app.url, url, as_json)
+    undone = await app.undo(run_id, by=os_user(), accept=True, stop=stop)
+    return _finish(app.reading, run_id, await app.handle(undone.id).row(), app.url, url, as_json)
 
 
-# -- before -------------------------------------------------------------------------------------------------------------------
+# -- before -----------------------------------------------------------------------------------------------------------
 def _ask(plan: UndoPlan, yes: bool) -> None:
-    """Name what stays as it is, and go on only if somebody says so."""
+    """Print the calls that cannot be undone. Return only with --yes, or after the user has confirmed."""
     if not plan.left:
         return
     for line in _left_lines(plan):
@@ -132,7 +133,7 @@ def _deed_lines(deeds: Sequence[Deed]) -> list[str]:
 
 
 def _outcome(deed: Deed) -> str:
-    # A result of null is one as well: only what is in doubt has none.
+    # Do not test `deed.result`: null is a result too. Only a call in doubt has no result.
     return "" if deed.in_doubt else f" → {_short(deed.result)}"
 
 
@@ -180,9 +181,9 @@ def _say_nothing(run_id: str, as_json: bool) -> None:
         common.out(f"run {run_id} has changed nothing: there is nothing to undo")
 
 
-# -- meanwhile ------------------------------------------------------------------------------------------------------------------
+# -- meanwhile --------------------------------------------------------------------------------------------------------
 def _show(run_id: str, events: Sequence[Event]) -> None:
-    """Say, on a terminal, what the undo does; failures and doubts are said in any case."""
+    """Print failures and doubts of the hooks. If stderr is a terminal, also print the steps of the undo."""
     for event in events:
         body = event.body
         if isinstance(body, StatusReported) and sys.stderr.isatty():
@@ -193,9 +194,9 @@ def _show(run_id: str, events: Sequence[Event]) -> None:
             common.note(common.clean(f"  its hook is in doubt: {body.why}"))
 
 
-# -- afterwards -----------------------------------------------------------------------------------------------------------------
+# -- afterwards -------------------------------------------------------------------------------------------------------
 def _finish(store: Reading, run_id: str, row: RunRow, settings_url: str, url: str | None, as_json: bool) -> int:
-    """Say what was undone, or why it stopped and what to type; the exit code."""
+    """Print which calls were undone, or why the undo stopped and what to type. Return the exit code."""
     from perdure.undo import progress
 
     found = progress(store, run_id)
@@ -224,7 +225,7 @@ def _why_stopped(store: Reading, row: RunRow, found: Progress, again: str, url: 
         case "needs_attention":
             return f"{how_far} and needs attention: {row.error or row.waiting_for}; {command_to('why', row.run_id, url)} says how to settle it, then: {again}"
         case "cancelled" | "failed":
-            # What has ended stays so (G10), and a second undo could call a hook again.
+            # The undo has ended, and an ended run never continues (G10). A second undo could call a hook twice.
             return f"{how_far}, and was {row.status}: the rest stays as it is"
         case _:
             return f"{how_far} and is {row.status.replace('_', ' ')}{f': {row.waiting_for}' if row.waiting_for else ''}; go on: {again}"
@@ -243,6 +244,6 @@ def _calls(count: int) -> str:
 
 
 def _short(value: Any) -> str:
-    from perdure.inspect.words import clip
+    from perdure.inspect.text import clip
 
     return clip(common.to_json(value), _WIDTH)

@@ -1,4 +1,4 @@
-"""`perdure unpause`: let a run go on, with more to spend where that is what it lacks."""
+"""`perdure unpause`: let a run continue, and raise its budget if the user asks for this."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import click
 
 from perdure.cli import common
 from perdure.cli.steering import by_option, speak, speaker, who_goes_on
-from perdure.core.budget import micros
-from perdure.core.events import Limits
+from perdure.core.budget import Budget, micros
 from perdure.errors import InvalidInput
-from perdure.inspect.words import plural
+from perdure.inspect.text import plural
 
 if TYPE_CHECKING:
     from perdure.app import Perdure
@@ -22,7 +21,7 @@ MOST = 10**15
 
 @click.command("unpause")
 @common.run_argument
-@click.option("--note", metavar="TEXT", help="For whoever reads the journal later.")
+@click.option("--note", metavar="TEXT", help="A note for the journal.")
 @click.option("--add-usd", metavar="X", help="Dollars to add to the budget that it has used up.")
 @click.option("--add-tokens", type=click.IntRange(1, MOST), metavar="N", help="Tokens to add to it.")
 @click.option("--add-calls", type=click.IntRange(1, MOST), metavar="N", help="Calls to add to it.")
@@ -43,15 +42,18 @@ def command(
 ) -> None:
     """Let RUN go on, which is paused or needs attention.
 
-    What is added goes to the budget that RUN has used up, its own or a parent's, and every run that stood still for want of it goes on.
+    What is added goes to the budget that RUN has used up, its own or a parent's. Every run that this budget stopped
+    goes on.
     """
     settings = common.settings_with(url=url)
-    limits = Limits(_millionths(add_usd, "--add-usd"), add_tokens, add_calls, _millionths(add_seconds, "--add-seconds"))
-    add = None if limits == Limits() else limits
+    _check_amount(add_usd, "--add-usd")
+    _check_amount(add_seconds, "--add-seconds")
+    more = Budget(usd=add_usd, tokens=add_tokens, calls=add_calls, seconds=add_seconds)
+    add = None if more == Budget() else more
 
     async def let_go_on(app: Perdure) -> tuple[list[str], RunRow, str]:
         going_on = await app.unpause(run_id, by=speaker(by), note=note, add=add)
-        row = await app.handle(run_id).status()
+        row = await app.handle(run_id).row()
         return going_on, row, who_goes_on(app.reading, row, settings, url)
 
     going_on, row, then = speak(settings, let_go_on)
@@ -60,17 +62,13 @@ def command(
         return
     others = len([one for one in going_on if one != run_id])
     added = "has more to spend, and " if add is not None else ""
-    more = f", and {plural(others, 'other run')} with it" if others else ""
+    also = f", and {plural(others, 'other run')} with it" if others else ""
     if run_id in going_on:
-        common.out(common.clean(f"run {run_id} {added}may go on{more}; {then}"))
+        common.out(common.clean(f"run {run_id} {added}may go on{also}; {then}"))
     else:
-        common.out(common.clean(f"run {run_id} has more to spend{more}; {then}"))
+        common.out(common.clean(f"run {run_id} has more to spend{also}; {then}"))
 
 
-def _millionths(text: str | None, option: str) -> int | None:
-    if text is None:
-        return None
-    amount = micros(text, option)
-    if amount == 0:
+def _check_amount(text: str | None, option: str) -> None:
+    if text is not None and micros(text, option) == 0:
         raise InvalidInput(f"{option} {text!r:.60} adds nothing; an amount above 0")
-    return amount

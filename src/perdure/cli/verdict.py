@@ -1,4 +1,4 @@
-"""What was decided about an approval: by whom, when, and with which values, where they are others than those proposed."""
+"""The decision about an approval: who decided, when, and with which edited values."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from perdure.core.codec import Payload
 from perdure.core.events import ApprovalDecided
 from perdure.engine.api import Reading
 from perdure.errors import StoreCorrupt
+from perdure.inspect.text import clip, clock, plain, plural
 from perdure.inspect.view import loader
-from perdure.inspect.words import clip, clock, plain, plural
 from perdure.store.api import ApprovalRow
 
 CHARS_SHOWN = 400
@@ -21,7 +21,7 @@ _CHANGES_SHOWN = 6
 
 
 def settled(store: Reading, row: ApprovalRow, now: int) -> str:
-    """Who has decided what, and when; for an approval that is not pending any more."""
+    """The outcome of a settled approval: who decided, when, and with which edited values."""
     standing = row.standing
     what = "approved" if standing.status == "consumed" else standing.status
     by = f" by {standing.settled_by}" if standing.settled_by else ""
@@ -31,23 +31,23 @@ def settled(store: Reading, row: ApprovalRow, now: int) -> str:
 
 
 def noted(row: ApprovalRow) -> str:
-    """What was said with the decision, as the end of a sentence."""
+    """The note of the decision, as the end of a sentence; "" if there is no note."""
     return f"; note: {clip(row.standing.note, CHARS_SHOWN)}" if row.standing.note else ""
 
 
 def edited(store: Reading, row: ApprovalRow) -> str:
-    """What was approved instead of what was proposed, as in " with cents 9900 → 2500"; "" when that is the same, or nothing is."""
+    """The edited values, such as " with cents 9900 → 2500"; "" if no value was edited or the approval not granted."""
     if not _is_edited(row):
         return ""
     before, after = plain(row.standing.request.input, loader(store)), approved_input(store, row)
-    # An edit is one of fields, and of those alone that may be edited.
+    # `before` and `after` are JSON objects: only fields can be edited.
     found = [change for name in after for change in _changes(name, before.get(name), after[name])]
     more = f" and {plural(len(found) - _CHANGES_SHOWN, 'more change')}" if len(found) > _CHANGES_SHOWN else ""
     return f" with {', '.join(found[:_CHANGES_SHOWN])}{more}"
 
 
 def _changes(where: str, before: Any, after: Any) -> list[str]:
-    """How two values differ; of large ones, such as plans, only what is not the same in them."""
+    """How two values differ. For large values, such as plans: only the parts that differ."""
     old, new = to_json(before), to_json(after)
     if old == new:
         return []
@@ -62,7 +62,7 @@ def _changes(where: str, before: Any, after: Any) -> list[str]:
 
 
 def approved_input(store: Reading, row: ApprovalRow) -> Any:
-    """What was approved, whole; None when nothing is."""
+    """The whole input that was approved; None if nothing was approved."""
     if not row.standing.digest:
         return None
     return plain(_decided(store, row) if _is_edited(row) else row.standing.request.input, loader(store))
@@ -73,8 +73,9 @@ def _is_edited(row: ApprovalRow) -> bool:
 
 
 def _decided(store: Reading, row: ApprovalRow) -> Payload:
-    """The input of the decision: in the journal, or on its way there, in the inbox of the run's holder."""
-    # The inbox first: what is read from it meanwhile is in the journal by the time that is read.
+    """The edited input of the decision, from the run's inbox or from its journal."""
+    # Read the inbox first: if the holder moves the message from the inbox to the journal now, the second read finds
+    # the message in the journal.
     bodies = [letter.body for letter in store.unread(row.run_id)]
     bodies += [event.body for event in store.read(row.run_id)]
     for body in bodies:

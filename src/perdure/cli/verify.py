@@ -1,4 +1,4 @@
-"""`perdure verify`: can the journal be believed?"""
+"""`perdure verify`: was a journal changed after it was written?"""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import msgspec
 
 from perdure.cli import common
 from perdure.errors import InvalidInput, StoreCorrupt
-from perdure.inspect.beside import Kin
+from perdure.inspect.consistency import Relatives
 from perdure.inspect.retention import pruned_runs
+from perdure.inspect.text import plural
 from perdure.inspect.verify import Verdict, verify_run
 from perdure.inspect.view import all_rows, require
-from perdure.inspect.words import plural
 
 
 @click.command("verify")
@@ -20,9 +20,10 @@ from perdure.inspect.words import plural
 @common.url_option
 @common.json_option
 def command(run_id: str | None, file: str | None, url: str | None, as_json: bool) -> int:
-    """Recompute the hash chain of RUN, or of every run, from the stored bytes. Code 7 names the first event that is not as written.
+    """Recompute the hash chain of RUN, or of every run, from the stored bytes.
 
-    Without RUN also: whether every journal has its run, and whether the database still guards them.
+    Code 7 when something is not as it was written; the first bad event is named. Without RUN also: whether every
+    journal has its run, and whether the database still has the triggers that keep journals append-only.
     """
     if file is not None:
         if run_id is not None:
@@ -30,7 +31,7 @@ def command(run_id: str | None, file: str | None, url: str | None, as_json: bool
         return _exported(file, as_json)
     bad = runs = events = 0
     with common.existing_runs(url) as store:
-        kin = Kin(store)
+        kin = Relatives(store)
         for row in [require(store, run_id)] if run_id is not None else all_rows(store):
             verdict = verify_run(store, row, kin)
             runs, events, bad = runs + 1, events + verdict.events, bad + (verdict.problem is not None)
@@ -72,7 +73,7 @@ def _exported(file: str, as_json: bool) -> int:
         else:
             common.out(common.clean(str(damage)))
     if not as_json:
-        # Last, and in any case: the line of a sound run does not speak for the file that it lies in.
+        # This is always the last line: the lines before are about single runs, and this line is about the whole file.
         broken = f"{bad:,} of {plural(runs, 'run')} not as written" if bad else "its runs may be sound, and the file around them is not"
         found = f"intact: {plural(runs, 'run')}" if whole and not bad else f"NOT INTACT: {broken}"
         common.out(common.clean(f"{file}: {found}"))

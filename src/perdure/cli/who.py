@@ -1,4 +1,4 @@
-"""Who somebody is here: the user of this process, and what the settings know about roles. Nothing of it is authentication."""
+"""The user of this process, and the roles in the settings. This module does no authentication."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _ROLE = "role:"
 
 
 def os_user() -> str:
-    """The user of this process as the system knows it: the environment can say anything."""
+    """The user of this process, from the effective uid. Not from the environment, because the user can change it."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
-        return f"uid {os.geteuid()}"  # a container may run under a number that has no name
+        return f"uid {os.geteuid()}"  # a container may run under a uid that has no name
 
 
 def is_among(deciders: Sequence[str], who: str, roles: Sequence[str], settings: Settings) -> bool:
-    """Whether they are among those who may decide, with the roles that they claim and those that the settings give them."""
+    """May the person `who` decide, with the claimed `roles` and with the roles that the settings give to `who`?"""
     name = same_name(who) or who
     known = (role for role, members in settings.roles.items() if name in map(same_name, members))
     return may_decide(deciders, name, (*roles, *known))
 
 
 def who_is_meant(deciders: Sequence[str], settings: Settings) -> str:
-    """For somebody who is not among them: what to say instead."""
+    """For a person who may not decide: who has the roles, and which options to type."""
     roles = [one.removeprefix(_ROLE) for one in deciders if one.startswith(_ROLE)]
     known = [f"{role} is {', '.join(settings.roles[role])} (the settings)" for role in roles if settings.roles.get(role)]
     unknown = [role for role in roles if not settings.roles.get(role)]

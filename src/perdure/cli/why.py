@@ -1,4 +1,4 @@
-"""`perdure why`: the one page for whoever has to look at a run now."""
+"""`perdure why`: prints one page about a run, for the person who takes care of the run."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import msgspec
 from perdure import shell
 from perdure.cli import common
 from perdure.cli.target import words_for
-from perdure.inspect.asks import Asked, deciders, in_short
 from perdure.inspect.cost import budget_words
-from perdure.inspect.doubts import Doubt
-from perdure.inspect.ended import Done
-from perdure.inspect.scene import Holder
-from perdure.inspect.shortage import stopped_words
+from perdure.inspect.text import clip, moment, place_words, plural, span
 from perdure.inspect.view import require
-from perdure.inspect.why import FIRST_SHOWN, Why, why
-from perdure.inspect.words import clip, moment, place_words, plural, span
+from perdure.inspect.why.calls import CallInDoubt, Done
+from perdure.inspect.why.context import Holder, stopped_words
+from perdure.inspect.why.page import FIRST_SHOWN, Why, why
+from perdure.inspect.why.waiting import Asked, deciders, in_short
 from perdure.store.api import FINISHED
 
 KEY_SHOWN = 12
@@ -62,10 +60,10 @@ def _print(page: Why, now: int, options: str) -> None:
     nothing = "done: nothing" if page.status in FINISHED else "done: nothing yet"
     _section(f"done: {page.done_count:,}" if page.done_count else nothing, _ended(page, page.done, page.done_count, now, options))
     _section(f"not made, or failed: {page.not_done_count:,}", _ended(page, page.not_done, page.not_done_count, now, options))
-    _section("in doubt: nobody knows whether it happened", [line for doubt in page.in_doubt for line in _doubt(doubt, now)])
-    _section("cut off, and given up with the run" if page.cancel else "cut off, and will be run again", _again(page))
+    _section("in doubt: it is not known whether it happened", [line for doubt in page.in_doubt for line in _doubt(doubt, now)])
+    _section("cut off, and not repeated: the run is being cancelled" if page.cancel else "cut off, and will be run again", _again(page))
     _section("under way", [f"{open_.call:>4}  {open_.asked}: {open_.state} (event {open_.seq})" for open_ in page.under_way])
-    _section("waiting for somebody's yes or no", [line for one in page.approvals[:APPROVALS_SHOWN] for line in _approval(one, now)])
+    _section("waiting for approval", [line for one in page.approvals[:APPROVALS_SHOWN] for line in _approval(one, now)])
     _section("waiting for children", _children(page))
     _section("waiting for", [f"      {wait}" for wait in page.waiting])
     _section("arrived, and perhaps not read", [f"      {line}" for line in page.strays])
@@ -81,12 +79,12 @@ def _print(page: Why, now: int, options: str) -> None:
 
 
 def _held(holder: Holder, now: int) -> str:
-    """Since when it has the run, its last sign of life, and when others may take the run from it."""
+    """Since when the worker holds the run, when its last heartbeat was, and when another worker may take over."""
     since = f"since {moment(holder.since, now)}" if holder.since else "for an unknown time"
     seen = f"last sign of life {span(round((holder.silent_s or 0) * 1e6))} ago"
     until = moment(holder.lease_until or "", now)
     lease = f"lease until {until}, and it renews it" if holder.alive else f"its lease counts until {until} at the latest"
-    return f"held by {holder.name} {since}; {seen}; {lease}; {plural(holder.runs, 'run')} in its hands"
+    return f"held by {holder.name} {since}; {seen}; {lease}; {plural(holder.runs, 'run')} held in all"
 
 
 def _section(title: str, lines: list[str]) -> None:
@@ -123,7 +121,7 @@ def _again(page: Why) -> list[str]:
 
 
 def _approval(one: Asked, now: int) -> list[str]:
-    """What is asked stands on a line of its own, as recorded: what a model or a tool wrote cannot pass for another line."""
+    """The lines of an approval. Recorded text has separate lines, so that it cannot look like another field."""
     if one.status != "pending":
         return [f"{one.call:>4}  {in_short(one)} (event {one.seq})"]
     lines = [f"{one.call:>4}  {one.asked}"]
@@ -155,7 +153,7 @@ def _children(page: Why) -> list[str]:
     return lines
 
 
-def _doubt(doubt: Doubt, now: int) -> list[str]:
+def _doubt(doubt: CallInDoubt, now: int) -> list[str]:
     by = f" by worker {doubt.worker}" if doubt.worker else ""
     since = f"in doubt since {moment(doubt.since, now)} ({doubt.age})" if doubt.recorded else f"open for {doubt.age}"
     return [

@@ -1,4 +1,4 @@
-"""`perdure worker`: serve the queue until a signal, then drain."""
+"""`perdure worker`: serve the queues until SIGTERM or SIGINT, then drain."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from perdure.cli.driving import log_to_stderr, stop_on_signals
 from perdure.cli.target import Target, load_targets, with_children
 from perdure.core.identity import check_id
 from perdure.errors import InvalidInput, StoreUnavailable
-from perdure.inspect.words import plural
+from perdure.inspect.text import plural
 from perdure.settings import Settings
 from perdure.store.api import Served
 from perdure.store.open import is_postgres
 from perdure.store.url import shown_url
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # between two looks at a server that is away
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # the pause between two attempts to connect to the server
 
 
 @click.command("worker")
@@ -48,9 +48,10 @@ def command(
     audit_log: Path | None,
     url: str | None,
 ) -> int:
-    """Serve the agents of each TARGET (FILE.py, FILE.py:NAME, package.module:NAME or PLAN.toml) until SIGTERM or SIGINT, then drain.
+    """Serve the agents of each TARGET until SIGTERM or SIGINT, then drain.
 
-    A TARGET without a name serves every agent of its module. A second signal ends it at once.
+    A TARGET is FILE.py, FILE.py:NAME, package.module:NAME or PLAN.toml. Without a name every agent of the module is
+    served. A second signal ends the worker at once.
     """
     wanted = [check_id(queue, "--queue") for queue in dict.fromkeys(queues)] or None
     settings = common.settings_with(url=url, concurrency=concurrency, drain_timeout_s=drain_timeout_s)
@@ -62,7 +63,7 @@ def command(
 
 
 async def _serve(settings: Settings, served: list[Target], queues: list[str] | None, audit_log: Path | None) -> None:
-    """Serve until a signal. A server that is away when this starts is waited for; only what waiting cannot mend is an error."""
+    """Serve until a signal. If a PostgreSQL server is unavailable, wait for the server. Other errors are raised."""
     stop = stop_on_signals(asyncio.get_running_loop())
     since_s, pause_s = None, FIRST_PAUSE_S
     while True:
@@ -94,8 +95,8 @@ async def _serve_once(
             common.note(f"perdure: the database is there, after {time.monotonic() - since_s:.0f} s")
         for line in _banner(settings, served, list(app.versions), queues, facts):
             common.note(common.clean(f"perdure: {line}"))
-        # Modules, agents and the open store live as long as the process. Frozen, they are not looked through again by every full
-        # collection, which would take a twentieth of a busy worker's time.
+        # Modules, agents and the open store live as long as the process. gc.freeze makes each full garbage collection
+        # skip these objects. Without it, garbage collection would take a twentieth of the time of a busy worker.
         gc.collect()
         gc.freeze()
         await app.work(stop=stop)
@@ -104,7 +105,7 @@ async def _serve_once(
 def _banner(
     settings: Settings, served: list[Target], versions: Sequence[Served], queues: list[str] | None, facts: dict[str, str]
 ) -> Iterator[str]:
-    """What is served, and from where."""
+    """The lines that the worker prints at its start: the agents that it serves, and its database."""
     for one in served:
         yield f"serving {one.agent.name}@{one.agent.version} ({one.recorded})"
     named = {(one.agent.name, one.agent.version) for one in served}
@@ -121,7 +122,7 @@ def _banner(
 
 
 def _check_names(served: list[Target]) -> None:
-    """Two different agents of one name would get each other's runs."""
+    """InvalidInput if two different agents have the same name: each agent would get runs of the other agent."""
     by_name: dict[str, Target] = {}
     for one in served:
         other = by_name.setdefault(one.agent.name, one)

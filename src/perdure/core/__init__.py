@@ -1,1 +1,1 @@
-"""Pure: told, never looks. No I/O, no clock, no randomness, no thread."""
+"""The pure part of perdure: no I/O, no clock, no randomness, no threads. Every fact from outside is an argument."""

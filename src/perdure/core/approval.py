@@ -1,11 +1,14 @@
-"""Who may say yes to what, and what a yes, a no or silence does. Pure: told the standing and the time, it says what follows.
+"""Who may approve what, and what a vote, an expiry or a withdrawal does.
+
+Everything here is pure: the state of the approval (its standing) and the time are arguments.
 
     pending ──→ approved ──→ consumed (by the commit that starts the call)
-       │            └──────→ expired  (lapsed: the call could not start in time) | withdrawn (nobody wants the call any more)
+       │            └──────→ expired (the call could not start in time) | withdrawn (the agent stopped waiting)
        └──→ rejected | expired | withdrawn
 
-A change is asked for as data, a `Judgement`: somebody votes, time is over, or nobody wants the answer any more. `judge` says what
-follows, inside one transaction of the store, so that of two who decide at once the second one sees what the first has left (T17).
+A change is requested as data, a `Judgement`: a vote, an expiry or a withdrawal. `judge` computes the result inside one
+transaction of the store. So if two people decide at the same time, the second person gets the decision of the first
+person as an answer (T17).
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Any, Literal, assert_never, get_args
 import msgspec
 from msgspec import Struct
 
-from perdure.core import codec, schema
+from perdure.core import codec, json_schema
 from perdure.core.codec import Payload, shown
 from perdure.core.events import (
     AnyBody,
@@ -43,22 +46,27 @@ _ROLE = "role:"
 
 
 class Decision(Struct, frozen=True):
-    """What the agent learns about its approval. `granted` is True for "approved" alone."""
+    """What `run.request_approval` returns."""
 
-    granted: bool
-    outcome: Outcome
-    by: str | None = None
-    note: str | None = None
-    input: Any = None  # what was approved: as asked, or as edited
+    granted: bool  # True only if the outcome is "approved"
+    outcome: Outcome  # "approved", "rejected", "expired" or "withdrawn"
+    by: str | None = None  # the people who approved, or the person who rejected
+    note: str | None = None  # the note of the person whose vote decided
+    input: Any = None  # only if granted: the approved input, with the changes that a person made
 
 
 class Approval:
-    """When a call needs a person, and which.
+    """When a call needs an approval, and who may decide.
 
-    `by` names who may decide ("ann", "role:finance"; nobody: anybody), of whom `quorum` must agree and one suffices to reject.
-    `expires` is how long they have; then `on_expiry`: "reject", "escalate" (to `escalate_to`, for `escalate_expires`), or "wait"
-    (they are reminded). `editable` are the arguments that a decision may change. With `four_eyes` whoever the run acts for may not
-    say yes. `when` is asked with the call's arguments, and answers True, False, or with the reason to show.
+    Used in `@tool(approval=…)`, in steps of plans, and in `run.request_approval(policy=…)`.
+
+    `by` names the people and roles that may decide, such as "ann" or "role:finance". If `by` is empty, every person
+    may decide. `quorum` people must agree; one rejection is enough to reject. `expires` is how long these people have,
+    in seconds or as a timedelta. After that time `on_expiry` says what happens: "reject"; "escalate", which asks the
+    people in `escalate_to` and gives them the time `escalate_expires`; or "wait", which reminds the same people.
+    `editable` names the arguments that a decision may change. With `four_eyes`, the actor of the run may not approve.
+    `reason` is shown to the people who decide. `when` is a plain function of some of the call's arguments. It returns
+    True (ask), False (do not ask), or the reason to show.
     """
 
     def __init__(
@@ -111,7 +119,7 @@ class Approval:
             raise InvalidInput("Approval(when=…): a function of the call's arguments that answers True, False or with a reason")
 
     def check_for(self, requester: str | None) -> str | None:
-        """Why nobody could ever grant this to a run that acts for `requester`; None if somebody can."""
+        """Why this approval could never be granted to a run that acts for `requester`; None if it can be granted."""
         if not self.four_eyes:
             return None
         if requester is None:
@@ -124,7 +132,7 @@ class Approval:
         )
 
     def _suffices(self, asked: tuple[str, ...], requester: str) -> bool:
-        # Who is in a role is known only when somebody decides.
+        # The members of a role are not known here. The roles of a voter are checked when that person votes.
         return any(who.startswith(_ROLE) for who in asked) or len({*map(_compared, asked)} - {_compared(requester)}) >= self.quorum
 
     def request(
@@ -139,7 +147,7 @@ class Approval:
         tool: str | None = None,
         editable_schema: Payload | None = None,
     ) -> ApprovalRequested:
-        """The request as it is journaled."""
+        """The request as it is recorded."""
         return ApprovalRequested(
             approval=approval,
             action=action,
@@ -160,35 +168,37 @@ class Approval:
 
 
 class Vote(Struct, frozen=True, gc=False):
-    """What somebody says about an approval."""
+    """One person's vote on an approval."""
 
     by: str
     granted: bool
     roles: tuple[str, ...] = ()
     note: str | None = None
     source: str | None = None
-    digest: str | None = None  # of what they have seen, where they can tell
+    digest: str | None = None  # the digest of the input that the voter has seen, if it is known
     edit: dict[str, Any] | None = None
 
 
 class Expire(Struct, frozen=True, gc=False):
-    """Its time is over: pending, or granted and not used."""
+    """The time of the approval is over: the approval is pending, or it is granted and not consumed."""
 
 
 class Withdraw(Struct, frozen=True, gc=False):
-    """The run does not want the answer any more."""
+    """The run no longer waits for the decision about this approval."""
 
 
 Judgement = Vote | Expire | Withdraw
 
 
 class Standing(Struct, frozen=True, gc=False):
-    """How an approval stands."""
+    """The current state of an approval."""
 
-    request: ApprovalRequested  # `by` and `expires_at` as they are after an escalation; once approved, until when it may be used
+    # `by` and `expires_at` include an escalation. After the grant `expires_at` says until when the approval may be
+    # consumed.
+    request: ApprovalRequested
     status: ApprovalStatus = "pending"
-    digest: str = ""  # of what is approved
-    voters: tuple[str, ...] = ()  # who has agreed so far
+    digest: str = ""  # the digest of the approved input
+    voters: tuple[str, ...] = ()  # the people who have agreed so far
     settled_by: str | None = None
     note: str | None = None
     escalated: bool = False
@@ -199,22 +209,25 @@ class Standing(Struct, frozen=True, gc=False):
 
 
 class Ruling(Struct, frozen=True, gc=False):
-    """What follows: the approval's new standing, and what the run is told."""
+    """The result of a judgement: the approval's new standing, and the event for the run."""
 
     standing: Standing
     body: AnyBody
 
 
 class ApprovalFacts(Struct, frozen=True, gc=False):
-    """What a judgement must know beside the standing. The two texts are JSON, and only a vote that edits needs them."""
+    """What a judgement needs besides the standing.
 
-    requester: str | None = None  # whom the run acts for
-    input: bytes | None = None  # what is proposed
-    schema: bytes | None = None  # of its editable fields, where the request has one
+    `input` and `schema` are JSON. They are needed only for a vote with an edit.
+    """
+
+    requester: str | None = None  # the person for whom the run acts
+    input: bytes | None = None  # the input as the run requested it
+    schema: bytes | None = None  # JSON Schema of the editable fields, if the request has one
 
 
 def judge(standing: Standing, facts: ApprovalFacts, judgement: Judgement, now: int) -> Ruling:
-    """What follows from the judgement; the error says why nothing does."""
+    """The result of the judgement. Conflict, NotPermitted or InvalidInput says why the judgement changes nothing."""
     match judgement:
         case Vote():
             return judge_vote(standing, facts, judgement, now)
@@ -227,7 +240,7 @@ def judge(standing: Standing, facts: ApprovalFacts, judgement: Judgement, now: i
 
 
 def judge_vote(standing: Standing, facts: ApprovalFacts, vote: Vote, now: int) -> Ruling:
-    """What a vote does; Conflict when it is too late, NotPermitted when it is not theirs to say, InvalidInput for a wrong edit."""
+    """The result of a vote. Conflict: too late. NotPermitted: the voter may not decide. InvalidInput: a wrong edit."""
     request = standing.request
     _check_pending(standing, now)
     _check_permitted(request, vote, facts.requester)
@@ -235,7 +248,8 @@ def judge_vote(standing: Standing, facts: ApprovalFacts, vote: Vote, now: int) -
         raise Conflict(
             f"approval {request.approval} is about {request.digest[:12]}, not about {vote.digest[:12]}; look at it again: perdure approvals"
         )
-    # Checked whatever the vote comes to: an edit that is passed over would have somebody agree to what they wanted to change.
+    # The edit is always checked, also if this vote does not decide yet. If the edit were ignored, a person would
+    # approve input that differs from what this person wanted.
     encoded = None if vote.edit is None else _edited(request, facts, vote)
     if not vote.granted:
         body = ApprovalDecided(request.approval, False, vote.by, request.digest, note=vote.note, source=vote.source)
@@ -265,16 +279,16 @@ def judge_vote(standing: Standing, facts: ApprovalFacts, vote: Vote, now: int) -
 
 
 def usable_until(request: ApprovalRequested, *, escalated: bool) -> int | None:
-    """Until when a yes may be used: as long as the question itself could have stayed open."""
+    """Until when a granted approval may be consumed: for as long as the request itself could have stayed open."""
     if request.expires_at is None or request.on_expiry == "wait":
-        return None  # the time was that of a reminder
+        return None  # `expires_at` was only the time of a reminder
     if request.on_expiry == "escalate" and not escalated and request.escalate_us is not None:
         return request.expires_at + request.escalate_us
     return request.expires_at
 
 
 def judge_expiry(standing: Standing, now: int) -> Ruling:
-    """What the passing of time does; Conflict when it is settled already, or has not passed."""
+    """The result of an expiry. Conflict: the approval is settled already, or its time is not over."""
     request = standing.request
     if request.expires_at is None or now < request.expires_at or standing.status not in ("pending", "approved"):
         raise Conflict(f"approval {request.approval} is {standing.status} and does not expire now")
@@ -287,22 +301,23 @@ def judge_expiry(standing: Standing, now: int) -> Ruling:
     to = request.escalate_to if request.on_expiry == "escalate" else request.by
     expires_at = now + request.escalate_us if request.on_expiry == "escalate" and request.escalate_us is not None else None
     asked_of = msgspec.structs.replace(request, by=to, expires_at=expires_at)
-    # Who has agreed before may not be among those who are asked now: they decide afresh.
+    # Earlier votes do not count after an escalation: the voters may not be among the people who are asked now.
     voters = standing.voters if request.on_expiry == "wait" else ()
     after = msgspec.structs.replace(standing, request=asked_of, escalated=True, voters=voters)
     return Ruling(after, ApprovalEscalated(request.approval, to, expires_at))
 
 
 def judge_withdrawal(standing: Standing) -> Ruling:
-    """What it means that nobody wants the answer any more; Conflict when there is one already."""
-    # The agent that asked with run.approve has its answer with the yes; only a call can still be given up.
+    """The result of a withdrawal. Conflict: the approval is settled already."""
+    # After run.request_approval the agent has its answer as soon as the approval is granted. Only the approval of a
+    # tool call can be withdrawn after it was granted.
     if standing.status != "pending" and (standing.status != "approved" or standing.request.tool is None):
         raise Conflict(f"approval {standing.request.approval} is {standing.status} already")
     return Ruling(_settled(standing, "withdrawn", None, None), ApprovalWithdrawn(standing.request.approval))
 
 
 def same_name(who: Any) -> str | None:
-    """A name as it is compared and recorded, in a policy and of who decides: one person has one; None if it is no name."""
+    """The form of a name that is recorded and compared: one form for each person. None if the name is not valid."""
     if not isinstance(who, str) or not 0 < len(who.strip()) == len(who) <= MAX_WHO_CHARS or not all_printable(who):
         return None
     name = _compared(who)
@@ -310,29 +325,32 @@ def same_name(who: Any) -> str | None:
 
 
 def may_decide(by: Sequence[str], who: str, roles: Iterable[str]) -> bool:
-    """Whether somebody is among those who may decide."""
+    """Is `who`, with these roles, among the people who may decide?"""
     if not by:
         return True
-    # A person who is called "role:finance" is not in that role, and a recorded name is no role because it looks like one once compared.
+    # A person with the name "role:finance" does not get the role "finance". A name that becomes "role:…" only through
+    # normalization is no role.
     named = {_compared(one) for one in by if not one.startswith(_ROLE)}
     asked = {_compared(one.removeprefix(_ROLE)) for one in by if one.startswith(_ROLE)}
     return (_compared(who) in named and not who.startswith(_ROLE)) or any(_compared(role) in asked for role in roles)
 
 
 def count_people(names: Iterable[str]) -> int:
-    """How many different people these names are: an older version may have recorded one person under two spellings."""
+    """How many different people have these names. Older versions may have recorded one person under two spellings."""
     return len({*map(_compared, names)})
 
 
 def _compared(name: str) -> str:
-    """What all spellings of one name have in common: NFKC, single blanks, and without invisible characters.
+    """The normalized form of a name, the same for all its spellings: NFKC, single blanks, no invisible characters.
 
-    `same_name` refuses invisible characters. Older versions took some of them, and their journals hold such names.
+    `same_name` refuses names with invisible characters. Older versions accepted some of these characters, so journals
+    may contain such names.
     """
     if name.isascii():
         shape = name
     else:
-        # Twice: a compatibility form can stand for an invisible letter, and what stood on both sides of one may combine.
+        # Normalize twice: NFKC can produce an invisible character, and when an invisible character is removed, the
+        # characters around it may combine.
         shape = unicodedata.normalize("NFKC", without_invisible(unicodedata.normalize("NFKC", name)))
     return " ".join(shape.split())
 
@@ -346,16 +364,16 @@ def _check_pending(standing: Standing, now: int) -> None:
     if standing.status != "pending":
         by = f" by {standing.settled_by}" if standing.settled_by else ""
         raise Conflict(f"approval {request.approval} has been settled: {standing.status}{by}; one decision counts")
-    # Where time only reminds, it does not matter whether a worker has been there to do so.
+    # With on_expiry="wait" the time only causes a reminder. A vote counts before and after that reminder.
     if request.expires_at is not None and now >= request.expires_at and request.on_expiry != "wait":
         raise Conflict(f"approval {request.approval} has expired; nothing can be decided about it any more")
 
 
 def _check_permitted(request: ApprovalRequested, vote: Vote, requester: str | None) -> None:
     if not vote.granted and requester is not None and _is_same(vote.by, requester):
-        return  # whoever it is done for may always do without it
+        return  # the person for whom the run acts may always reject
     if vote.granted and request.four_eyes and (requester is None or _is_same(vote.by, requester)):
-        who = f"{vote.by} is who the run acts for" if requester else "nobody knows who the run acts for (start it with actor=)"
+        who = f"{vote.by} is who the run acts for" if requester else "it is not known for whom the run acts (start it with actor=)"
         raise NotPermitted(f"approval {request.approval} needs a second pair of eyes, and {who}")
     if not may_decide(request.by, vote.by, vote.roles):
         raise NotPermitted(f"approval {request.approval} is for {', '.join(request.by)} to decide; {vote.by} is not among them")
@@ -366,7 +384,7 @@ def _settled(standing: Standing, status: ApprovalStatus, by: str | None, note: s
 
 
 def _edited(request: ApprovalRequested, facts: ApprovalFacts, vote: Vote) -> bytes:
-    """The input as edited; InvalidInput names the field and the rule."""
+    """The edited input. InvalidInput names the wrong field and the rule that is broken."""
     assert facts.input is not None, request.approval
     before, edit = codec.decode(facts.input), vote.edit
     if not isinstance(edit, dict) or not isinstance(before, dict):
@@ -386,7 +404,7 @@ def _edited(request: ApprovalRequested, facts: ApprovalFacts, vote: Vote) -> byt
 def _wrong(facts: ApprovalFacts, before: Any, name: str, value: Any) -> str | None:
     if facts.schema is not None:
         whole = codec.decode(facts.schema)
-        return schema.problem(value, whole.get("properties", {}).get(name, {}), whole.get("$defs", {}))
+        return json_schema.problem(value, whole.get("properties", {}).get(name, {}), whole.get("$defs", {}))
     if _kind(value) != _kind(before) and not (type(before) is float and type(value) is int):
         return f"must be {_kind(before)}, as what was asked for"
     return None

@@ -1,4 +1,7 @@
-"""What a run may use, and what it has: whole numbers only, so that sums are exact and the same on every replay."""
+"""Budgets: what a run may use and what it has used.
+
+All amounts are integers, so that sums are exact and the same on every replay.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from perdure.errors import InvalidInput
 
 
 class Amounts(Struct, frozen=True, gc=False):
-    """A sum of use, or a difference of two."""
+    """A sum of usage, or a difference of two sums."""
 
     usd_micros: int = 0
     tokens: int = 0
@@ -36,37 +39,37 @@ NOTHING = Amounts()
 
 
 class Charge(Struct, frozen=True, gc=False):
-    """What an append does to the budgets above its run."""
+    """What an append adds to the ledgers of the budgets that apply to its run. The amounts may be negative."""
 
     reserved: Amounts
     spent: Amounts
 
 
 class Ledger(Struct, frozen=True, gc=False):
-    """A budget, and what is used of it."""
+    """A budget, and how much of it is spent and reserved."""
 
-    run_id: str  # whose it is
+    run_id: str  # the run that has the budget
     limits: Limits  # raises included
     spent: Amounts
     reserved: Amounts
 
 
-# Our own: what the program around us has set up for its decimals must not change what something costs.
+# perdure has its own decimal context: the decimal context of the host program must not change amounts.
 _ROUNDING = Context(prec=60, rounding="ROUND_HALF_UP")
 _NAMES = {"usd_micros": "usd", "tokens": "tokens", "calls": "calls", "busy_us": "seconds"}
-_MOST_WHOLE, _MOST_COUNTED = 10**12, 10**15  # sums of several of these still fit into 64 bits
+_MOST_WHOLE, _MOST_COUNTED = 10**12, 10**15  # a sum of several amounts of this size still fits into 64 bits
 _MOST = {"usd_micros": _MOST_WHOLE * 10**6, "tokens": _MOST_COUNTED, "calls": _MOST_COUNTED, "busy_us": _MOST_WHOLE * 10**6}
 
 
 def amounts_of(usage: Usage | None, *, calls: int = 0, busy_us: int = 0) -> Amounts:
-    """What the usage comes to."""
+    """The usage as amounts, plus calls and busy time."""
     if usage is None:
         return Amounts(0, 0, calls, busy_us) if calls or busy_us else NOTHING
     return Amounts(usage.usd_micros, usage.tokens_in + usage.tokens_out, calls, busy_us)
 
 
 def most_of(one: Usage | None, other: Usage | None) -> Usage | None:
-    """The larger of both, in each amount."""
+    """The maximum of both, field by field."""
     if one is None or other is None:
         return one or other
     return Usage(
@@ -79,7 +82,7 @@ def most_of(one: Usage | None, other: Usage | None) -> Usage | None:
 
 
 def rest_of(estimate: Usage | None, said: Usage | None) -> Usage | None:
-    """What of the estimate is left after what was said; None if nothing is."""
+    """The estimate minus the reported usage; None if nothing is left."""
     if estimate is None or said is None:
         return estimate
     rest = Usage(
@@ -92,9 +95,10 @@ def rest_of(estimate: Usage | None, said: Usage | None) -> Usage | None:
 
 
 def exceeded(budget_of: str, limits: Limits, used: Amounts, wanted: Amounts) -> BudgetExceeded | None:
-    """What stands against using `wanted` on top of `used`; None if nothing does.
+    """The first limit that `used` plus `wanted` would exceed; None if no limit would be exceeded.
 
-    A limit that has been reached stops even what costs nothing: nobody knows what the call will cost in the end (G14).
+    A limit that has been reached also stops calls without an estimate: the cost of such a call is not known in advance
+    (G14).
     """
     for name, said in _NAMES.items():
         limit, so_far, more = getattr(limits, name), getattr(used, name), getattr(wanted, name)
@@ -104,7 +108,7 @@ def exceeded(budget_of: str, limits: Limits, used: Amounts, wanted: Amounts) -> 
 
 
 def too_much(limits: Limits, add: Limits) -> str | None:
-    """What of the budget would lie above what any budget may allow, with its bound; None if nothing would."""
+    """The first limit that would be too large after adding `add`, in words; None if there is no such limit."""
     for name, most in _MOST.items():
         limit, more = getattr(limits, name), getattr(add, name)
         if limit is not None and more is not None and limit + more > most:
@@ -112,31 +116,67 @@ def too_much(limits: Limits, add: Limits) -> str | None:
     return None
 
 
-def Budget(  # reads as the noun that it is
-    *,
-    usd: float | int | str | Decimal | None = None,
-    tokens: int | None = None,
-    calls: int | None = None,
-    seconds: float | None = None,
-    on_exceed: OnExceed = "pause",
-) -> Limits:
-    """What a run, with all its children, may use: money, tokens in and out, calls, and seconds that its calls take.
+class Budget:
+    """What a run and all its children may use together.
 
-    Reserved before a call and settled after it. `on_exceed`: "pause" stops the run until somebody adds to it, "fail" fails the call.
+    `usd` is money. `tokens` counts input and output tokens. `calls` counts attempts. `seconds` is the total time that
+    attempts take. The estimated cost of a call is reserved before the call begins, and replaced by its real cost after
+    the call has ended. `on_exceed="pause"` stops the run until a person adds to the budget
+    (`app.unpause(run_id, add=Budget(usd=5))`). `on_exceed="fail"` fails the call with BudgetExceeded.
     """
-    if on_exceed not in get_args(OnExceed):
-        raise InvalidInput(f'Budget(on_exceed={shown(on_exceed)}): "pause" or "fail"')
-    return Limits(
-        usd_micros=None if usd is None else micros(usd, "Budget(usd=)"),
-        tokens=_count(tokens, "tokens"),
-        calls=_count(calls, "calls"),
-        busy_us=None if seconds is None else micros(seconds, "Budget(seconds=)"),
-        on_exceed=on_exceed,
-    )
+
+    __slots__ = ("limits",)
+
+    def __init__(
+        self,
+        *,
+        usd: float | int | str | Decimal | None = None,
+        tokens: int | None = None,
+        calls: int | None = None,
+        seconds: float | int | str | Decimal | None = None,
+        on_exceed: OnExceed = "pause",
+    ) -> None:
+        if on_exceed not in get_args(OnExceed):
+            raise InvalidInput(f'Budget(on_exceed={shown(on_exceed)}): "pause" or "fail"')
+        self.limits = Limits(
+            usd_micros=None if usd is None else micros(usd, "Budget(usd=)"),
+            tokens=_count(tokens, "tokens"),
+            calls=_count(calls, "calls"),
+            busy_us=None if seconds is None else micros(seconds, "Budget(seconds=)"),
+            on_exceed=on_exceed,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return self.limits == other.limits if isinstance(other, Budget) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.limits)
+
+    def __repr__(self) -> str:
+        limits = self.limits
+        said = {"usd": _whole(limits.usd_micros), "tokens": limits.tokens, "calls": limits.calls, "seconds": _whole(limits.busy_us)}
+        parts = [f"{name}={value}" for name, value in said.items() if value is not None]
+        return f"Budget({', '.join([*parts, f'on_exceed={limits.on_exceed!r}'])})"
+
+
+def limits_of(budget: Any, what: str) -> Limits | None:
+    """The limits of a Budget, as events record them. Raises InvalidInput for anything that is no budget."""
+    if budget is None or isinstance(budget, Limits):
+        return budget
+    if isinstance(budget, Budget):
+        return budget.limits
+    raise InvalidInput(f"{what}{shown(budget)} is not a Budget(usd=…)")
+
+
+def _whole(micros: int | None) -> Decimal | None:
+    return None if micros is None else Decimal(micros).scaleb(-6).normalize() + 0
 
 
 def micros(value: Any, what: str) -> int:
-    """Millionths, as a whole number; InvalidInput for what is no amount. Half a millionth counts as one."""
+    """The value in millionths, as an integer. Half a millionth is rounded up.
+
+    Raises InvalidInput if the value is not an amount.
+    """
     exact = None
     if isinstance(value, (int, float, str, Decimal)) and not isinstance(value, bool):
         try:

@@ -1,7 +1,7 @@
-"""Canonical JSON: what the journal can hold, and how it gets in and out.
+"""Canonical JSON: what the journal can hold, and how values are encoded and decoded.
 
-The rule: what a live call returns to the agent is decode(encode(x)), so that live and replay cannot differ.
-Stored bytes are hashed and compared as they are; nothing is ever re-encoded to be compared with them.
+The rule: a live call returns decode(encode(x)) to the agent, so live execution and replay cannot differ.
+Stored bytes are hashed and compared without a change. They are never decoded and encoded again for a comparison.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from perdure.errors import NotEncodable
 
 MAX_DEPTH = 200
 MAX_BYTES = 64 * 1024 * 1024
-MAX_DIGITS = sys.int_info.default_max_str_digits  # of an integer: longer ones Python neither writes down nor reads
+MAX_DIGITS = sys.int_info.default_max_str_digits  # Python refuses to format or parse an integer with more digits
 INLINE_BYTES = 64 * 1024
 PREVIEW_CHARS = 200
 
@@ -36,7 +36,11 @@ _FORM: dict[str, Any] = {"allow_nan": False, "sort_keys": True, "separators": ("
 
 
 def _encoder() -> Callable[[Any, int], Iterable[str]]:
-    """Pieces of JSON. JSONEncoder.encode builds its C encoder anew for every value; one that is built once takes a quarter of the time."""
+    """A function that returns the JSON of a value in pieces.
+
+    JSONEncoder.encode builds a new C encoder for every value. One encoder for all values makes encoding four times as
+    fast.
+    """
     make = getattr(json.encoder, "c_make_encoder", None)
     form = json.JSONEncoder(ensure_ascii=False, **_FORM)
     if make is None:
@@ -48,28 +52,29 @@ def _encoder() -> Callable[[Any, int], Iterable[str]]:
 
 
 _encode = _encoder()
-_scan = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]  # its stub takes a scanner for what it scans by
+_scan = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]  # the stub declares the wrong type
 _encode_ascii = json.JSONEncoder(ensure_ascii=True, **_FORM).encode
 _encode_flat = msgspec.json.Encoder(order="sorted").encode
 _decode_text = msgspec.json.Decoder(str).decode
-_SHORT = sys.int_info.str_digits_check_threshold  # bytes; no integer that is shorter than this can have too many digits
+# In bytes. A document that is not longer cannot contain an integer with too many digits.
+_SHORT = sys.int_info.str_digits_check_threshold
 _SCALARS = frozenset((str, int, bool, type(None)))
 _TEXTUAL = (datetime.datetime, datetime.date, datetime.time)
 _NAMED = (decimal.Decimal, uuid.UUID, pathlib.PurePath)
 
 
 class Payload(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Canonical JSON inside an event: in place, or by the digest of a blob."""
+    """Canonical JSON inside an event: inline, or as the digest of a blob."""
 
     json: Raw | UnsetType = UNSET
-    text: str | UnsetType = UNSET  # JSON that holds lone surrogates, which msgspec cannot carry in place
+    text: str | UnsetType = UNSET  # JSON with lone surrogates, which msgspec cannot embed as raw JSON
     blob: str | UnsetType = UNSET
     size: int | UnsetType = UNSET
     preview: str | UnsetType = UNSET
 
     @property
     def inline(self) -> bytes | None:
-        """The JSON, or None when it lies in the blob store."""
+        """The JSON, or None if it is stored as a blob."""
         if self.json is not UNSET:
             return bytes(self.json)
         if self.text is not UNSET:
@@ -78,13 +83,13 @@ class Payload(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the JSON, wherever it lies."""
+        """The SHA-256 of the JSON, which is inline or in a blob."""
         inline = self.inline
         return str(self.blob) if inline is None else digest(inline)
 
 
 def encode(value: Any) -> bytes:
-    """Canonical JSON of the value; NotEncodable says where in it and why not."""
+    """Canonical JSON of the value. NotEncodable says which part of the value cannot be encoded, and why."""
     kind = type(value)
     if kind is str:
         if len(value) > _SHORT:
@@ -95,14 +100,15 @@ def encode(value: Any) -> bytes:
                 return _encode_any(value)
     elif kind not in _SCALARS:
         return _encode_any(value)
-    # Text, whole numbers and flat objects of them are nearly all that there is, and msgspec writes them as json does, ten times as fast.
-    # Not fractions, which it writes in another form, and nothing long: msgspec 0.22 kills the process (SIGSEGV) when there is no memory
-    # for what it writes, where json raises MemoryError.
+    # Nearly all values are strings, integers, or flat objects of strings and integers. For these values msgspec writes
+    # the same bytes as json, ten times as fast. msgspec is not used for floats, because it formats them differently.
+    # msgspec is not used for long values, because msgspec 0.22 kills the process (SIGSEGV) when no memory is left;
+    # json raises MemoryError.
     try:
         encoded = _encode_flat(value)
     except Exception:
-        return _encode_any(value)  # such as a lone surrogate
-    return encoded if len(encoded) <= _SHORT else _encode_any(value)  # which knows the limits
+        return _encode_any(value)  # for example, the value contains a lone surrogate
+    return encoded if len(encoded) <= _SHORT else _encode_any(value)  # `_encode_any` checks the limits
 
 
 def _encode_any(value: Any) -> bytes:
@@ -120,7 +126,8 @@ def _encode_any(value: Any) -> bytes:
             raise
         _check_integers(plain, "value")
         raise NotEncodable(f"value cannot be written as JSON: {error}") from None
-    # Whoever has raised Python's limit in this process may not record what another process cannot read.
+    # Check the digits even if the host program has raised Python's limit: other processes must be able to read the
+    # journal.
     if len(encoded) > MAX_DIGITS and sys.get_int_max_str_digits() != MAX_DIGITS:
         _check_integers(plain, "value")
     if len(encoded) > MAX_BYTES:
@@ -136,14 +143,15 @@ def decode(encoded: bytes) -> Any:
         try:
             return _decode_text(encoded)
         except msgspec.MsgspecError:
-            pass  # a lone surrogate, or nothing that was written here
+            pass  # the text contains a lone surrogate, or encode() did not write it
     text = encoded.decode("utf-8")
     try:
-        # Straight to the scanner: there is no white space around what encode() wrote, and looking for it takes longer than reading it.
+        # Call the scanner directly. json.loads also skips white space around the value, which takes longer than the
+        # scan, and encode() writes no white space there.
         value, end = _scan(text, 0)
     except StopIteration:
         value, end = None, -1
-    # What was not written here is either read all the same, or its error says where it is wrong.
+    # If encode() did not write this text, json.loads reads it or says where the text is wrong.
     return value if end == len(text) else json.loads(text)
 
 
@@ -153,7 +161,7 @@ def digest(encoded: bytes) -> str:
 
 
 def pack(encoded: bytes, inline_bytes: int = INLINE_BYTES) -> tuple[Payload, bytes | None]:
-    """A payload for an event, and the blob to store with it if it is too large to lie in place."""
+    """A payload for an event. If the value is too large to be inline, also the blob to store with the event."""
     if len(encoded) > inline_bytes:
         preview = encoded[: PREVIEW_CHARS * 4].decode("utf-8", "ignore")[:PREVIEW_CHARS]
         return Payload(blob=digest(encoded), size=len(encoded), preview=preview), encoded
@@ -163,14 +171,14 @@ def pack(encoded: bytes, inline_bytes: int = INLINE_BYTES) -> tuple[Payload, byt
 
 
 def parse(text: str | bytes, what: str = "the input") -> Any:
-    """JSON that was not written here: duplicate keys, NaN and broken text are refused, never half understood."""
+    """Parse JSON from outside strictly: duplicate keys, NaN and invalid text are refused."""
     value = _parsed(text, what)
     encode(value)
     return value
 
 
 def canonical(text: bytes, what: str) -> bytes:
-    """JSON that was not written here as encode() writes it; refused where parse() refuses it."""
+    """JSON from outside, in the canonical form of encode(). Refuses the same text as parse()."""
     return encode(_parsed(text, what))
 
 
@@ -210,7 +218,7 @@ def _integer(text: str) -> int:
 
 
 def _check_integers(plain: Any, where: str) -> None:
-    """Refuse the first integer that is too long to be written down, by its place."""
+    """Raise NotEncodable for the first integer with too many digits. The message says where the integer is."""
     if isinstance(plain, dict):
         for key, item in plain.items():
             _check_integers(item, key)
@@ -222,13 +230,13 @@ def _check_integers(plain: Any, where: str) -> None:
 
 
 def _digits(value: int) -> int:
-    """How many digits it has, without writing it down."""
+    """The number of digits, without formatting the integer."""
     digits = int((value.bit_length() - 1) * math.log10(2)) + 1
     return digits + 1 if abs(value) >= 10**digits else digits
 
 
 def _most_digits() -> int:
-    return min(MAX_DIGITS, sys.get_int_max_str_digits() or MAX_DIGITS)  # 0 means: none
+    return min(MAX_DIGITS, sys.get_int_max_str_digits() or MAX_DIGITS)  # 0 means: no limit
 
 
 def _too_long() -> str:
@@ -244,7 +252,7 @@ def _has_lone_surrogate(encoded: bytes) -> bool:
 
 
 def _plain(value: Any, depth: int, where: str) -> Any:
-    """The value in JSON's own types. Refuses what would come back as something else without saying so."""
+    """The value as JSON types. Refuses values that would silently be decoded as something else."""
     kind = type(value)
     if kind in _SCALARS:
         return value
@@ -271,7 +279,7 @@ def _plain(value: Any, depth: int, where: str) -> Any:
         converted = _converted(value, where)
     except NotEncodable:
         raise
-    except Exception as error:  # a property, model_dump or isoformat of somebody's class
+    except Exception as error:  # from a property, model_dump or isoformat of a user's class
         raise NotEncodable(
             f"{_place(where)}, a {kind.__name__}, cannot be turned into JSON: {type(error).__name__}: {_text(error)}"
         ) from None
@@ -279,11 +287,11 @@ def _plain(value: Any, depth: int, where: str) -> Any:
 
 
 def _converted(value: Any, where: str) -> Any:
-    """The nearest JSON type of the things people really return; anything else is refused by name."""
+    """The nearest JSON type for common Python types. Other types are refused with their name."""
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, (int, float, str)):
-        # The plain value inside a subclass, whatever its own __int__ or __str__ would say.
+        # The plain value inside an instance of a subclass. The subclass's own __int__ or __str__ is not called.
         return str.__str__(value) if isinstance(value, str) else int.__index__(value) if isinstance(value, int) else float.__float__(value)
     if isinstance(value, dict):
         return dict(value)
@@ -311,7 +319,7 @@ def _converted(value: Any, where: str) -> Any:
 
 
 def _place(where: str) -> str:
-    """A key as part of a message: it can be of any length and hold anything."""
+    """A key for use in a message: cut short, and without lone surrogates."""
     return where[:80].encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -323,8 +331,8 @@ def _text(error: Exception) -> str:
 
 
 def shown(value: Any) -> str:
-    """The value as part of a message, cut short; whatever it is, this does not raise."""
+    """The value for use in a message, cut short. Never raises."""
     try:
         return escaped(repr(value)[:80])
-    except Exception:  # a hostile __repr__ must not hide the error that we are about to report
+    except Exception:  # a broken __repr__ must not hide the error that is being reported
         return f"<{type(value).__name__}>"

@@ -1,22 +1,26 @@
-"""What to do about a call, and about an attempt whose outcome is unknown. The effect class decides; nothing is repeated blindly (G5).
+"""What to do next about a call, also when the outcome of an attempt is unknown. The effect class decides (G5).
 
-This module is the one place that decides about unknown outcomes. `RunCore` asks it at three moments:
+Only this module decides about unknown outcomes. `RunCore` calls it in three cases:
 
-    the call stands in phase         no attempt is under way          an attempt has failed          its hook has answered
-                                     (`decide`)                       (`after_failed_attempt`)       (`after_hook`)
-    proposed, approved               perform; give up if unwanted     –                              –
-    retry_wait, failing, idle        wait, perform; give up           –                              –
-      … with an earlier doubt        as in_doubt                      –                              –
-    started                          the worker died inside it:       again, doubt, or give up       –
-      read, idempotent, transaction    perform again                    by kind of failure
-      keyed without a hook             same key while it protects       and class (`after_failure`)
-      once, keyed with a hook          ask the hook, or a person
-    in_doubt                         as started                       –                              happened → completed
-                                                                                                     not happened → idle, or failed
-                                                                                                     in progress → ask again later
-                                                                                                     unknown → same key, or a person
+    `decide`: no attempt is under way. The phase of the call decides.
+        proposed, approved                perform; give up if the agent no longer waits
+        retry_wait, failing, idle         wait, then perform; give up if the agent no longer waits
+                                          (if an earlier attempt is in doubt: as for in_doubt)
+        started, in_doubt                 the worker died inside the attempt, or the outcome is unknown:
+          read, idempotent, transaction     perform again; give up if the agent no longer waits
+          keyed without a hook              perform with the same key while the key is valid; after that, a person
+          once, keyed with a hook           ask the hook; without a hook, a person
 
-"Not happened" is believed only when the request cannot be on its way any more: see `quiet_after_s`.
+    `after_failed_attempt`: an attempt has failed. The kind of failure and the effect class decide (`after_failure`):
+        try again, record a doubt, or give up.
+
+    `after_hook`: the reconcile hook has answered.
+        happened                          the call is completed
+        not happened                      another attempt; if none is allowed, the call has failed
+        in progress                       ask the hook again later
+        unknown                           perform with the same key while the key is valid; if not, a person
+
+"Not happened" counts only when the request can no longer arrive at the service: see `quiet_after_s`.
 """
 
 from __future__ import annotations
@@ -39,15 +43,15 @@ from perdure.core.events import (
     Usage,
 )
 from perdure.core.failures import IN_DOUBT_KINDS, clean
-from perdure.core.outcome import Outcome
+from perdure.core.outcomes import Outcome
 from perdure.core.retry import DEFAULT, Again, Doubt, Retry, after_failure
-from perdure.core.retry import GiveUp as GiveUpRetrying
+from perdure.core.retry import RetryGiveUp as GiveUpRetrying
 from perdure.core.state import LOST, NOT_STARTED, CallState
 from perdure.errors import NotEncodable, NotReady
 
 
 class Perform(Struct, frozen=True):
-    """Start this attempt, once its intent is durable."""
+    """Begin this attempt once its intent is durable."""
 
     attempt: int
 
@@ -57,30 +61,31 @@ class Wait(Struct, frozen=True):
 
 
 class Reconcile(Struct, frozen=True):
-    """Ask the tool's own hook what became of the last attempt."""
+    """Ask the tool's reconcile hook what became of the last attempt."""
 
 
 class Park(Struct, frozen=True):
-    """Only a person can know."""
+    """The call stays in doubt: a person has to find out what happened."""
 
     why: str
 
 
 class GiveUp(Struct, frozen=True):
-    """Nobody wants the call any more, and leaving it hurts nobody."""
+    """Fail the call: the agent no longer waits for it, and no effect is in doubt."""
 
 
-_CLOCK_SLACK_S = 60.0  # a clock may be set back by this much and the age of a key still be known well enough
-# A transaction's result is in the same commit as its effect: an intent alone proves that it did not happen.
+_CLOCK_SLACK_S = 60.0  # if the clock was set back by no more than this, the age of a key is still known well enough
+# The result of a transaction is in the same commit as its effect: an intent without a result proves that the effect
+# did not happen.
 _REPEATABLE = frozenset(("read", "idempotent", "transaction"))
 Verdict = Perform | Wait | Reconcile | Park | GiveUp
 
 
 def decide(call: CallState, *, has_reconcile: bool, key_window_s: float, max_asks: int, wanted: bool, now: int) -> Verdict:
-    """The verdict on an open call that nobody is performing. `wanted` is False once the agent or a person has given it up."""
+    """The verdict on an open call without an attempt under way. `wanted`: the agent still waits for the call."""
     match call.phase:
         case "retry_wait" | "failing" | "idle" | "proposed" | "approved" if not call.doubtful:
-            # Every attempt so far is known not to have happened, or to be harmless: class no longer matters.
+            # Every attempt so far certainly did not happen, or may be repeated: the effect class does not matter.
             if not wanted:
                 return GiveUp()
             if call.retry_at is not None and call.retry_at > now:
@@ -109,11 +114,11 @@ def _about_doubt(call: CallState, has_reconcile: bool, key_window_s: float, max_
 
 
 class Patience(Struct, frozen=True):
-    """How long is waited about a lost attempt where its tool does not say."""
+    """Defaults for the waits after a lost attempt, for tools that do not declare these waits."""
 
     timeout_s: float
     settle_s: float
-    grace_s: float  # that an attempt has to end by itself after its time-out
+    grace_s: float  # how long an attempt may take to stop after its time-out
 
     @classmethod
     def of(cls, settings: _Waits) -> Patience:
@@ -130,12 +135,14 @@ class _Waits(Protocol):
 
 
 def quiet_after_s(call: CallState, patience: Patience) -> float | None:
-    """How long after its attempts were last seen alive "not found" proves that none of them will happen; None: it never does.
+    """How many seconds after `quiet_since` a "not found" proves that no attempt will take effect; None: never.
 
-    Ending an attempt, or its process, does not call back what it has sent: a request may lie in a queue of the network or of the service
-    for as long as its sender would have waited for the answer. So a lost attempt has its own time-out, and `settle` after it, counted
-    from the moment at which it could last have sent (T22, T31). That is its end, or its worker's end, where one of them is known. A
-    worker that was only silent may still be performing the attempt, until its time-out; without a time-out, for ever.
+    When an attempt or its process is stopped, a request that was sent already is not cancelled. The request may stay
+    in a queue of the network or of the service for as long as its sender would have waited. So the wait is the
+    time-out of the attempt plus `settle`, counted from the last moment when the attempt could have sent a request
+    (T22, T31). That moment is the end of the attempt or of its worker, if one of these is known. If neither is known,
+    the worker may still be alive. Then it may perform the attempt until the attempt's time-out or, without a time-out,
+    for ever.
     """
     if never_quiet(call):
         return None
@@ -145,29 +152,31 @@ def quiet_after_s(call: CallState, patience: Patience) -> float | None:
 
 
 def settle_s(call: CallState, patience: Patience) -> float:
-    """How long after its time-out a lost attempt's request may still arrive."""
+    """How many seconds after the time-out of a lost attempt its request may still arrive at the service."""
     return patience.settle_s if call.settle_s is None else call.settle_s
 
 
 def quiet_at(call: CallState, patience: Patience) -> int | None:
-    """The same as a time of the wall clock, for people: they look once, and may look too early. None: it never does.
+    """The wall-clock time after which "not found" counts; None: not known, or never.
 
-    Nor does it before a worker has taken the run over: until then nothing is known about the end of the attempt.
+    People see this time, so that they do not check too early. The time is not known before a worker has taken over the
+    run: until then nothing is recorded about the end of the attempt.
     """
     after_s = quiet_after_s(call, patience)
     return None if after_s is None or not call.quiet_since else call.quiet_since + round(after_s * 1e6)
 
 
 def about_unknown(call: CallState, key_window_s: float, now: int, why: str = "it may or may not have happened") -> Perform | Park:
-    """The verdict when nobody knows what became of an attempt: a key inside its window makes repeating it safe."""
+    """The verdict when the outcome of an attempt is unknown: repeating is safe only with a key inside its window."""
     age_s = (now - call.first_ts) / 1e6
     if call.effect == "keyed":
-        # Wall clocks serve here as the provider's own key expiry does; past the window a key protects nothing (T14).
+        # The service expires keys by its wall clock, so the age of the key is measured by the local wall clock. After
+        # the window a key protects nothing (T14).
         if -_CLOCK_SLACK_S <= age_s <= key_window_s:
             return Perform(call.attempt + 1)
         if age_s < 0:
             return Park(
-                f"{why}, and by this clock its first attempt lies in the future, so that nobody can tell whether its key still protects it"
+                f"{why}, and by this clock its first attempt lies in the future, so it is not known whether its key still protects it"
             )
         return Park(
             f"{why}, and its key is {age_s / 3600:.1f} h old, past the window of {key_window_s / 3600:g} h in which the service drops duplicates"
@@ -175,9 +184,9 @@ def about_unknown(call: CallState, key_window_s: float, now: int, why: str = "it
     return Park(why)
 
 
-# -- what came of an attempt or of a question to a hook -----------------------------------------------------------------
+# -- after an attempt failed, or a hook answered ------------------------------------------------------------------------
 class Rules(Protocol):
-    """What of a tool decides about its calls."""
+    """The part of a tool that decides about its calls."""
 
     events: CallEvents
     retry: Retry | None
@@ -190,20 +199,24 @@ class Rules(Protocol):
 
 
 class After(Struct, frozen=True, gc=False):
-    """The events that an end makes, in order, and the verdict that follows them; None: `decide` says how the call goes on."""
+    """The events to record, in order, and then the verdict. If the verdict is None, `decide` gives it."""
 
     bodies: Sequence[AnyBody]
     verdict: Perform | Park | None = None
 
 
-# No answer came: the service may have done its work, and may want its money. A service that answered with an error did not.
+# No answer came: the service may have done the work and may charge money for it. A service that answered with an error
+# has not done the work.
 _UNANSWERED = IN_DOUBT_KINDS - {"server_error"}
 
 
 def after_failed_attempt(
     call: CallState, failure: Failure, usage: Usage | None, tool: Rules, *, loose: bool, wanted: bool, closing: bool, now: int
 ) -> After:
-    """An attempt has ended without a result. `loose`: it may still be running. `closing`: the run is given up, and nothing is planned."""
+    """What follows when an attempt ended without a result.
+
+    `loose`: the attempt may still be running. `closing`: the run is being released, and nothing new is planned.
+    """
     if is_not_ready(failure) and wanted and not call.doubtful:
         return After([tool.events.failed(structs.replace(failure, type=NOT_STARTED), attempt=call.attempt, usage=usage)])
     if closing and wanted and failure.kind == "cancelled":
@@ -232,7 +245,10 @@ def after_failed_attempt(
 
 
 def _stopped_by_drain(call: CallState, failure: Failure, usage: Usage | None, tool: Rules, loose: bool) -> list[AnyBody]:
-    """A drain ended the attempt, not the agent: the next worker goes on by effect class. What may have happened is said so."""
+    """The events when a drain, and not the agent, stopped the attempt.
+
+    The next worker continues by effect class. An effect that may have happened is recorded as in doubt.
+    """
     if call.effect in ("once", "keyed"):
         return [ToolCallInDoubt(call.attempt, "its worker was stopped inside it", failure, loose, usage)]
     usage = cost_of(call, usage)
@@ -244,7 +260,10 @@ def _stopped_by_drain(call: CallState, failure: Failure, usage: Usage | None, to
 def after_hook(
     call: CallState, outcome: Outcome, tool: Rules, *, wanted: bool, cancelling: bool, now: int, pack: Callable[[bytes], Payload]
 ) -> After:
-    """The reconcile hook has answered. "Not happened" comes here only when it is proof, or when no time would ever make it one."""
+    """What follows when the reconcile hook has answered.
+
+    The caller passes the answer "not happened" only if that answer counts now (`quiet_after_s`) or can never count.
+    """
     attempts = (tool.retry or DEFAULT).attempts
     kind, why = outcome.kind, outcome.why
     if kind == "not_happened" and not outcome.final and never_quiet(call):
@@ -278,24 +297,27 @@ def after_hook(
 
 
 def is_not_ready(failure: Failure) -> bool:
-    """Whether this process could not even begin, for a reason that a person has to see to."""
+    """Was the attempt impossible in this process, for a reason that a person has to fix?"""
     return failure.kind == "not_sent" and failure.type == NotReady.__name__
 
 
 def cost_of(call: CallState, said: Usage | None) -> Usage | None:
-    """What an attempt that happened, or may have, is charged: what it said, or its estimate if it said nothing."""
+    """What is charged for an attempt that happened or may have happened.
+
+    That is the usage that the attempt reported. If the attempt reported none, it is the estimate.
+    """
     return call.estimate if said is None else said
 
 
 def lost_answer(why: str, tool: Rules) -> Failure:
-    """The failure of an attempt that is simply made again, and whose answer was lost."""
+    """The failure of an attempt whose answer was lost. Another attempt is safe."""
     if tool.events is OF_MODEL:
         return Failure("process_died", LOST, f"{why} while the model was asked; an answer that was on its way is lost")
     return Failure("process_died", LOST, f"{why} inside it; an answer that was on its way is lost")
 
 
 def never_quiet(call: CallState) -> bool:
-    """Whether an attempt may still be sending for ever, so that "not found" proves nothing at any time."""
+    """May an attempt still be running without a time limit? Then "not found" never proves anything."""
     return call.loose or (call.worker_may_live and call.timeout_s is None)
 
 

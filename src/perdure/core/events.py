@@ -1,10 +1,12 @@
-"""The journal's vocabulary: a closed union of frozen records. Facts, in the past tense.
+"""The events of a journal: a closed union of frozen records, named in the past tense.
 
-A body says what happened; the envelope (`Event`) says when, in which order, under which lease, about which call and because
-of what. Journals outlive versions: fields are only ever added, with a default, and types are never renamed.
+The body of an event says what happened. The envelope (`Event`) says when that happened, in which order, in which
+epoch, for which call and because of which event. A journal is read by later versions of perdure: so fields are only
+added, always with a default, and types are never renamed.
 
-`cause` is the `seq` of the event that made this one happen, so that any event can be walked back to `run_created`:
-an intent was caused by the completion that woke the agent, a completion by its intent, a retry by the failure before it.
+`cause` is the `seq` of the event that led to this event, so that every event can be traced back to `run_created`. An
+intent is caused by the completion that woke the agent, a completion by its intent, and a retry by the failure before
+that retry.
 """
 
 from __future__ import annotations
@@ -21,18 +23,18 @@ FailureKind = Literal[
     "not_sent",  # proof that nothing was sent
     "rate_limited",  # refused for now
     "timeout",  # no answer in time: in doubt
-    "reset",  # the line broke: in doubt
+    "reset",  # the connection broke: in doubt
     "server_error",  # 5xx: in doubt
     "process_died",  # an isolated tool's process ended without an answer: in doubt
-    "refused",  # 4xx, validation, permission: no
-    "fatal",  # the tool says so
-    "cancelled",  # given up by the agent or by a person
-    "error",  # the tool raised anything else
-    "not_encodable",  # it happened, but its result cannot be recorded
-    "rejected",  # a person said no
-    "expired",  # nobody said yes in time
-    "withdrawn",  # the approval is not wanted any more
-    "over_budget",  # there is not enough left for it
+    "refused",  # 4xx, validation, permission: the effect did not happen, and the same request would be refused again
+    "fatal",  # the tool raised Fatal
+    "cancelled",  # the attempt was stopped: the agent stopped waiting, or the run was cancelled, or the worker drained
+    "error",  # the tool raised another exception
+    "not_encodable",  # the effect happened, but its result cannot be recorded
+    "rejected",  # a person rejected the approval
+    "expired",  # the approval expired
+    "withdrawn",  # the approval was withdrawn
+    "over_budget",  # the budget does not cover the call
 ]
 Status = Literal[
     "queued", "running", "waiting_approval", "waiting", "paused", "needs_attention", "cancelling", "succeeded", "failed", "cancelled"
@@ -43,7 +45,7 @@ Reason = Literal["in_doubt", "diverged", "poison", "stuck", "error", "budget", "
 
 
 class Failure(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Why an attempt or a run failed, in words that survive the process."""
+    """Why an attempt or a run failed, as data that outlives the process."""
 
     kind: FailureKind
     type: str
@@ -54,7 +56,7 @@ class Failure(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Usage(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What an attempt has used up, in whole numbers: money in micro-dollars."""
+    """What an attempt has used, in integers: money in micro-dollars."""
 
     usd_micros: int = 0
     tokens_in: int = 0
@@ -64,17 +66,17 @@ class Usage(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Limits(Struct, frozen=True, gc=False, omit_defaults=True):
-    """How much a run and its children may use together; None: no limit."""
+    """How much a run and its children may use together. A field that is None sets no limit."""
 
     usd_micros: int | None = None
-    tokens: int | None = None  # in and out
+    tokens: int | None = None  # input and output tokens together
     calls: int | None = None
-    busy_us: int | None = None  # time that attempts took
+    busy_us: int | None = None  # total duration of attempts
     on_exceed: OnExceed = "pause"
 
 
 class Body(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type"):
-    """Base of all bodies; it holds nothing."""
+    """Base class of all bodies."""
 
 
 class RunCreated(Body, frozen=True, tag="run_created"):
@@ -84,38 +86,40 @@ class RunCreated(Body, frozen=True, tag="run_created"):
     tenant: str
     input: Payload
     actor: str | None = None
-    target: str | None = None  # where the code was, for `perdure resume` without a TARGET
+    target: str | None = None  # where the agent's code is, for `perdure resume` without a TARGET
     queue: str = "default"
     priority: int = 0
     not_before: int | None = None
     parent: str | None = None  # run id
     parent_call: int | None = None
-    depth: int = 0  # how many parents there are above it
+    depth: int = 0  # number of ancestors
     budget: Limits | None = None
-    key_scheme: int = 1  # how the keys of its calls are made: core/identity.py
+    key_scheme: int = 1  # how the keys of the run's calls are derived: see core/identity.py
     key_namespace: str = ""
 
 
 class RunClaimed(Body, frozen=True, tag="run_claimed"):
     worker: str
     name: str = ""  # "host:pid", for people
-    takeover: bool = False  # the worker before did not give the run up: it died, or its lease ran out
-    proven_dead: bool = False  # the kernel says that the worker before is gone
-    lost_with: int = 0  # other runs of that worker that may be to blame for its death: all that it held; of a suspect, the other suspects
+    takeover: bool = False  # the previous worker did not release the run: that worker died, or its lease expired
+    proven_dead: bool = False  # the kernel has proved that the previous worker is dead
+    # How many other runs may have killed the previous worker. If this run is a suspect, only the other suspects of
+    # that worker count. If not, all other runs that the worker held count.
+    lost_with: int = 0
 
 
 class RunReleased(Body, frozen=True, tag="run_released"):
-    """The worker gave the run up: it waits, needs a person, or is handed over."""
+    """The worker released the run: the run is parked, or needs a person, or another worker is to claim it."""
 
     status: Literal["queued", "waiting", "waiting_approval", "paused", "needs_attention", "cancelling"]
     waiting_for: str
     wake_at: int | None = None
-    abrupt: bool = False  # the worker could not wait for its attempts: those under way may still be running
-    short_since: int | None = None  # since then calls have waited for money that other calls have reserved
+    abrupt: bool = False  # the worker did not wait for the attempts under way: these attempts may still be running
+    short_since: int | None = None  # since this time calls have waited for money that other calls have reserved
 
 
 class ToolCallProposed(Body, frozen=True, tag="tool_call_proposed"):
-    """The agent wants the call, and it may not start yet. Nothing has been sent."""
+    """The agent made the call, but the call may not start yet. Nothing has been sent."""
 
     tool: str
     effect: Effect
@@ -123,30 +127,33 @@ class ToolCallProposed(Body, frozen=True, tag="tool_call_proposed"):
     args: Payload
     digest: str
     until: Literal["approval", "rate", "budget", "handover"]
-    at: int | None = None  # when the rate allows it
+    at: int | None = None  # only for `until="rate"`: when the rate limit allows the call to start
 
 
 class ToolCallInitiated(Body, frozen=True, tag="tool_call_initiated"):
-    """The intent. Durable before the first byte of the effect, except for `read` and `transaction`."""
+    """The intent of an attempt: durable before the effect begins, except for `read` and `transaction`."""
 
     tool: str
     effect: Effect
-    # Empty: the one that core/identity.py makes. Recorded where somebody else may know the call by it.
+    # The idempotency key. It is recorded if the service may know the call by this key. If it is empty,
+    # core/identity.py derives the key.
     key: str = ""
     attempt: int = 1
-    args: Payload | None = None  # attempt 1 only; not after a proposal, unless a person has edited them
-    digest: str | None = None  # of the arguments that were approved; without an approval `args` has it
+    # The arguments, only in attempt 1. If the call was proposed, the proposal has the arguments, and this field is set
+    # only if a person edited them.
+    args: Payload | None = None
+    digest: str | None = None  # the digest of the approved arguments; without an approval, `args` gives the digest
     timeout_s: float | None = None
     settle_s: float | None = None  # the tool's `settle`; None: the setting reconcile_margin_s
-    reconcile: bool = False  # the tool has a hook that can be asked what became of an attempt
-    approval: str | None = None  # consumed by this commit
-    pinned: str | None = None  # digest of the tool's schema and effect class; with the run's first call of the tool
-    # What the attempt is expected to cost. It is reserved in the budget until it is known what came of the attempt.
+    reconcile: bool = False  # the tool has a reconcile hook
+    approval: str | None = None  # the id of the approval that the commit of this event consumes
+    pinned: str | None = None  # digest of the tool's schema and effect class; only in the run's first call of the tool
+    # The expected cost of the attempt. It is reserved in the budget until the outcome of the attempt is known.
     estimate: Usage | None = None
 
 
 class ToolCallCompleted(Body, frozen=True, tag="tool_call_completed"):
-    result: Payload | None = None  # None: it happened, but the result was not encodable
+    result: Payload | None = None  # None: the effect happened, but its result was not encodable
     failure: Failure | None = None
     attempt: int = 1
     usage: Usage | None = None
@@ -160,29 +167,35 @@ class ToolCallFailed(Body, frozen=True, tag="tool_call_failed"):
 
 
 class ModelCallInitiated(ToolCallInitiated, frozen=True, tag="model_call_initiated"):
-    """A model is asked: `tool` is its name, and `args` what the request adds to an earlier one (core/prompts.py)."""
+    """A request to a model.
+
+    `tool` is the name of the model. `args` is what the request adds to an earlier request (core/prompt_deltas.py).
+    """
 
 
 class ModelCallCompleted(ToolCallCompleted, frozen=True, tag="model_call_completed"):
-    """The whole answer."""
+    """The complete answer of a model."""
 
 
 class ModelCallFailed(ToolCallFailed, frozen=True, tag="model_call_failed"):
-    """No answer, or half of one, or one that was lost with its worker; what is known of its usage is counted."""
+    """A model gave no answer or an incomplete answer, or the answer was lost with the worker.
+
+    Usage that is known is counted.
+    """
 
 
 class ToolCallInDoubt(Body, frozen=True, tag="tool_call_in_doubt"):
-    """We do not know whether this attempt happened."""
+    """It is not known whether an attempt of this call happened."""
 
     attempt: int
     why: str
     failure: Failure | None = None
-    loose: bool = False  # the attempt did not stop when it was told to: it may still be running, in a worker that lives
+    loose: bool = False  # the attempt was told to stop and did not: the attempt may still be running, in a live worker
     usage: Usage | None = None
 
 
 class ToolCallResolved(Body, frozen=True, tag="tool_call_resolved"):
-    """The doubt about an attempt has ended: a reconcile hook or a person knows."""
+    """A reconcile hook or a person has said whether an attempt in doubt happened."""
 
     outcome: Literal["happened", "did_not_happen", "failed"]
     by: str
@@ -190,41 +203,46 @@ class ToolCallResolved(Body, frozen=True, tag="tool_call_resolved"):
     result: Payload | None = None
     failure: Failure | None = None
     note: str | None = None
-    final: bool = False  # it did not happen, and its request cannot arrive any more: believed at once
-    usage: Usage | None = None  # charged by this event: the estimate, without what the attempts in doubt have said themselves
+    # Only for `did_not_happen`: the request of the attempt cannot arrive at the service later. So the call may be made
+    # again at once.
+    final: bool = False
+    # What this event charges: the estimate minus the usage that the attempts in doubt reported.
+    usage: Usage | None = None
 
 
 class RetryScheduled(Body, frozen=True, tag="retry_scheduled"):
-    """At `at` the call goes on: attempt `attempt`, or the reconcile hook is asked again."""
+    """The call continues at the time `at`: attempt number `attempt` begins, or the reconcile hook is asked again."""
 
     attempt: int
     at: int
     reconcile: bool = False
-    turn: bool = False  # then its place in the line of its rate limit comes up; it keeps that, whoever drives the run by then
+    # `at` is the start time of the call under its rate limit. The call keeps this start time when another worker takes
+    # over the run.
+    turn: bool = False
 
 
 class ApprovalRequested(Body, frozen=True, tag="approval_requested"):
-    """The exact thing that somebody is to say yes or no to, and who may."""
+    """Exactly what is to be approved, and who may decide."""
 
     approval: str  # its id
-    action: str  # the tool's name, or what the agent calls it
+    action: str  # the tool's name, or the action that the agent named
     input: Payload
-    digest: str  # of the input; for a tool the same digest as its arguments have
+    digest: str  # the digest of the input; for a tool call, the digest of its arguments
     reason: str | None = None
-    by: tuple[str, ...] = ()  # who may decide: "ann", "role:finance"; nobody named: anybody
+    by: tuple[str, ...] = ()  # who may decide, such as "ann" or "role:finance"; if empty, every person may decide
     quorum: int = 1
     expires_at: int | None = None
     on_expiry: OnExpiry = "reject"
     escalate_to: tuple[str, ...] = ()
-    escalate_us: int | None = None  # how long those have
+    escalate_us: int | None = None  # how long the people in `escalate_to` have for their decision, in microseconds
     editable: tuple[str, ...] = ()  # fields of the input that a decision may change
     schema: Payload | None = None  # JSON Schema of the editable fields
-    four_eyes: bool = False  # whoever the run acts for may not decide
-    tool: str | None = None  # the call itself waits; None: the agent asked with run.approve
+    four_eyes: bool = False  # the person for whom the run acts may not approve
+    tool: str | None = None  # the tool whose call needs the approval; None: the agent called run.request_approval
 
 
 class ApprovalVoted(Body, frozen=True, tag="approval_voted"):
-    """One of several who must agree has agreed."""
+    """One person agreed, and the quorum is not reached yet."""
 
     approval: str
     by: str
@@ -237,14 +255,14 @@ class ApprovalDecided(Body, frozen=True, tag="approval_decided"):
     approval: str
     granted: bool
     by: str
-    digest: str  # of what was decided about; after an edit, of what is approved
+    digest: str  # the digest of the input, or of the edited input if the person edited it
     note: str | None = None
-    source: str | None = None  # from where: "cli", "app", an address
-    input: Payload | None = None  # as edited
+    source: str | None = None  # where the decision came from: "cli", "app", an address
+    input: Payload | None = None  # the edited input
 
 
 class ApprovalEscalated(Body, frozen=True, tag="approval_escalated"):
-    """Nobody has decided in time: others are asked, or the same people once more."""
+    """No decision came in time: other people are asked, or the same people are reminded."""
 
     approval: str
     to: tuple[str, ...]
@@ -253,11 +271,11 @@ class ApprovalEscalated(Body, frozen=True, tag="approval_escalated"):
 
 class ApprovalExpired(Body, frozen=True, tag="approval_expired"):
     approval: str
-    lapsed: bool = False  # it was granted, and the call could not start in time
+    lapsed: bool = False  # the approval was granted, but the call could not start in time
 
 
 class ApprovalWithdrawn(Body, frozen=True, tag="approval_withdrawn"):
-    """Nobody wants the answer any more."""
+    """The run no longer waits for the decision about this approval."""
 
     approval: str
 
@@ -266,11 +284,11 @@ class SignalReceived(Body, frozen=True, tag="signal_received"):
     topic: str
     payload: Payload
     by: str
-    key: str | None = None  # the same key is taken once
+    key: str | None = None  # a second signal with the same key is ignored
 
 
 class ChildStarted(Body, frozen=True, tag="child_started"):
-    """The child run is created in the same commit."""
+    """A child was started. The same commit creates the child's run."""
 
     agent: str
     version: str
@@ -278,14 +296,14 @@ class ChildStarted(Body, frozen=True, tag="child_started"):
     input: Payload
     digest: str
     target: str | None = None
-    queue: str | None = None  # None: the parent's
+    queue: str | None = None  # None: the queue of the parent
     budget: Limits | None = None
-    key_scheme: int = 1  # of the child
+    key_scheme: int = 1  # the child's key scheme
     key_namespace: str = ""
 
 
 class ChildFinished(Body, frozen=True, tag="child_finished"):
-    """Written in the commit that ends the child."""
+    """A child ended. This event is written in the commit that ends the child's run."""
 
     run_id: str
     status: Literal["succeeded", "failed", "cancelled"]
@@ -307,11 +325,11 @@ class ThoughtRecorded(Body, frozen=True, tag="thought_recorded"):
 
 
 class PlanGenerated(Body, frozen=True, tag="plan_generated"):
-    """The plan that this run follows, and no other: recorded once, before its first step."""
+    """The only plan that this run follows. It is recorded once, before the first step of the plan."""
 
     plan: Payload
     digest: str
-    by: str | None = None  # the model that has written it
+    by: str | None = None  # the model that wrote the plan
 
 
 class DecisionMade(Body, frozen=True, tag="decision_made"):
@@ -325,7 +343,7 @@ class StatusReported(Body, frozen=True, tag="status_reported"):
 
 
 class PatchMarked(Body, frozen=True, tag="patch_marked"):
-    """This run takes the new side of a change in the code."""
+    """This run uses the new code of a code change: `run.patched(name)` returned True."""
 
     name: str
 
@@ -341,7 +359,7 @@ class RunUnpaused(Body, frozen=True, tag="run_unpaused"):
 
 
 class RunAdopted(Body, frozen=True, tag="run_adopted"):
-    """A person lets another version of the agent go on with the run."""
+    """A person allowed another version of the agent to continue the run."""
 
     version: str
     by: str
@@ -349,7 +367,7 @@ class RunAdopted(Body, frozen=True, tag="run_adopted"):
 
 
 class PinChanged(Body, frozen=True, tag="pin_changed"):
-    """Something that the run was begun with is not the same any more: said, not ignored."""
+    """A tool has changed since the run first called it."""
 
     what: str  # "tool refund"
     before: str
@@ -357,10 +375,10 @@ class PinChanged(Body, frozen=True, tag="pin_changed"):
 
 
 class BudgetExceeded(Body, frozen=True, tag="budget_exceeded"):
-    budget_of: str  # run id: this run or one above it
+    budget_of: str  # run id: this run or an ancestor
     what: str  # "usd", "tokens", "calls" or "seconds"
     limit: int
-    used: int  # spent and reserved
+    used: int  # spent plus reserved
     wanted: int
 
 
@@ -376,14 +394,14 @@ class CancelRequested(Body, frozen=True, tag="cancel_requested"):
 
 
 class AttentionNeeded(Body, frozen=True, tag="attention_needed"):
-    """The run stops until a person has looked: `why` shows the detail."""
+    """The run stops until a person has looked at it. `perdure why` shows `detail`."""
 
     reason: Reason
     detail: str
 
 
 class RunRequeued(Body, frozen=True, tag="run_requeued"):
-    """A person sends a run that needed attention back to work."""
+    """A person put a run that needed attention back into the queue."""
 
     by: str
     note: str | None = None
@@ -398,7 +416,7 @@ class RunFailed(Body, frozen=True, tag="run_failed"):
 
 
 class Unsettled(Struct, frozen=True, gc=False, omit_defaults=True):
-    """A call that was in doubt, or under way, when its run was ended by force: what it may have cost is charged."""
+    """A call that was in doubt or under way when its run was ended by force. `usage`: what the call may have cost."""
 
     call: int
     attempt: int
@@ -407,8 +425,9 @@ class Unsettled(Struct, frozen=True, gc=False, omit_defaults=True):
 
 class RunCancelled(Body, frozen=True, tag="run_cancelled"):
     reason: str | None = None
-    forced_by: str | None = None  # ended by a person without its agent; what was in doubt stays so
-    unsettled: tuple[Unsettled, ...] = ()  # charged by this event
+    # The person who ended the run by force, without its agent. Calls in doubt stay in doubt.
+    forced_by: str | None = None
+    unsettled: tuple[Unsettled, ...] = ()  # the calls whose possible cost this event charges
 
 
 AnyBody = (
@@ -458,7 +477,7 @@ Terminal = RunSucceeded | RunFailed | RunCancelled
 
 
 class CallEvents(NamedTuple):
-    """How the life of a call is told: a model's differs from a tool's in its names alone."""
+    """The event types for a call. The event types of model calls and tool calls differ only in their names."""
 
     initiated: type[ToolCallInitiated]
     completed: type[ToolCallCompleted]
@@ -470,11 +489,12 @@ OF_MODEL = CallEvents(ModelCallInitiated, ModelCallCompleted, ModelCallFailed)
 
 
 class Event(Struct, frozen=True, gc=False):
-    """One line of a journal."""
+    """One event of a journal: the envelope and the body."""
 
     seq: int
-    event_id: str  # 32 hex digits, made by the writer before the commit, so that a lost COMMIT can be looked up
-    ts: int  # microseconds since 1970, for people; order comes from seq alone
+    # 32 hex digits, chosen before the commit. If the answer to COMMIT is lost, the writer searches for this id.
+    event_id: str
+    ts: int  # microseconds since 1970, for people; only `seq` gives the order of events
     epoch: int
     call: int | None
     cause: int | None

@@ -1,7 +1,8 @@
-"""What an exception of a tool means: proof that nothing was sent, a refusal, or a doubt.
+"""What an exception of a tool means: for example proof that nothing was sent, a refusal, or a doubt.
 
-The libraries that tools use are known by the names of their exception classes and by the look of their attributes, never by import:
-httpx, requests, urllib, aiohttp, openai and anthropic are the tool's business. When in doubt the answer is a kind that is in doubt.
+Exceptions of libraries (httpx, requests, urllib, aiohttp, openai, anthropic) are recognised by class name and
+attributes, never by import: perdure does not depend on them. If the meaning is not certain, the answer is a kind that
+leaves the call in doubt.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ MAX_RETRY_AFTER_S = 86_400.0
 _NAME_CHARS = 200
 _BASES = 20
 _FRAMES = 5
-_CHAIN = 10  # causes, and levels of exception groups, that are followed
+_CHAIN = 10  # how many causes, and how many levels of exception groups, are followed
 
-# Exceptions that say something about the line or the service, by class name. A class is asked before its bases.
+# Exceptions about the connection or the service, by class name. A class is looked up before its bases.
 _NAMED: dict[str, FailureKind] = {
     **dict.fromkeys(
         (
@@ -52,7 +53,7 @@ _NAMED: dict[str, FailureKind] = {
     "ValidationError": "refused",  # pydantic, msgspec, jsonschema
     "CancelledError": "cancelled",
 }
-# Wrappers that know less than what they wrap: asked only when nothing beneath them has an answer.
+# Exceptions that say less than their causes. They are used only if no other exception in the chain is known.
 _WRAPPERS: dict[str, FailureKind] = {"APITimeoutError": "timeout", "APIConnectionError": "reset", "ConnectionError": "reset"}
 _BUILT_IN: tuple[tuple[type[BaseException], FailureKind], ...] = (
     (Fatal, "fatal"),
@@ -67,10 +68,10 @@ _BUILT_IN: tuple[tuple[type[BaseException], FailureKind], ...] = (
     (BrokenPipeError, "reset"),
     (asyncio.CancelledError, "cancelled"),
 )
-# An established connection can report these too, so that they prove nothing.
+# An established connection can report these errors too: they do not prove that nothing was sent.
 _RESETS = frozenset((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.ENETRESET, errno.ESHUTDOWN))
-# All that a tool can fail with. Of several errors at once the one that forbids most decides: a doubt outweighs everything, proof that
-# nothing was sent is weakest.
+# All kinds of failure of a tool. If several errors happen at once, the first kind in this order decides: a doubt comes
+# before everything else, and proof that nothing was sent comes last.
 _WEIGHT: tuple[FailureKind, ...] = (
     *("cancelled", "timeout", "reset", "server_error", "process_died"),
     *("fatal", "refused", "error", "not_encodable", "rate_limited", "not_sent"),
@@ -78,7 +79,10 @@ _WEIGHT: tuple[FailureKind, ...] = (
 
 
 def describe(error: BaseException, now: datetime | None = None) -> Failure:
-    """The failure as it is journaled. `now` only matters for a Retry-After that is a date without a Date beside it."""
+    """The failure as it is recorded.
+
+    `now` is used only if Retry-After is a date and the Date header is missing.
+    """
     kind, retry_after_s = _classify(error, now, _CHAIN)
     bases = type(error).__mro__[1:]
     return Failure(
@@ -92,7 +96,10 @@ def describe(error: BaseException, now: datetime | None = None) -> Failure:
 
 
 def received(encoded: bytes) -> Failure:
-    """A failure as another process has described it. ValueError for one that describe() cannot have written; what is too long is cut."""
+    """Read a failure that another process described. Fields that are too long are cut.
+
+    Raises ValueError if describe() cannot have written this failure.
+    """
     try:
         told = msgspec.convert(parse(encoded, "the failure"), Failure)
     except msgspec.ValidationError as error:
@@ -134,7 +141,7 @@ def _classify(error: BaseException, now: datetime | None, depth: int) -> tuple[F
 
 
 def _chain(error: BaseException, depth: int) -> Iterator[BaseException]:
-    """The error and what it was raised from. urllib and requests keep that in `reason` and the first argument."""
+    """The error and the chain of its causes. urllib and requests keep a cause in `reason` or in the first argument."""
     seen: set[int] = set()
     current: Any = error
     while isinstance(current, BaseException) and id(current) not in seen and len(seen) <= depth:
@@ -151,19 +158,20 @@ def _by_type(error: BaseException) -> FailureKind | None:
     for base in type(error).__mro__:
         if base.__name__ in _NAMED:
             return _NAMED[base.__name__]
-    # After the names: the connect time-outs of some libraries are TimeoutErrors, and know that nothing was sent.
+    # This check comes after the names: the connect time-outs of some libraries are TimeoutErrors too, but these
+    # time-outs prove that nothing was sent.
     if isinstance(error, TimeoutError):
         return "timeout"
     if isinstance(error, OSError):
         if error.errno == errno.EADDRNOTAVAIL or _text(error).startswith("Multiple exceptions: [Errno"):
-            return "not_sent"  # the latter is asyncio's, when every address of a host has refused the connection
+            return "not_sent"  # asyncio raises "Multiple exceptions" when no address of a host accepted the connection
         if error.errno in _RESETS:
             return "reset"
     return None
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status of 400 or more that the exception carries, wherever its library keeps it."""
+    """The HTTP status (400 to 599) of the exception, from any of the attributes that libraries use."""
     if not isinstance(error, Exception):
         return None  # SystemExit has a `code` too
     response = _attribute(error, "response")
@@ -176,12 +184,12 @@ def _by_status(status: int) -> FailureKind:
     if status == 429:
         return "rate_limited"
     if status == 408:
-        return "timeout"  # the server gave up waiting for the rest of the request, having seen some of it
+        return "timeout"  # the server received only a part of the request in time
     return "server_error" if status >= 500 else "refused"
 
 
 def _retry_after(error: BaseException, now: datetime | None) -> float | None:
-    """Seconds that the service asks us to wait, in a range that makes sense; None when it does not say so."""
+    """How many seconds the service asks to wait, limited to a sensible range; None if the service does not ask."""
     for holder in (_attribute(error, "response"), error):
         headers = _attribute(holder, "headers")
         if headers is None:
@@ -197,7 +205,7 @@ def _retry_after(error: BaseException, now: datetime | None) -> float | None:
             return _sane_wait(seconds)
         until, sent = _http_date(text), _http_date(_header(headers, "date")) or now
         if until is not None and sent is not None:
-            # The server's own clock on both sides, where it tells it: ours may be wrong.
+            # If the server sends its Date, both times are by the server's clock: the local clock may be wrong.
             return _sane_wait(max((until - sent).total_seconds(), 0.0))
     return None
 
@@ -220,7 +228,7 @@ def _number(text: str | None) -> float | None:
 def _http_date(text: str | None) -> datetime | None:
     if text is None:
         return None
-    from email.utils import parsedate_to_datetime  # late: it drags half of `email` along for one rare header
+    from email.utils import parsedate_to_datetime  # imported late: a large module for a rare header
 
     try:
         parsed = parsedate_to_datetime(text)
@@ -234,7 +242,7 @@ def _header(headers: Any, name: str) -> str | None:
     for spelling in (name, name.title()):
         try:
             value = get(spelling)
-        except Exception:  # whatever this is, it is not a mapping of headers
+        except Exception:  # not a mapping of headers
             return None
         if isinstance(value, (str, int, float)):
             return str(value)
@@ -244,7 +252,7 @@ def _header(headers: Any, name: str) -> str | None:
 def _attribute(holder: Any, name: str) -> Any:
     try:
         return getattr(holder, name, None)
-    except Exception:  # a property of a foreign exception may raise; the failure that we describe matters more
+    except Exception:  # a property of a foreign exception may raise: treat it as missing
         return None
 
 
@@ -259,19 +267,19 @@ def _message(error: BaseException, depth: int) -> str:
 def _text(error: BaseException) -> str:
     try:
         return str.__str__(str(error))  # a plain str, even when __str__ returned a subclass of it
-    except BaseException as hostile:  # whatever __str__ does, the failure is recorded
+    except BaseException as hostile:  # the failure must be recorded even if __str__ raises
         return f"<its message cannot be shown: __str__ raised {type(hostile).__name__}>"
 
 
 def clean(text: str, limit: int) -> str:
-    """Text that can be stored, cut to the limit."""
-    # Lone surrogates cannot be stored as UTF-8; they come from undecodable file names and broken input.
+    """The text in a form that can be stored, cut to the limit."""
+    # Lone surrogates cannot be stored as UTF-8. They come from undecodable file names and from broken input.
     text = text[: limit + 1].encode("utf-8", "backslashreplace").decode("utf-8")
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _traceback(error: BaseException) -> str | None:
-    """The innermost frames. Places only: source lines would have to be read from disk, and may have changed since."""
+    """The innermost frames, without source lines: the source files on disk may have changed since they were loaded."""
     frames: deque[str] = deque(maxlen=_FRAMES)
     step = error.__traceback__
     while step is not None:

@@ -1,6 +1,9 @@
-"""What names a run, a call and an event: ids, idempotency keys, and the hash chain. All of it is the same on every replay, for ever.
+"""Ids, idempotency keys and the hash chain.
 
-The chain: hash(n) = sha256(hash(n-1) + envelope + stored bytes). hash(0) comes from the run id, so that events cannot move between runs.
+Everything here is pure: it gives the same result on every replay.
+
+The chain: hash(n) = sha256(hash(n-1) + envelope + stored bytes). hash(0) is derived from the run id, so events cannot
+be moved to another run.
 """
 
 from __future__ import annotations
@@ -18,28 +21,29 @@ from perdure.errors import InvalidInput, StoreVersion
 
 MAX_ID_CHARS = 200
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+~=-]*\Z")
-_BELOW = re.compile(r"(?:/(?:[0-9]+|undo))*\Z")  # the steps to a child or to an undo, as child_id and undo_id make them
-KEY_SCHEME = 2  # of new runs; a run keeps the one that it was begun with
+_BELOW = re.compile(r"(?:/(?:[0-9]+|undo))*\Z")  # the parts that child_id and undo_id add
+KEY_SCHEME = 2  # the scheme of new runs; a run keeps the scheme that `run_created` recorded
 
 
 class CallKeys:
-    """The idempotency keys of one run's calls. They do not depend on arguments, time, chance or attempt.
+    """The idempotency keys of one run's calls. A key does not depend on arguments, time, randomness or attempt.
 
-    Two journals may share an account at a provider, and may have a run of the same id. So a key also covers the agent, the tool and the
-    journal's `key_namespace` (scheme 2). Scheme 1 covered tenant, run id and call number alone; runs begun under it keep it.
-    The same call of the same run has the same key in a database that was lost and made anew.
+    Two journals may use the same account at a provider and contain runs with the same id. So in scheme 2 a key also
+    depends on the agent, the tool and the journal's `key_namespace`. In scheme 1 a key depends only on tenant, run id
+    and call number; runs that were created with scheme 1 keep scheme 1. If a database is lost and created again, the
+    same call of the same run has the same key.
     """
 
     def __init__(self, tenant: str, run_id: str, agent: str = "", namespace: str = "", scheme: int = 1) -> None:
         assert scheme in (1, 2), scheme
         self._covers_tool = scheme == 2
         self._parts = ("perdure-call-1", tenant, run_id) if scheme == 1 else ("perdure-call-2", namespace, tenant, run_id, agent)
-        self._hash: hashlib._Hash | None = None  # of the parts; many a run never asks for a key
-        self._tools: dict[str, bytes] = {}  # their names, framed
+        self._hash: hashlib._Hash | None = None  # the hash of `_parts`; computed at first use: many runs need no key
+        self._tools: dict[str, bytes] = {}  # the name of a tool → that name as `_framed` returns it
 
     @classmethod
     def of(cls, created: RunCreated) -> CallKeys:
-        """The keys of the run that was created like this."""
+        """The keys of the run with this `run_created` event."""
         if not 1 <= created.key_scheme <= KEY_SCHEME:
             raise StoreVersion(
                 f"run {created.run_id} makes its keys by scheme {created.key_scheme}, and this perdure knows {KEY_SCHEME}: upgrade perdure"
@@ -59,7 +63,7 @@ class CallKeys:
             self._hash = _hashed(*self._parts)
         number = b"%d" % call
         whole = self._hash.copy()
-        whole.update(len(number).to_bytes(8, "big") + number)  # as `_framed` has it
+        whole.update(len(number).to_bytes(8, "big") + number)  # the same as `_framed`
         if self._covers_tool:
             whole.update(self._tools.get(tool) or self._framed_tool(tool))
         return whole.hexdigest()
@@ -70,54 +74,57 @@ class CallKeys:
 
 
 def approval_id(tenant: str, run_id: str, call: int) -> str:
-    """The id of the approval that this call asks for: short enough to be typed, and nobody else's."""
+    """The id of the approval of this call: unique, and short enough to be typed."""
     return "ap-" + _hash("perdure-approval-1", tenant, run_id, str(call))[:20]
 
 
 def child_id(run_id: str, call: int) -> str:
-    """The run id of the child that this call starts. No id that a user gives has a slash in it."""
+    """The run id of the child that this call starts. This id is unique, because ids from users contain no slash."""
     return f"{run_id}/{call}"
 
 
 def undo_id(run_id: str) -> str:
-    """The id of the run that undoes this one."""
+    """The id of the run that undoes this run."""
     return f"{run_id}/undo"
 
 
 def undone_by(run_id: str) -> str | None:
-    """The run that this one undoes; None if it is no undo."""
+    """The id of the run that this run undoes; None if this run is not an undo."""
     return run_id.removesuffix("/undo") if run_id.endswith("/undo") else None
 
 
 def seed(run_id: str, purpose: str) -> int:
-    """A number that is the same whenever this run asks for this purpose."""
+    """A number for seeding: always the same for the same run and purpose."""
     return int(_hash("perdure-seed-1", run_id, purpose), 16)
 
 
 def jitter(key: str, attempt: int) -> float:
-    """A fraction in [0, 1) that spreads retries and is the same on replay."""
+    """A fraction in [0, 1) that spreads retries in time and is the same on replay."""
     return int(_hash("perdure-jitter-1", key, str(attempt))[:8], 16) / 2**32
 
 
 def check_id(value: str, what: str) -> str:
-    """The id itself, or InvalidInput that says what an id may look like."""
+    """The id itself. Raises InvalidInput if the id is not valid."""
     if not isinstance(value, str) or not 0 < len(value) <= MAX_ID_CHARS or not _ID.match(value):
         shown = ascii(value)[:60] if isinstance(value, str) else codec.shown(value)
         raise InvalidInput(
             f"{what} {shown} is not usable: 1 to {MAX_ID_CHARS} characters out of A-Z a-z 0-9 and _ . : @ + ~ = -, the first one a letter, digit or _"
         )
-    return str.__str__(value)  # a subclass, such as a StrEnum's member, is not what is recorded
+    return str.__str__(value)  # a plain str, also for a subclass such as a member of a StrEnum
 
 
 def is_id(text: str) -> bool:
-    """Whether a run or an approval can have this id. One from a database need not: the rule is checked where an id is given."""
+    """Can a run or an approval have this id?
+
+    An id from a database may be invalid: ids are checked only when they are created.
+    """
     own, slash, below = text.partition("/")
     return len(own) <= MAX_ID_CHARS and _ID.match(own) is not None and _BELOW.match(slash + below) is not None
 
 
 # -- the hash chain -----------------------------------------------------------------------------------------------------------
 class Sealed(Struct, frozen=True, gc=False):
-    """An event as it is stored: the bytes that were hashed, and the hash."""
+    """An event as it is stored, with the hashed bytes and the hash."""
 
     event: Event
     data: bytes
@@ -130,13 +137,13 @@ def genesis(run_id: str) -> bytes:
 
 
 def link(before: bytes, seq: int, event_id: str, ts: int, epoch: int, call: int | None, cause: int | None, data: bytes) -> bytes:
-    """The hash of one event. All envelope fields are numbers or hex, so that `|` cannot occur inside one."""
+    """The hash of one event. All envelope fields are numbers or hex, so no field contains a `|`."""
     envelope = f"{seq}|{event_id}|{ts}|{epoch}|{'' if call is None else call}|{'' if cause is None else cause}|"
     return sha256(before + envelope.encode() + data).digest()
 
 
 def seal_all(before: bytes, events: Iterable[Event]) -> list[Sealed]:
-    """Events with their bytes and their hashes, in order onto `before`, ready to be stored."""
+    """Chain the events onto the hash `before`, in order. The result is ready to be stored."""
     sealed = []
     for event in events:
         data = encode_body(event.body)
@@ -146,11 +153,11 @@ def seal_all(before: bytes, events: Iterable[Event]) -> list[Sealed]:
 
 
 def seal(before: bytes, event: Event) -> Sealed:
-    """The same for one event."""
+    """Chain one event onto the hash `before`."""
     return seal_all(before, (event,))[0]
 
 
-# -- small ones ---------------------------------------------------------------------------------------------------------------
+# -- hashing ------------------------------------------------------------------------------------------------------------------
 def _hash(*parts: str) -> str:
     return _hashed(*parts).hexdigest()
 
@@ -160,6 +167,6 @@ def _hashed(*parts: str) -> hashlib._Hash:
 
 
 def _framed(part: str) -> bytes:
-    # Each part carries its length: ("a:b", "c") and ("a", "b:c") must not meet (T5).
+    # Each part is prefixed with its length: otherwise ("a:b", "c") and ("a", "b:c") would have the same hash (T5).
     encoded = part.encode("utf-8", "surrogatepass")
     return len(encoded).to_bytes(8, "big") + encoded

@@ -1,7 +1,7 @@
-"""Characters that a reader cannot see: which they are, and how text that holds some is shown.
+"""Invisible characters: which they are, and how text that contains them is shown.
 
-The one rule behind names and behind all text that people read before they decide: a name holds none of these characters, and
-other text is shown with each of them as its escape. Text in the journal stays as it was written.
+One rule for names and for all text that people read before they decide: a name contains no invisible character, and
+other text is shown with each of them escaped. Text in the journal stays as it was written.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import unicodedata
 
-# The Default_Ignorable_Code_Point set of Unicode (DerivedCoreProperties.txt), which a terminal may show as nothing, and U+2800, the
-# empty pattern of Braille. Python's isprintable() counts many of them as printable: those are marks and letters by their category.
+# The Default_Ignorable_Code_Point set of Unicode (DerivedCoreProperties.txt), which a terminal may show as nothing,
+# and U+2800, the empty pattern of Braille. Python's isprintable() says True for many of these characters, because
+# their Unicode category is mark or letter.
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0"
     "\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
@@ -18,13 +19,13 @@ _INVISIBLE = re.compile(
 
 
 def is_visible(char: str) -> bool:
-    """Whether the character is safe to show: it can be seen, or is a blank, and it neither moves the cursor nor reorders a line."""
-    # Other blanks than the space are not printable to Python, such as the one of Japanese text.
+    """Is the character safe to show? It must be visible or a blank. It must not move the cursor or reorder a line."""
+    # Python does not count blanks other than the space as printable, such as the ideographic space of Japanese text.
     return not _INVISIBLE.match(char) and (char.isprintable() or unicodedata.category(char) == "Zs")
 
 
 def all_printable(text: str) -> bool:
-    """Whether every character is printable, and none of them invisible."""
+    """Is every character printable and visible?"""
     return text.isprintable() and not _INVISIBLE.search(text)
 
 
@@ -33,7 +34,7 @@ def without_invisible(text: str) -> str:
 
 
 def escaped(text: str, keep: str = "") -> str:
-    """The text with every character that is not visible as its escape, such as \\u200b, except those in `keep`."""
+    """The text with every invisible character escaped, such as \\u200b, except the characters in `keep`."""
     if all_printable(text):
         return text
     return "".join(char if char in keep or is_visible(char) else char.encode("unicode_escape").decode("ascii") for char in text)

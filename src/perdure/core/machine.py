@@ -1,10 +1,13 @@
-"""An agent as a machine: completions in, commands out. Pure; it is what replay, time travel and every engine share.
+"""An agent as a machine: the machine takes completions and returns commands.
+
+The machine is pure. Replay, inspection and every engine use the same machine.
 
     start(now)               → commands      the agent runs until it waits
-    deliver(now, completion) → commands      one completion, followed to quiescence
+    deliver(now, completion) → commands      delivers one completion; the agent runs until it waits again
 
-The machine ends with a `Finish`: when the agent's own coroutine is done, its other tasks are cancelled and done (as asyncio.run
-does), and every call that it made has ended. A call that nobody awaits is still a call.
+The last command of a machine is `Finish`. The machine returns it when the agent's main coroutine is done, the agent's
+other tasks are cancelled and done (as with asyncio.run), and every call of the agent has ended, even if the agent did
+not await the call.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-from asyncio import events as asyncio_events
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,11 +24,12 @@ from typing import Any, Literal, NamedTuple, Protocol
 from msgspec import Struct
 
 from perdure.core import codec
+from perdure.core.agent_loop import AgentLoop, AgentTask
 from perdure.core.approval import Approval, Decision, Outcome
+from perdure.core.compat import running_loop, set_running_loop
 from perdure.core.events import OF_MODEL, AnyBody, Failure, PatchMarked
 from perdure.core.failures import describe
-from perdure.core.loop import AgentLoop, AgentTask
-from perdure.core.prompts import LONG_CHARS, Prompts
+from perdure.core.prompt_deltas import LONG_CHARS, Prompts
 from perdure.errors import (
     BudgetExceeded,
     ChildFailed,
@@ -52,7 +55,7 @@ class Facts(Struct, frozen=True, gc=False):
 
 
 class Callee(Protocol):
-    """What the machine needs to know about a tool: its name, and how its recorded result becomes a value."""
+    """What the machine needs to know about a tool: the tool's name, and how a recorded result becomes a value."""
 
     @property
     def name(self) -> str: ...
@@ -60,7 +63,7 @@ class Callee(Protocol):
     def decode_result(self, encoded: bytes) -> Any: ...
 
 
-# -- commands: what the agent wants -------------------------------------------------------------------------------------
+# -- commands: what the agent asks for ----------------------------------------------------------------------------------
 class CallTool(Struct, frozen=True, gc=False):
     number: int
     tool: Any  # a Callee
@@ -82,10 +85,10 @@ class StartChild(Struct, frozen=True, gc=False):
 
 
 class Abandon(Struct, frozen=True, gc=False):
-    """The agent has stopped waiting for this call, approval or child. That does not make an effect un-happen."""
+    """The agent has stopped waiting for this call, approval or child. The effect of a call may still happen."""
 
     number: int
-    stop: bool = True  # False: an attempt that is under way goes on, however harmless it would be to stop it
+    stop: bool = True  # False: do not stop an attempt under way, even if the effect class allows that
 
 
 class Record(Struct, frozen=True, gc=False):
@@ -114,7 +117,7 @@ Asked = CallTool | AskApproval | StartChild
 Command = Asked | Abandon | Record | Finish
 
 
-# -- completions: what the world answered -------------------------------------------------------------------------------
+# -- completions: what came of the commands, and what arrived from outside ----------------------------------------------
 class CallCompleted(Struct, frozen=True, gc=False):
     number: int
     result: bytes
@@ -131,8 +134,8 @@ class ApprovalSettled(Struct, frozen=True, gc=False):
     outcome: Outcome
     by: str | None = None
     note: str | None = None
-    input: bytes | None = None  # as edited
-    failure: Failure | None = None  # what the caller of a tool gets
+    input: bytes | None = None  # the edited arguments or input, if a person edited them
+    failure: Failure | None = None  # the failure of the tool call, if it was not approved
 
 
 class ChildEnded(Struct, frozen=True, gc=False):
@@ -159,15 +162,15 @@ Completion = CallCompleted | CallFailed | ApprovalSettled | ChildEnded | SignalA
 
 
 class LetGo(BaseException):
-    """Raised where an agent waits whose machine is not needed any more. No `except Exception` catches it."""
+    """Raised inside a waiting agent when its machine is closed. No `except Exception` catches this exception."""
 
 
 class UnknownCompletion(PerdureError):
-    """A completion for something that the agent never asked for."""
+    """A completion for a call that the agent never made, or for a timer that the agent never set."""
 
 
 class Edit(NamedTuple):
-    """A person has changed the arguments of a call before it was made."""
+    """A person has changed the arguments of a call before the call began."""
 
     by: str | None
     before: bytes
@@ -178,12 +181,12 @@ class _Open(Struct):
     kind: Literal["tool", "approval", "child"]
     callee: Any  # the tool or the agent
     future: asyncio.Future[Any]
-    input: bytes  # of an approval, or the arguments of a tool
-    result: Any  # the coroutine that the agent was given
+    input: bytes  # the input of an approval, or the arguments of a tool call
+    result: Any  # the coroutine that the agent received
 
 
 class Machine:
-    """One agent, running on a loop of its own that does no I/O."""
+    """One agent that runs on its own loop. The loop does no I/O."""
 
     def __init__(
         self,
@@ -196,44 +199,44 @@ class Machine:
         self.facts = facts
         self.cancel_asked = False
         self.finished = False
-        self.cause = 0  # seq of the event that is being delivered; whoever delivers sets it
+        self.cause = 0  # seq of the event that is being delivered; set by the caller of `deliver`
         self._main_factory: Callable[[Machine], Coroutine[Any, Any, Any]] | None = main
         self._encode = encode
         self._main: AgentTask | None = None
-        self._loop = AgentLoop(self, max_steps, is_interrupt)  # type: ignore[abstract]  # what it refuses is defined by name in a loop
-        self.timers = self._loop.timers  # those pending, by number
+        self._loop = AgentLoop(self, max_steps, is_interrupt)  # type: ignore[abstract]  # unsupported methods are defined by a loop
+        self.timers = self._loop.timers  # the pending timers, by number
         self._open: dict[int, _Open] = {}
         self._calls = 0
         self._commands: list[Command] = []
         self._winding_up = False
-        self._children: dict[tuple[str, str], Any] = {}  # the agents that it has called, by name and version
-        self._buffered: dict[str, deque[Any]] = {}  # signals that nobody has received yet, by topic
+        self._children: dict[tuple[str, str], Any] = {}  # agents of the children so far, by name and version
+        self._buffered: dict[str, deque[Any]] = {}  # signals that the agent has not received yet, by topic
         self._listening: dict[str, deque[asyncio.Future[Any]]] = {}
-        # What a replay knows beforehand: changes in the code that this run has taken the new side of, and whether there is more to come.
+        # Set by a replay: the patches (`patched`) that this run has recorded, and whether more recorded events follow.
         self.patches: frozenset[str] = frozenset()
         self.replaying = False
         self._patched: dict[str, bool] = {}
         self.prompts = Prompts()
-        self.edits: dict[int, Edit] = {}  # calls that were made with other arguments than the agent asked for
+        self.edits: dict[int, Edit] = {}  # calls whose arguments a person has edited
 
-    # -- the waist ----------------------------------------------------------------------------------------------------
+    # -- for the run core and replay ----------------------------------------------------------------------------------
     def start(self, now: int) -> list[Command]:
         """Run the agent until it waits."""
         assert self._main is None, "a machine starts once"
         self._loop.advance(now / 1e6)
         self._main = self._loop.start(self._begin())
         if self.cancel_asked:
-            self._main.cancel()  # before its first step: the agent never begins
+            self._main.cancel()  # before the first step of the main task: the agent's code never begins
         return self._settle()
 
     def deliver(self, now: int, completion: Completion) -> list[Command]:
-        """One completion, followed to quiescence."""
+        """Deliver one completion, and run the agent until it waits again."""
         if self._main is None:
             self._hear_before_start(completion)
             return []
         assert not self.finished, "a finished machine takes no completions"
         self._loop.advance(now / 1e6)
-        if type(completion) is CallCompleted:  # nearly all are: they do not go through the patterns below
+        if type(completion) is CallCompleted:  # the common case, without the slower pattern matching in `_take`
             opened, result = self._close(completion.number), completion.result
             if len(result) > LONG_CHARS:
                 self.prompts.recorded(result, self.cause)
@@ -245,7 +248,7 @@ class Machine:
 
     @contextmanager
     def replayed(self) -> Iterator[None]:
-        """Around the activations of a replay: what each of them would set up and take down is done once."""
+        """Install the loop's hooks once for a whole replay, instead of once for each activation."""
         with self._loop.hooked():
             yield
 
@@ -272,7 +275,7 @@ class Machine:
                 if not self._loop.fire(timer):
                     raise UnknownCompletion(f"timer {timer}")
             case CancelAsked():
-                if not self.cancel_asked:  # a second one must not interrupt the cleanup that the first one led to
+                if not self.cancel_asked:  # a second cancel must not interrupt the cleanup after the first cancel
                     assert self._main is not None
                     self.cancel_asked = True
                     self._main.cancel()
@@ -280,45 +283,52 @@ class Machine:
                 raise AssertionError(completion)
 
     def close(self) -> None:
-        """Let go of the agent where it stands; whoever made the machine calls this when it needs it no more.
+        """End all coroutines of the agent. The owner of the machine calls this when it no longer needs the machine.
 
-        The end of a coroutine runs its `finally` blocks. Left to the garbage collector they would run outside of any run, where
-        a tool that they call just runs, unrecorded. Here they are still inside, and nothing that they ask for reaches anybody. The
-        same holds for the `__del__` of whatever only a left-over timer or call of the agent still refers to.
+        When a coroutine ends, its `finally` blocks run. If the garbage collector ended the coroutine, these blocks
+        would run outside of the machine, and a tool that they call would really run without a record. Here the blocks
+        run inside the machine, and their commands are dropped. The same is true for the `__del__` of an object to
+        which only a pending timer or call of the agent has a reference.
         """
         self._loop.let_go = not self.finished
-        outer = asyncio_events._get_running_loop()
-        asyncio_events._set_running_loop(self._loop)
+        outer = running_loop()
+        set_running_loop(self._loop)
         struck: list[BaseException] = []
         try:
             self._let_go(struck)
         finally:
-            asyncio_events._set_running_loop(outer)
+            set_running_loop(outer)
         if struck:
             raise struck[0]
 
     def _let_go(self, struck: list[BaseException]) -> None:
-        """What a signal raises meanwhile is for the process, and comes into `struck`."""
+        """End every coroutine of the agent. Exceptions of OS signals during that time are collected in `struck`."""
         for _ in range(_CLOSE_TRIES):
             suspended = [task for task in list(self._loop.tasks.values()) if _is_open(task)]
             if not suspended and not self._let_go_of_the_rest(struck):
-                self._loop.owner = None  # they know each other, and nothing of the agent is left that could ask whose loop it is
+                # This breaks the reference cycle. No code of the agent is left that needs the owner.
+                self._loop.owner = None
                 return
             for task in suspended:
-                # Not close(): when the agent waits in a `finally`, that gives it up to the garbage collector. If it waits again, it hears
-                # this again. The class: an exception that its own traceback leads to would be left to the garbage collector.
+                # coroutine.close() is not used: if the agent waits in a `finally`, close() fails, and the garbage
+                # collector would end the coroutine later. If the agent waits again, LetGo is thrown again. The class
+                # is thrown and not an instance: an instance and its traceback would form a reference cycle that only
+                # the garbage collector frees.
                 self._unheard(partial(task.get_coro().throw, LetGo), struck)
         _UNDYING.append(self._loop)
 
     def _unheard(self, end: Callable[[], object], struck: list[BaseException]) -> None:
         try:
             end()
-        except BaseException as error:  # whatever the agent says now, nobody listens
+        except BaseException as error:  # the agent's own exceptions are dropped from here on
             if self._loop.is_interrupt(error):
                 struck.append(error)
 
     def _let_go_of_the_rest(self, struck: list[BaseException]) -> bool:
-        """Whether there was anything left of the agent: what that has set free may have asked for more."""
+        """Drop everything that is left of the agent. Returns True if there was something.
+
+        In that case code may have run that made new calls, so this has to be called again.
+        """
         for opened in self._open.values():
             _close_unawaited(opened)
         for stray in self._loop.strays:
@@ -334,39 +344,48 @@ class Machine:
             self.close()
 
     def next_timer(self) -> tuple[int, int] | None:
-        """(due in µs, number) of the timer that goes off next, or None."""
+        """(due in µs, number) of the timer that is due next, or None."""
         upcoming = self._loop.next_timer()
         return None if upcoming is None else (max(0, round(upcoming[0] * 1e6)), upcoming[1])
 
     @property
     def timers_set(self) -> int:
-        """How many timers the agent has set so far: the number of the last one."""
+        """How many timers the agent has set so far. This is also the number of the last timer."""
         return self._loop.timers_set
 
     def timer_cause(self, timer: int) -> int | None:
-        """The event that made the agent set this timer; None if it is not pending any more."""
+        """The seq of the event that made the agent set this timer; None if the timer is not pending any more."""
         pending = self._loop.timers.get(timer)
         return None if pending is None else pending.cause
 
-    # -- what the agent's side uses -----------------------------------------------------------------------------------
+    # -- for the agent: tools, models, approvals, children, signals -----------------------------------------------------
     @property
     def now(self) -> int:
         """The recorded time of the completion that woke the agent, in µs."""
         return round(self._loop.time() * 1e6)
 
     def call_tool(self, tool: Callee, args: bytes) -> Coroutine[Any, Any, Any]:
-        """Make a call. It has its number, and is on its way, when this returns; awaiting it waits for the result."""
+        """Make a call. To wait for the result, await the returned coroutine.
+
+        When this method returns, the call has its number, and its command is recorded.
+        """
         number, result = self._begin_call("tool", tool, tool.name, args)
         self._commands.append(CallTool(number, tool, args))
         return result
 
     def ask_model(self, make: Callable[[bytes], Callee], frame: Mapping[str, Any], messages: Sequence[Any]) -> Coroutine[Any, Any, Any]:
-        """Ask a model; awaiting it waits for the answer. `make(packed)` gives the callee, of what is recorded of the request."""
+        """Ask a model. To wait for the answer, await the returned coroutine.
+
+        `make(packed)` returns the callee. `packed` is the request as it is recorded.
+        """
         packed = self.prompts.pack(self._calls + 1, frame, messages)
         return self.call_tool(make(packed), packed)
 
     def begin_no_more(self, number: int) -> None:
-        """No attempt of this call shall begin any more. One that is under way goes on, and whoever awaits the call still hears its end."""
+        """Let no further attempt of this call begin.
+
+        An attempt under way continues, and the agent can still await the call.
+        """
         if number in self._open:
             self._commands.append(Abandon(number, stop=False))
 
@@ -376,17 +395,17 @@ class Machine:
         return self._calls
 
     def take_signals(self, topic: str) -> list[Any]:
-        """The signals on this topic that have arrived and that nobody has received, without waiting for any."""
+        """The signals on this topic that have arrived and were not received yet. Does not wait."""
         return list(self._buffered.pop(topic, ()))
 
     def ask_approval(self, action: str, encoded: bytes, policy: Approval, reason: str | None) -> Coroutine[Any, Any, Decision]:
-        """Ask people for their approval; awaiting it waits for the Decision."""
+        """Ask people for their approval. To wait for the Decision, await the returned coroutine."""
         number, result = self._begin_call("approval", None, "run.approve", encoded)
         self._commands.append(AskApproval(number, action, encoded, policy, reason))
         return result
 
     def start_child(self, agent: Any, args: bytes) -> Coroutine[Any, Any, Any]:
-        """Start a child run; awaiting it waits for its result."""
+        """Start a child run. To wait for its result, await the returned coroutine."""
         known = self._children.setdefault((agent.name, agent.version), agent)
         if known is not agent:
             raise InvalidInput(
@@ -397,7 +416,7 @@ class Machine:
         return result
 
     async def receive(self, topic: str) -> Any:
-        """The next signal on this topic: the oldest that nobody has received, or the next one that arrives."""
+        """The oldest signal on this topic that was not received yet. If there is none, wait for the next signal."""
         buffered = self._buffered.get(topic)
         if buffered:
             return buffered.popleft()
@@ -408,7 +427,8 @@ class Machine:
             return await signal
         except asyncio.CancelledError:
             if signal.done() and not signal.cancelled():
-                # It arrived in the very moment in which the wait was given up: it is the next one for whoever asks next.
+                # The signal arrived in the same activation in which the wait was cancelled: keep the signal for the
+                # next `receive`.
                 self._buffered.setdefault(topic, deque()).appendleft(signal.result())
             raise
         finally:
@@ -416,7 +436,11 @@ class Machine:
                 listening.remove(signal)
 
     def patched(self, name: str) -> bool:
-        """Whether this run takes the new side of a change: True, and recorded, unless it had come past here before the change."""
+        """Does this run use the new code of a code change?
+
+        False if the run passed this point before the change existed. In all other cases True, and `patch_marked` is
+        recorded.
+        """
         known = self._patched.get(name)
         if known is None:
             known = name in self.patches or not self.replaying
@@ -427,17 +451,17 @@ class Machine:
 
     @property
     def topics(self) -> list[str]:
-        """The topics that the agent waits for a signal on."""
+        """The topics of the signals for which the agent waits."""
         return [topic for topic, waiting in self._listening.items() if waiting]
 
     def record(self, body: AnyBody) -> None:
-        """State a fact in the journal."""
+        """Command that this event is recorded in the journal."""
         self._loop.go_on()
         self._commands.append(Record(body))
 
     # -- inside -------------------------------------------------------------------------------------------------------
     def _hear_before_start(self, completion: Completion) -> None:
-        """What reaches a run that nobody has claimed yet: the agent finds it when it begins."""
+        """Keep a signal or a cancel that arrived before the run was first claimed, until the agent starts."""
         match completion:
             case CancelAsked():
                 self.cancel_asked = True
@@ -460,7 +484,7 @@ class Machine:
         future: asyncio.Future[Any] = asyncio.Future(loop=self._loop)
         result = self._result_of(number, future)
         self._open[number] = _Open(kind, callee, future, encoded, result)
-        result.__qualname__ = name  # type: ignore[attr-defined]  # or Python's "was never awaited" would name something that the user has never heard of
+        result.__qualname__ = name  # type: ignore[attr-defined]  # shown in "was never awaited"
         return number, result
 
     def _settle_approval(self, settled: ApprovalSettled) -> None:
@@ -483,7 +507,7 @@ class Machine:
                     message=settled.failure.message,
                 )
                 _fail(opened, refused)
-            return  # granted: the call itself goes on
+            return  # the approval was granted: the call continues
         self._close(settled.number)
         if not opened.future.done():
             approved = codec.decode(settled.input or opened.input) if granted else None
@@ -526,7 +550,7 @@ class Machine:
         return commands
 
     def _wind_up(self, main: AgentTask) -> None:
-        """The agent's own coroutine has ended: end its other tasks, and give up what nobody will ask for."""
+        """The agent's main coroutine has ended: cancel the other tasks, and abandon the calls that are not needed."""
         self._winding_up = True
         del self._loop.tasks[main.number]
         if self._loop.tasks:
@@ -539,13 +563,16 @@ class Machine:
                 _close_unawaited(opened)
 
     def _is_left(self, opened: _Open) -> bool:
-        """Whether something is given up with the agent's own end. What an agent that succeeds has called and not awaited is still a
-        call; of one that has failed or was cancelled nothing more shall begin. Nobody needs an answer that nobody will ask for."""
+        """Is this call abandoned when the agent's main coroutine ends?
+
+        If the agent succeeded, the calls that it did not await are still made. If it failed or was cancelled, nothing
+        more begins. An approval is always abandoned, because nothing waits for its decision.
+        """
         assert self._main is not None
         if opened.future.cancelled():
-            return False  # that was said when it was given up
+            return False  # the `Abandon` of this call was returned when the wait for the call was cancelled
         if inspect.getcoroutinestate(opened.result) == inspect.CORO_SUSPENDED:
-            return False  # a task that was stopped with the agent waits for it: it cleans up
+            return False  # a task that is being cancelled awaits this call in its cleanup
         return opened.kind == "approval" or self._main.cancelled() or self._main.exception() is not None
 
     def _outcome(self, main: AgentTask) -> Succeeded | Failed | Cancelled:
@@ -564,12 +591,14 @@ class Machine:
 
 def current() -> Machine | None:
     """The machine whose agent is running right now in this thread, or None."""
-    loop = asyncio_events._get_running_loop()
+    loop = running_loop()
     return loop.owner if isinstance(loop, AgentLoop) else None
 
 
 _CLOSE_TRIES = 1000
-_UNDYING: list[AgentLoop] = []  # with tasks that outlast every attempt to close them: collecting one would set it loose again
+# Loops with tasks that did not end when they were closed. These loops are kept for ever: if the garbage collector
+# freed a loop, the loop's tasks would run again.
+_UNDYING: list[AgentLoop] = []
 
 
 def _is_open(task: AgentTask) -> bool:
@@ -578,7 +607,10 @@ def _is_open(task: AgentTask) -> bool:
 
 
 def _close_unawaited(opened: _Open) -> None:
-    """A call that was made and not awaited yet is no mistake of an agent that was let go, or ended, before it could."""
+    """Close the coroutine of a call that was never awaited, so that Python does not warn.
+
+    This is no mistake of the agent: the agent was closed, or ended, before it could await the call.
+    """
     if inspect.getcoroutinestate(opened.result) == inspect.CORO_CREATED:
         opened.result.close()
 
@@ -586,7 +618,7 @@ def _close_unawaited(opened: _Open) -> None:
 def _fail(opened: _Open, error: ToolFailed) -> None:
     if not opened.future.done():
         opened.future.set_exception(error)
-        opened.future.exception()  # whoever does not await a call does not want to hear of its failure either
+        opened.future.exception()  # marks the exception as retrieved: no warning if the agent never awaits the call
 
 
 _KINDS = {"not_encodable": ResultNotEncodable, "over_budget": BudgetExceeded}

@@ -1,4 +1,4 @@
-"""How often something may be started, over all workers, and when the next start is due."""
+"""Rate limits: how often calls may start, over all workers, and when the next call may start."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ MAX_KEY_CHARS = 200
 
 
 class Rate(Struct, frozen=True):
-    """On average at most `limit` starts in `per` seconds for everything under `key`; a 429 pauses the key for everybody.
+    """How often calls may start, over all workers: on average `limit` calls in `per` seconds.
 
-    After a quiet time `burst` may start at once, so that no span of s seconds sees more than burst + s × limit / per of them.
-    Without a limit only the pausing applies. Without a key the tool's own name is the key.
+    All tools with the same `key` share the limit. After a time without calls, `burst` calls may start at once. So in
+    any s seconds at most burst + s × limit / per calls start. When the service refuses a call for now (429,
+    `RetryLater`), no call with this key starts until the time that the service asked for has passed.
     """
 
-    limit: int | None = None
-    per: float = 1.0
-    key: str | None = None
-    burst: int | None = None  # the limit unless said
+    limit: int | None = None  # None: calls wait only after the service has refused a call for now
+    per: float = 1.0  # seconds
+    key: str | None = None  # None: the name of the tool
+    burst: int | None = None  # None: the same as `limit`
 
     def __post_init__(self) -> None:
         for name, value in (("limit", self.limit), ("burst", self.burst)):
@@ -35,17 +36,19 @@ class Rate(Struct, frozen=True):
 
     @property
     def step_us(self) -> int:
-        """The time between two starts when many wait."""
+        """The time between two starts while many calls wait."""
         assert self.limit is not None, self
-        # Rounded up: rounded down, a limit of a million would be none.
+        # The time is rounded up. If it were rounded down to 0 µs, a very high limit would be no limit.
         return max(1, -(-round(self.per * 1e6) // self.limit))
 
 
 def next_start(rate: Rate, *, due: int, paused_until: int, now: int) -> tuple[int, int]:
-    """(when the next start may be, the `due` to remember). `due` is when the line would be empty if nobody else came.
+    """(when the next call may start, the new `due` to store).
 
-    Told an earlier time than before, it never allows more starts for that: whoever knows that the clock was set back, and wants
-    nobody to wait for the time it has lost, moves `due` and `paused_until` back by as much.
+    `due`: when the queue is empty if no other call arrives.
+
+    If `now` is earlier than in the call before, that never allows more starts. A caller that knows that the clock was
+    set back moves `due` and `paused_until` back by the same amount, so that calls do not wait longer than needed.
     """
     at = max(now, paused_until)
     if rate.limit is None:

@@ -1,9 +1,9 @@
-"""Resume is replay: feed the recorded completions to a fresh machine in recorded order and check that it asks for the same.
+"""Resume is replay: deliver the recorded completions to a new machine in recorded order, and compare its commands.
 
-An activation is an event that wakes the machine. Everything that the machine states then (intents, thoughts, decisions, the
-end) is recorded with that event as its cause and in the same commit, so the comparison is one list against another. An
-activation whose statements are missing altogether is the frontier: the process died, or gave the run up, before it recorded
-them. Nothing can be recorded beyond the frontier.
+An activation is one event that wakes the machine. Everything that the machine then states (intents, thoughts,
+decisions, the end of the run) is recorded in the same commit, with that event as cause. So replay compares two lists
+for each activation. The frontier is the activation whose statements are all missing: the worker died, or released the
+run, before it recorded these statements. The journal holds no statement of a later activation.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ from perdure.core.machine import (
     TimerDue,
     UnknownCompletion,
 )
-from perdure.core.prompts import difference, in_short, is_request
+from perdure.core.prompt_deltas import difference, in_short, is_request
 from perdure.core.state import refusal
 from perdure.errors import Diverged
 
@@ -93,16 +93,16 @@ _STATED = frozenset(
 
 
 class Frontier(Struct):
-    """Where a replay has arrived."""
+    """The state at the end of a replay."""
 
-    calls: dict[int, Asked]  # everything numbered that the machine has asked for
-    abandoned: set[int]  # those that the agent has stopped waiting for
-    pending: list[tuple[int, Command]]  # (cause, command): stated by the machine, not yet in the journal
+    calls: dict[int, Asked]  # every call, approval and child that the machine has requested
+    abandoned: set[int]  # the numbers of calls, approvals and children that the agent no longer waits for
+    pending: list[tuple[int, Command]]  # (cause, command): commands of the machine that are not in the journal yet
     activations: int = 0
 
 
 def completion_of(event: Event, load: Callable[[Payload], bytes]) -> Completion | None:
-    """What this event tells the machine; None if it tells nothing."""
+    """The completion that this event delivers to the machine; None if the event delivers no completion."""
     body = event.body
     match body:
         case ToolCallCompleted() if event.call is not None:
@@ -151,20 +151,21 @@ def _settled(number: int, body: ApprovalDecided | ApprovalExpired | ApprovalWith
 
 
 def is_stated(event: Event) -> bool:
-    """Whether the machine itself stated this event (rather than the world or the worker)."""
+    """Did the machine itself state this event? Other events come from the worker or from outside."""
     body = event.body
     if isinstance(body, ToolCallInitiated):
-        # After a proposal the proposal is what the machine stated, and what a person has edited is theirs.
+        # If the call was proposed, the proposal is the machine's statement. An intent with arguments that a person
+        # edited is no statement of the machine.
         return body.attempt == 1 and body.args is not None and body.approval is None
     if isinstance(body, ApprovalRequested):
-        return body.tool is None  # a tool's own policy asks in the worker, not in the agent
+        return body.tool is None  # the approval of a tool call is requested by the run core, not by the agent
     if isinstance(body, RunCancelled):
-        return body.forced_by is None  # else a person has ended the run without its agent
+        return body.forced_by is None  # otherwise a person ended the run without its agent
     return type(body) in _STATED
 
 
 def replay(machine: Machine, events: Sequence[Event], load: Callable[[Payload], bytes]) -> Frontier:
-    """Bring a fresh machine to where the journal ends, or raise Diverged at the first difference."""
+    """Bring a fresh machine to the end of the journal, or raise Diverged at the first difference."""
     stated: dict[int, list[Event]] = {}
     last = 0
     for event in events:
@@ -192,7 +193,7 @@ def _replay(
     frontier: Frontier,
     load: Callable[[Payload], bytes],
 ) -> None:
-    """Wake the machine with every event that wakes it, and compare what it states then with what was `stated` because of that event."""
+    """Deliver each event that wakes the machine, and compare the machine's statements with the recorded ones."""
     started = False
     for event in events:
         kind = type(event.body)
@@ -236,8 +237,9 @@ _WAKES = frozenset(
         *(ApprovalDecided, ApprovalExpired, ApprovalWithdrawn),
     )
 )
-# After the last of these the agent lives, if it has stated nothing yet: whatever it says is new. A failure that is not final counts, since it
-# comes before its retry anyway; and whatever woke the agent before the run was given up, it had come past since.
+# At the last of these events the replay ends, if the event has no recorded statements. From then on the agent states
+# something new, so `patched` is True. A failure that is not final may count here, because a retry follows that
+# failure. `run_released` counts, because the agent had handled everything before the release.
 _PASSES = _WAKES | {RunReleased}
 
 
@@ -273,7 +275,7 @@ def _compare(frontier: Frontier, commands: list[Command], recorded: list[Event],
 
 
 def _without_old_marks(recorded: list[Event], commands: list[Command]) -> list[Event]:
-    """Without the marks of changes that the code does not ask about any more: it has only the new side of them."""
+    """The recorded events without the patch marks that the code no longer states: only the new code is left there."""
     asked = {command.body.name for command in commands if isinstance(command, Record) and isinstance(command.body, PatchMarked)}
     return [event for event in recorded if not isinstance(event.body, PatchMarked) or event.body.name in asked]
 
@@ -288,7 +290,7 @@ def _different(command: Command, event: Event, load: Callable[[Payload], bytes])
 
 
 def _more_about(command: Command, event: Event, load: Callable[[Payload], bytes]) -> str:
-    """What a reader needs besides where both sides look alike in short: in what they differ, or what to do."""
+    """More words for the message: the exact difference, or what to do. In short form both sides may look the same."""
     if isinstance(event.body, PlanGenerated):
         return "; a run follows the plan that it was begun with: resume it with that one, or start a new run"
     if isinstance(command, CallTool) and isinstance(event.body, ToolCallInitiated | ToolCallProposed) and is_request(event.body.args):
@@ -300,7 +302,7 @@ def _more_about(command: Command, event: Event, load: Callable[[Payload], bytes]
 
 def _same(command: Command, event: Event, load: Callable[[Payload], bytes]) -> bool:
     body = event.body
-    if type(command) is CallTool:  # nearly all are: they do not go through the patterns below
+    if type(command) is CallTool:  # the common case, without the slower pattern matching below
         tool = command.tool
         if not isinstance(body, (ToolCallInitiated, ToolCallProposed)) or event.call != command.number or body.tool != tool.name:
             return False
@@ -316,7 +318,8 @@ def _same(command: Command, event: Event, load: Callable[[Payload], bytes]) -> b
                 return False
             return _same_input(agent, args, body.input, load)
         case Record(PlanGenerated() as plan):
-            # By its digest: where the plan itself lies depends on its size and on the settings of who recorded it.
+            # Plans are compared by digest. The settings of the worker that recorded the plan decide whether the plan
+            # is stored inline or as a blob.
             return isinstance(body, PlanGenerated) and (body.digest, body.by) == (plan.digest, plan.by)
         case Record(stated):
             return type(stated) is type(body) and encode_body(stated) == encode_body(body)
@@ -338,7 +341,10 @@ def _same_input(callee: Any, args: bytes, recorded: Payload, load: Callable[[Pay
 
 
 def _rebound(tool: Any, args: bytes) -> bytes | None:
-    """Recorded arguments as today's signature would record them: a parameter added with a default is not a divergence."""
+    """The recorded arguments in the form that the current signature gives them.
+
+    So a new parameter with a default is no divergence.
+    """
     rebind = getattr(tool, "rebind", None)
     return rebind(args) if rebind is not None else None
 

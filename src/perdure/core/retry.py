@@ -1,4 +1,7 @@
-"""What a failure of an attempt means for the call: try again, give up, or doubt. Pure; delays are the same on replay."""
+"""What follows from a failed attempt: another attempt, the failure of the call, or a doubt.
+
+These are pure functions. The delays are the same on replay.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,27 @@ from perdure.errors import InvalidInput
 
 _PASSING = frozenset(("not_sent", "rate_limited", "timeout", "reset", "server_error", "process_died"))
 _NEVER = frozenset(("refused", "fatal", "cancelled", "not_encodable"))
-_HARMLESS = frozenset(("not_sent", "rate_limited"))  # proof that nothing happened: no class forbids another attempt
+# Proof that nothing happened: every effect class allows another attempt.
+_HARMLESS = frozenset(("not_sent", "rate_limited"))
 LONGEST_DELAY_S = 365 * 86_400.0
 
 
 class Retry(Struct, frozen=True):
-    """How often and how fast a tool is tried again. Without `on`, whatever may pass: not validation, permission or Fatal."""
+    """How often a call is tried again, and how long perdure waits before each new attempt.
 
-    attempts: int = 5
-    base: float = 1.0
+    After attempt n the wait is `base * factor ** (n - 1)` seconds, at most `max_delay`. A part of the wait, at most
+    the fraction `jitter`, is left out. After a failure that proves that nothing happened, the call is tried again, and
+    `on` does not matter. After a refusal or `Fatal` it is tried again only if `on` names that exception. A `once` call
+    is tried again after any other failure only if `on` names that exception.
+    """
+
+    attempts: int = 5  # the first attempt included; 1: the call is never tried again
+    base: float = 1.0  # seconds
     factor: float = 2.0
-    max_delay: float = 60.0
-    jitter: float = 0.2
+    max_delay: float = 60.0  # seconds
+    jitter: float = 0.2  # from 0 to 1
+    # The exceptions after which the call is tried again. None: all failures except refusals, `Fatal`, cancelled
+    # attempts and results that cannot be encoded.
     on: tuple[type[BaseException] | str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -38,7 +50,7 @@ class Retry(Struct, frozen=True):
             raise InvalidInput("Retry(on=…): exception types or their names in a tuple, such as (TimeoutError, 'HTTPError')")
 
     def covers(self, failure: Failure) -> bool:
-        """Whether this policy wants another attempt after such a failure."""
+        """Does this policy allow another attempt after this failure?"""
         if failure.kind in _HARMLESS:
             return True
         if self.on is None:
@@ -61,19 +73,20 @@ def _names_failures(wanted: object) -> bool:
 
 class Again(Struct, frozen=True):
     delay_s: float
-    in_doubt: bool = False  # what was done so far may have happened; the same key makes repeating it safe
+    in_doubt: bool = False  # an earlier attempt may have happened; repeating is safe because the key is the same
 
 
 class Doubt(Struct, frozen=True):
-    """The attempt may have happened, and this effect class does not allow to guess."""
+    """An attempt may have happened, and no other attempt is made until that is known."""
 
 
-class GiveUp(Struct, frozen=True):
+class RetryGiveUp(Struct, frozen=True):
     pass
 
 
 DEFAULT = Retry()
-# Half an hour, for what may pass: a provider may be away for minutes, and a run that waits for it costs nothing.
+# About half an hour of retries for failures that may pass: a provider may be down for minutes, and a waiting run costs
+# nothing.
 PATIENT = Retry(attempts=20, max_delay=120.0, on=tuple(sorted(_PASSING)))
 
 
@@ -87,19 +100,20 @@ def after_failure(
     has_reconcile: bool,
     wanted: bool = True,
     doubtful: bool = False,
-) -> Again | Doubt | GiveUp:
+) -> Again | Doubt | RetryGiveUp:
     """The verdict on a failed attempt.
 
-    `wanted` is False when the agent or a person has given the call up; `doubtful` is True when an attempt before this one may
-    have happened, so that this one's failure says nothing about the call as a whole.
+    `wanted`: the agent still waits for the call. `doubtful`: an earlier attempt may have happened, so the failure of
+    this attempt does not mean that the whole call failed.
     """
     again = wanted and _may_repeat(failure, effect, retry) and attempt < (retry or DEFAULT).attempts
     in_doubt = doubtful or (failure.kind in IN_DOUBT_KINDS and effect in ("once", "keyed"))
-    # A `once` call is never tried again on a doubt; a `keyed` one only if nobody can be asked first.
+    # A `once` call in doubt is never tried again. A `keyed` call in doubt is tried again at once only if the tool has
+    # no reconcile hook. If the tool has a hook, the hook is asked first.
     if in_doubt and (not again or effect == "once" or has_reconcile):
         return Doubt()
     if not again:
-        return GiveUp()
+        return RetryGiveUp()
     if failure.retry_after_s is not None:
         return Again(min(max(failure.retry_after_s, 0.0), LONGEST_DELAY_S), in_doubt)
     return Again((retry or DEFAULT).delay_s(attempt, key), in_doubt)
@@ -107,7 +121,8 @@ def after_failure(
 
 def _may_repeat(failure: Failure, effect: Effect, retry: Retry | None) -> bool:
     if retry is None:
-        # What a `once` tool raises of its own may have come after the effect: only proof that nothing happened allows another go.
+        # An exception of a `once` tool may come after its effect: only proof that nothing happened allows another
+        # attempt.
         return failure.kind in (_HARMLESS if effect == "once" else _PASSING)
     if effect == "once" and retry.on is None:
         return failure.kind in _HARMLESS

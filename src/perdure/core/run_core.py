@@ -1,18 +1,20 @@
-"""The rules of a run, as one pure object: inputs in, one step out (core/steps.py says which, and what an engine must keep to).
+"""The rules of a run, as one pure object: `RunCore` takes an input and returns one step.
 
-    agent machine   runs the agent's code: completions in, commands out            (core/machine.py)
-    run core        what a command may become, what an end means, when to rest     (here)
-    engine          makes appends durable, performs attempts, keeps time           (worker/drive.py; Temporal later)
+`core/steps.py` lists the inputs, the contents of a step, and the rules that an engine keeps.
 
-Nothing here does I/O, reads a clock, logs or calls back. Where the rules need a fact from outside in the middle of a turn (what is left
-in a budget, a place in the line of a rate), the turn stops with a question and goes on with the answer: it is a generator that yields
-questions.
+    agent machine   runs the agent's code: takes completions, returns commands              (core/machine.py)
+    run core        decides about commands and attempts, and when to park a run             (here)
+    engine          makes appends durable, performs attempts, keeps time                    (engine/local/drive.py)
 
-One turn is one append: the completion that woke the agent and the intents of the calls that it makes next share a commit. The order
-that matters (G2):  record intent → commit → begin the effect → record result → commit, with the next intent.
+Nothing here does I/O, reads a clock, logs or calls back. Sometimes the rules need a fact from outside in the middle of
+a turn (what is left in a budget, when a rate limit allows a call). A turn is therefore a generator: the generator
+yields a question and continues with the answer.
 
-In this order below: the turn · replay · what the agent wants · calls that may begin · what came of an attempt · post · approvals and
-children that are not wanted any more · time · rest · the append.
+One turn makes one append: the completion that woke the agent and the intents of the agent's next calls are in one
+commit. This order is required (G2): record intent → commit → begin effect → record result and next intent → commit.
+
+Sections, in this order: the turn · replay · commands of the agent · calls that may begin · attempts that ended · post
+· approvals, and what the agent no longer waits for · time · rest · the append.
 """
 
 from __future__ import annotations
@@ -27,10 +29,9 @@ from typing import Any, Literal, Protocol, TypeVar
 from msgspec import Raw, Struct, structs
 
 from perdure.core import codec
+from perdure.core.agent_loop import DoesNotRest
 from perdure.core.approval import Expire, Withdraw
-from perdure.core.attempts import Abandoned, Raised, Returned, Unrecordable
 from perdure.core.budget import NOTHING, Amounts, Charge, amounts_of, exceeded, most_of
-from perdure.core.circles import Circles, CircleWatch
 from perdure.core.codec import Payload
 from perdure.core.decide import (
     GiveUp,
@@ -88,7 +89,8 @@ from perdure.core.events import (
 )
 from perdure.core.failures import describe
 from perdure.core.identity import KEY_SCHEME, approval_id, child_id
-from perdure.core.loop import DoesNotRest
+from perdure.core.idle import Ask, Sleep, Stay, Stuck, at_rest
+from perdure.core.loop_detector import Circles, CircleWatch
 from perdure.core.machine import (
     Abandon,
     AskApproval,
@@ -107,19 +109,18 @@ from perdure.core.machine import (
     Succeeded,
     TimerDue,
 )
+from perdure.core.outcomes import Abandoned, Raised, Returned, Unrecordable
 from perdure.core.replay import completion_of, replay
-from perdure.core.rest import Ask, Sleep, Stay, Stuck, at_rest
 from perdure.core.state import ENDED, FINISHED, LOST, NOT_STARTED, AskState, CallState, RunState, refusal
 from perdure.core.steps import (
     Answer,
-    Append,
+    AppendCommitted,
     AppendRefused,
     AttemptEnded,
     Begin,
     Broken,
     CancelChild,
     ClockReached,
-    Committed,
     Crowded,
     Drain,
     HoldBack,
@@ -128,7 +129,7 @@ from perdure.core.steps import (
     Input,
     JournalRead,
     LedgersRead,
-    NoAnswer,
+    LimitUnanswered,
     Note,
     NotNow,
     NotSettled,
@@ -141,6 +142,7 @@ from perdure.core.steps import (
     RowChange,
     Settle,
     Step,
+    StepAppend,
     StopAttempts,
     TakePlace,
     Transaction,
@@ -149,35 +151,40 @@ from perdure.core.suspects import is_poison
 from perdure.errors import Diverged, InvalidInput, PerdureError, StoreUnavailable
 
 T = TypeVar("T")
-Asking = Generator[Question, Answer, T]  # work that may have to ask for a fact
+Asking = Generator[Question, Answer, T]  # a part of a turn: it may yield a question to the engine, and it returns T
 _Decision = ApprovalVoted | ApprovalEscalated | ApprovalDecided | ApprovalExpired | ApprovalWithdrawn
-# Post that is read before anything is done about the calls that it is about. An approval that was given may be over by now: its call must
-# not be started first, and refused.
+# Post that is read before the core decides about its call. Reason: an approval that was granted may have expired or
+# been withdrawn in the meantime. If the call were started first, the store would refuse the append that starts it.
 _ANSWERS = (ToolCallResolved, ApprovalVoted, ApprovalEscalated, ApprovalDecided, ApprovalExpired, ApprovalWithdrawn)
-_START_MARGIN_US = 50_000  # an approval is not used in the last moment of its time: the clock goes on until the intent is recorded
+# No call starts in the last 50 ms before its approval expires: the approval could expire before the intent is
+# committed.
+_START_MARGIN_US = 50_000
 _SETTLE_AGAIN_US = 1_000_000
 _LEDGER_AGAIN_US = 500_000
-_LEDGER_PATIENCE_US = 900_000_000  # longer than a doubt about an ordinary call lasts: what it may cost is reserved until then
-_LONGEST_SLEEP_US = 60_000_000  # a wall clock that jumps is noticed after this long
-_SHORTEST_SLEEP_US = 1_000  # what is due again already waits for something beside it, which may take long
+# Longer than an ordinary call stays in doubt. While a call is in doubt, its cost stays reserved.
+_LEDGER_PATIENCE_US = 900_000_000
+_LONGEST_SLEEP_US = 60_000_000  # a longer sleep would notice a jump of the wall clock too late
+_SHORTEST_SLEEP_US = 1_000  # work that is due may still wait for something slow: without a sleep the core would spin
 _UNBEGUN = ("proposed", "approved", "retry_wait", "idle", "failing")
 
 
 class RunSettings(Struct, frozen=True):
-    """The settings that the rules of a run depend on."""
+    """The settings that the rules of a run use."""
 
     inline_bytes: int
     max_steps: int
     poison_limit: int
     reconcile_asks: int
     patience: Patience
-    park_after_us: int  # a run that only waits for longer than this is given up until then
-    linger_us: int  # how long a run is kept after the end of a child, since others may end at once
+    park_after_us: int  # a run with nothing to do for longer than this is parked
+    # After a child ended or an approval was decided, the worker holds the run for this long: more children may end
+    # soon.
+    linger_us: int
     flush_us: int  # how long results of `read` calls may wait for the next append
 
 
 class AgentCode(Protocol):
-    """The agent of a run, as far as the core knows it."""
+    """What the core needs to know about the agent of a run."""
 
     @property
     def circles(self) -> Circles | None: ...
@@ -185,8 +192,11 @@ class AgentCode(Protocol):
     def machine_of(self, state: RunState, load: Callable[[Payload], bytes], max_steps: int) -> Machine: ...
 
 
-class Closing(Struct, frozen=True, gc=False):
-    """Why the run is given up when the attempts under way have ended."""
+class PendingRelease(Struct, frozen=True, gc=False):
+    """Why the run is released once the attempts under way have ended.
+
+    While `RunCore.closing` is set, no new call begins.
+    """
 
     status: Literal["queued", "paused", "needs_attention"]
     waiting_for: str
@@ -194,10 +204,10 @@ class Closing(Struct, frozen=True, gc=False):
 
 
 class Later(Struct, frozen=True, gc=False):
-    """The call may not start yet: look again at this time."""
+    """The call may not start yet: look again at the time `at`."""
 
     at: int
-    has_place: bool = True  # in the line of its rate; otherwise it only looks again then
+    has_place: bool = True  # False: `at` is only the time of the next check, not the call's place under its rate limit
 
 
 class Over(Struct, frozen=True, gc=False):
@@ -208,61 +218,64 @@ class Over(Struct, frozen=True, gc=False):
 
 
 class RunCore:
-    """One claimed run, from its journal to its rest. `step` takes one input and says what is to be done."""
+    """One claimed run, from its claim to its release. `step` takes one input and returns what the engine has to do."""
 
     def __init__(self, run_id: str, code: AgentCode, settings: RunSettings, ids: Iterator[str], blobs: Mapping[str, bytes]) -> None:
         self.run_id = run_id
         self.state = RunState()
-        self.closing: Closing | None = None
+        self.closing: PendingRelease | None = None
         self._code = code
         self._settings = settings
         self._ids = ids
         self._stored = blobs
         self._machine: Machine | None = None
         self._watch: CircleWatch | None = None
-        # What has arrived and was not taken yet, and what the core waits for before it takes it.
+        # Inputs that arrived and are not handled yet, and the answers for which the core waits first.
         self._arrived: deque[Input] = deque()
-        self._seen: set[int] = set()  # inbox rows that have arrived; they may not be gone from the database yet
-        self._turn: Asking[None] | None = None  # stopped at a question
-        self._ledgers: LedgersRead | None = None  # as they were read in this turn
-        self._sent: Append | None = None  # under way
-        self._starting: list[int] = []  # the calls that begin when it is durable
-        # Recorded, and not durable yet.
+        self._seen: set[int] = set()  # ids of inbox rows that arrived: the same row may be read and arrive again
+        self._turn: Asking[None] | None = None  # the turn that waits for an answer to its question
+        self._ledgers: LedgersRead | None = None  # the ledgers as they were read in this turn
+        self._sent: StepAppend | None = None  # the append under way
+        self._starting: list[int] = []  # the calls that begin when `_sent` is durable
+        # Everything that is recorded and not durable yet.
         self._durable_seq = 0
         self._events: list[Event] = []
         self._blobs: dict[str, bytes] = {}
         self._consumed: list[int] = []
         self._left: list[int] = []
-        self._budgets: frozenset[str] = frozenset()  # empty: no budget applies, and nothing is charged
-        self._charged = (NOTHING, NOTHING)  # what of the state's reserved and spent is in the ledgers
-        self._precious = False  # what came of an effect is recorded and not durable: it goes out at once. Results of reads may wait
-        self._urgent = False  # something is recorded that others wait for
+        self._budgets: frozenset[str] = frozenset()  # if empty, no budget applies, and nothing is charged
+        self._charged = (NOTHING, NOTHING)  # the part of state.reserved and state.spent that is in the ledgers already
+        # The end of an effect is recorded and not durable: append at once. The result of a `read` may wait.
+        self._precious = False
+        self._urgent = False  # a recorded event creates a child: do not wait for `flush_us`
         self._dirty_since: int | None = None  # monotonic
-        # What the agent has asked for, and what is being done about it.
+        # What the agent has requested, and the state of each of these calls. Keys and set members are call numbers. A
+        # comment that begins with → describes the value of the dict.
         self._asked: dict[int, Asked] = {}
-        self._unwanted: set[int] = set()  # what the agent has stopped waiting for
-        self._orphans: set[int] = set()  # children and approvals among those, to be told so once they are durable
-        self._due: list[int] = []  # calls whose intent is recorded and that begin after the next append
-        self._running: set[int] = set()
-        self._hooks: dict[int, int] = {}  # calls whose hook is being asked → the attempt
-        self._hook_due: dict[int, int] = {}  # when a hook is asked: monotonic
-        self._waits: dict[int, int] = {}  # calls that go on at a time
-        self._places: dict[int, int] = {}  # calls → their place in the line of their rate
-        self._short: dict[int, int] = {}  # calls → since when they have waited for what other calls have reserved
-        self._short_before: dict[int, int] = {}  # the same, of the calls that were open at the claim
-        self._approved: dict[int, CallState] = {}  # calls as they were before the intent that uses their approval up
-        self._expiries: dict[int, int] = {}  # approvals → when they have to be looked at
-        self._withdrawn: set[int] = set()  # approvals that are not wanted
+        self._unwanted: set[int] = set()  # calls, approvals and children that the agent has stopped waiting for
+        self._orphans: set[int] = set()  # approvals to withdraw and children to cancel, once their creation is durable
+        self._due: list[int] = []  # calls whose intent is recorded: they begin after the next append
+        self._running: set[int] = set()  # calls with an attempt under way
+        self._hooks: dict[int, int] = {}  # → the attempt that the reconcile hook is being asked about
+        self._hook_due: dict[int, int] = {}  # → when the hook is asked (monotonic)
+        self._waits: dict[int, int] = {}  # → when the call is considered again
+        self._places: dict[int, int] = {}  # → the reserved start time of the call under its rate limit
+        self._short: dict[int, int] = {}  # → since when the call has waited for money that other calls have reserved
+        # → the same time, for calls that were open at the claim: their wait began before the claim.
+        self._short_before: dict[int, int] = {}
+        self._approved: dict[int, CallState] = {}  # → the call's state before the intent that consumes its approval
+        self._expiries: dict[int, int] = {}  # → when the approval has to be checked
+        self._withdrawn: set[int] = set()  # approvals to withdraw
         self._settling: set[int] = set()  # approvals that the engine was told to settle
-        self._compared: set[str] = set()  # tools that are known to be what they were, or said not to be
-        self._refused: deque[Event] = deque()  # recorded while the agent's commands were carried out, and delivered after the last of them
+        self._compared: set[str] = set()  # names of tools whose pin was compared with the recorded pin
+        self._refused: deque[Event] = deque()  # failures recorded during `_obey`; delivered after the last command
         self._obeying = False
-        self._ended_mono: dict[int, int] = {}  # when the last attempt of a call ended here without a result
+        self._ended_mono: dict[int, int] = {}  # → when the last attempt ended in this worker without a result
         self._claimed_mono = 0
         self._claimed_seq = 0
-        self._last_news: int | None = None  # when a child last ended or an approval was decided: monotonic
+        self._last_news: int | None = None  # when a child last ended or an approval was last decided (monotonic)
         self._shown = "running"  # the status in the run's row
-        self._suspect = False  # the row counts crashes that this claim has to answer
+        self._suspect = False  # the row has a count of crashes: the first progress after this claim sets it to 0
         self._crowded = False
         self._now = 0
         self._mono = 0
@@ -270,15 +283,17 @@ class RunCore:
 
     # -- the turn -------------------------------------------------------------------------------------------------------
     def step(self, given: Input, now: int, mono: int, *, more: bool = False) -> Step:
-        """Take one input at this time, and say what is to be done. `more`: another input comes right behind it.
+        """Take one input at the time `now`, and return what the engine has to do.
 
-        What arrives together is taken in one turn, and makes one append. Then a cancel or a pause that is here already keeps back the calls
-        that the post before it would make.
+        `more`: another input follows immediately.
+
+        Inputs that arrive together are handled in one turn and make one append. So if a cancel or a pause has arrived
+        too, the calls that earlier post would start do not begin.
         """
         self._now, self._mono = now, mono
         out = self._out = Step()
         kind, answer = type(given), None
-        if isinstance(given, Committed) and self._sent is not None:
+        if isinstance(given, AppendCommitted) and self._sent is not None:
             self._take_commit(given)
             if out.end is not None or (more and given.result is None):
                 return out
@@ -296,45 +311,53 @@ class RunCore:
             else:
                 self._keep(given)
             if more or self._sent is not None or self._turn is not None or self.state.created is None:
-                return out  # it waits for what comes behind it, for an answer to the append or to the question, or for the journal
+                return out  # `given` is kept until the next input, or an answer, or the journal arrives
             turn = self._go_on()
         try:
-            if kind is NoAnswer:
+            if kind is LimitUnanswered:
                 out.question = turn.throw(given.error)  # type: ignore[union-attr]
             else:
-                out.question = turn.send(answer)  # type: ignore[arg-type]  # None begins it
+                out.question = turn.send(answer)  # type: ignore[arg-type]  # None begins the turn
             self._turn = turn
         except StopIteration:
             self._turn = self._ledgers = None
         return out
 
     def close(self) -> None:
-        """Let go of the agent where it stands."""
+        """Close the agent's machine. The state of the agent does not matter."""
         if self._machine is not None:
             self._machine.close()
             self._machine = None
 
     def hand_over(self) -> None:
-        """What `Drain` says, known at once: an append may become durable before the core takes that, and begins nothing then."""
-        self.closing = self.closing or Closing("queued", "another worker: the one before was drained")
+        """Begin no new call from now on.
+
+        The input `Drain` does this too, but the core may handle that input late: an append may become durable before,
+        and the calls of that append must not begin. So an engine calls this method at once, before it sends `Drain`.
+        """
+        self.closing = self.closing or PendingRelease("queued", "another worker: the one before was drained")
 
     @property
     def may_begin(self) -> bool:
-        """Whether calls begin whose intents are recorded: not when the run is given up, unless only those after them lack the money."""
+        """May the calls begin whose intents are recorded?
+
+        Not while the run is closing. There is one exception: if the run closes because a later call exceeds a budget,
+        these calls may begin, because the budget covers them.
+        """
         return self.closing is None or self.closing.attention == "budget"
 
     @property
     def is_asking(self) -> bool:
-        """Whether its turn waits for the answer to a question."""
+        """Does a turn wait for the answer to its question?"""
         return self._turn is not None
 
     @property
     def budgets(self) -> frozenset[str]:
-        """The runs whose budgets apply."""
+        """The ids of the runs whose budgets apply to this run."""
         return self._budgets
 
     def uncharged(self, budget_of: str) -> Amounts:
-        """What is recorded here under that budget and is in no ledger yet."""
+        """What this run has recorded under the budget of run `budget_of` and what no ledger contains yet."""
         if budget_of not in self._budgets:
             return NOTHING
         charge = self._charge()
@@ -357,7 +380,10 @@ class RunCore:
                 self._arrived.append(given)
 
     def _go_on(self, result: Event | None = None) -> Asking[None]:
-        """Take what has arrived, then append, wait or rest. `result`: of a transaction that has just become durable."""
+        """Handle what has arrived; then append, wait or rest.
+
+        `result`: the result event of a transaction that has just become durable.
+        """
         if result is not None:
             try:
                 yield from self._deliver(result)
@@ -400,12 +426,12 @@ class RunCore:
                 raise AssertionError(f"the core does not wait for {given}")
 
     def _go_wrong(self, error: Exception) -> None:
-        """Whatever the agent's code does wrong stops this run until a person has looked, and touches no other."""
+        """Stop this run after an error, until a person has looked at it. Other runs are not affected."""
         match error:
             case StoreUnavailable():
-                # Nothing is wrong with the run: the next worker reads what could not be read now.
-                self._note("error", f"{error}; it is handed over")
-                self.closing = self.closing or Closing("queued", "another look at its journal")
+                # Nothing is wrong with the run itself: the next worker tries to read the store again.
+                self._note("error", f"{error}; the run is released")
+                self.closing = self.closing or PendingRelease("queued", "another look at its journal")
             case Diverged():
                 self._attend("diverged", str(error))
             case DoesNotRest():
@@ -414,12 +440,13 @@ class RunCore:
                 self._attend("error", f"{type(error).__name__}: {error}")
             case _:
                 self._note("error", "unexpected error; the run is parked\n" + "".join(traceback.format_exception(error)))
-                self._attend("error", f"unexpected {type(error).__name__}: {describe(error).message}")  # its own __str__ may raise
+                # Use describe(), because the __str__ of the error may raise.
+                self._attend("error", f"unexpected {type(error).__name__}: {describe(error).message}")
 
     def _attend(self, reason: Reason, detail: str) -> None:
-        """Stop the run until a person has looked. Attempts under way may still end, and are recorded."""
+        """Stop the run until a person has looked at it. Attempts under way may end, and their ends are recorded."""
         if self.closing is None or self.closing.status == "queued":
-            self.closing = Closing("needs_attention", f"a person: {reason.replace('_', ' ')}", reason)
+            self.closing = PendingRelease("needs_attention", f"a person: {reason.replace('_', ' ')}", reason)
             self._record(AttentionNeeded(reason, detail), cause=self._claimed_seq)
 
     def _stop_all(self) -> None:
@@ -432,7 +459,7 @@ class RunCore:
 
     # -- replay ---------------------------------------------------------------------------------------------------------
     def _begin(self, journal: JournalRead) -> Asking[None]:
-        """Rebuild the machine from the journal, and go on at the frontier."""
+        """Rebuild the machine from the journal, and continue at the frontier."""
         state, circles = self.state, self._code.circles
         watch = None if circles is None else CircleWatch(circles)
         for event in journal.events:
@@ -440,25 +467,29 @@ class RunCore:
             if watch is not None:
                 watch.observe(event, None if event.call is None else state.calls.get(event.call))
         if journal.epoch not in (None, state.epoch):
-            # Another worker has claimed the run since, and its journal was read only then: whatever is done here would be refused.
+            # Another worker claimed the run before its journal was read here: the store would refuse every append of
+            # this core.
             self._out.end = Broken("fenced", f"run {self.run_id}: its lease was lost while its journal was read")
             return
         self._watch = watch
         self._claimed_mono, self._claimed_seq, self._durable_seq = self._mono, state.seq, state.seq
         self._suspect = journal.crashes > 0
         self._budgets = journal.budgets
-        # What a person has settled while no worker held the run is given back with the next append.
+        # A person may have resolved a doubt while no worker held the run: the next append frees what was reserved for
+        # that call.
         self._charged = (journal.reserved if journal.budgets else state.reserved, state.spent)
         if state.short_since is not None:
-            # Counted anew at each claim, the wait would never end while another call stays in doubt.
+            # The wait is counted from its first start. If each claim started the wait again, it might never end.
             self._short_before = dict.fromkeys(state.open, state.short_since)
-        # A run that was parked until its turn has it now: at the end of the line, behind all that came since, it might never start.
+        # A call that waits for its start time under a rate limit keeps that time. If it had to go to the end of the
+        # queue after each claim, it might never start.
         self._places = {call.number: call.turn for call in state.open.values() if call.turn is not None}
         if state.paused is not None:
-            # It was given up as paused while something was on its way to it: that is read now, and the run stands still again.
-            self.closing = Closing("paused", f"somebody who unpauses it; {state.paused.by} paused it")
+            # Post arrived while the run was being released as paused. That post is read now, and the run is released
+            # as paused again.
+            self.closing = PendingRelease("paused", f"a person who unpauses it; {state.paused.by} paused it")
         if watch is not None and watch.circling is not None:
-            self._attend("circling", watch.circling)  # its worker died before the run stood still: nothing of it is begun again
+            self._attend("circling", watch.circling)  # the previous worker died before it could release the run
         elif is_poison(state.crashes, state.crashes_alone, self._settings.poison_limit):
             deaths = f"{state.crashes} workers in a row died while they drove this run, without any progress in between"
             self._attend("poison", f"{deaths}; in {state.crashes_alone} of these deaths it was the worker's only suspect")
@@ -475,12 +506,12 @@ class RunCore:
         frontier = replay(self._machine, events, self._load)
         self._asked, self._unwanted = frontier.calls, frontier.abandoned
         for tool in {asked.tool.name: asked.tool for asked in self._asked.values() if isinstance(asked, CallTool)}.values():
-            self._pinned(tool)  # say so when a tool is not what it was when this run first called it (T30)
+            self._pinned(tool)  # records an event if the tool has changed since this run first called it (T30)
         open_before, known = list(state.open.values()), state.numbers
         yield from self._obey(frontier.pending)
         yield from self._read_answers()
         for call in open_before:
-            # What an answer has just made begin is neither cut off nor in doubt.
+            # If post has just started the call, no decision is needed: the call was not cut off and is not in doubt.
             if not call.ended and call.number not in self._due and not self._is_busy(call.number):
                 yield from self._consider(call)
         for ask in list(state.pending.values()):
@@ -491,11 +522,12 @@ class RunCore:
             self._out.serve += (asked.agent,)
         for number in sorted(self._unwanted):
             if number > known or number not in state.calls:
-                # Asked for and given up at once; or a child, or an approval.
+                # The number belongs to a child or an approval. Or it belongs to a call for which the agent stopped
+                # waiting in the same activation in which the agent made the call.
                 yield from self._obey([(state.seq, Abandon(number))])
 
     def _read_answers(self) -> Asking[None]:
-        """What was said about calls that were cut off, or wait for a yes, before anything else is done about those."""
+        """Read the post about calls that were cut off or wait for an approval, before the core decides about them."""
         answers = [one for one in self._arrived if isinstance(one, Posted) and isinstance(one.row.body, _ANSWERS)]
         for posted in answers:
             self._arrived.remove(posted)
@@ -512,9 +544,12 @@ class RunCore:
         recorded = self._blobs.get(payload.blob)
         return self._stored[payload.blob] if recorded is None else recorded
 
-    # -- what the agent wants -------------------------------------------------------------------------------------------
+    # -- commands of the agent ------------------------------------------------------------------------------------------
     def _deliver(self, event: Event, completion: Completion | None = None) -> Asking[None]:
-        """Tell the machine what the event says, and do what it wants. When the run is given up, the next worker does that."""
+        """Deliver the event to the machine, and carry out the machine's commands.
+
+        While the run is closing, nothing is delivered: the next worker delivers the event.
+        """
         machine = self._machine
         if self.closing is not None:
             return
@@ -525,13 +560,18 @@ class RunCore:
         machine.cause = event.seq
         commands = machine.deliver(event.ts, completion)
         if len(commands) > 1:
-            # What was given up comes last: telling the machine so may end the run, and nothing can be recorded after its end.
+            # `Abandon` comes last. It may fail a call, that failure may end the run, and nothing can be recorded after
+            # the end of the run.
             commands.sort(key=lambda command: isinstance(command, Abandon))
         if commands:
             yield from self._obey(list(zip(repeat(event.seq), commands)))
 
     def _obey(self, commands: Sequence[tuple[int, Command]]) -> Asking[None]:
-        """Do what the machine wants. What is refused at once it hears when all of it is recorded, or its answer would get ahead of it."""
+        """Carry out commands of the machine.
+
+        A call may be refused at once. That failure is delivered only after all commands are recorded. If it were
+        delivered earlier, the machine's next commands would be recorded before the rest of these commands.
+        """
         outermost, self._obeying = not self._obeying, True
         try:
             broken: Exception | None = None
@@ -539,7 +579,8 @@ class RunCore:
                 try:
                     yield from self._call(command, cause) if type(command) is CallTool else self._do(command, cause)
                 except Exception as error:
-                    # All of it is recorded before the run stops for that, or the half of it would look like another program's.
+                    # Record the remaining commands before the run stops because of this error. If only a part of the
+                    # commands were recorded, replay would report a divergence.
                     broken = broken or error
                     if isinstance(command, CallTool) and command.number > self.state.numbers:
                         self._propose(command, cause, "handover")
@@ -555,7 +596,7 @@ class RunCore:
     def _do(self, command: Command, cause: int) -> Asking[None]:
         match command:
             case CallTool():
-                yield from self._call(command, cause)  # the common case: `_obey` comes there without the detour
+                yield from self._call(command, cause)  # in the common case `_obey` calls `_call` directly
             case Finish(Succeeded(output)):
                 self._record(RunSucceeded(self._pack(output)), cause=cause)
             case Finish(Failed(failure)):
@@ -567,7 +608,7 @@ class RunCore:
             case StartChild():
                 self._start_child(command, cause)
             case Record(PlanGenerated() as body):
-                # A plan can be too large to lie in place, and the machine knows no blobs.
+                # A plan may be too large to be stored inline, and the machine cannot create blobs.
                 assert body.plan.inline is not None, body.digest
                 self._record(structs.replace(body, plan=self._pack(body.plan.inline)), cause=cause)
             case Record(body):
@@ -577,7 +618,7 @@ class RunCore:
                 yield from self._abandon(number, stop)
 
     def _call(self, command: CallTool, cause: int) -> Asking[None]:
-        """A call that the agent makes: it starts, or it is proposed and waits for a person, for its turn or for money."""
+        """The agent makes a call: start the call, or propose it and wait for an approval, a rate limit or a budget."""
         tool, number = command.tool, command.number
         self._asked[number] = command
         if self.closing is not None:
@@ -643,8 +684,9 @@ class RunCore:
     def _ready(self, call: CallState) -> None:
         """The intent is recorded: the call begins after the next append."""
         if call.effect == "read" and not self._budgets:
-            # Reading changes nothing: a crash from here on costs at most the same reading again, so nothing waits for a commit. What
-            # is charged to a budget does wait: until the commit no other run that shares it would know of it (G14).
+            # A `read` changes nothing, and after a crash it can be made again. So it does not wait for the commit of
+            # its intent. A `read` under a budget does wait: before the commit, other runs that share the budget do not
+            # see the charge (G14).
             self._running.add(call.number)
             self._ended_mono.pop(call.number, None)
             self._out.begin_now.append(self._begin_of(call))
@@ -664,7 +706,10 @@ class RunCore:
         return asked
 
     def _pinned(self, tool: Any) -> str | None:
-        """The tool's pin if this is the run's first call of it."""
+        """The tool's pin if the run calls the tool for the first time; otherwise None.
+
+        If the pin has changed since the first call, that is recorded.
+        """
         what, pin = f"tool {tool.name}", tool.pin()
         before = self.state.pins.get(what)
         if before is None:
@@ -681,7 +726,7 @@ class RunCore:
             self._orphans.add(number)
         elif number in state.open:
             call = state.open[number]
-            # An effect that is under way is left to end, unless the whole run is cancelled.
+            # An attempt with an effect is not stopped, unless the whole run is cancelled.
             if stop and number in self._running and (state.cancel is not None or call.effect in ("read", "idempotent")):
                 self._out.stop += (number,)
             yield from self._give_up_if_idle(call)
@@ -689,19 +734,20 @@ class RunCore:
     def _give_up_if_idle(self, call: CallState) -> Asking[None]:
         number = call.number
         if call.phase == "approved":
-            self._forget(number)  # it may be waiting for its turn
+            self._forget(number)  # the call may be waiting for its rate limit
             self._orphans.add(number)
             return
         if call.doubtful:
-            # An earlier attempt may have happened: that the agent has stopped waiting does not settle it. After a cancel no further one
-            # begins.
+            # An earlier attempt may have happened: the doubt remains although the agent has stopped waiting. After a
+            # cancel no further attempt begins.
             if number in self._due and self.state.cancel is not None:
                 self._due.remove(number)
                 self._withdraw_intent(call)
                 yield from self._consider(call)
             return
         if number in self._due:
-            # Its intent is recorded but its effect has provably not begun: the engine begins it after the append, which is not out.
+            # The intent is recorded, but the effect has not begun: the engine begins it after the append, and the
+            # append was not sent yet.
             self._due.remove(number)
             yield from self._give_up(call)
         elif call.phase in ("retry_wait", "idle", "failing", "proposed"):
@@ -709,30 +755,39 @@ class RunCore:
             yield from self._give_up(call)
 
     def _forget(self, number: int) -> None:
-        """Whatever was planned for this call is off: a person, or the agent, has settled it."""
+        """Drop the wait and the hook of this call.
+
+        Either a person has settled the call, or its approval was decided, or the agent stopped waiting for the call.
+        """
         self._waits.pop(number, None)
         if self._hooks.pop(number, None) is not None:
             self._out.forget += (number,)
 
     def _give_up(self, call: CallState) -> Asking[None]:
-        yield from self._fail(call, Failure(kind="cancelled", type="Cancelled", message="nobody waits for this call any more"))
+        yield from self._fail(call, Failure(kind="cancelled", type="Cancelled", message="the agent no longer waits for this call"))
 
     def _fail(self, call: CallState, failure: Failure, cause: int | None = None) -> Asking[None]:
-        """The call has failed for good."""
+        """Record that the call has failed and is not tried again, and deliver the failure."""
         failed = self._tool_call(call).tool.events.failed
         cause = call.last_seq if cause is None else cause
         yield from self._deliver(self._record(failed(failure, attempt=call.attempt, final=True), call=call.number, cause=cause))
 
     def _refuse(self, call: CallState, failure: Failure) -> Asking[None]:
-        """The call fails before it has begun. The agent hears of it when all that it asked for at a time is recorded."""
+        """Fail a call before it has begun.
+
+        The failure is delivered after all commands of the activation are recorded.
+        """
         failed = self._tool_call(call).tool.events.failed
         self._refused.append(self._record(failed(failure, attempt=call.attempt, final=True), call=call.number, cause=call.last_seq))
         if not self._obeying:
             yield from self._obey(())
 
     def _withdraw_intent(self, call: CallState) -> None:
-        """Say of a call whose intent is recorded that it has not begun, so that the next worker need not doubt it."""
-        failure = Failure(kind="not_sent", type=NOT_STARTED, message="its worker gave the run up before the call began")
+        """Record that an attempt with a recorded intent never began.
+
+        Without this record, the next worker would have to treat the attempt as in doubt.
+        """
+        failure = Failure(kind="not_sent", type=NOT_STARTED, message="its worker released the run before the call began")
         failed = self._tool_call(call).tool.events.failed
         self._record(failed(failure, attempt=call.attempt), call=call.number, cause=call.intent_seq)
 
@@ -758,7 +813,7 @@ class RunCore:
 
     # -- calls that may begin -------------------------------------------------------------------------------------------
     def _barrier(self, number: int, tool: Any) -> Asking[Later | Over | None]:
-        """What keeps the call from starting now: a budget above it, or its rate."""
+        """What prevents the call from starting now: a budget or a rate limit. None: the call may start."""
         if self._budgets:
             barrier = yield from self._budget_barrier(number, tool)
             if barrier is not None:
@@ -768,7 +823,7 @@ class RunCore:
             return None
         answer = yield TakePlace(number, tool.rate, self._places.get(number))
         if isinstance(answer, NotNow):
-            return Later(answer.at, has_place=False)  # a place that it had is still its own
+            return Later(answer.at, has_place=False)  # the call keeps its place, if it has one
         assert isinstance(answer, PlaceGiven), answer
         self._places.pop(number, None)
         if answer.at <= self._now:
@@ -784,10 +839,12 @@ class RunCore:
             return Later(read.at, has_place=False)
         assert isinstance(read, LedgersRead), read
         call = self.state.calls.get(number)
-        # A key makes one effect of several attempts: what is reserved for those in doubt is enough for the next one too.
+        # With a key, several attempts have one effect together: the amount that is reserved for the attempts in doubt
+        # covers the next attempt too.
         kept = None if call is None else call.may_cost
         wanted = amounts_of(most_of(tool.estimate, kept), calls=1)
-        # What this run has recorded and not committed yet is in no ledger: a whole fan-out may be waiting for one commit.
+        # The ledgers do not contain what this run has recorded and not yet committed. That may be the reservations of
+        # many calls that begin together.
         uncharged = self._charge()
         more = uncharged.reserved + uncharged.spent + -amounts_of(kept)
         for ledger in read.ledgers:
@@ -796,12 +853,14 @@ class RunCore:
             if found is None:
                 beside = read.beside.get(ledger.run_id, NOTHING)
                 if beside and exceeded(ledger.run_id, ledger.limits, used + beside, wanted) is not None:
-                    # It is promised to other runs of this worker, whose commit is under way: a moment later the ledger knows.
+                    # Other runs of this worker have recorded costs under this budget, and their commits are under way.
+                    # Soon the ledger contains these costs.
                     return Later(self._now, has_place=False)
                 continue
             if exceeded(ledger.run_id, ledger.limits, ledger.spent + uncharged.spent, wanted) is None:
-                # Nothing is used up: others have reserved what they may not need. When they have ended, there is room or there is not;
-                # and a run that has died with a reservation does not keep the others waiting for ever.
+                # The budget is not spent: other calls have reserved a part of it, and may need less. Wait until these
+                # calls have ended, but not for ever: a run whose worker died, or whose call is in doubt, keeps its
+                # reservation.
                 since = self._short.setdefault(number, self._short_before.get(number, self._now))
                 if self._now - since < _LEDGER_PATIENCE_US:
                     return Later(self._now + _LEDGER_AGAIN_US, has_place=False)
@@ -812,24 +871,26 @@ class RunCore:
         unstarted = call.phase in _UNBEGUN and not call.doubtful
         lost = call.failure is not None and call.failure.type == LOST
         words = over_words(over.what)
-        if over.limits.on_exceed == "fail" and unstarted and not lost:  # what may have happened is not told as a failure
+        # A call that may have happened is not reported as failed.
+        if over.limits.on_exceed == "fail" and unstarted and not lost:
             yield from self._refuse(call, Failure(kind="over_budget", type="BudgetExceeded", message=words))
             return
         self._record(over.what, cause=call.last_seq)
         self._attend("budget", f"call {call.number} ({call.tool}): {words}")
 
     def _consider(self, call: CallState) -> Asking[None]:
-        """Decide about an open call that no attempt is under way for."""
+        """Decide what to do about an open call without an attempt under way."""
         number = call.number
         wanted = number not in self._unwanted
         ask = self.state.asks.get(number)
         asked = self._tool_call(call)
         if ask is not None and ask.edited and ask.input is not None and call.attempt:
-            # It has begun: whatever today's code would make of them, these are its arguments.
+            # The call has begun with the edited arguments. It keeps these arguments, even if today's code would
+            # convert them differently.
             asked = self._asked[number] = CallTool(number, asked.tool, self._load(ask.input))
         if call.phase == "awaiting_approval":
             if not wanted:
-                self._orphans.add(number)  # else the approval is watched on its own
+                self._orphans.add(number)  # if the call is wanted, nothing is to do here: `_expiries` has its approval
             return
         if call.phase == "approved":
             if wanted:
@@ -840,7 +901,7 @@ class RunCore:
         if call.phase in ("proposed", "failing") and wanted and ask is None and not call.begun and asked.tool.approval is not None:
             asks = asked.tool.asks(asked.args)
             if asks is not False:
-                # The run was given up before anybody could be asked, or before the call began.
+                # The run was released before the approval was requested, or before the call began.
                 yield from self._ask_for(asked, asks)
                 return
         yield from self._follow(call, self._verdict(call, asked, wanted))
@@ -855,7 +916,8 @@ class RunCore:
             now=self._now,
         )
         if isinstance(verdict, Perform) and not wanted and self.state.cancel is not None:
-            # The key would keep it from happening twice, but after a cancel it must not happen for the first time either.
+            # The key prevents a second effect. But perhaps the effect has not happened at all, and after a cancel it
+            # must not happen any more.
             return Park("it may or may not have happened, and the run is being cancelled")
         return verdict
 
@@ -872,7 +934,7 @@ class RunCore:
                     self._doubt(call, "its worker died inside it; its reconcile hook is being asked")
             case GiveUp():
                 if self._was_lost(call):
-                    self._lose(call)  # nobody asks again, and yet it has been asked
+                    self._lose(call)  # no further attempt is made, but the lost attempt may have cost money
                 yield from self._give_up(call)
             case Park(why):
                 if call.phase != "in_doubt" or why not in (call.doubt or ""):
@@ -887,7 +949,8 @@ class RunCore:
         cause = call.last_seq if call.last_seq > call.intent_seq else self._claimed_seq
         ask = self.state.asks.get(call.number)
         if ask is not None and not call.begun and ask.request.expires_at is not None and ask.request.expires_at <= self._now:
-            # Its intent used the approval up, and its worker gave the run up before it began: nothing begins after the time (G9).
+            # The intent consumed the approval, but the worker released the run before the call began. No call begins
+            # after its approval has expired (G9).
             yield from self._fail(call, refusal("expired", ask.by, None), cause)
             return
         if self._was_lost(call):
@@ -910,28 +973,35 @@ class RunCore:
         self._waits[call.number] = later.at
 
     def _was_lost(self, call: CallState) -> bool:
-        """Whether its worker ended while a model was asked, or inside an attempt with a cost that is simply made again."""
+        """Was the worker lost during an attempt that may be repeated and may have cost something?
+
+        Such an attempt is a request to a model, or a `read` or `idempotent` attempt with an estimate.
+        """
         if call.phase != "started" or call.effect not in ("read", "idempotent"):
             return False
         return self._tool_call(call).tool.events is OF_MODEL or call.estimate is not None
 
     def _lose(self, call: CallState) -> int:
-        """Record the lost attempt. It may have been paid for: without this charge a budget would have no bound across deaths (T33)."""
+        """Record the lost attempt and charge its estimate, because the attempt may have cost money.
+
+        Without this charge, repeated crashes could spend any amount beyond the budget (T33).
+        """
         tool = self._tool_call(call).tool
         failed = tool.events.failed(lost_answer("its worker ended", tool), attempt=call.attempt, usage=call.estimate)
         return self._record(failed, call=call.number, cause=call.intent_seq).seq
 
-    # -- what came of an attempt ----------------------------------------------------------------------------------------
+    # -- attempts that ended, hooks that answered -----------------------------------------------------------------------
     def _take_end(self, ended: AttemptEnded) -> Asking[None]:
         number, result = ended.number, ended.result
         call = self.state.calls[number]
         self._running.discard(number)
         if call.phase in ENDED or ended.attempt != call.attempt:
-            return  # a person has settled that attempt meanwhile
+            return  # in the meantime a person has resolved that attempt
         asked: Any = self._asked[number]
         wanted = number not in self._unwanted
         if isinstance(result, Returned | Unrecordable):
-            # What an attempt that happened is charged: what it said, or its estimate if it said nothing.
+            # For an attempt that happened, the reported usage is charged. If the attempt reported no usage, its
+            # estimate is charged.
             usage = call.estimate if ended.usage is None else ended.usage
             self._precious = self._precious or call.effect != "read"
             completion: Completion
@@ -956,7 +1026,7 @@ class RunCore:
     def _take_answer(self, answer: HookAnswered) -> Asking[None]:
         number = answer.number
         if self._hooks.get(number) != answer.attempt:
-            return  # a person has settled the doubt meanwhile
+            return  # in the meantime a person has resolved the doubt
         del self._hooks[number]
         call = self.state.calls[number]
         if call.ended or answer.attempt != call.attempt or call.phase != "in_doubt":
@@ -964,7 +1034,8 @@ class RunCore:
         asked, outcome = self._tool_call(call), answer.outcome
         quiet_at = self._quiet_at(call)
         if outcome.kind != "happened" and not outcome.final and quiet_at is not None and answer.asked_at < quiet_at:
-            # The request of the lost attempt may still arrive: ask again when it cannot any more.
+            # The request of the lost attempt may still arrive at the service. Ask again when it cannot arrive any
+            # more.
             left_us = max(quiet_at - self._mono, 0)
             self._ask_hook(call, left_us)
             words = "found nothing; its request may still arrive, so the hook is asked again in"
@@ -982,7 +1053,7 @@ class RunCore:
         self._out.ask += (self._begin_of(call, after_us),)
 
     def _let_hooks_wait(self) -> None:
-        """Forget the hooks that are not asked yet: the next worker asks them."""
+        """Drop the hooks that were not asked yet: the next worker asks these hooks."""
         waiting = [number for number in self._hooks if self._hook_due[number] > self._mono]
         for number in waiting:
             del self._hooks[number]
@@ -1014,16 +1085,17 @@ class RunCore:
         return number in self._running or number in self._hooks
 
     def _quiet_at(self, call: CallState) -> int | None:
-        """From when on "not found" is believed about the call, by the monotonic clock; None: never.
+        """When a hook's "not found" starts to count for this call, by the monotonic clock; None: never.
 
-        What this core has not seen end is counted from its claim: wall clocks may have been set since then.
+        If the attempt ended under this claim, the wait starts at the end of the attempt. If not, the wait starts at
+        the claim. Recorded times are not used, because the wall clock may have been set since then.
         """
         after_s = quiet_after_s(call, self._settings.patience)
         return None if after_s is None else self._ended_mono.get(call.number, self._claimed_mono) + round(after_s * 1e6)
 
     # -- post -----------------------------------------------------------------------------------------------------------
     def _read(self, row: InboxRow) -> Asking[None]:
-        """Journal something from outside, and tell the agent."""
+        """Record the event of one inbox row in the journal, and deliver the event to the agent."""
         state, body = self.state, row.body
         if body is None:
             self._left.append(row.inbox_id)
@@ -1035,26 +1107,28 @@ class RunCore:
             self._left.append(row.inbox_id)
             return
         self._consumed.append(row.inbox_id)
-        # Under the sender's own id: a sender that does not know whether its commit took effect finds it there.
+        # The event keeps the event id that the sender chose. If the sender does not know whether its post was written,
+        # it searches for that id.
         event_id = row.event_id or None
         match body:
             case CancelRequested() if state.cancel is None:
                 event = self._record(body, event_id=event_id)
                 if self.closing is not None and self.closing.status != "queued":
-                    # It was to stand still when its calls have ended; a cancel does not wait for them, nor for another person.
-                    # The agent is told by the next worker: this one may have kept answers from it.
-                    self.closing = Closing("queued", "another worker: it is to be cancelled")
+                    # The run was to be parked once its attempts ended. A cancel does not wait for these attempts, nor
+                    # for a person. The next worker delivers the cancel to the agent. This worker cannot: completions
+                    # that were recorded while the run was closing were not delivered here.
+                    self.closing = PendingRelease("queued", "another worker: it is to be cancelled")
                     self._stop_all()
                 yield from self._deliver(event)
             case RunPaused() if state.cancel is None:
                 self._record(body, event_id=event_id)
                 if self.closing is None or self.closing.status == "queued":
-                    self.closing = Closing("paused", f"somebody who unpauses it; {body.by} paused it")
+                    self.closing = PendingRelease("paused", f"a person who unpauses it; {body.by} paused it")
             case RunUnpaused() if state.paused is not None:
                 self._record(body, event_id=event_id)
                 if self.closing is not None and self.closing.status == "paused":
-                    # Calls that were only proposed meanwhile are the next worker's to start.
-                    self.closing = Closing("queued", "another worker: it was unpaused")
+                    # While the run was closing, new calls were only proposed. The next worker starts these calls.
+                    self.closing = PendingRelease("queued", "another worker: it was unpaused")
             case BudgetRaised():
                 self._record(body, event_id=event_id)
             case SignalReceived():
@@ -1073,13 +1147,14 @@ class RunCore:
                 self._note("warning", f"{tag_of(body)} came too late and changes nothing")
 
     def _is_about(self, answer: ToolCallResolved, call: CallState) -> bool:
-        """Whether the answer is about the attempt that is in doubt now, or was cut off, and not about one before it."""
+        """Is the answer about the call's current attempt, and is that attempt in doubt or cut off?"""
         cut_off = call.phase == "started" and not self._is_busy(call.number) and call.number not in self._due
         return (call.phase == "in_doubt" or cut_off) and answer.attempt == call.attempt
 
     def _hear_of_resolution(self, call: CallState, body: ToolCallResolved, event_id: str | None) -> Asking[None]:
         self._forget(call.number)
-        # What it costs is known here, where the call stands now, and not where the answer was given.
+        # The cost is computed here, from the current state of the call. The sender of the answer does not know the
+        # cost.
         charged = structs.replace(body, usage=call.cost_if(body.outcome))
         event = self._record(charged, call=call.number, cause=call.last_seq, event_id=event_id)
         yield from self._deliver(event)
@@ -1089,7 +1164,8 @@ class RunCore:
     def _hear_of_approval(self, ask: AskState, body: _Decision, event_id: str | None) -> Asking[None]:
         number = ask.number
         if self._can_take_back(number):
-            # The yes and its end were read one right after the other: the append that starts the call would be refused.
+            # The grant and then the end of the approval arrived in one turn. The store would refuse the append that
+            # starts the call, so the start is taken back.
             self._take_back(number)
         event = self._record(body, call=number, cause=ask.asked_seq, event_id=event_id)
         if ask.pending:
@@ -1097,14 +1173,14 @@ class RunCore:
             return
         self._expiries.pop(number, None)
         self._settling.discard(number)
-        self._forget(number)  # it may have been waiting for its turn
+        self._forget(number)  # the call may have been waiting for its rate limit
         self._last_news = self._mono
         yield from self._deliver(event)
         call = self.state.open.get(number)
         if call is not None and self.closing is None:
             yield from self._consider(call)
 
-    # -- approvals ------------------------------------------------------------------------------------------------------
+    # -- approvals, and what the agent no longer waits for --------------------------------------------------------------
     def _ask_approval(self, command: AskApproval, cause: int) -> None:
         number, policy = command.number, command.policy
         self._asked[number] = command
@@ -1114,7 +1190,7 @@ class RunCore:
         self._watch_expiry(self.state.asks[number])
 
     def _ask_for(self, command: CallTool, asks: str | bool) -> Asking[None]:
-        """Ask whether the call may be made: the exact call, and what of it a decision may change."""
+        """Request the approval of exactly this call. The request names the arguments that the decision may edit."""
         tool, number = command.tool, command.number
         policy = tool.approval
         assert policy is not None and self.state.created is not None
@@ -1141,7 +1217,10 @@ class RunCore:
         return approval_id(self.state.created.tenant, self.run_id, number)
 
     def _start_approved(self, call: CallState) -> Asking[None]:
-        """The call that somebody has approved, exactly as they have: the commit that starts it consumes the approval (G9)."""
+        """Start an approved call with exactly the approved arguments.
+
+        The commit that starts the call consumes the approval (G9).
+        """
         ask, asked = self.state.asks[call.number], self._tool_call(call)
         assert ask.outcome == "approved"
         expires_at, now = ask.request.expires_at, self._now
@@ -1164,7 +1243,7 @@ class RunCore:
         if isinstance(barrier, Later):
             self._wait_for_turn(call, barrier)
             if expires_at is not None:
-                self._expiries[call.number] = expires_at  # its turn may come too late
+                self._expiries[call.number] = expires_at  # the approval may expire before the call may start
         elif isinstance(barrier, Over):
             yield from self._over_budget(call, barrier)
         else:
@@ -1181,7 +1260,8 @@ class RunCore:
 
     def _consume(self, call: CallState, ask: AskState, asked: CallTool) -> None:
         digest = codec.digest(asked.args)
-        # Checked here and again by the store in the very commit: what starts is what was approved, to the byte.
+        # The arguments must equal the approved arguments, byte for byte. The store checks that again in the commit
+        # that starts the call.
         if digest != ask.digest:
             self._attend("error", f"call {call.number} ({call.tool}): its arguments are not those that were approved; it was not made")
             return
@@ -1198,10 +1278,10 @@ class RunCore:
             digest=digest,
             approval=ask.request.approval,
         )
-        self._due.append(call.number)  # also a read: the approval is used up before anything is done with it
+        self._due.append(call.number)  # even if it is a `read`: the approval must be durably consumed before it begins
 
     def _can_take_back(self, number: int) -> bool:
-        """Whether the last that was recorded of the call, and is not durable yet, is the intent that uses its approval up."""
+        """Is the call's last event the intent that consumes its approval, and is this intent not durable yet?"""
         before = self._approved.get(number)
         if before is None:
             return False
@@ -1209,9 +1289,10 @@ class RunCore:
         return call.attempt == before.attempt + 1 and call.last_seq == call.intent_seq > self._durable_seq
 
     def _take_back(self, number: int) -> None:
-        """The approval is over before the append that starts the call: it has not begun, and waits for that answer."""
+        """Remove the recorded intent of a call whose approval ended before the append: the call has not begun."""
         before = self._approved.pop(number)
-        # The intent is in no journal. Another event has its place, so that those behind it keep theirs.
+        # The intent was never written. Another event gets its seq, so that the events after the intent keep their
+        # seqs.
         place = self.state.calls[number].intent_seq - self._durable_seq - 1
         intent = self._events[place].body
         assert isinstance(intent, ToolCallInitiated)
@@ -1224,7 +1305,10 @@ class RunCore:
             self._due.remove(number)
 
     def _watch_expiry(self, ask: AskState) -> None:
-        """Be there when its time is over. Also after an escalation, which gives it another time."""
+        """Note when the approval expires. An escalation changes that time.
+
+        If the agent no longer waits for the approval, withdraw it at once.
+        """
         self._settling.discard(ask.number)
         if ask.number in self._withdrawn:
             self._settle(ask, Withdraw())
@@ -1234,15 +1318,23 @@ class RunCore:
             self._expiries.pop(ask.number, None)
 
     def _settle(self, ask: AskState, how: Expire | Withdraw) -> None:
-        """Have the approval settled. People may decide at the same time: the store knows who was first, and the answer comes as post (T17)."""
-        # Looked at again until the answer is here: a run that came to rest meanwhile would have nothing to wake it, should this fail.
+        """Tell the engine to expire or withdraw the approval. The result arrives as post.
+
+        A person may decide at the same time. The store's transaction decides which change came first (T17).
+        """
+        # The approval is checked again until the result has arrived. So if settling fails and the run was parked in
+        # the meantime, the run still has a wake time.
         self._expiries[ask.number] = self._now + _SETTLE_AGAIN_US
         if ask.number not in self._settling:
             self._settling.add(ask.number)
             self._out.settle += (Settle(ask.number, ask.request.approval, how),)
 
     def _let_orphans_go(self) -> None:
-        """Withdraw the approvals and cancel the children that are not wanted. They exist: all that is recorded here is durable."""
+        """Withdraw the approvals and cancel the children that the agent no longer waits for.
+
+        This is called only when every recorded event is durable: before that, these approvals and children may not
+        exist in the store.
+        """
         orphans, self._orphans = self._orphans, set()
         state = self.state
         for number in sorted(orphans.intersection(state.asks)):
@@ -1256,7 +1348,10 @@ class RunCore:
 
     # -- time -----------------------------------------------------------------------------------------------------------
     def _wake_due(self, machine: Machine) -> Asking[None]:
-        """Fire the timers and go on with the calls that are due now; timers that are set by that wait for the next turn."""
+        """Fire the timers and continue the calls that are due now.
+
+        Timers that the agent sets during this turn wait for the next turn.
+        """
         now = self._now
         for number in [number for number, at in self._expiries.items() if at <= now]:
             self._settle(self.state.asks[number], Withdraw() if number in self._withdrawn else Expire())
@@ -1266,14 +1361,17 @@ class RunCore:
         last = machine.timers_set
         while (timer := machine.next_timer()) is not None and timer[0] <= now and timer[1] <= last and self.closing is None:
             if self.state.finished:
-                return  # a timer that nothing awaits is left over
+                return  # the run has ended: nothing waits for the remaining timers
             event = self._record(TimerFired(timer[1]), cause=machine.timer_cause(timer[1]))
             yield from self._deliver(event, TimerDue(timer[1]))
 
     def _arm(self) -> None:
-        """Wait: for attempts, for the next timer, and for the moment when what is recorded must go out."""
+        """Set the time of the next wake-up: the next timer, wait or expiry, or the latest time of the next append.
+
+        If the append is due now, send it now.
+        """
         if not (self._events or self._consumed or self._waits or self._expiries or (self._machine is not None and self._machine.timers)):
-            return  # the common case: nothing but attempts to wait for
+            return  # the common case: the run only waits for attempts
         wakes: list[int] = []
         if self._events or self._consumed:
             if self._dirty_since is None:
@@ -1294,7 +1392,7 @@ class RunCore:
 
     # -- rest -----------------------------------------------------------------------------------------------------------
     def _rest(self) -> Asking[None]:
-        """Nothing is under way: finish the run, give it up, or wait."""
+        """No attempt is under way: finish the run, release the run, or wait."""
         state, closing = self.state, self.closing
         if state.finished:
             failure = state.failure
@@ -1302,7 +1400,7 @@ class RunCore:
             self._append(RowChange(state.status, error=error, release=True, progress=True))
         elif closing is not None:
             if closing.attention == "budget" and (yield from self._has_room_again()):
-                closing = self.closing = Closing("queued", "another worker: its budget was raised meanwhile")
+                closing = self.closing = PendingRelease("queued", "another worker: its budget was raised meanwhile")
             due, self._due = self._due, []
             for number in due:
                 self._withdraw_intent(state.calls[number])
@@ -1311,7 +1409,7 @@ class RunCore:
             yield from self._wait()
 
     def _has_room_again(self) -> Asking[bool]:
-        """Whether somebody has added to the budget that the run stops for."""
+        """Was the budget that stops this run raised in the meantime?"""
         if self.state.over is None:
             return False
         read = yield ReadLedgers()
@@ -1320,9 +1418,10 @@ class RunCore:
     def _wait(self) -> Asking[None]:
         machine, state = self._machine, self.state
         assert machine is not None
-        # A parent that looks after its children every now and then must not keep the room that they need to go on; nor does a run that
-        # waits for money keep it from those who have reserved that. A suspect that waits for money keeps its place in a group of
-        # suspects, and the runs that have reserved the money may need it.
+        # If other runs need this run's place in the worker, park the run at once (park_after_us=0). A parent that
+        # polls its children must make room for the children, and a run that waits for reserved money must make room
+        # for the runs that reserved it. A suspect that waits for money always parks: it has a place in a group of
+        # suspects, and those runs may need that place.
         makes_room, self._crowded = self._crowded or (self._suspect and bool(self._short)), False
         timer = machine.next_timer()
         rest = at_rest(
@@ -1355,8 +1454,10 @@ class RunCore:
                 yield from self._rest()
 
     def _lingers(self) -> bool:
-        """Keep a run whose children end, or whose approvals are decided, one after the other: giving it up and replaying it for each
-        would cost the square of them."""
+        """Should the worker hold the run for a short time, because more of its children or approvals may end soon?
+
+        If the run were released and replayed for each of n children, that would cost O(n²).
+        """
         state = self.state
         more_to_come = bool(state.alive) and len(state.alive) < len(state.children)
         more_to_come = more_to_come or (bool(state.pending) and len(state.pending) < len(state.asks))
@@ -1378,7 +1479,7 @@ class RunCore:
         wake: int | None,
         attention: Reason | None = None,
     ) -> None:
-        # Whatever a run waits for that is to be cancelled: until that is confirmed, it is being cancelled (T29).
+        # After a cancel was requested, the status is `cancelling`, unless the run is paused or needs attention.
         standing = "cancelling" if self.state.cancel is not None and status not in ("paused", "needs_attention") else status
         short_since = min(self._short.values(), default=None)
         self._record(RunReleased(standing, waiting_for, wake, short_since=short_since))
@@ -1389,7 +1490,7 @@ class RunCore:
 
     # -- the append -----------------------------------------------------------------------------------------------------
     def _record(self, body: AnyBody, *, call: int | None = None, cause: int | None = None, event_id: str | None = None) -> Event:
-        """State a fact. It is in the state at once, and durable after the next append."""
+        """Record an event. The state contains the event at once, and the next append makes the event durable."""
         state = self.state
         event = Event(state.seq + 1, event_id or next(self._ids), self._now, state.epoch, call, cause, body)
         state.apply(event)
@@ -1405,7 +1506,7 @@ class RunCore:
                 self._attend("circling", circling)
 
     def _pack(self, encoded: bytes) -> Payload:
-        """A payload for an event; what is too large to lie in place goes along as a blob in the same append."""
+        """A payload for an event. A value that is too large to be stored inline becomes a blob of the same append."""
         if len(encoded) <= self._settings.inline_bytes and b"\\ud" not in encoded:
             return Payload(json=Raw(encoded))  # the common case
         payload, blob = codec.pack(encoded, self._settings.inline_bytes)
@@ -1415,12 +1516,12 @@ class RunCore:
         return payload
 
     def _charge(self) -> Charge:
-        """What the events that are not durable yet do to the budgets."""
+        """What the events that are not durable yet change in the ledgers."""
         reserved, spent = self._charged
         return Charge(self.state.reserved + -reserved, self.state.spent + -spent)
 
     def _append(self, row: RowChange | None) -> None:
-        """Send everything recorded so far; what waits for that begins when it is durable."""
+        """Send everything recorded so far as one append. The calls in `_due` begin when this append is durable."""
         state, out = self.state, self._out
         precious, self._precious, self._urgent, self._dirty_since = self._precious, False, False, None
         transaction = None
@@ -1431,19 +1532,20 @@ class RunCore:
                 for number in due:
                     call = state.calls[number]
                     if call.effect == "transaction":
-                        self._due.append(number)  # its turn comes with an append of its own
+                        self._due.append(number)  # an append holds at most one transaction
                     else:
                         self._starting.append(number)
                         begins.append(self._begin_of(call))
                 out.begin = begins
-                # What came of an effect does not wait for the transaction's tool: a crash inside it would make a doubt of a known result.
+                # If the append holds the end of an effect, the append must not wait for the transaction's tool: a
+                # crash inside that tool would turn a known result into a doubt.
                 if self._due and not precious:
                     transaction = self._transaction(state.calls[self._due.pop(0)])
             progress = self._suspect and state.crashes == 0
             if transaction is None and (progress or state.status != self._shown):
                 row = RowChange(state.status, progress=progress)
         charge = self._charge() if self._budgets else None
-        self._sent = out.append = Append(
+        self._sent = out.append = StepAppend(
             self._durable_seq,
             self._events,
             tuple(self._blobs.values()),
@@ -1460,8 +1562,11 @@ class RunCore:
             begin, call.intent_seq, next(self._ids), call.reserved, call.started_at, call.estimate, metered=bool(self._budgets)
         )
 
-    def _take_commit(self, answer: Committed) -> None:
-        """The append is durable. From here on a crash leaves intents without results: `decide` settles them by effect class."""
+    def _take_commit(self, answer: AppendCommitted) -> None:
+        """The append is durable.
+
+        A crash from here on leaves intents without results. For these calls `decide` decides by effect class.
+        """
         sent, self._sent = self._sent, None
         starting, self._starting = self._starting, []
         assert sent is not None
@@ -1483,7 +1588,8 @@ class RunCore:
                 self._out.end = Rested(state.over if row.attention == "budget" else None)
                 return
         if self._orphans:
-            # Now, and not when a turn records nothing: calls that answer at once bring one append right after the other.
+            # Do this now, and not in the next turn that records nothing. If calls answer quickly, one append follows
+            # the other, and such a turn may not come for a long time.
             self._let_orphans_go()
         if answer.begun:
             self._running.update(starting)
@@ -1492,11 +1598,12 @@ class RunCore:
         else:
             self._due = starting + self._due
             if answer.lease_in_doubt and self.may_begin:
-                # They are handed over as not begun; if another worker has the run, that is refused like everything else.
-                self.closing = Closing("queued", "another worker: the one before gave no sign of life for longer than its lease")
+                # Release the run, and record that these calls did not begin. If another worker holds the run already,
+                # the store refuses that append.
+                self.closing = PendingRelease("queued", "another worker: the one before sent no heartbeat for longer than its lease")
 
     def _unwritten(self, answer: RolledBack | AppendRefused) -> Asking[None]:
-        """The append was not written: everything in it is still here."""
+        """The append was not written: keep everything that the append contains, and continue."""
         sent, self._sent = self._sent, None
         assert sent is not None
         self._due, self._starting = self._starting + self._due, []
@@ -1508,29 +1615,37 @@ class RunCore:
         if answer.failure is None:
             self._due.insert(0, begin.number)
         else:
-            # The effect has not happened. Its intent is still in the buffer and goes out with the failure.
+            # The effect has not happened. The intent is still in `_events`, and the next append writes the intent
+            # together with the failure.
             self._arrived.appendleft(AttemptEnded(begin.number, begin.attempt, Raised(answer.failure)))
         yield from self._go_on()
 
-    def _hear_of_refusal(self, sent: Append, refused: AppendRefused) -> Asking[None]:
-        """Nothing was written. If only the approvals of some starts are over, the rest goes on without those."""
+    def _hear_of_refusal(self, sent: StepAppend, refused: AppendRefused) -> Asking[None]:
+        """The store refused the append.
+
+        If the reason is an approval that has ended, send the append again without the start of that call.
+        """
         state, now = self.state, self._now
-        # Not only what was to begin: when the run is given up, the intent and its withdrawal were in one append, and used the approval up.
+        # This includes calls that were not to begin. When a run is released, one append may hold both the intent that
+        # consumes the approval and the record that the call never began.
         intents = [call.number for call in state.calls.values() if call.intent_seq > self._durable_seq]
         lapsed = [number for number in intents if self._has_lapsed(number, now)]
         for number in lapsed:
-            self._settle(state.asks[number], Expire())  # the next worker finds it in the post, and tells the agent
-        # An answer about one of these calls that lies unread may be the reason, such as the end of its approval by another worker's
-        # clock. Other post explains nothing, and a refusal that stays would go around with it for ever.
+            self._settle(state.asks[number], Expire())  # the result arrives as post
+        # The reason may also be unread post about one of these calls. For example, the call's approval has expired by
+        # another worker's clock. Other post does not explain a refusal. If such post counted, an append that is always
+        # refused would be sent for ever.
         unread = [one.row for one in self._arrived if isinstance(one, Posted)]
         unread += [row for row in refused.post if row.inbox_id not in self._seen]
         answers = [row for row in unread if row.call in intents and isinstance(row.body, _ANSWERS)]
         over = lapsed or sorted({row.call for row in answers if row.call is not None})
         if not lapsed and (not refused.still_ours or not over):
-            # Ours, and refused all the same: it would be refused again, and a person has to look.
+            # "conflict": this worker still holds the lease, but the append was refused. The append would be refused
+            # again, so a person has to look at the run.
             self._out.end = Broken("conflict" if refused.still_ours else "fenced", refused.why)
         elif not all(map(self._can_take_back, over)):
-            # A run that is given up may have said already that such a call has not begun, which makes no sense without its intent.
+            # A run that is being released may have recorded that such a call never began. Without the intent of the
+            # call, that event is invalid.
             self._out.end = Broken("fenced", refused.why)
         else:
             if not lapsed:
@@ -1538,15 +1653,17 @@ class RunCore:
                     self._keep(Posted(row))
             yield from self._go_on_without(sent, over, refused.why)
 
-    def _go_on_without(self, sent: Append, numbers: Collection[int], why: str) -> Asking[None]:
-        """What was refused for these starts is written without them. Attempts under way know nothing of it: giving the run up would cut
-        them off, and make doubts of them."""
+    def _go_on_without(self, sent: StepAppend, numbers: Collection[int], why: str) -> Asking[None]:
+        """Send the refused append again without the starts of these calls.
+
+        If the run were released instead, the attempts under way would be cut off and left in doubt.
+        """
         self._note("info", f"{why}; the run goes on without it")
         for number in numbers:
             self._take_back(number)
         if sent.transaction is not None and sent.transaction.begin.number not in numbers:
             self._due.insert(0, sent.transaction.begin.number)
-        self._precious = True  # what else was in the append has not been written
+        self._precious = True  # the rest of the append has not been written yet: send it at once
         yield from self._go_on()
 
     def _has_lapsed(self, number: int, now: int) -> bool:
@@ -1555,7 +1672,7 @@ class RunCore:
 
 
 def has_room_again(over: BudgetExceeded, read: LedgersRead) -> bool:
-    """Whether somebody has added to the budget that was used up."""
+    """Was the budget that was used up raised in the meantime?"""
     limits = [getattr(ledger.limits, _FIELDS[over.what]) for ledger in read.ledgers if ledger.run_id == over.budget_of]
     return any(limit is None or limit > over.limit for limit in limits)
 
@@ -1565,9 +1682,10 @@ _UNITS = {"usd": ("$", 1_000_000, ""), "seconds": ("", 1_000_000, " s"), "tokens
 
 
 def over_words(over: BudgetExceeded) -> str:
-    """The used-up budget in words."""
+    """The message about a used-up budget."""
     used, limit, wanted = (_amount(over.what, number) for number in (over.used, over.limit, over.wanted))
-    # What others had reserved is given back where it was not needed: a sum that counts it is wrong as soon as somebody reads it.
+    # `used` includes reservations of other calls, and a reservation is freed when it is not needed. So `used` is shown
+    # only if it reaches the limit.
     how = f"{used} of {limit}" if over.used >= over.limit else f"its {limit} do not cover {wanted} more"
     return f"the budget of run {over.budget_of} is used up: {how}"
 

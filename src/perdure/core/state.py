@@ -1,6 +1,8 @@
-"""fold(events) → RunState. In place, linear, and the only reading of a journal.
+"""fold(events) → RunState: the only code that interprets a journal.
 
-The life of a call is a table: an event that the table does not allow means that the journal was not written by us.
+The fold changes one RunState in place. Its time is linear in the number of events.
+
+`TRANSITIONS` defines the life of a call. If the table does not allow an event, perdure did not write this journal.
 
     proposed ──→ awaiting_approval → approved | failed (rejected, expired, withdrawn)
     proposed | approved ──→ started(1)
@@ -67,44 +69,45 @@ from perdure.core.events import (
 from perdure.core.events import Status as Status
 from perdure.core.failures import IN_DOUBT_KINDS
 from perdure.core.identity import CallKeys
-from perdure.core.landing import landing
+from perdure.core.transitions import landing
 from perdure.errors import StoreCorrupt
 
 Phase = Literal["proposed", "awaiting_approval", "approved", "started", "failing", "retry_wait", "in_doubt", "idle", "completed", "failed"]
-NOT_STARTED = "NotStarted"  # type of the failure of an attempt whose worker gave the run up before it began
-LOST = "AnswerLost"  # type of the failure of an attempt that is simply made again: its worker ended before its answer was recorded
+# Types of failures that perdure itself records:
+NOT_STARTED = "NotStarted"  # the attempt never began: the worker released the run before the attempt could begin
+LOST = "AnswerLost"  # the worker was lost before the answer was recorded, and another attempt may be made
 FINISHED: frozenset[str] = frozenset(("succeeded", "failed", "cancelled"))
 ENDED: frozenset[Phase] = frozenset(("completed", "failed"))
 
-# (phase, event) → phase. What is not here cannot happen.
+# (phase, event) → next phase. Every other pair is refused as corruption.
 TRANSITIONS: dict[tuple[Phase, str], Phase] = {
     ("proposed", "initiated"): "started",
     ("proposed", "failed_for_good"): "failed",
     ("proposed", "asked"): "awaiting_approval",
-    ("failing", "asked"): "awaiting_approval",  # its intent was recorded and withdrawn: it has never begun
+    ("failing", "asked"): "awaiting_approval",  # the intent was recorded, but the attempt never began
     ("awaiting_approval", "granted"): "approved",
     ("awaiting_approval", "refused"): "failed",
     ("approved", "initiated"): "started",
-    ("approved", "refused"): "failed",  # granted, and then not started in time, or not wanted any more
+    ("approved", "refused"): "failed",  # the approval was granted, and later expired or was withdrawn
     ("approved", "failed_for_good"): "failed",
     ("started", "initiated"): "started",  # the worker died inside an attempt that may be repeated
     ("started", "completed"): "completed",
     ("started", "failed"): "failing",
     ("started", "failed_for_good"): "failed",
     ("started", "in_doubt"): "in_doubt",
-    ("started", "happened"): "completed",  # a person was faster than the next worker to see the doubt
+    ("started", "happened"): "completed",  # a person resolved the call before the next worker recorded the doubt
     ("started", "did_not_happen"): "idle",
     ("started", "resolved_failed"): "failed",
-    ("failing", "in_doubt"): "in_doubt",  # an attempt before this one may have happened
+    ("failing", "in_doubt"): "in_doubt",  # an earlier attempt may have happened
     ("failing", "retry"): "retry_wait",
     ("failing", "initiated"): "started",
     ("failing", "failed_for_good"): "failed",
     ("retry_wait", "initiated"): "started",
-    ("retry_wait", "failed_for_good"): "failed",  # cancelled while it waited
+    ("retry_wait", "failed_for_good"): "failed",  # the call was cancelled while it waited for its next attempt
     ("retry_wait", "in_doubt"): "in_doubt",
     ("in_doubt", "in_doubt"): "in_doubt",
     ("in_doubt", "retry"): "in_doubt",  # the reconcile hook is asked again later
-    ("in_doubt", "initiated"): "started",  # keyed, inside its window: the same key again
+    ("in_doubt", "initiated"): "started",  # a `keyed` call inside its key window: sent again with the same key
     ("in_doubt", "happened"): "completed",
     ("in_doubt", "did_not_happen"): "idle",
     ("in_doubt", "resolved_failed"): "failed",
@@ -118,53 +121,60 @@ _ABOUT_CHILDREN = frozenset((ChildStarted, ChildFinished))
 
 
 class CallState(Struct, gc=False):
-    """Where one call stands."""
+    """The state of one call."""
 
     number: int
     tool: str
     effect: Effect
-    recorded_key: str  # empty: the one that the run gives it
+    recorded_key: str  # if empty, `keys` derives the key
     args: Payload | None
     first_seq: int
     first_ts: int
     keys: CallKeys
     phase: Phase = "proposed"
     attempt: int = 0
-    intent_seq: int = 0  # of the last attempt
+    intent_seq: int = 0  # the seq of the last attempt's intent
     last_seq: int = 0
     last_ts: int = 0
     timeout_s: float | None = None
     settle_s: float | None = None
     has_reconcile: bool = False
     retry_at: int | None = None
-    turn: int | None = None  # when its place in the line of its rate limit comes up
+    turn: int | None = None  # the start time of the call under its rate limit
     asks: int = 0  # how often the reconcile hook has answered "in progress"
     result: Payload | None = None
     failure: Failure | None = None
     doubt: str | None = None
-    doubtful: bool = False  # some attempt may have happened, and nobody has settled that yet
-    failed: int = 0  # attempts that failed by themselves; those that a dying worker cut off do not count
-    failed_at: int = 0  # the last attempt whose end, by itself or by being stopped, is on record
-    quiet_since: int = 0  # when the last attempt was seen to have ended, or its worker to be lost
-    worker_may_live: bool = False  # an attempt was cut off, and nothing proves that its worker is dead: it may still be sending
-    loose: bool = False  # some attempt may still be running: "not found" proves nothing about it
+    doubtful: bool = False  # some attempt may have happened, and its outcome is not known yet
+    failed: int = 0  # how many attempts failed; an attempt that was stopped, or lost with its worker, does not count
+    failed_at: int = 0  # the number of the last attempt whose failure was recorded, also if the attempt was stopped
+    quiet_since: int = 0  # when the end of the last attempt was recorded, or the next worker claimed the run
+    # An attempt was cut off, and nothing proves that its worker is dead: that worker may still be sending the request.
+    worker_may_live: bool = False
+    loose: bool = False  # some attempt may still be running: "not found" proves nothing about that attempt
     resolved_by: str | None = None
-    approval: str | None = None  # its id, when a person has to agree
-    withdrawn: int = 0  # attempts that are known never to have begun, though their intents were recorded
-    started_at: int = 0  # of the last attempt
-    estimate: Usage | None = None  # of the attempt under way
-    unsettled: Usage | None = None  # what the attempts in doubt may have cost on top of what they have said
-    reserved: Amounts = NOTHING  # for both
-    used: Usage = Usage()  # over all attempts
+    approval: str | None = None  # the id of the call's approval, if the call needs an approval
+    withdrawn: int = 0  # how many attempts never began although their intents were recorded
+    started_at: int = 0  # when the intent of the last attempt was recorded
+    estimate: Usage | None = None  # the estimate of the attempt under way
+    unsettled: Usage | None = None  # what the attempts in doubt may have cost, beyond the usage that was reported
+    reserved: Amounts = NOTHING  # what is reserved for `estimate` and `unsettled`
+    used: Usage = Usage()  # the usage of all attempts together
     busy_us: int = 0
 
     @property
     def may_cost(self) -> Usage | None:
-        """What its attempts may have cost on top of what they have said. A key makes one effect of several attempts: they cost once."""
+        """What the attempts of the call may have cost, beyond the usage that was reported.
+
+        With a key, several attempts have one effect together: so the cost counts only once.
+        """
         return most_of(self.estimate, self.unsettled)
 
     def cost_if(self, outcome: Literal["happened", "did_not_happen", "failed"]) -> Usage | None:
-        """What is charged when its doubt is settled so. A call that is settled as failed may have happened: it is charged."""
+        """What is charged when the call's doubt is resolved with this outcome.
+
+        A call that is resolved as failed may have happened, so it is charged.
+        """
         return None if outcome == "did_not_happen" else self.may_cost
 
     @property
@@ -174,7 +184,7 @@ class CallState(Struct, gc=False):
 
     @property
     def digest(self) -> str | None:
-        """Of the arguments, as a person has edited them."""
+        """The digest of the arguments, including a person's edits."""
         return None if self.args is None else self.args.digest
 
     @property
@@ -183,15 +193,15 @@ class CallState(Struct, gc=False):
 
     @property
     def begun(self) -> bool:
-        """Whether some attempt may have begun."""
+        """May some attempt have begun?"""
         return self.attempt > self.withdrawn
 
 
 class AskState(Struct, gc=False):
-    """Where one approval stands, as far as the journal has it."""
+    """The state of one approval according to the journal."""
 
     number: int
-    request: ApprovalRequested  # `by` and `expires_at` as they are now
+    request: ApprovalRequested  # with the current `by` and `expires_at`, which an escalation changes
     asked_seq: int
     asked_at: int
     outcome: Literal["approved", "rejected", "expired", "withdrawn"] | None = None
@@ -212,7 +222,7 @@ class AskState(Struct, gc=False):
 
 
 class ChildState(Struct, gc=False):
-    """Where one child stands, as far as the parent's journal has it."""
+    """The state of one child according to its parent's journal."""
 
     number: int
     agent: str
@@ -232,7 +242,7 @@ class RunState(Struct, gc=False, eq=False):
     """A run as of its last folded event."""
 
     created: RunCreated | None = None
-    keys: CallKeys = _NOBODYS  # of its calls, once it is created
+    keys: CallKeys = _NOBODYS  # derives the keys of the run's calls; set by `run_created`
     status: Status = "queued"
     seq: int = 0
     epoch: int = 0
@@ -240,34 +250,35 @@ class RunState(Struct, gc=False, eq=False):
     updated_at: int = 0
     started_seq: int | None = None
     worker: str | None = None
-    worker_name: str | None = None  # "host:pid" of who claimed it last; it stays when the run is given up
-    version: str = ""  # the one that goes on with it
-    numbers: int = 0  # calls, approvals and children share one line of numbers
+    worker_name: str | None = None  # "host:pid" of the worker that last claimed the run; kept after a release
+    version: str = ""  # the version of the agent that drives the run now
+    numbers: int = 0  # the last number in use: calls, approvals and children share one sequence of numbers
     calls: dict[int, CallState] = {}
     open: dict[int, CallState] = {}
-    asks: dict[int, AskState] = {}  # of a tool's call: under that call's number
+    asks: dict[int, AskState] = {}  # the approval of a tool call has the number of that call
     pending: dict[int, AskState] = {}
     children: dict[int, ChildState] = {}
     alive: dict[int, ChildState] = {}  # children that have not ended
     signals: int = 0
-    pins: dict[str, str] = {}  # tool → what it was when the run first called it
+    pins: dict[str, str] = {}  # tool → the pin that was recorded last: at the first call, or when the pin changed
     pin_changes: list[PinChanged] = []
     patches: set[str] = set()
     budget: Limits | None = None  # raises included
     over: BudgetExceeded | None = None
-    attempts: int = 0  # that began, or may have
+    attempts: int = 0  # how many attempts began or may have begun
     busy_us: int = 0
     reserved: Amounts = NOTHING
     used: Usage = Usage()
-    timers: dict[int, int] = {}  # those that the run was parked on: number → due
+    timers: dict[int, int] = {}  # timers that the run was parked for: number → due
     waiting_for: str | None = None
     wake_at: int | None = None
-    short_since: int | None = None  # when it was given up, calls had waited since then for what others have reserved
+    # Set when the run was released while calls waited for money that other calls have reserved: since when they wait.
+    short_since: int | None = None
     cancel: CancelRequested | None = None
     paused: RunPaused | None = None
     attention: AttentionNeeded | None = None
-    crashes: int = 0  # takeovers in a row, with no progress in between
-    crashes_alone: int = 0  # those of them for which no other run can be to blame
+    crashes: int = 0  # takeovers in a row, without progress in between
+    crashes_alone: int = 0  # how many of these takeovers lost a worker whose only suspect was this run
     said: str | None = None
     output: Payload | None = None
     failure: Failure | None = None
@@ -277,7 +288,7 @@ class RunState(Struct, gc=False, eq=False):
         return self.status in FINISHED
 
     def apply(self, event: Event) -> None:
-        """Fold one more event in."""
+        """Fold the next event into the state."""
         if event.seq != self.seq + 1:
             raise StoreCorrupt(f"{self._name()}: event {event.seq} follows event {self.seq}; `perdure verify` tells what is missing")
         if self.status in FINISHED:
@@ -365,7 +376,7 @@ class RunState(Struct, gc=False, eq=False):
         self.worker, self.worker_name = body.worker, body.name or body.worker
         self.status = "cancelling" if self.cancel else "running"
         self.waiting_for = self.wake_at = None
-        self.attention = self.over = None  # whoever takes the run looks again
+        self.attention = self.over = None  # the worker that claims the run finds out whether these reasons still apply
         for call in self.open.values():
             if call.phase == "started":
                 call.quiet_since = event.ts
@@ -380,7 +391,7 @@ class RunState(Struct, gc=False, eq=False):
                 call.loose = True
 
     def _land(self, body: AnyBody) -> None:
-        """Something from outside has reached the run: what that does to a run that nobody holds."""
+        """Set the status of the run after an event from outside, if no worker holds the run."""
         if self.worker is None:
             self.status = landing(self.status, self.attention.reason if self.attention else None, body)[0]
 
@@ -408,7 +419,7 @@ class RunState(Struct, gc=False, eq=False):
                 ask.voters = (*ask.voters, body.by)
             case ApprovalEscalated():
                 if ask.request.on_expiry == "escalate":
-                    ask.voters = ()  # others are asked, and decide afresh
+                    ask.voters = ()  # other people are asked: earlier votes do not count
                 ask.request = structs.replace(ask.request, by=body.to, expires_at=body.expires_at)
                 ask.escalated = True
             case ApprovalDecided():
@@ -474,11 +485,12 @@ class RunState(Struct, gc=False, eq=False):
         match body:
             case ToolCallInitiated():
                 if call.phase == "started" and call.effect in ("once", "keyed"):
-                    # Its worker died inside it, and the same key is sent again: the attempt before may have happened.
+                    # The worker died inside the attempt, and the same key is sent again: the earlier attempt may have
+                    # happened.
                     call.unsettled, call.doubtful = call.may_cost, True
                 self._move(call, event, "initiated")
                 if call.attempt == 0:
-                    call.first_ts = event.ts  # a key ages from when it may first have been sent, not from when the call was proposed
+                    call.first_ts = event.ts  # the age of a key counts from its first attempt, not from the proposal
                 call.attempt, call.intent_seq = body.attempt, event.seq
                 call.timeout_s, call.settle_s = body.timeout_s, body.settle_s
                 call.retry_at = call.turn = None
@@ -505,9 +517,9 @@ class RunState(Struct, gc=False, eq=False):
                 self._take_time(call, event.ts - call.started_at if began else 0)
                 self._settle_cost(call, body.usage, still=None if body.final else call.unsettled)
                 if body.failure.type == NOT_STARTED:
-                    self.attempts -= 1  # it counts when it begins
+                    self.attempts -= 1  # an attempt counts only if it began
             case ToolCallInDoubt():
-                # An attempt that was cut off took nobody knows how long.
+                # An attempt that was cut off (no failure) adds no busy time: its duration is unknown.
                 self._take_time(call, event.ts - call.started_at if call.phase == "started" and body.failure else 0)
                 self._settle_cost(call, body.usage, still=_unsettled(call, body))
                 self._move(call, event, "in_doubt")
@@ -526,7 +538,7 @@ class RunState(Struct, gc=False, eq=False):
                 call.doubtful = call.loose = call.worker_may_live = False
                 self._settle_cost(call, body.usage)
                 if self.status == "needs_attention":
-                    # A person has settled it: whatever else was wrong shows itself again when the run goes on.
+                    # A person has resolved the call. If something else is wrong, the next worker finds that again.
                     self.attention, self.waiting_for, self.wake_at = None, None, None
                     self.status = "cancelling" if self.cancel else "queued"
             case _:
@@ -536,7 +548,10 @@ class RunState(Struct, gc=False, eq=False):
             self.crashes = self.crashes_alone = 0
 
     def take_back(self, intent: ToolCallInitiated, before: CallState, instead: Event) -> None:
-        """The call is as it was before its last intent, which is in no journal; another event has the intent's place there."""
+        """Undo the last intent of a call, which was not written to the journal.
+
+        `instead` is the event that gets the seq of this intent.
+        """
         call = self.calls[before.number]
         assert (call.phase, call.intent_seq, call.last_seq) == ("started", instead.seq, instead.seq), call
         reserved = call.reserved
@@ -554,7 +569,7 @@ class RunState(Struct, gc=False, eq=False):
         return amounts_of(self.used, calls=self.attempts, busy_us=self.busy_us)
 
     def _hold(self, call: CallState) -> None:
-        """Reserve what the call may cost, and no longer what was reserved for it before."""
+        """Reserve what the call may cost now. This replaces what was reserved for the call before."""
         cost = call.estimate if call.unsettled is None else call.may_cost
         reserved = NOTHING if cost is None else amounts_of(cost)
         if reserved is not call.reserved:
@@ -562,7 +577,10 @@ class RunState(Struct, gc=False, eq=False):
             call.reserved = reserved
 
     def _settle_cost(self, call: CallState, usage: Usage | None, still: Usage | None = None) -> None:
-        """The attempt under way has ended, or never will, and this is charged for it. `still` stays reserved: it is in doubt."""
+        """Charge `usage` for an attempt that has ended, or whose end will never be known.
+
+        `still` stays reserved: it is what attempts in doubt may have cost.
+        """
         if usage is not None:
             call.used, self.used = added(call.used, usage), added(self.used, usage)
         call.estimate, call.unsettled = None, still
@@ -591,14 +609,14 @@ class RunState(Struct, gc=False, eq=False):
 
 
 def _unsettled(call: CallState, doubt: ToolCallInDoubt) -> Usage | None:
-    """What the call may have cost, after this doubt about its last attempt."""
+    """What the call may have cost beyond its reported usage, after this doubt was recorded."""
     if doubt.failure is not None and doubt.failure.kind not in IN_DOUBT_KINDS:
-        return call.unsettled  # this attempt has failed for sure: the doubt is about one before it
+        return call.unsettled  # this attempt certainly failed: the doubt is about an earlier one
     return most_of(rest_of(call.estimate, doubt.usage), call.unsettled)
 
 
 def added(one: Usage, other: Usage) -> Usage:
-    """Both together. Of what model is said only as long as there is one."""
+    """The sum of both. The sum names a model only if all the usage is of that model."""
     return Usage(
         one.usd_micros + other.usd_micros,
         one.tokens_in + other.tokens_in,
@@ -609,7 +627,7 @@ def added(one: Usage, other: Usage) -> Usage:
 
 
 def raised(limits: Limits, more: Limits) -> Limits:
-    """The limits with what somebody has added. What had no limit still has none."""
+    """The limits raised by `more`. A limit of None stays None: unlimited."""
 
     def sum_of(limit: int | None, added: int | None) -> int | None:
         return None if limit is None else limit + (added or 0)
@@ -624,7 +642,7 @@ def raised(limits: Limits, more: Limits) -> Limits:
 
 
 def refusal(outcome: Literal["rejected", "expired", "withdrawn"], by: str | None, note: str | None) -> Failure:
-    """Why a call that needed a person was not made: rejected, expired and withdrawn are different answers (T20)."""
+    """The failure of a call that was not approved. Rejected, expired and withdrawn are different answers (T20)."""
     words = {
         "rejected": f"rejected by {by}{f': {note}' if note else ''}",
         "expired": "the approval was given, and expired before the call could start" if by else "nobody decided in time",

@@ -1,17 +1,19 @@
-"""What goes into the run core and what comes out of it. Plain data: an engine sends inputs and carries out steps.
+"""The inputs and steps of the run core, as plain data: an engine sends inputs and carries out steps.
 
     input  →  RunCore.step(input, now, mono)  →  Step
 
 An engine keeps three rules:
 
-1. It makes `Step.append` durable before it begins an attempt in `Step.begin` (G2), and answers every append with exactly one of
-   `Committed`, `RolledBack` and `AppendRefused`. Until then the core sends no other append.
-2. It answers every `Step.question` with exactly one of `LedgersRead`, `PlaceGiven`, `NotNow` and `NoAnswer`.
-3. It ends every attempt that it has begun with exactly one `AttemptEnded`, and every hook that it has asked with one `HookAnswered`,
-   unless the step told it to forget the hook.
+1. The engine makes `Step.append` durable before it begins an attempt in `Step.begin` (G2). It answers every append
+   with exactly one of `AppendCommitted`, `RolledBack` and `AppendRefused`. Before that answer the core sends no other
+   append.
+2. The engine answers every `Step.question` with exactly one of `LedgersRead`, `PlaceGiven`, `NotNow` and
+   `LimitUnanswered`.
+3. The engine reports the end of every attempt that it began, with exactly one `AttemptEnded`. It reports the answer of
+   every hook that it asked, with one `HookAnswered`, unless a step told the engine to forget the hook.
 
-Inputs that arrive while the core waits for an answer are kept, and taken in order of arrival after it. Times are microseconds: `now` is
-the wall clock, `mono` a clock that never jumps.
+The core keeps inputs that arrive while it waits for an answer, and handles them after the answer, in order of arrival.
+Times are microseconds: `now` is the wall clock, `mono` a clock that never jumps.
 """
 
 from __future__ import annotations
@@ -22,33 +24,33 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from perdure.core.approval import Expire, Withdraw
-from perdure.core.attempts import Performed
 from perdure.core.budget import NOTHING, Amounts, Charge, Ledger
 from perdure.core.events import AnyBody, BudgetExceeded, Event, Failure, Reason, Status, Usage
 from perdure.core.identity import CallKeys
-from perdure.core.outcome import Outcome
+from perdure.core.outcomes import Outcome, Performed
 from perdure.core.rate import Rate
 
 
 # -- inputs -------------------------------------------------------------------------------------------------------------
 class InboxRow(Struct, frozen=True, gc=False):
-    """Something from outside for a run that a worker holds: a signal, a decision, a cancel, the end of a child."""
+    """One piece of post for a run that a worker holds: a signal, a decision, a cancel, the end of a child."""
 
     inbox_id: int
     run_id: str
     call: int | None
-    body: AnyBody | None  # None: a newer version has written it, and it cannot be decoded here
-    event_id: str  # the sender's: it looks for this one when it does not know whether its post has arrived
+    body: AnyBody | None  # None: a newer version of perdure wrote the row, and this version cannot decode it
+    # Chosen by the sender. If the sender does not know whether its post was written, it searches for this id.
+    event_id: str
 
 
 class JournalRead(Struct, frozen=True, gc=False):
-    """The run was claimed, and this is its journal. The first input of every core, apart from post."""
+    """The run was claimed, and this is its journal. Only post may arrive before this input."""
 
     events: Sequence[Event]
-    budgets: frozenset[str] = frozenset()  # the runs whose budgets apply: its own, and those above it
-    reserved: Amounts = NOTHING  # what the ledgers keep free for its open calls
-    crashes: int = 0  # that its row still counts
-    epoch: int | None = None  # of the claim; None: the last one in the journal is the claim
+    budgets: frozenset[str] = frozenset()  # ids of the runs whose budgets apply to this run: itself and its ancestors
+    reserved: Amounts = NOTHING  # what the ledgers have reserved for the run's open calls
+    crashes: int = 0  # the count of crashes in the run's row
+    epoch: int | None = None  # the epoch of the claim; None: the last epoch in the journal is the epoch of the claim
 
 
 class AttemptEnded(Struct, frozen=True, gc=False):
@@ -62,7 +64,7 @@ class HookAnswered(Struct, frozen=True, gc=False):
     number: int
     attempt: int
     outcome: Outcome
-    asked_at: int  # by the monotonic clock
+    asked_at: int  # monotonic
 
 
 class Posted(Struct, frozen=True, gc=False):
@@ -73,33 +75,37 @@ class ClockReached(Struct, frozen=True, gc=False):
     """`Step.wake_after_us` has passed, or the clock was set."""
 
 
-class Committed(Struct, frozen=True, gc=False):
+class AppendCommitted(Struct, frozen=True, gc=False):
     """The append is durable."""
 
-    begun: bool = True  # False: the attempts that were to begin after it have not
-    lease_in_doubt: bool = False  # the reason for that: another worker may have taken the run meanwhile
-    result: Event | None = None  # of the transaction that the append held
+    begun: bool = True  # False: the attempts in `Step.begin` were not begun
+    lease_in_doubt: bool = False  # the attempts were not begun because another worker may have taken over the run
+    result: Event | None = None  # the result of the append's transaction
 
 
 class RolledBack(Struct, frozen=True, gc=False):
-    """The append held a transaction, and nothing was written: the tool has failed, or (None) the store could not be written."""
+    """The append held a transaction and was rolled back.
+
+    `failure` is the failure of the transaction's tool. If it is None, the store could not write.
+    """
 
     failure: Failure | None = None
 
 
 class AppendRefused(Struct, frozen=True, gc=False):
-    """Nothing was written: the lease is lost, or an approval that the append uses is over."""
+    """Nothing was written: the lease is lost, or an approval that the append consumes has ended."""
 
     why: str
-    still_ours: bool  # the lease holds, and nothing was written meanwhile
-    post: Sequence[InboxRow] = ()  # all that lies unread for the run
+    still_ours: bool  # this worker still holds the lease, and no other writer has appended to the run
+    post: Sequence[InboxRow] = ()  # all unread inbox rows of the run
 
 
 class LedgersRead(Struct, frozen=True, gc=False):
     """The answer to `ReadLedgers`."""
 
     ledgers: Sequence[Ledger]
-    beside: dict[str, Amounts] = {}  # budget → what other runs of this worker have recorded and not committed under it
+    # Run id of a budget → what other runs of this worker have recorded under that budget and not yet committed.
+    beside: dict[str, Amounts] = {}
 
 
 class PlaceGiven(Struct, frozen=True, gc=False):
@@ -109,37 +115,40 @@ class PlaceGiven(Struct, frozen=True, gc=False):
 
 
 class NotNow(Struct, frozen=True, gc=False):
-    """The question cannot be answered now; ask again at this time."""
+    """The question cannot be answered now. The core asks again at the time `at`."""
 
     at: int
 
 
-class NoAnswer(Struct, frozen=True, gc=False):
-    """Answering the question has failed, for a reason that is no fault of the store's: the run stops until a person has looked."""
+class LimitUnanswered(Struct, frozen=True, gc=False):
+    """The question could not be answered because of an error. The run stops until a person has looked at it."""
 
     error: Exception
 
 
 class NotSettled(Struct, frozen=True, gc=False):
-    """An approval could not be settled as `Step.settle` asked for: it is tried again when it is due."""
+    """`Step.settle` failed for this approval. The core tries again later."""
 
     number: int
 
 
 class Crowded(Struct, frozen=True, gc=False):
-    """Other runs need the room that this one has while it waits."""
+    """Other runs wait for the place that this waiting run occupies in the worker."""
 
 
 class Drain(Struct, frozen=True, gc=False):
-    """Hand the run over at the next step boundary: attempts under way may end, and no new one starts."""
+    """Release the run at the next step boundary: attempts under way may end, and no new attempt begins."""
 
 
 class StopAttempts(Struct, frozen=True, gc=False):
-    """The drain has taken too long: end what is under way. What may have happened is recorded as in doubt."""
+    """The drain has taken too long: stop the attempts under way.
+
+    Effects that may have happened are recorded as in doubt.
+    """
 
 
-Answer = LedgersRead | PlaceGiven | NotNow | NoAnswer
-CommitAnswer = Committed | RolledBack | AppendRefused
+Answer = LedgersRead | PlaceGiven | NotNow | LimitUnanswered
+CommitAnswer = AppendCommitted | RolledBack | AppendRefused
 Input = (
     JournalRead | AttemptEnded | HookAnswered | Posted | ClockReached | CommitAnswer | Answer | NotSettled | Crowded | Drain | StopAttempts
 )
@@ -154,25 +163,32 @@ class RowChange(Struct, frozen=True, gc=False):
     ready_at: int | None = None
     error: str | None = None
     attention: Reason | None = None
-    release: bool = False  # give the run up: holder := NULL. With unread inbox rows it is ready at once, whatever ready_at says
-    progress: bool = False  # a completion is among the events: crashes := 0
+    # True: set the column `holder` to NULL. If the run has unread inbox rows, it is ready at once, and `ready_at` does
+    # not matter.
+    release: bool = False
+    progress: bool = False  # the run made progress: set the column `crashes` to 0
 
 
 class Begin(Struct, frozen=True, gc=False):
-    """An attempt to begin, or a hook to ask, with all that its tool is told."""
+    """An attempt to begin, or a hook to ask, with everything that is passed to the tool."""
 
     number: int
     attempt: int
     tool: Any
     args: bytes
-    key: str  # empty: the one that `keys` makes
+    key: str  # the idempotency key; if empty, `keys` derives the key
     keys: CallKeys
-    covered_s: float = 0.0  # begun this late after its append was sent, it is covered by the wait before "not found" is believed
-    after_us: int = 0  # of a hook: ask it no sooner
+    # If the attempt begins at most `covered_s` seconds after its append was sent, the lease need not be checked. The
+    # wait before a hook's "not found" counts (`decide.quiet_after_s`) includes that delay.
+    covered_s: float = 0.0
+    after_us: int = 0  # only for a hook: ask the hook after this many microseconds
 
 
 class Transaction(Struct, frozen=True, gc=False):
-    """A call whose effect and whose result are part of the append. The result is the event right behind the append's."""
+    """A call whose effect and result are part of the append's commit.
+
+    The result of the call is the event that follows the events of the append.
+    """
 
     begin: Begin
     cause: int
@@ -183,25 +199,25 @@ class Transaction(Struct, frozen=True, gc=False):
     metered: bool
 
 
-class Append(Struct, frozen=True, gc=False):
+class StepAppend(Struct, frozen=True, gc=False):
     """Everything recorded since the last append, to be made durable in one commit."""
 
-    after_seq: int  # the run's seq before it
-    events: Sequence[Event]  # may be empty: only the row changes
+    after_seq: int  # the run's seq before this append
+    events: Sequence[Event]  # if empty, only the row changes
     blobs: tuple[bytes, ...] = ()
     row: RowChange | None = None
-    consumed: tuple[int, ...] = ()  # inbox rows that these events stand for
-    left: tuple[int, ...] = ()  # inbox rows that were seen and stay where they are
+    consumed: tuple[int, ...] = ()  # inbox rows that were handled: the commit deletes them
+    left: tuple[int, ...] = ()  # inbox rows that were read and stay in the inbox
     charge: Charge | None = None  # only for runs under a budget
     transaction: Transaction | None = None
 
 
 class ReadLedgers(Struct, frozen=True, gc=False):
-    """What is left in the budgets above this run?"""
+    """What is left in the budgets that apply to this run?"""
 
 
 class TakePlace(Struct, frozen=True, gc=False):
-    """When may this call start under its rate? `held`: the place in line that it has already."""
+    """When may this call start under its rate limit? `held`: the start time that the call was given before, if any."""
 
     number: int
     rate: Rate
@@ -212,7 +228,10 @@ Question = ReadLedgers | TakePlace
 
 
 class Settle(Struct, frozen=True, gc=False):
-    """An approval whose time is over, or whose answer is not wanted any more. The result comes as post."""
+    """Expire or withdraw this approval: its time is over, or the agent no longer waits for the decision.
+
+    The result arrives as post.
+    """
 
     number: int
     approval: str
@@ -225,7 +244,7 @@ class CancelChild(Struct, frozen=True, gc=False):
 
 
 class HoldBack(Struct, frozen=True, gc=False):
-    """The service wants no more until then: that goes for all runs that use it."""
+    """The service refuses requests until the time `until`. Before that, no run may start a call under this limit."""
 
     rate: Rate
     until: int
@@ -239,13 +258,15 @@ class Note(Struct, frozen=True, gc=False):
 
 
 class Rested(Struct, frozen=True, gc=False):
-    """The run is given up, or over, and that is durable. The core takes no more inputs."""
+    """The run is released or finished, and the commit that says so is durable. The core takes no more inputs."""
 
-    check_budget: BudgetExceeded | None = None  # it stopped for this: if the budget was raised meanwhile, it shall go on
+    # If set: the run stopped because of this exceeded budget. If the budget was raised in the meantime, requeue the
+    # run.
+    check_budget: BudgetExceeded | None = None
 
 
 class Broken(Struct, frozen=True, gc=False):
-    """The run cannot be driven on here. Nothing more may be written, except that it is given up."""
+    """This core cannot drive the run any further. The engine may write nothing more, except to release the run."""
 
     kind: Literal["fenced", "conflict"]
     why: str
@@ -255,17 +276,19 @@ class Step(Struct, gc=False):
     """What an engine has to do now, in this order."""
 
     notes: tuple[Note, ...] = ()
-    stop: tuple[int, ...] = ()  # attempts
-    forget: tuple[int, ...] = ()  # hooks: their answers are not wanted any more
-    serve: tuple[Any, ...] = ()  # agents of children: a worker that drives the parent serves them too
+    stop: tuple[int, ...] = ()  # numbers of the calls whose attempts are to be stopped
+    forget: tuple[int, ...] = ()  # numbers of the calls whose hooks' answers are no longer needed
+    serve: tuple[Any, ...] = ()  # agents of children: the worker that drives the parent serves these agents too
     settle: tuple[Settle, ...] = ()
     cancel: tuple[CancelChild, ...] = ()
     hold_back: tuple[HoldBack, ...] = ()
-    ask: tuple[Begin, ...] = ()  # reconcile hooks
-    begin_now: list[Begin] = []  # attempts that need no durable intent: reads
+    ask: tuple[Begin, ...] = ()  # reconcile hooks to ask
+    begin_now: list[Begin] = []  # attempts that need no durable intent: attempts of `read` calls
     question: Question | None = None
-    append: Append | None = None
+    append: StepAppend | None = None
     begin: Sequence[Begin] = ()  # attempts to begin when the append is durable
     wake_after_us: int | None = None
-    yields: bool = False  # it only waits for other runs: if they need the room, the engine says `Crowded`
+    # The run only waits for its children, or for money that other runs have reserved. If other runs need its place in
+    # the worker, send `Crowded`.
+    yields: bool = False
     end: Rested | Broken | None = None

@@ -1,11 +1,15 @@
-"""Suspects: runs whose workers died again and again. How many of them a worker may hold at a time, and when one is called poison.
+"""Suspects: runs whose workers died repeatedly. Here are two rules.
 
-A worker dies with all runs that it holds, and nobody sees which of them killed it. Two deaths in a row without progress make a run a
-suspect. A worker holds suspects as a group. At first the group may be of any size, so that the innocent lose no time. Whenever a
-group's worker dies, each of its runs may from then on only be in a group of half that size. So the run that kills workers is alone
-after log2(n) more deaths, and only a death that it met alone proves anything against it.
+How many suspects may a worker hold at a time? When does a run count as poison?
 
-Progress (a call that has ended, a wait that has begun) sets a run's count of crashes to 0: it is no suspect any more.
+When a worker dies, it is not known which of its runs killed it. Two deaths in a row without progress make a run a
+suspect. A worker holds suspects as a group. At first the group may have any size, so that innocent runs lose no time.
+Whenever a group's worker dies, each of its runs may from then on only be in a group of half that size. So the run that
+kills workers is alone after log2(n) more deaths. A death proves something against a run only if the run was the
+worker's only suspect.
+
+Progress (a call that has ended, a wait that has begun) sets a run's count of crashes to 0: the run is no suspect any
+more.
 """
 
 from __future__ import annotations
@@ -13,14 +17,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-SUSPECT_CRASHES = 2  # from so many on; `ready_of_line` and the other statements about suspects in queries.sql say the same
+SUSPECT_CRASHES = 2  # a run with this many crashes is a suspect; the statements in queries.sql contain the same number
 ANY_SIZE = sys.maxsize
 
 
 def largest_group(crashes: int, lost_with: int) -> int:
-    """How many suspects a worker may hold, this one included, while it holds a suspect with this history.
+    """How many suspects a worker may hold together with a suspect with this history. That suspect is included.
 
-    `crashes` counts the takeover by that worker. `lost_with`: how many other suspects its last worker held when it was lost.
+    `crashes` includes the takeover by this worker. `lost_with`: how many other suspects the run's previous worker held
+    when that worker was lost.
     """
     if crashes <= SUSPECT_CRASHES:
         return ANY_SIZE  # it has not been in a group before
@@ -28,7 +33,7 @@ def largest_group(crashes: int, lost_with: int) -> int:
 
 
 class Group:
-    """The suspects that one worker holds: never more than each of them allows."""
+    """The suspects that one worker holds. Each suspect limits the size of the group."""
 
     def __init__(self, members: Iterable[tuple[int, int]] = ()) -> None:
         self.size = 0
@@ -41,20 +46,24 @@ class Group:
         self._largest = min(self._largest, largest_group(crashes, lost_with))
 
     def admits(self, crashes: int, lost_with: int) -> bool:
-        """Whether a suspect with this history may join."""
+        """May a suspect with this history join the group?"""
         return self.size < min(self._largest, largest_group(crashes, lost_with))
 
     @property
     def is_full(self) -> bool:
-        """Whether no suspect may join, whatever its history."""
+        """Is the group closed to every suspect, with any history?"""
         return self.size >= self._largest
 
 
 def is_poison(crashes: int, crashes_alone: int, limit: int) -> bool:
-    """Whether the run is taken for what killed its workers: `limit` of them in a row, some while it was their only suspect.
+    """Does the run count as the cause of its workers' deaths?
 
-    The first deaths make a run a suspect, whatever was beside it; those after them must have met it alone. At least one must: runs
-    that merely died in one group with a poisonous one are never blamed. With the default limit of 5 three deaths must have met it alone. An
-    innocent suspect that is alone survives a new poisonous run beside it: that one is a suspect itself after two deaths.
+    Yes, after `limit` deaths in a row, if the run was the worker's only suspect in enough of these deaths.
+
+    The first two deaths only make the run a suspect; the other runs of those workers do not matter. In the remaining
+    deaths, and in at least one death, the run must have been the only suspect. So a run that was only in a group with
+    a poisonous run is never blamed. With the default limit of 5, the run must have been the only suspect in three
+    deaths. An innocent suspect that is alone is also not blamed for a new poisonous run in the same worker: that run
+    is a suspect itself after two deaths.
     """
     return crashes >= limit and crashes_alone >= max(limit - SUSPECT_CRASHES, 1)

@@ -1,4 +1,4 @@
-"""Calls that an agent has taken back itself, as a plan does when a step fails: who undoes the run leaves them alone."""
+"""Calls that a run has undone itself, as a plan does when a step fails. An undo of the run skips these calls."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from perdure.core import codec
 from perdure.core.codec import Payload
 from perdure.core.state import RunState
 
-UNDO = ".undo"  # what the tool of a compensate hook is called, behind the name of its tool
+UNDO = ".undo"  # suffix of the tool name under which a compensate hook is called
 
 
 def taken_back(state: RunState, load: Callable[[Payload], bytes]) -> dict[int, int]:
-    """The calls that the run itself has undone, each with the call that has undone it."""
+    """The numbers of the calls that the run has undone itself → the numbers of the calls that undid them."""
 
     def value(payload: Payload | None) -> Any:
         return None if payload is None else codec.decode(load(payload))
@@ -26,7 +26,8 @@ def taken_back(state: RunState, load: Callable[[Payload], bytes]) -> dict[int, i
             done.setdefault((f"{call.tool}{UNDO}", given), []).append(call.number)
     undone: dict[int, int] = {}
     for hook in hooks:
-        # Calls with the same arguments and the same result are undone by the same thing: it does not matter which of them was.
+        # Calls with equal arguments and equal results are undone in the same way. So any of these calls may be matched
+        # with the hook.
         same = done.get((hook.tool, codec.encode(value(hook.args))))
         if same:
             undone[same.pop()] = hook.number

@@ -1,15 +1,18 @@
-"""The seam above the stores: `Engine`, which moves runs, and `Reading`, which shows them.
+"""The interface above the stores: `Engine`, which starts and drives runs, and `Reading`, which shows them.
 
-The app, the command line and `inspect` know these two and nothing below them. The local engine is the first implementation: a store of
-ours and a worker in this process. An engine over a workflow server would be another one, so that nothing of ours may leak through here:
+The app, the command line and `inspect` know these two protocols and nothing below them. The local engine is the first
+implementation: a store and a worker in this process. An engine over a workflow server would be another implementation,
+so no detail of perdure's stores may appear in this interface:
 
-- Data goes in and data comes out. What is said to a run is an event's body, and a vote is a `Vote`: the engine judges them where it can
-  do so at one moment (the store's transaction, a step of the workflow), by the rules of the core (`core.landing`, `core.approval`).
-- No lease, epoch, nonce or inbox: who may write is the engine's own affair. `seen` is the number of an event that a person has read.
-- What may wait is async. `Reading` is blocking, because everything that reads (`inspect`, the command line) is plain code; a loop asks it
-  through `AskReading`, on a thread where `Reading.remote` says that an answer may take long.
+- Only data goes in and comes out. A message to a run is an event's body, and a vote is a `Vote`. The engine judges
+  messages and votes where this is atomic (in the store's transaction, in a step of a workflow), by the rules of the
+  core (`core.transitions`, `core.approval`).
+- There is no lease, epoch, nonce or inbox: which process may write is an internal matter of the engine. `seen` is the
+  number of the last event that a person has read.
+- Methods that may wait are async. `Reading` is blocking, because the code that reads (`inspect`, the command line) is
+  plain code. Code on an event loop asks a `Reading` through `AskReading`, on a thread if `Reading.remote` is true.
 
-`Reading` is declared in perdure.store.api, since every store is one.
+`Reading` is declared in perdure.store.api, since every store is a `Reading`.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from perdure.store.api import ApprovalRow, NewRun, RunRow
 from perdure.store.api import Reading as Reading
 from perdure.store.url import shown_url
 
-if TYPE_CHECKING:  # whoever only reads need not import them
+if TYPE_CHECKING:  # a process that only reads need not import these modules
     import asyncio
 
     from perdure.agent import Agent
@@ -35,84 +38,91 @@ T = TypeVar("T")
 
 
 class RunResult(Struct, frozen=True, gc=False):
-    """How a run has come to rest for whoever waits for it."""
+    """How a run has ended, or for what it waits: the answer to a caller that waits for the run."""
 
-    row: RunRow  # of the run; or of a child that needs a person and that the run waits for
-    output: bytes | None = None  # JSON, of a run that has succeeded
+    # The run's row. If the run waits for a child, and the child needs a person: the child's row.
+    row: RunRow
+    output: bytes | None = None  # JSON, if the run has succeeded
 
 
 class AskReading(Protocol):
-    """A question to a `Reading`, asked from an event loop without stopping it."""
+    """Asks a `Reading` from an event loop without blocking the loop."""
 
     def __call__(self, question: Callable[[], T], /) -> Awaitable[T]: ...
 
 
 class Engine(Protocol):
-    """Starts, steers and drives runs. Used as an async context manager on the loop that it is to work on."""
+    """Starts, steers and drives runs. Use an engine as an async context manager, on the loop where it works."""
 
     @property
     def reading(self) -> Reading:
-        """What this engine's runs can be read with, while it is open."""
+        """Reads this engine's runs, while the engine is open."""
 
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(self, *exc: Any) -> None: ...
 
-    # -- runs, from outside ---------------------------------------------------------------------------------------------------
+    # -- runs, from outside -------------------------------------------------------------------------------------------
     async def start(self, new: NewRun) -> tuple[RunRow, bool]:
-        """Create the run, durable when this returns (True); or return the one that has this id already (False).
+        """Create the run; it is durable on return (True). Or return the run that already has this id (False).
 
-        Conflict when the id was used by a run that has been deleted.
+        Conflict if the id belonged to a run that was pruned.
         """
 
     async def post(
         self, run_id: str, body: AnyBody, *, call: int | None = None, seen: int | None = None, tenant: str | None = None
     ) -> None:
-        """Tell an unfinished run something: durable when this returns, and counted once.
+        """Post an event to an unfinished run. On return the post is durable; it counts once.
 
-        What was asked for before changes nothing, and neither does a signal whose key the run has had on that topic. Conflict when
-        `core.landing.is_news` refuses it; or when `seen` is given and the run has gone on beyond that event while nothing drives it.
-        NotFound, also when it is another tenant's; RunEnded.
+        If the request repeats an earlier request, nothing changes. The same is true for a signal with a key that the
+        run has had before on that topic. Conflict if `core.transitions.is_news` refuses the event. Conflict also if
+        `seen` is given, the run is not held, and the run has newer events than `seen`. Other errors: NotFound, also
+        for a run of another tenant; RunEnded.
         """
 
     async def vote(self, approval: str, vote: Vote, *, tenant: str | None = None) -> ApprovalRow:
-        """Count a vote, by `core.approval.judge`; of two who decide at once the second one is judged by what the first has left.
+        """Count a vote, by `core.approval.judge`.
 
-        NotFound, also when it is another tenant's; RunEnded; Conflict, NotPermitted, InvalidInput.
+        Of two votes at the same time, the second is judged by the standing after the first.
+
+        Errors: NotFound, also for an approval of another tenant; RunEnded; Conflict, NotPermitted, InvalidInput.
         """
 
     async def end(self, run_id: str, body: RunCancelled, *, seen: int | None = None) -> None:
-        """End a run that nothing drives, at once and without its agent. Its parent hears of it; its children are asked to stop.
+        """End a run that is not held, at once and without its agent. Its parent is told; its children are cancelled.
 
-        NotFound, RunEnded; AlreadyRunning; Conflict when it has gone on beyond the event `seen`.
+        Errors: NotFound, RunEnded; AlreadyRunning; Conflict if `seen` is given and is not the run's last event.
         """
 
     async def result(self, run_id: str) -> RunResult:
-        """Wait until the run has ended, or it or a child that it waits for needs a person. Drives it here where its agent is known."""
+        """Wait until the run has ended, or until the run, or a child for which it waits, needs a person.
+
+        If the engine knows the run's agent, it drives the run.
+        """
 
     def follow(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
-        """The events after `after`, and those that come, until the run has ended."""
+        """The events after `after`, then each new event, until the run has ended."""
 
-    # -- driving them in this process -----------------------------------------------------------------------------------------
+    # -- driving runs in this process ---------------------------------------------------------------------------------
     async def drive(
         self, run_id: str, *, wait: bool = True, stop: asyncio.Event | None = None, agents: Sequence[Agent[Any, Any]] | None = None
     ) -> RunRow:
-        """Drive one run until it ends, needs a person, or waits for something from outside; its row then.
+        """Drive one run until it ends, needs a person, or waits for something from outside. Returns the run's row.
 
-        `agents`, where given, is the code that it is driven with, and not the engine's own. When `stop` is set, it is handed over.
+        `agents`, if given, are used instead of the engine's own agents. When `stop` is set, the run is released.
         """
 
     async def work(self, *, stop: asyncio.Event | None = None) -> None:
-        """Serve the queues until `stop` is set or `drain` is called; then hand over what is under way."""
+        """Serve the queues until `stop` is set or `drain` is called; then release the runs under way."""
 
     def drain(self) -> None:
-        """End every `work` under way, or else the next one. May be called by a signal's handler."""
+        """End every `work` under way. If no `work` is under way, end the next one. A signal handler may call this."""
 
     def abort(self) -> None:
-        """Stop driving at once and write nothing more, as a crash would. May be called by a signal's handler."""
+        """Stop all drives at once and write nothing more, like a crash. A signal handler may call this."""
 
 
 def no_such_run(run_id: str, reading: Reading | None = None) -> NotFound:
-    """With where it was looked for, if that is given."""
+    """The NotFound error for a run. If `reading` is given, the error names the journal."""
     where = "" if reading is None else f" in {shown_url(reading.url)}"
     return NotFound(f"there is no run {run_id}{where}; `perdure list` shows those that there are")

@@ -1,4 +1,7 @@
-"""From a URL to an engine, or to what can be read of its runs. Nothing above this module knows which engine it has got."""
+"""Opens the engine, or the `Reading`, that a URL names.
+
+The code above this module does not know which implementation it gets.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from perdure.settings import Settings
 
 if TYPE_CHECKING:
     from perdure.agent import Agent
+    from perdure.engine.clock import Clock
+    from perdure.engine.local.worker import Observer
     from perdure.store.api import Served
-    from perdure.worker.clock import Clock
-    from perdure.worker.worker import Observer
 
 
 def new_engine(
@@ -23,14 +26,14 @@ def new_engine(
     observers: Sequence[Observer],
     queues: Sequence[str] | None,
 ) -> Engine:
-    """Not open yet: `async with` opens it."""
-    from perdure.engine.local import LocalEngine  # here, because whoever only reads needs no worker
+    """The engine for the URL. It is not open yet: `async with` opens it."""
+    from perdure.engine.local.engine import LocalEngine  # imported late: a process that only reads needs no worker
 
     return LocalEngine(url, agents, settings, clock, observers, queues)
 
 
 def open_reading(settings: Settings) -> Reading:
-    """The runs that are there; NotFound or StoreCorrupt where there are none. Nothing is made, and no file changed."""
+    """The existing journal at the settings' URL; an error if there is no journal. No journal is created."""
     from perdure.store.open import open_store
 
     return open_store(

@@ -1,1 +1,1 @@
-"""Reading journals: what happened, what is open, whether it can be believed. Nothing in here ever writes to one."""
+"""Reads journals: what happened, what is open, and is the journal intact? No module here writes to a journal."""

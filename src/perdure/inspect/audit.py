@@ -1,10 +1,6 @@
-"""The audit trail: one JSON line per event, over all runs, from the journal or live from a worker.
+"""The audit trail: one JSON line per event of all runs, from the journal or live from a worker.
 
-A line says who did what to which call and because of what; `caused_by` is the event_id of its cause, so that lines of many runs in
-one file can be joined. Arguments and results are not in it: they are in the journal, under the event_id.
-
-A live log is written after the commit. A worker that dies leaves its last lines out, and the worker that takes the run over writes
-that stretch again, so that a line may stand there twice (its event_id tells). The journal itself, and so `perdure audit`, has each once.
+A line says who acted, what went wrong, and the details of the event. A line never has arguments or results.
 """
 
 from __future__ import annotations
@@ -18,30 +14,204 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from perdure.core.events import Event, RunAdopted, RunClaimed, RunCreated, RunReleased, Terminal
+import msgspec
+
+from perdure.core.events import (
+    ApprovalDecided,
+    ApprovalEscalated,
+    ApprovalExpired,
+    ApprovalRequested,
+    ApprovalVoted,
+    ApprovalWithdrawn,
+    AttentionNeeded,
+    BudgetExceeded,
+    BudgetRaised,
+    CancelRequested,
+    ChildFinished,
+    ChildStarted,
+    Event,
+    PatchMarked,
+    PinChanged,
+    PlanGenerated,
+    RetryScheduled,
+    RunAdopted,
+    RunCancelled,
+    RunClaimed,
+    RunCreated,
+    RunFailed,
+    RunPaused,
+    RunReleased,
+    RunRequeued,
+    RunUnpaused,
+    SignalReceived,
+    Terminal,
+    ToolCallCompleted,
+    ToolCallFailed,
+    ToolCallInDoubt,
+    ToolCallInitiated,
+    ToolCallProposed,
+    ToolCallResolved,
+    Usage,
+)
 from perdure.engine.api import Reading
-from perdure.inspect.audit_fields import detail, error, person
-from perdure.inspect.timeline import Names
+from perdure.inspect.text import failed, iso, over_budget
+from perdure.inspect.timeline import EventNames
 from perdure.inspect.view import PAGE
-from perdure.inspect.words import iso
 from perdure.store.api import FINISHED, Place
+
+# -- What a line says about one event
+
+
+def person(event: Event) -> str | None:
+    """The person or program outside the run that caused the event; None if the run itself caused the event."""
+    match event.body:
+        case ToolCallResolved(by=by) | CancelRequested(by=by) | RunRequeued(by=by) | RunPaused(by=by) | RunUnpaused(by=by):
+            return by
+        case ApprovalVoted(by=by) | ApprovalDecided(by=by) | SignalReceived(by=by) | RunAdopted(by=by) | BudgetRaised(by=by):
+            return by
+        case RunCancelled(forced_by=by):
+            return by
+        case _:
+            return None
+
+
+def error(event: Event) -> str | None:
+    """In one line: what went wrong; None if the event is about no problem."""
+    match event.body:
+        case ToolCallFailed(failure=failure) | RunFailed(failure=failure):
+            return failed(failure, 500)
+        case ToolCallCompleted(failure=failure) | ToolCallResolved(failure=failure) | ChildFinished(failure=failure) if failure is not None:
+            return failed(failure, 500)
+        case ToolCallInDoubt(why=why):
+            return why
+        case AttentionNeeded(detail=words):
+            return words
+        case BudgetExceeded() as over:
+            return over_budget(over)
+        case _:
+            return None
+
+
+def detail(event: Event) -> dict[str, Any]:
+    """The details of the event, without arguments and results."""
+    return _of_call(event) if event.call is not None else _of_run(event)
+
+
+def _of_call(event: Event) -> dict[str, Any]:
+    body = event.body
+    match body:
+        case ToolCallProposed():
+            return {"effect": body.effect, "args_digest": body.digest, "until": body.until, **_at(body.at)}
+        case ToolCallInitiated():
+            approved = {"approval": body.approval} if body.approval else {}
+            digest = body.digest or (None if body.args is None else body.args.digest)
+            return {"attempt": body.attempt, "effect": body.effect, **({"args_digest": digest} if digest else {}), **approved}
+        case ToolCallCompleted() | ToolCallFailed() | ToolCallInDoubt():
+            return {"attempt": body.attempt, **_usage(body.usage)}
+        case ToolCallResolved():
+            return {
+                "attempt": body.attempt,
+                "outcome": body.outcome,
+                "by": body.by,
+                "note": body.note,
+                "final": body.final,
+                **_usage(body.usage),
+            }
+        case RetryScheduled():
+            return {"attempt": body.attempt, "at": iso(body.at), "reconcile": body.reconcile}
+        case ChildStarted():
+            return {"child": body.run_id, "agent_called": body.agent, "version_called": body.version, "args_digest": body.digest}
+        case ChildFinished():
+            return {"child": body.run_id, "status": body.status}
+        case _:
+            return _of_approval(event)
+
+
+def _of_approval(event: Event) -> dict[str, Any]:
+    body = event.body
+    match body:
+        case ApprovalRequested():
+            asked = {"approval": body.approval, "action": body.action, "digest": body.digest, "asked_of": list(body.by)}
+            return {**asked, "quorum": body.quorum, "four_eyes": body.four_eyes, **_at(body.expires_at, "expires_at")}
+        case ApprovalVoted():
+            return {"approval": body.approval, "by": body.by, "digest": body.digest, "source": body.source, "note": body.note}
+        case ApprovalDecided():
+            said = {"approval": body.approval, "granted": body.granted, "by": body.by, "digest": body.digest}
+            return {**said, "edited": body.input is not None, "source": body.source, "note": body.note}
+        case ApprovalEscalated():
+            return {"approval": body.approval, "asked_of": list(body.to), **_at(body.expires_at, "expires_at")}
+        case ApprovalExpired():
+            return {"approval": body.approval, "lapsed": body.lapsed}
+        case ApprovalWithdrawn():
+            return {"approval": body.approval}
+        case _:
+            return {}
+
+
+def _of_run(event: Event) -> dict[str, Any]:
+    body = event.body
+    match body:
+        case RunCreated():
+            return {"queue": body.queue, "parent": body.parent, "parent_call": body.parent_call}
+        case RunClaimed():
+            took = {"worker": body.worker, "name": body.name, "takeover": body.takeover, "proven_dead": body.proven_dead}
+            return {**took, "lost_with": body.lost_with}
+        case RunReleased():
+            return {"status": body.status, "waiting_for": body.waiting_for}
+        case AttentionNeeded():
+            return {"reason": body.reason}
+        case CancelRequested() | RunPaused():
+            return {"reason": body.reason}
+        case RunRequeued() | RunUnpaused():
+            return {"note": body.note}
+        case RunAdopted():
+            return {"version_adopted": body.version, "note": body.note}
+        case RunCancelled():
+            charged = {"unsettled": msgspec.to_builtins(body.unsettled)} if body.unsettled else {}
+            return {"reason": body.reason, "forced": body.forced_by is not None, **charged}
+        case SignalReceived():
+            return {"topic": body.topic, "key": body.key}
+        case BudgetRaised():
+            return {"added": msgspec.to_builtins(body.added), "note": body.note}
+        case BudgetExceeded():
+            return {"budget_of": body.budget_of, "what": body.what, "limit": body.limit, "used": body.used, "wanted": body.wanted}
+        case PinChanged():
+            return {"what": body.what, "before": body.before, "after": body.after}
+        case PlanGenerated():
+            return {"plan_digest": body.digest, "by": body.by}
+        case PatchMarked():
+            return {"patch": body.name}
+        case _:
+            return {}
+
+
+def _at(when: int | None, name: str = "at") -> dict[str, Any]:
+    return {} if when is None else {name: iso(when)}
+
+
+def _usage(usage: Usage | None) -> dict[str, Any]:
+    return {} if usage is None else {"usage": msgspec.to_builtins(usage)}
+
+
+# -- The lines of one run
+
 
 log = logging.getLogger("perdure.audit")
 MAX_KNOWN_RUNS = 10_000
-# ASCII: whoever looks at the file with cat gets no escape sequence of a tool's making.
+# Only ASCII: if a user prints the file with cat, the text of a tool cannot send escape sequences to the terminal.
 _encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 
 
 class Trail:
-    """The lines of one run. Every event must pass through here in order, also those whose line nobody wants."""
+    """The lines of one run. Call `line` for every event in order, also if the caller does not use the line."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.seq = 0
         self._event_ids: dict[int, str] = {}
-        self._names = Names()
+        self._names = EventNames()
         self._created: RunCreated | None = None
-        self._version = ""  # the one that goes on with it
+        self._version = ""  # the version of the agent that drives the run now
 
     def line(self, event: Event) -> dict[str, Any]:
         """The event as one line."""
@@ -77,25 +247,29 @@ class Trail:
                 self._version = version
 
 
-# -- from the journal -----------------------------------------------------------------------------------------------------
+# -- from the journal -------------------------------------------------------------------------------------------------
 class Audit:
-    """The lines of all runs of a store: what is there now in order of time, then what is new at each `more`.
+    """The lines of all runs of a store. The first call of `more` yields all lines; a later call, only the new lines.
 
-    What it keeps in mind are the runs that have not finished: the others never change.
+    Only unfinished runs are kept in memory: a finished run never changes.
     """
 
     def __init__(self, store: Reading, since: int = 0) -> None:
         self._store = store
         self._since = since
-        self._newest: Place = (0, 0)  # of the newest run that was ever listed
-        self._unfinished: dict[str, tuple[Place, int]] = {}  # runs whose end has not been told: place and created_at, oldest first
+        self._newest: Place = (0, 0)  # the place of the newest run that was listed so far
+        self._unfinished: dict[str, tuple[Place, int]] = {}  # run whose end was not yielded yet → (place, created_at)
         self._trails: dict[str, Trail] = {}
 
     def more(self) -> Iterator[dict[str, Any]]:
-        """Lines that have not been given before. Each run's in its own order; between runs by time, which is for people."""
+        """Lines that were not yielded before. The lines of one run are in order of seq.
+
+        The lines of different runs are merged by time; do not rely on this order.
+        """
         grown = self._grown()
         grown.sort(reverse=True)
-        # A run's events are read when its time comes: what is in memory are the runs that overlap, not all there are.
+        # The events of a run are read only when the merge reaches the run's first event. So only runs that overlap in
+        # time are in memory together.
         waiting: list[tuple[int, str, int]] = []  # (ts, run, position)
         opened: dict[str, list[Event]] = {}
         while grown or waiting:
@@ -117,9 +291,9 @@ class Audit:
                 yield line
 
     def _grown(self) -> list[tuple[int, str]]:
-        """(created_at, run) of the runs that have events which were not told yet."""
+        """(created_at, run id) of each run that has events which were not yielded yet."""
         grown: list[tuple[int, str]] = []
-        # What was unfinished at the last look and is not listed now has ended in between.
+        # If a run was unfinished at the last call and is not listed now, the run has ended in the meantime.
         ended = dict(self._unfinished)
         oldest = next(iter(self._unfinished.values()), None)
         newest = after = self._newest
@@ -150,11 +324,12 @@ class Audit:
         return line
 
 
-# -- live -----------------------------------------------------------------------------------------------------------------
+# -- live -------------------------------------------------------------------------------------------------------------
 class AuditLog:
-    """Appends the lines of committed events to a file. Never raises for what the disk does: the journal has everything already.
+    """Appends the lines of committed events to a file. A disk error is only logged: the journal has all events.
 
-    `history` reads a run's journal; with it the log knows the tools and keys of runs that it meets in the middle.
+    `history` reads a run's journal. If this log did not see the beginning of a run, it learns the tools and keys of
+    the run's calls from the journal.
     """
 
     def __init__(self, path: Path | str, history: Callable[[str], Sequence[Event]] | None = None) -> None:
@@ -163,13 +338,13 @@ class AuditLog:
         self._trails: dict[str, Trail] = {}
         self._file: int | None = None
         self._identity: tuple[int, int] | None = None
-        self._torn = False  # the last write ended in the middle of a line
+        self._torn = False  # True: the last write ended in the middle of a line
         self._warned = False
         self._lock = threading.Lock()
-        self._open()  # a wrong path is the user's mistake and is told at once
+        self._open()  # open the file here, so that a wrong path raises at once
 
     def committed(self, run_id: str, events: Sequence[Event]) -> None:
-        """These events are durable: write their lines. Earlier events of the run may come first, and none is written twice."""
+        """Write the lines of these committed events, each once. First write missing lines of earlier events."""
         if not events:
             return
         with self._lock:
@@ -203,7 +378,7 @@ class AuditLog:
             return events
         try:
             earlier = [event for event in self._history(run_id) if event.seq < events[0].seq]
-        except Exception as error:  # whatever it is: the run goes on, and its lines have less in them
+        except Exception as error:  # after any error the run continues, and its lines have fewer details
             self._warn(f"cannot read the history of run {run_id}: {error}")
             return events
         return [*earlier, *events]
@@ -224,7 +399,7 @@ class AuditLog:
             self._warn(f"cannot write the audit log {self._path}: {error.strerror}; the runs go on, and `perdure audit` has every line")
 
     def _reopen_if_moved(self) -> None:
-        """A rotated log has another inode, or none; lines go to the file that bears the name."""
+        """If log rotation has renamed or removed the file, open the file that has the name now."""
         try:
             status = os.stat(self._path)
             moved = (status.st_dev, status.st_ino) != self._identity
@@ -241,16 +416,17 @@ class AuditLog:
         self._file, self._identity, self._torn = file, (status.st_dev, status.st_ino), False
 
     def _warn(self, message: str) -> None:
-        # Once per trouble, not once per event: a full disk must not fill the other log as well.
+        # Warn once until a write succeeds again, and not for every event: if the disk is full, the warnings must not
+        # fill the other log too.
         if not self._warned:
             self._warned = True
             log.warning("%s", message)
 
 
 def _told_before(events: Sequence[Event]) -> int:
-    """The seq up to which a worker before has written the lines: the last time that the run was given up in good order.
+    """The seq of the last release before the last claim: up to there, earlier workers have written the lines.
 
-    After a crash there is no such event since the claim of the dead worker, so all that it did is written again.
+    A worker that crashed did not release the run, so the lines of its events are written again.
     """
     claim = max((event.seq for event in events if isinstance(event.body, RunClaimed)), default=0)
     return max((event.seq for event in events if isinstance(event.body, RunReleased) and event.seq < claim), default=0)

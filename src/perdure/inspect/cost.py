@@ -1,4 +1,4 @@
-"""What a run has used, and what it may: counted from its journal, and from the ledgers that apply to it."""
+"""The cost of a run, from its journal, and the budgets that apply to the run."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from perdure.core.events import Event, Limits, ModelCallFailed, Usage
 from perdure.core.identity import undo_id
 from perdure.core.state import LOST, RunState
 from perdure.engine.api import Reading
-from perdure.inspect.words import amount, money, plural, seconds, span, used
+from perdure.inspect.text import amount, money, plural, seconds, span, used
 from perdure.store.api import Ledger, RunRow
 
-_DAY_US = 86_400_000_000  # by how much the clock of a child's worker may be behind
+_DAY_US = 86_400_000_000  # the clock of a child's worker may be this much behind
 
 
 class Cost(Struct, frozen=True):
-    """What the run itself has used so far, without its children."""
+    """The cost of the run so far, without its children."""
 
-    calls: int  # that were begun
+    calls: int  # calls with at least one attempt
     attempts: int
-    seconds: float  # that attempts took
+    seconds: float  # the time of all attempts together
     tokens_in: int
     tokens_out: int
     tokens_cached: int
     usd_micros: int
     usd: float
-    lost: int = 0  # requests to models whose answers were lost with a worker: counted above with what was reserved for them
+    lost: int = 0  # lost answers of models; for each of them, the cost above has the reserved amount
 
 
 class CostAll(Struct, frozen=True):
-    """What a run and all below it have used so far."""
+    """The cost of a run and all runs below it so far."""
 
-    runs: int  # that have begun a call
+    runs: int  # runs with at least one call that began
     calls: int
     tokens_in: int
     tokens_out: int
@@ -45,7 +45,7 @@ class CostAll(Struct, frozen=True):
 
 
 class Limit(Struct, frozen=True):
-    """One thing that a budget limits: in micro-dollars, tokens, calls or microseconds."""
+    """One limit of a budget, in micro-dollars, tokens, calls or microseconds."""
 
     what: str
     limit: int
@@ -54,7 +54,10 @@ class Limit(Struct, frozen=True):
 
 
 class BudgetView(Struct, frozen=True):
-    """A budget that applies to the run: its own, or one above it. Everything below its owner counts in it."""
+    """A budget that applies to the run: the run's own budget, or the budget of a run above it.
+
+    The cost of the owner and of all runs below the owner counts in this budget.
+    """
 
     run_id: str
     on_exceed: str
@@ -62,7 +65,7 @@ class BudgetView(Struct, frozen=True):
 
 
 def cost_of(state: RunState, events: Sequence[Event]) -> Cost:
-    """What the run has used, as of the last of these events, which the state is the fold of."""
+    """The cost of the run, as of the last of these events. `state` is the fold of these events."""
     used_up = state.used
     return Cost(
         calls=sum(call.attempt > 0 for call in state.calls.values()),
@@ -78,7 +81,7 @@ def cost_of(state: RunState, events: Sequence[Event]) -> Cost:
 
 
 def cost_with_children(store: Reading, row: RunRow) -> CostAll:
-    """What the run and all below it have used. Its undo is none of them: that is a run of its own."""
+    """The cost of the run and all runs below it. The undo of the run does not count: it is a separate run."""
     below, undo = f"{row.run_id}/", undo_id(row.run_id)
     rows = [
         one
@@ -99,7 +102,7 @@ def cost_with_children(store: Reading, row: RunRow) -> CostAll:
 
 
 def cost_words(state: RunState, events: Sequence[Event], whole: CostAll | None = None) -> str:
-    """The same in one line; `whole` is what it comes to with its children."""
+    """The cost of a run in one line. `whole` is the cost of the run together with its children."""
     if whole is not None:
         usage = Usage(whole.usd_micros, whole.tokens_in, whole.tokens_out, whole.tokens_cached)
         both = f"{plural(whole.calls, 'call')}, {used(usage) or 'no tokens or money'}{lost_words(whole.lost)}"
@@ -108,7 +111,7 @@ def cost_words(state: RunState, events: Sequence[Event], whole: CostAll | None =
 
 
 def lost_words(lost: int) -> str:
-    """What is only estimated in the figures: nobody has heard what a lost answer has used."""
+    """How many requests to models were lost. A lost request counts with the reserved amount: its cost is not known."""
     return f", with {plural(lost, 'lost request')} to models, counted with what was reserved for them" if lost else ""
 
 
@@ -126,7 +129,7 @@ def budget_view(ledger: Ledger) -> BudgetView:
 
 
 def limits_of(limits: Limits, spent: Amounts, reserved: Amounts) -> list[Limit]:
-    """What of each limit is used."""
+    """Each limit that is set, with the spent and the reserved amount."""
     names = (("usd", "usd_micros"), ("tokens", "tokens"), ("calls", "calls"), ("seconds", "busy_us"))
     return [
         Limit(what, getattr(limits, name), getattr(spent, name), getattr(reserved, name))

@@ -1,16 +1,28 @@
-"""One portable file of a run and of those below it: what verify and replay need, without the database that it came from.
+"""Exports: one portable file with a run and the runs below it. Verify and replay read the file without the database.
 
-What it holds is the journal, byte for byte; approvals, costs and the run's row are folds of that. Not in it is what somebody has sent and
-the run has not read yet. Secrets are in it as far as they are in the journal: not at all (G15); everything else of the journal is.
+The file has lines of JSON in ASCII. Each line has a kind:
+
+    {"kind": "perdure_export", "format": 1, "perdure": "0.1.0", "exported_at": …, "run_id": …, "agent": …, …}
+    {"kind": "run", "run_id": …, "seq": 12, "hash": …, …}      then the blobs and events of this run; parents first
+    {"kind": "blob", "digest": …, "base64": …}                 before the first event that names this blob
+    {"kind": "event", "seq": 1, …, "data": …, "hash": …}       the stored columns; `data` is the text that was hashed
+    {"kind": "end", "runs": 1, "events": 12, "blobs": 1, "sha256": of all bytes before this line}
+
+A file without its last line was cut off. The checksum finds damage, but it does not find a forged file. To find a
+forged file, compare the heads in the file with copies of the heads from another place.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import BinaryIO
 
+import msgspec
 from msgspec import Struct, structs
 
 from perdure import shell
@@ -19,16 +31,184 @@ from perdure.core.codec import Payload
 from perdure.core.events import AnyBody, Event, decode_body
 from perdure.core.state import RunState
 from perdure.engine.api import Reading
-from perdure.errors import StoreCorrupt
-from perdure.inspect.portable import FORMAT, BlobLine, EndLine, EventLine, Header, RunLine, Writer, read_lines
-from perdure.inspect.verify import Checked, Verdict, payloads, verify_journal
+from perdure.errors import InvalidInput, StoreCorrupt
+from perdure.inspect.text import iso
+from perdure.inspect.verify import Verdict, Verified, payloads, verify_journal
 from perdure.inspect.view import require
-from perdure.inspect.words import iso
 from perdure.store.api import RunRow, Stored
+
+FORMAT = 1
+_LONGEST_LINE = codec.MAX_BYTES * 3 // 2  # enough for the largest blob in base64
+
+
+# -- The lines of the file
+
+
+class ExportLine(Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
+    """The base class of all lines. It has no fields."""
+
+
+class Header(ExportLine, frozen=True, tag="perdure_export"):
+    format: int
+    perdure: str
+    exported_at: str
+    run_id: str
+    agent: str
+    version: str
+    target: str | None
+
+
+class RunLine(ExportLine, frozen=True, tag="run"):
+    run_id: str
+    agent: str
+    version: str
+    tenant: str
+    status: str
+    parent: str | None
+    seq: int
+    hash: str  # the hash of the run's last event
+
+    @property
+    def head(self) -> bytes:
+        return _from_hex(self.hash)
+
+
+class BlobLine(ExportLine, frozen=True, tag="blob"):
+    digest: str
+    base64: bytes
+
+
+class EventLine(ExportLine, frozen=True, tag="event"):
+    seq: int
+    event_id: str
+    ts: int
+    epoch: int
+    call: int | None
+    cause: int | None
+    data: str
+    hash: str
+
+
+class EndLine(ExportLine, frozen=True, tag="end"):
+    runs: int
+    events: int
+    blobs: int
+    sha256: str
+
+
+AnyLine = Header | RunLine | BlobLine | EventLine | EndLine
+_decoder = msgspec.json.Decoder(AnyLine)
+
+
+class _Begins(Struct):
+    """The fields that the header of every format has."""
+
+    kind: str
+    format: int
+
+
+class Writer:
+    """Writes lines, counts the lines of each kind, and computes the checksum."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
+        self._sum = hashlib.sha256()
+        self.runs = self.events = self.blobs = 0
+
+    def put(self, line: Header | RunLine | BlobLine | EventLine) -> None:
+        encoded = _encoded(line)
+        self._sum.update(encoded)
+        self._write(encoded)
+        match line:
+            case RunLine():
+                self.runs += 1
+            case EventLine():
+                self.events += 1
+            case BlobLine():
+                self.blobs += 1
+
+    def end(self) -> None:
+        self._write(_encoded(EndLine(self.runs, self.events, self.blobs, self._sum.hexdigest())))
+
+
+def read_lines(path: Path) -> Iterator[AnyLine]:
+    """The lines of the file, one by one.
+
+    InvalidInput if the file is no export. StoreCorrupt if the file is damaged or cut off.
+    """
+    try:
+        with path.open("rb") as file:
+            first = file.readline(_LONGEST_LINE + 1)
+            yield _header(path, first)
+            yield from _rest(path, file, first)
+    except OSError as error:
+        raise InvalidInput(f"{path}: {error.strerror}") from None
+
+
+def _header(path: Path, first: bytes) -> Header:
+    try:
+        begins = msgspec.json.decode(first, type=_Begins)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise InvalidInput(f"{path} is no export of perdure: make one with `perdure export RUN -o FILE`") from None
+    if begins.kind == "perdure_export" and begins.format != FORMAT:
+        raise InvalidInput(f"{path} has format {begins.format}, and this version of perdure reads {FORMAT}; update perdure")
+    header = _decoded(path, 1, first)
+    if not isinstance(header, Header):
+        raise InvalidInput(f"{path} is no export of perdure: it does not begin with a line of kind perdure_export")
+    return header
+
+
+def _rest(path: Path, file: BinaryIO, first: bytes) -> Iterator[AnyLine]:
+    counts, total, number = [0, 0, 0], hashlib.sha256(first), 1
+    while True:
+        number += 1
+        raw = file.readline(_LONGEST_LINE + 1)
+        if len(raw) > _LONGEST_LINE:
+            raise StoreCorrupt(f"{path}, line {number}: longer than {_LONGEST_LINE:,} bytes, which nothing in an export is")
+        if not raw.endswith(b"\n"):
+            raise StoreCorrupt(f"{path} was cut off in line {number}: an export ends with a line of kind end. Export the run again")
+        line = _decoded(path, number, raw)
+        if isinstance(line, EndLine):
+            yield line
+            _check_end(path, file, line, counts, total.hexdigest())
+            return
+        total.update(raw)
+        for kind, of in enumerate((RunLine, EventLine, BlobLine)):
+            counts[kind] += isinstance(line, of)
+        yield line
+
+
+def _check_end(path: Path, file: BinaryIO, end: EndLine, counts: list[int], total: str) -> None:
+    if file.read(1):
+        raise StoreCorrupt(f"{path} goes on after its last line: it is not what was exported")
+    if [end.runs, end.events, end.blobs] != counts or end.sha256 != total:
+        raise StoreCorrupt(f"{path} is not what was exported: its lines do not have the sum that its last one says")
+
+
+def _decoded(path: Path, number: int, raw: bytes) -> AnyLine:
+    try:
+        line: AnyLine = _decoder.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise StoreCorrupt(f"{path}, line {number}: {error}; an export is read as it was written, or not at all") from None
+    return line
+
+
+def _encoded(line: AnyLine) -> bytes:
+    return json.dumps(msgspec.to_builtins(line), ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
+
+
+def _from_hex(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        return b""  # equal to no hash, so the check fails
+
+
+# -- Writing and loading an export
 
 
 class Exported(Struct, frozen=True):
-    """How much was written."""
+    """How many runs, events and blobs were written."""
 
     run_id: str
     runs: int
@@ -36,8 +216,8 @@ class Exported(Struct, frozen=True):
     blobs: int
 
 
-class Journal(Struct, frozen=True):
-    """One run of an export, checked."""
+class ExportedJournal(Struct, frozen=True):
+    """One run of an export, after the check of its journal."""
 
     run_id: str
     agent: str
@@ -47,25 +227,25 @@ class Journal(Struct, frozen=True):
 
 
 class Export(Struct, frozen=True):
-    """A whole export, checked: every hash, every blob, and that each event may follow the one before."""
+    """A whole export. Every hash and every blob is checked, and that each event may follow the events before it."""
 
     header: Header
-    runs: dict[str, Journal]  # the run that was exported first, then those below it
+    runs: dict[str, ExportedJournal]  # first the run that was exported, then the runs below it
     blobs: dict[str, bytes]
 
     @property
-    def root(self) -> Journal:
+    def root(self) -> ExportedJournal:
         return self.runs[self.header.run_id]
 
     def load(self, payload: Payload) -> bytes:
-        """The JSON of a recorded payload, wherever it lies."""
+        """The JSON of a recorded payload, from its event or from the blobs."""
         inline = payload.inline
         return self.blobs[str(payload.blob)] if inline is None else inline
 
 
-# -- out ------------------------------------------------------------------------------------------------------------------------
+# -- out --------------------------------------------------------------------------------------------------------------
 def export_run(store: Reading, run_id: str, write: Callable[[bytes], object]) -> Exported:
-    """Write the run and those below it, its undo included. StoreCorrupt when a journal is not as it was written."""
+    """Write the run, the runs below it, and the undos of these runs. StoreCorrupt if a journal was changed."""
     writer = Writer(write)
     written: set[str] = set()
     waiting = [run_id]
@@ -85,14 +265,16 @@ def export_run(store: Reading, run_id: str, write: Callable[[bytes], object]) ->
 def _version() -> str:
     try:
         return version("perdure")
-    except PackageNotFoundError:  # run from its source, without being installed
+    except PackageNotFoundError:  # perdure runs from its source, and is not installed
         return "unknown"
 
 
 def _journal(row: RunRow, stored: list[Stored]) -> tuple[RunLine, list[tuple[EventLine, AnyBody]], RunState]:
-    """One run as it travels. The row was read first, so that the journal has at least what it speaks of; the rest is left out.
+    """One run as lines, and the fold of its journal.
 
-    Of the row only the end of the journal is believed: everything else that a run's line says is a fold, as whoever reads it finds out.
+    The row was read first, so the journal has at least `row.seq` events. Later events are left out. Only the length
+    and the head come from the row. The other fields of the run's line come from the fold of the journal, because the
+    reader of the file compares these fields with the fold.
     """
     lines: list[tuple[EventLine, AnyBody]] = []
     state = RunState()
@@ -124,21 +306,21 @@ def _put_run(store: Reading, run: RunLine, lines: list[tuple[EventLine, AnyBody]
 
 
 def _told(state: RunState) -> tuple[str, str, str, str, str | None]:
-    """What the line of a run says about it, by its journal: agent, version, tenant, status, parent."""
+    """The fields of a run's line that come from the journal: agent, version, tenant, status, parent."""
     created = state.created
     assert created is not None
     return created.agent, state.version, created.tenant, state.status, created.parent
 
 
 def _headed(state: RunState) -> tuple[str, str, str | None]:
-    """What the header says about the run that was asked for: agent, version, target."""
+    """The fields of the header about the exported run: agent, version, target."""
     created = state.created
     assert created is not None
     return created.agent, state.version, created.target
 
 
 def _line(before: bytes, seq: int, stored: Stored) -> EventLine | None:
-    """The event as it travels; None when it is not the one that was written there."""
+    """The event as a line; None if the hash of the stored event is not right for this seq."""
     event_id = stored.event_id.hex() if isinstance(stored.event_id, bytes) else stored.event_id
     try:
         data = stored.data.decode()
@@ -150,41 +332,47 @@ def _line(before: bytes, seq: int, stored: Stored) -> EventLine | None:
     return EventLine(seq, event_id, stored.ts, stored.epoch, stored.call, stored.cause, data, hash_.hex())
 
 
-# -- in -------------------------------------------------------------------------------------------------------------------------
+# -- in ---------------------------------------------------------------------------------------------------------------
 def load(path: Path | str) -> Export:
-    """The export in this file, checked as `perdure verify` does. InvalidInput when it is no export, StoreCorrupt when it is not whole."""
+    """The export in this file, with the same checks as `perdure verify --export`.
+
+    InvalidInput if the file is no export. StoreCorrupt if the file is damaged or cut off.
+    """
     reading = _Reading(Path(path))
-    runs: dict[str, Journal] = {}
+    runs: dict[str, ExportedJournal] = {}
     for verdict, checked in reading.runs():
         if verdict.problem is not None:
             place = f", event {verdict.seq}" if verdict.seq is not None else ""
             raise StoreCorrupt(f"{path}: run {verdict.run_id}{place}: {verdict.problem}")
         agent, goes_on_with, *_ = _told(checked.state)
-        runs[verdict.run_id] = Journal(verdict.run_id, agent, goes_on_with, checked.events, checked.state)
+        runs[verdict.run_id] = ExportedJournal(verdict.run_id, agent, goes_on_with, checked.events, checked.state)
     assert reading.header is not None
     return Export(reading.header, runs, reading.blobs)
 
 
 def verdicts(path: Path | str) -> Iterator[Verdict]:
-    """What `perdure verify` says about each run of the file. StoreCorrupt, at the end too, when the file is not whole."""
+    """The verdict of `perdure verify --export` on each run of the file.
+
+    StoreCorrupt if the file is damaged or cut off. This error may come only after the verdict on the last run.
+    """
     for verdict, _ in _Reading(Path(path)).runs():
         yield verdict
 
 
 class _Reading:
-    """Walks the file once; one journal at a time is in memory as it lay in it."""
+    """Reads and checks the file once. Only the stored events of one run at a time are in memory."""
 
     def __init__(self, path: Path) -> None:
         self.header: Header | None = None
         self.blobs: dict[str, bytes] = {}
         self._path = path
-        self._bad: set[str] = set()  # blobs that are not what their digest says
+        self._bad: set[str] = set()  # digests of blobs whose content does not match
         self._seen: set[str] = set()
-        self._expected: set[str] = set()  # runs that the journals so far have started, and that have not come yet
+        self._expected: set[str] = set()  # runs that were started, but are not read yet
         self._all_sound = True
 
-    def runs(self) -> Iterator[tuple[Verdict, Checked]]:
-        """Each run with what was found about it; StoreCorrupt as soon as the file cannot be what was written."""
+    def runs(self) -> Iterator[tuple[Verdict, Verified]]:
+        """Each run with its verdict. StoreCorrupt at the first line that shows that the file itself is damaged."""
         run: RunLine | None = None
         stored: list[Stored] = []
         for line in read_lines(self._path):
@@ -215,14 +403,14 @@ class _Reading:
     def _enter(self, run_id: str) -> None:
         if run_id in self._seen:
             raise StoreCorrupt(f"{self._path} has run {run_id} twice")
-        # A journal that is damaged, which was said, does not tell any more what it has started.
+        # If the journal of an earlier run is damaged, it is not known which runs that run started: skip this check.
         if self._all_sound and run_id not in self._expected and identity.undone_by(run_id) not in self._seen:
             raise StoreCorrupt(f"{self._path} has run {run_id}, which no run before it has started: it does not belong there")
         self._seen.add(run_id)
         self._expected.discard(run_id)
 
     def _keep(self, blob: BlobLine) -> None:
-        """A second content for a digest would take the place of the one that the runs before were judged by."""
+        """Keep the blob. A second blob with the same digest is refused: the first may already have been used."""
         if blob.digest in self.blobs or blob.digest in self._bad:
             raise StoreCorrupt(f"{self._path} has blob {blob.digest} twice")
         if codec.digest(blob.base64) == blob.digest:
@@ -230,7 +418,7 @@ class _Reading:
         else:
             self._bad.add(blob.digest)
 
-    def _judge(self, run: RunLine, stored: list[Stored]) -> tuple[Verdict, Checked]:
+    def _judge(self, run: RunLine, stored: list[Stored]) -> tuple[Verdict, Verified]:
         verdict, checked = verify_journal(run, stored, self._blob)
         if verdict.problem is None:
             seq, problem = self._problem(run, len(stored), checked)
@@ -241,8 +429,8 @@ class _Reading:
         self._expected |= {child.run_id for child in checked.state.children.values()} - self._seen
         return verdict, checked
 
-    def _problem(self, run: RunLine, events: int, checked: Checked) -> tuple[int | None, str | None]:
-        """What does not fit a sound journal: where, and what."""
+    def _problem(self, run: RunLine, events: int, checked: Verified) -> tuple[int | None, str | None]:
+        """(the seq, the problem in words), if the run's line or the header contradicts the sound journal."""
         if (events, checked.head) != (run.seq, run.head) or checked.state.created is None:
             seq = min(events, run.seq) + 1
             return seq, f"it ends with event {events}, and the line of the run says {run.seq}, and another hash"
@@ -265,7 +453,7 @@ def _other_content(digest: str) -> str:
 
 
 def _differs(what: str, line: Header | RunLine, names: tuple[str, ...], told: tuple[str | None, ...]) -> str | None:
-    """The first thing that the line says and the journal does not."""
+    """In words: the first field of the line that contradicts the journal; None if all fields agree."""
     for name, expected in zip(names, told, strict=True):
         if (found := getattr(line, name)) != expected:
             return f"the journal is sound, but {what} is not: {name} is {found!r:.80}, and by the journal it is {expected!r:.80}"
@@ -276,6 +464,6 @@ def _stored(line: EventLine) -> Stored:
     try:
         hash_ = bytes.fromhex(line.hash)
     except ValueError:
-        hash_ = b""  # no hash is that, and whoever checks says so
+        hash_ = b""  # equal to no hash, so the check fails
     data = line.data.encode("utf-8", "surrogatepass")
     return Stored(line.seq, line.event_id, line.ts, line.epoch, line.call, line.cause, data, hash_)

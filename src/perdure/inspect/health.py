@@ -1,4 +1,4 @@
-"""Is everything all right with the runs and their workers? The part of `doctor` that a store can answer."""
+"""Are the runs and their workers healthy? The checks of `perdure doctor` that only read the store."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from msgspec import Struct
 from perdure import shell
 from perdure.core.suspects import SUSPECT_CRASHES
 from perdure.engine.api import Reading
-from perdure.inspect.suspects import waits_as_suspect
+from perdure.inspect.text import plural, span
 from perdure.inspect.view import all_rows
-from perdure.inspect.words import plural, span
+from perdure.inspect.workers import waits_as_suspect
 from perdure.store.api import FINISHED, ApprovalFilter, RunRow, WorkerRow
 
 Verdict = Literal["ok", "warn", "FAIL"]
-IGNORED_AFTER_US = 10_000_000  # a ready run that is older than this is one that nobody takes
+IGNORED_AFTER_US = 10_000_000  # a run that has been ready for longer counts as ignored by the workers
 CLOCK_SKEW_US = 60_000_000
 PENDING_LOOKED_AT = 10_000
 
 
 class Check(Struct, frozen=True):
-    """One line of the doctor's: what was looked at, what was found, and the way out when it is not well."""
+    """One line of `perdure doctor`: what was checked, what was found, and what to do if the verdict is not "ok"."""
 
     name: str
     verdict: Verdict
@@ -32,7 +32,7 @@ class Check(Struct, frozen=True):
 
 
 def check_runs(store: Reading, now: int, lease_us: int) -> list[Check]:
-    """Workers, runs by status, runs that need a person, approvals, ready runs that nobody takes, suspects, and the clock."""
+    """Check workers, run counts, runs that need a person, approvals, ignored runs, suspects, leases and the clock."""
     workers = store.workers(now, lease_us)
     counts: Counter[str] = Counter()
     attention: list[str] = []
@@ -54,7 +54,7 @@ def check_runs(store: Reading, now: int, lease_us: int) -> list[Check]:
         if row.holder is not None and row.holder not in alive:
             orphaned.append(row.run_id)
     return [
-        # What needs a person has a line of its own, and it is not a worker that is missing there.
+        # Leave out the runs that need a person: the check "attention" reports them, and they do not need a worker.
         _workers(workers, now, sum(count for status, count in counts.items() if status not in (*FINISHED, "needs_attention"))),
         Check("runs", "ok", ", ".join(f"{count:,} {status}" for status, count in sorted(counts.items())) or "none yet"),
         _attention(attention),
@@ -67,7 +67,7 @@ def check_runs(store: Reading, now: int, lease_us: int) -> list[Check]:
 
 
 def check_guards(store: Reading) -> Check:
-    """Whether the database still guards its journals, and every journal has its run."""
+    """Does the database still have its append-only triggers? Does every journal still have the row of its run?"""
     problems = store.problems()
     if not problems:
         return Check("guards", "ok", "every journal has its run, and every trigger that keeps it append-only is there")
@@ -89,7 +89,7 @@ def _workers(workers: list[WorkerRow], now: int, unfinished: int) -> Check:
 
 
 def _approvals(store: Reading, now: int) -> Check:
-    """What waits for somebody's yes or no. That it waits is no fault; that its time is over and no worker has noticed is."""
+    """Pending approvals are ok. If an approval has expired and no worker has recorded this, the verdict is "warn"."""
     pending = store.approvals(ApprovalFilter(limit=PENDING_LOOKED_AT))
     if not pending:
         return Check("approvals", "ok", "nothing waits for an approval")

@@ -1,4 +1,4 @@
-"""A new file for something that was asked for by name: there whole or not at all, and never in the place of another one."""
+"""A new file with a name that the user chose. The file appears complete or not at all, and replaces no other file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from perdure.errors import InvalidInput
 
 
 def require_new(path: Path) -> None:
-    """InvalidInput when there is a file of that name, or no folder for it."""
-    if os.path.lexists(path):  # a link that leads nowhere is there too
+    """InvalidInput if a file with this name exists already, or if its folder does not exist."""
+    if os.path.lexists(path):  # lexists: a symlink to a missing file counts as a file too
         raise _taken(path)
     if not path.parent.is_dir():
         raise InvalidInput(f"{path}: there is no folder {path.parent}")
@@ -26,7 +26,7 @@ def _taken(path: Path) -> InvalidInput:
 
 @contextmanager
 def new_file(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
-    """A file that is there whole or not at all; of an export for its owner alone, as the database was that has the same."""
+    """Write a file that appears complete or not at all. By default only its owner can read it, like the database."""
     require_new(path)
     part = path.with_name(f"{path.name}.part-{os.getpid()}-{secrets.token_hex(4)}")
     descriptor = _created(part, path, mode)
@@ -41,19 +41,20 @@ def new_file(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
 
 
 def _name(part: Path, path: Path, mode: int) -> None:
-    """Give the file its name, unless one of that name has come meanwhile, whose place a rename would take."""
+    """Give the file its name. If another file has the name by now, os.link fails; a rename would replace that file."""
     try:
         os.link(part, path)
     except FileExistsError:
         raise _taken(path) from None
     except OSError:
-        # Not every file system lets a file have two names. There the name is taken first; a crash after that leaves it with nothing in it.
+        # This file system may have no hard links. So create an empty file with the name first, and then replace it. A
+        # crash between these two lines leaves the empty file.
         os.close(_created(path, path, mode))
         part.replace(path)
 
 
 def _created(new: Path, meant: Path, mode: int) -> int:
-    """A descriptor of a file that was not there; errors name the one that was meant."""
+    """Create and open the file `new`, which must not exist. An error message names the file `meant`."""
     try:
         return os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError:

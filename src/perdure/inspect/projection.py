@@ -1,6 +1,8 @@
-"""What a run's row must say, by its journal. The row is a projection: where the two differ, the row is wrong.
+"""Compares a run's row with its journal. The row is a projection of the journal: if the two differ, the row is wrong.
 
-Lease plumbing that is no history (the nonce, how it was lost and with how many others, when the row was last touched) has no counterpart in the journal.
+Some columns are not in the journal, and are not checked: the nonce of the claim (`nonce`), how the last worker was
+lost (`lost`), and how many other runs were lost with it (`lost_with`). For `updated_at`, only a lower bound is
+checked.
 """
 
 from __future__ import annotations
@@ -22,15 +24,15 @@ from perdure.core.events import (
     Status,
     ToolCallResolved,
 )
-from perdure.core.landing import landing
 from perdure.core.state import RunState
+from perdure.core.transitions import landing
 from perdure.store.api import RunRow
 
 ERROR_CHARS = 500
 
 
 def row_problem(row: RunRow, state: RunState, events: Sequence[Event], input_digest: str, head: bytes) -> str | None:
-    """The first column that does not say what the journal says, in words; None when all do."""
+    """In words: the first column that contradicts the journal; None if all columns agree."""
     for column, expected in _fixed(state, input_digest, head).items():
         if getattr(row, column) != expected:
             return _differs(column, getattr(row, column), expected)
@@ -45,18 +47,18 @@ def row_problem(row: RunRow, state: RunState, events: Sequence[Event], input_dig
 
 
 def birth_problem(row: RunRow, created: RunCreated) -> str | None:
-    """The first column that does not say what the run's first event says and no later event changes; None when all do."""
+    """Like `row_problem`, for the columns that are fixed when the run is created. Needs only the run's first event."""
     return _first_difference(row, _birth(created))
 
 
 def forced(events: Sequence[Event]) -> bool:
-    """Whether somebody has ended the run without its agent."""
+    """Was the run ended by force, without its agent?"""
     end = events[-1].body
     return isinstance(end, RunCancelled) and end.forced_by is not None
 
 
 def lost(row: RunRow, state: RunState) -> bool:
-    """Whether the worker that claimed the run last has neither given it up nor holds it: it died, and nobody has taken the run since."""
+    """Did the run's last worker die without a release of the run, and has no worker claimed the run since?"""
     return row.holder is None and state.worker is not None and not state.finished
 
 
@@ -88,7 +90,7 @@ def _birth(created: RunCreated) -> dict[str, Any]:
 
 
 def _held_problem(row: RunRow, state: RunState) -> str | None:
-    """A worker holds the run: it must be the one that claimed it last and has not given it up."""
+    """The problem of a row with a holder: the holder must be the worker of the last claim, with no release since."""
     if state.finished or state.worker != row.holder:
         return _differs("holder", row.holder, None if state.finished else state.worker)
     problem = _status_problem(row, {"running", "cancelling"} if state.cancel else {state.status})
@@ -96,10 +98,10 @@ def _held_problem(row: RunRow, state: RunState) -> str | None:
 
 
 def _resting_problem(row: RunRow, state: RunState, events: Sequence[Event], takeovers: int) -> str | None:
-    """Nobody holds the run: finished, given up, handed something from outside, or lost by a worker that died."""
+    """The problem of a row without a holder: the run ended, was released, was never claimed, or its worker died."""
     if state.finished:
         error = f"{state.failure.type}: {state.failure.message}"[:ERROR_CHARS] if state.failure else None
-        # One that was ended without its agent keeps the count of what went before.
+        # If a run was ended by force, its row keeps the count of crashes.
         crashes = row.crashes if forced(events) and state.crashes <= row.crashes <= takeovers else 0
         ended = {"status": state.status, "ready_at": None, "waiting_for": None, "attention": None, "error": error, "crashes": crashes}
         return _first_difference(row, ended)
@@ -111,7 +113,7 @@ def _resting_problem(row: RunRow, state: RunState, events: Sequence[Event], take
         "waiting_for": resting.waiting_for,
         "ready_at": resting.ready_at,
         "attention": resting.attention,
-        # What was wrong stands there until somebody takes the run.
+        # The error stays in the row until a worker claims the run.
         "error": resting.error,
     }
     if isinstance(events[-1].body, RunReleased):
@@ -120,17 +122,20 @@ def _resting_problem(row: RunRow, state: RunState, events: Sequence[Event], take
 
 
 def _lost_problem(row: RunRow, state: RunState) -> str | None:
-    """Whoever noticed that its worker died made it ready, without an event; what was posted since may have paused it."""
+    """The problem of a row whose worker died.
+
+    After the death of its worker, the store makes the run ready without an event. A post may then have paused the run.
+    """
     paused = {"paused"} if state.paused is not None else set()
     problem = _status_problem(row, ({"cancelling", "queued"} if state.cancel else {"queued"}) | paused)
     problem = problem or _first_difference(row, {"waiting_for": None, "error": None, "attention": None})
     if problem is None and (row.ready_at is None) != (row.status == "paused"):
-        problem = _differs("ready_at", row.ready_at, "a time: nobody holds the run" if row.ready_at is None else None)
+        problem = _differs("ready_at", row.ready_at, "a time: no worker holds the run" if row.ready_at is None else None)
     return problem
 
 
 class _Resting:
-    """The row of a run that nobody holds, event by event, as the store projects it."""
+    """The columns of a run that is not held. They are folded from the events, with the same rules as in the store."""
 
     def __init__(self, created: Event) -> None:
         assert isinstance(created.body, RunCreated), created
@@ -144,7 +149,7 @@ class _Resting:
     def released(self, event: Event, body: RunReleased, attention: AttentionNeeded | None, row: RunRow) -> None:
         self.status, self.waiting_for, self.ready_at = body.status, body.waiting_for, body.wake_at
         if row.ready_at == event.ts:
-            self.ready_at = event.ts  # something that arrived while it was given up makes it ready at that very moment
+            self.ready_at = event.ts  # a message in the inbox made the run ready in the commit that released it
         self.attention = attention.reason if attention is not None and body.status == "needs_attention" else None
         self.error = attention.detail[:ERROR_CHARS] if attention is not None else None
 
@@ -154,10 +159,10 @@ class _Resting:
             self.ready_at = self.waiting_for = None
         elif wake == "now":
             stays = status == self.status == "queued" and self.ready_at is not None
-            # One that nobody has ever taken up does not begin before its time because it was paused meanwhile.
+            # If a run that was never claimed is unpaused, the run still does not begin before its `not_before`.
             earliest = self._not_before if isinstance(event.body, RunUnpaused) and event.epoch == 0 else 0
             self.ready_at, self.waiting_for = self.ready_at if stays else max(event.ts, earliest), None
-        # A person lets a run go on that somebody has cancelled: it goes on to its end.
+        # If a person lets a run continue that is being cancelled, its status stays `cancelling`.
         sent_on = isinstance(event.body, RunRequeued | RunUnpaused | ToolCallResolved)
         self.status = "cancelling" if sent_on and cancelled else status
         if self.status != "needs_attention":
@@ -195,7 +200,7 @@ def _first_difference(row: RunRow, expected: dict[str, Any]) -> str | None:
 
 
 def same(projected: Any, journaled: Any) -> bool:
-    """Whether a column says what the journal says. Not every database's text can hold a NUL: there it is shown as ␀."""
+    """Does a column agree with the journal? A NUL counts as ␀, because some databases cannot store a NUL in text."""
     if isinstance(projected, str) and isinstance(journaled, str):
         return projected.replace("\0", "\u2400") == journaled.replace("\0", "\u2400")
     return bool(projected == journaled)

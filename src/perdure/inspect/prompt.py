@@ -1,4 +1,4 @@
-"""What exactly a model was asked in a call that is long past: made again out of the journal, and proved by its digest."""
+"""The exact request of a past model call. It is rebuilt from the journal and compared with its recorded digest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import MsgspecError, to_builtins
 
 from perdure.core.codec import Payload
 from perdure.core.events import ChildFinished, Event, SignalReceived, ToolCallCompleted, ToolCallResolved
-from perdure.core.prompts import Sources, is_request, unpack
+from perdure.core.prompt_deltas import Sources, is_request, unpack
 from perdure.core.state import CallState
 from perdure.errors import InvalidInput, NotFound, StoreCorrupt
 from perdure.inspect.view import RunView
@@ -17,7 +17,7 @@ from perdure.models.messages import answer_of, shown_result
 
 
 def request_of_call(reading: RunView, number: int, load: Callable[[Payload], bytes]) -> bytes:
-    """The request of that call, byte for byte, as canonical JSON; StoreCorrupt when the journal does not lead to it."""
+    """The request of this call, byte for byte, as canonical JSON. StoreCorrupt if it cannot be rebuilt."""
     call = _model_call(reading, number)
     assert call.args is not None
     return unpack(number, *sources(reading.state.calls, reading.events, load))
@@ -39,7 +39,7 @@ def _model_call(reading: RunView, number: int) -> CallState:
 
 
 def sources(calls: Mapping[int, CallState], events: Sequence[Event], load: Callable[[Payload], bytes]) -> Sources:
-    """Where the parts of a request come from: the run's calls and its events."""
+    """Functions that read the parts of a request from the run's calls and events."""
 
     def packed(number: int) -> bytes:
         args = calls[number].args

@@ -1,4 +1,4 @@
-"""Does this code still do what the journal says? Recorded completions against today's agent; nothing is performed."""
+"""Does this code still ask for the calls that the journal has? The agent runs, and the journal answers each call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MakeMachine = Callable[[RunState], Machine]
 
 
 class Same(Struct, frozen=True):
-    """The code asks for what the journal has, to its end."""
+    """The code asks for the calls that the journal has, up to the end of the journal."""
 
     run_id: str
     status: str
@@ -27,7 +27,7 @@ class Same(Struct, frozen=True):
 
 
 class Different(Struct, frozen=True):
-    """The first place where the code and the journal part."""
+    """The first event at which the code and the journal differ."""
 
     run_id: str
     status: str
@@ -38,7 +38,7 @@ class Different(Struct, frozen=True):
 
 
 def compare(run_id: str, events: Sequence[Event], state: RunState, make: MakeMachine, load: Callable[[Payload], bytes]) -> Same | Different:
-    """Replay the whole journal on a fresh machine; the agent runs, and everything it asks for is answered from the journal."""
+    """Replay the whole journal on a new machine. The agent's code runs, and the journal answers every call."""
     machine: Machine | None = None
     try:
         machine = make(state)
@@ -46,7 +46,7 @@ def compare(run_id: str, events: Sequence[Event], state: RunState, make: MakeMac
     except Diverged as diverged:
         return Different(run_id, state.status, diverged.seq, diverged.call, str(diverged))
     except PerdureError as error:
-        # The code does not even take the input, does not come to rest, or touches the world: it is not the code of this run.
+        # The code rejects the input, never becomes idle, or does I/O itself. So the run was made with other code.
         return Different(run_id, state.status, None, None, f"{type(error).__name__}: {error}")
     finally:
         if machine is not None:

@@ -1,4 +1,4 @@
-"""What is not here any more, in words: runs that were pruned, and a journal that has moved."""
+"""Runs that were pruned, and a journal that was moved: in the checks of `perdure doctor` and in the audit trail."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from perdure import shell
 from perdure.engine.api import Reading
 from perdure.inspect.health import Check
-from perdure.inspect.words import iso, plural
+from perdure.inspect.text import iso, plural
 from perdure.store.api import Tombstone
 
 
 def check_retention(store: Reading) -> Iterator[Check]:
-    """For the doctor."""
+    """The checks of `perdure doctor`: was the journal moved, and how many runs were pruned?"""
     moved = store.moved()
     if moved is not None and moved.done:
         yield Check(
@@ -31,12 +31,12 @@ def check_retention(store: Reading) -> Iterator[Check]:
 
 
 def pruned_runs(store: Reading) -> int:
-    """How many runs were here and are not any more."""
+    """How many runs were pruned from this journal."""
     return int(store.facts()["pruned"])
 
 
 class Buried:
-    """Tombstones as lines of the audit trail: those that are there, then those that are new."""
+    """Tombstones as lines of the audit trail. Each call of `more` yields only the tombstones that are new."""
 
     def __init__(self, store: Reading, since: int) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""A journal as lines: each event with the tool and the key of its call, for `events` and for whoever reads along."""
+"""A journal as lines, for `perdure events`: each event with the tool and the key of its call."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ from typing import Any
 
 from perdure.core.events import ApprovalRequested, ChildStarted, Event, RunCreated, ToolCallInitiated, ToolCallProposed, encode_body
 from perdure.core.identity import CallKeys
-from perdure.inspect.models import Load
-from perdure.inspect.sentences import sentence
-from perdure.inspect.words import iso
+from perdure.inspect.text import Load, iso, sentence
 
 
-class Names:
-    """What the calls of one run are about, learned from its events in order."""
+class EventNames:
+    """The tools, keys and names of a run's calls. They are collected from the run's events, which come in order."""
 
     def __init__(self) -> None:
         self.tools: dict[int, str] = {}
         self.keys: dict[int, str] = {}
-        self._keys = CallKeys("", "")  # before the run's first event there is no call
-        self.calls: dict[int, str] = {}  # also those that are no tool's: the action of an approval, the agent of a child
-        self.began: dict[int, int] = {}  # when the last attempt did
+        self._keys = CallKeys("", "")  # replaced at the run's first event; no call comes before it
+        self.calls: dict[int, str] = {}  # call → its tool, the action of its approval, or the agent of its child
+        self.began: dict[int, int] = {}  # call → when its last attempt began
 
     def learn(self, event: Event) -> None:
-        """Take the names out of whatever begins a call; every later event of the call is told with them."""
+        """Learn the names from the event that begins a call. Later events of the call do not have these names."""
         if event.call is None:
             if isinstance(event.body, RunCreated):
                 self._keys = CallKeys.of(event.body)
@@ -40,15 +38,18 @@ class Names:
 
 
 class Timeline:
-    """Turns the events of one run, given in order from the first, into lines. `load` brings what lies in the blob store."""
+    """Turns the events of one run into lines.
+
+    The events must come in order, from the first event on. `load` reads payloads from the blob store.
+    """
 
     def __init__(self, run_id: str, load: Load | None = None) -> None:
         self.run_id = run_id
         self._load = load
-        self.names = Names()
+        self.names = EventNames()
 
     def learn(self, event: Event) -> None:
-        """Pass over an event whose line nobody wants."""
+        """Learn the names from an event that gets no line."""
         self.names.learn(event)
 
     def say(self, event: Event) -> str:
@@ -57,7 +58,7 @@ class Timeline:
         return sentence(event, self.names.calls, self.names.began, self._load)
 
     def record(self, event: Event, hash_: bytes) -> dict[str, Any]:
-        """The event as one JSON object; `data` is its body as it lies in the journal."""
+        """The event as one JSON object. `data` is the body of the event, as in the journal."""
         self.learn(event)
         call = event.call
         return {

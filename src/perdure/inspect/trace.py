@@ -1,18 +1,18 @@
-"""How it came to an event: the chain of causes from the beginning to it, in words.
+"""`perdure trace`: the chain of causes that led to an event.
 
-Most events carry their cause. What a worker does as such (taking and giving up a run) and what comes from outside carry none;
-there the nearest reason that the journal shows is taken, and marked as inferred. Where a cause lies in another run's journal (a
-child's end, the call of a parent), that event is shown beside the link. A tool that a model wanted is called because of that answer, and
-a question to a model is shown with what it was told since its last answer: results of tools, and what people have said.
+If a model asked for a call, the chain also has the model's answer, and the messages that the model got before this
+answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import UnionType
+from typing import Any
 
 from msgspec import Struct
 
+from perdure.core.codec import Payload
 from perdure.core.events import (
     ApprovalDecided,
     ApprovalEscalated,
@@ -26,6 +26,8 @@ from perdure.core.events import (
     ChildFinished,
     ChildStarted,
     Event,
+    ModelCallCompleted,
+    ModelCallInitiated,
     RunAdopted,
     RunCancelled,
     RunClaimed,
@@ -36,17 +38,90 @@ from perdure.core.events import (
     SignalReceived,
     ToolCallInDoubt,
     ToolCallInitiated,
+    ToolCallProposed,
     ToolCallResolved,
 )
+from perdure.core.prompt_deltas import Sources, added, is_request
+from perdure.core.state import fold
 from perdure.errors import NotFound, StoreCorrupt
-from perdure.inspect.models import Load
-from perdure.inspect.observed import Heard, wanted_by
+from perdure.inspect.prompt import sources
+from perdure.inspect.text import Load, answer_in, clip, iso, plain, use_words
 from perdure.inspect.timeline import Timeline
-from perdure.inspect.words import iso
+
+SHOWN_EACH = 160
+MOST_SHOWN = 12
+
+
+# -- Model calls: which answer of a model asked for a call, and which messages the model got before this answer
+
+
+class ToldModels:
+    """The messages that models got before each answer, from a run's journal."""
+
+    def __init__(self, events: Sequence[Event], load: Load | None) -> None:
+        self._events = events
+        self._load = load
+        self._sources: Sources | None = None
+
+    def before(self, event: Event) -> list[str]:
+        """If the event asks a model: the messages since the model's last answer. Empty for any other event."""
+        body = event.body
+        if (
+            self._load is None
+            or event.call is None
+            or not isinstance(body, ToolCallProposed | ToolCallInitiated)
+            or not is_request(body.args)
+        ):
+            return []
+        if self._sources is None:
+            self._sources = sources(fold(self._events).calls, self._events, self._load)
+        try:
+            messages = added(event.call, self._sources)
+        except StoreCorrupt as error:
+            return [str(error)]
+        answers = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
+        since = messages[answers[-1] + 1 :] if answers else messages
+        skipped = [f"… {len(since) - MOST_SHOWN:,} more"] if len(since) > MOST_SHOWN else []
+        return skipped + [_words(message) for message in since[-MOST_SHOWN:]]
+
+
+def _words(message: dict[str, Any]) -> str:
+    text = clip(str(message.get("text", "")), SHOWN_EACH)
+    if message.get("role") == "tool":
+        return f"{'the error' if message.get('error') else 'the result'} of {message.get('name')}: {text}"
+    return f"somebody said: “{text}”"
+
+
+def wanted_by(event: Event, chain: Sequence[Event], load: Load | None) -> str | None:
+    """In words: the model answer in the chain that asked for this call; None if no model asked for the call."""
+    args: Payload | None
+    match event.body:
+        case ModelCallInitiated():
+            return None
+        case ToolCallProposed(tool=name, args=args) | ToolCallInitiated(tool=name, args=args, attempt=1, approval=None):
+            pass
+        case ChildStarted(agent=name, input=args):
+            pass
+        case _:
+            return None
+    answered = next((before for before in reversed(chain) if isinstance(before.body, ModelCallCompleted)), None)
+    answer = answer_in(answered.body.result, load) if answered is not None and isinstance(answered.body, ModelCallCompleted) else None
+    if answered is None or answer is None:
+        return None
+    uses = [use for use in answer.uses if use.name == name]
+    if not uses:
+        return None
+    # The answer may use the tool several times. Name the use with these arguments. If no use has these arguments (a
+    # default was added, or a person edited them), name all uses.
+    same = [use for use in uses if use.arguments == plain(args, load)]
+    return f"the answer in event {answered.seq} wanted it: {', '.join(use_words(use) for use in same[:1] or uses)}"
+
+
+# -- The chain of causes
 
 
 class Link(Struct, frozen=True):
-    """One link of the chain: an event, and why it followed from the one before."""
+    """One link of the chain: an event, and why it followed from the event of the link before."""
 
     step: int
     seq: int
@@ -56,12 +131,12 @@ class Link(Struct, frozen=True):
     call: int | None
     tool: str | None
     cause: int | None
-    inferred: bool  # the event carries no cause: the journal's order and content gave it
+    inferred: bool  # True: the event records no cause, so `cause_of` inferred the cause
     says: str
     because: str | None
-    meanwhile: list[str]  # changes of hand between the cause and this event
-    elsewhere: str | None  # the event in another run's journal that made this one happen
-    heard: list[str]  # of a question to a model: what it was told since its last answer
+    meanwhile: list[str]  # takeovers between the cause and this event
+    elsewhere: str | None  # the event in another run's journal that caused this event
+    heard: list[str]  # for a model call: the messages since the model's last answer
 
 
 ReadJournal = Callable[[str], Sequence[Event]]
@@ -70,7 +145,7 @@ ReadJournal = Callable[[str], Sequence[Event]]
 def trace(run_id: str, events: Sequence[Event], seq: int, read: ReadJournal | None = None, load: Load | None = None) -> list[Link]:
     """The causal chain from the run's first event to event `seq`.
 
-    `read` brings the journals of its parent and its children, and `load` what lies in the blob store.
+    `read` reads the journals of the run's parent and children. `load` reads payloads from the blob store.
     """
     if not 1 <= seq <= len(events):
         raise NotFound(f"run {run_id} has the events 1 to {len(events)}; there is no event {seq}")
@@ -89,7 +164,7 @@ def _chain(events: Sequence[Event], seq: int) -> list[Event]:
 
 
 def cause_of(event: Event, events: Sequence[Event]) -> int | None:
-    """The seq of what made this event happen; None for the first."""
+    """The seq of the event that caused this event; None for the first event of the run."""
     if event.cause is not None:
         return event.cause
     if event.seq == 1:
@@ -115,25 +190,25 @@ def _last(events: Sequence[Event], kind: type | UnionType, call: int | None = No
 
 
 class _Teller:
-    """Says what each link of the chain is, and why it followed."""
+    """Makes the links of the chain: says what happened in each event, and why."""
 
     def __init__(self, run_id: str, events: Sequence[Event], chain: Sequence[Event], read: ReadJournal | None, load: Load | None) -> None:
         self._events = events
         self._read = read
         self._load = load
-        self._heard = Heard(events, load)
+        self._heard = ToldModels(events, load)
         self._timeline = Timeline(run_id, load)
         self._said: dict[int, str] = {}
         told = {event.seq for event in chain}
         for event in events[: chain[-1].seq]:
-            # In order: how long something took is known only right then.
+            # Go through the events in order: a sentence needs the names and the begin times of the calls so far.
             if event.seq in told:
                 self._said[event.seq] = self._timeline.say(event)
             else:
                 self._timeline.learn(event)
 
     def link(self, step: int, event: Event, chain: Sequence[Event]) -> Link:
-        """The link for this event, which follows from the last one of the chain before it."""
+        """The link for this event. `chain` has the earlier events of the chain; the last of them caused this event."""
         before = chain[-1] if chain else None
         return Link(
             step=step,
@@ -154,7 +229,7 @@ class _Teller:
 
 
 def _elsewhere(event: Event, read: ReadJournal) -> str | None:
-    """The event of another run that this one goes back to: a child's last one, or the call of the parent."""
+    """In words: the event of another run that caused this event: a child's last event, or the parent's call."""
     match event.body:
         case ChildFinished(run_id=other):
             journal = read(other)
@@ -173,18 +248,18 @@ def _elsewhere(event: Event, read: ReadJournal) -> str | None:
 
 
 def taken_over(event: Event, events: Sequence[Event]) -> str | None:
-    """Who took the run from whom and why, when this event is a takeover."""
+    """In words: which worker took over the run from which worker, and why. None if this event is no takeover."""
     body = event.body
     if not isinstance(body, RunClaimed) or not body.takeover:
         return None
     before = previous_claim(event.seq, events)
     held = f"worker {before.name or before.worker}" if before else "the worker before"
     why = "its process is gone: the kernel has freed its lock" if body.proven_dead else "it gave no sign of life for longer than its lease"
-    return f"worker {body.name or body.worker} took the run over from {held}, which had not given it up: {why}"
+    return f"worker {body.name or body.worker} took the run over from {held}, which had not released it: {why}"
 
 
 def previous_claim(seq: int, events: Sequence[Event]) -> RunClaimed | None:
-    """The claim in force just before event `seq`."""
+    """The last claim of the run before event `seq`; None if there is none."""
     return next((event.body for event in reversed(events[: seq - 1]) if isinstance(event.body, RunClaimed)), None)
 
 
@@ -199,9 +274,9 @@ def _because(event: Event, before: Event | None) -> str | None:
         case ApprovalVoted() | ApprovalDecided():
             return f"it was asked for in event {before.seq}, and somebody answered"
         case ApprovalEscalated() | ApprovalExpired():
-            return f"it was asked for in event {before.seq}, and nobody answered in time"
+            return f"it was asked for in event {before.seq}, and there was no answer in time"
         case ApprovalWithdrawn():
-            return f"it was asked for in event {before.seq}, and nobody wants it any more"
+            return f"it was asked for in event {before.seq}, and it is not needed any more"
         case ToolCallInitiated(approval=str() as approval):
             return f"approval {approval} was given (event {before.seq}); this uses it up"
         case ChildFinished():
@@ -221,7 +296,7 @@ def _because(event: Event, before: Event | None) -> str | None:
 
 
 def _changes_of_hand(before: Event, event: Event, events: Sequence[Event]) -> list[str]:
-    """Takeovers between two linked events: without them a second attempt would look as if it came out of nowhere."""
+    """The takeovers between two linked events. A takeover explains why there was a second attempt."""
     between = events[before.seq : event.seq - 1]
     told = [(other.seq, taken_over(other, events)) for other in between]
     return [f"event {seq}: {says}" for seq, says in told if says is not None]

@@ -1,9 +1,12 @@
-"""Can this journal be believed? Recomputed from the stored bytes; nothing that lies in the database is trusted (G11).
+"""Was this journal changed after it was written? Every edit is detected (G11): the stored bytes are hashed again.
 
-Looked at in order of seq, and the first thing that is wrong is the answer: the hash chain, whether each event can be decoded, its
-cause, its blobs, its place in the life of its call; then the run's row, and what else lies beside the journal and must say what it
-says: approvals, budgets, its parent and its children.
-Cutting off the last events together with a matching row can only be found against a head that was kept elsewhere.
+The events are checked in order of seq, and the check ends at the first problem. For each event it checks the hash
+chain, that the event can be decoded, its cause, its epoch, its blobs, and that the event may follow the events before
+it. Then it checks the run's row, and then the other rows that must agree with the journal: approvals, budgets, the
+parent and the children.
+
+One change is not detected: the last events are deleted, and the row is changed to match. Only a copy of the head that
+was kept in another place can show this change.
 """
 
 from __future__ import annotations
@@ -20,26 +23,26 @@ from perdure.core.events import AnyBody, Event, RunClaimed, RunCreated, decode_b
 from perdure.core.state import RunState
 from perdure.engine.api import Reading
 from perdure.errors import InvalidInput, StoreCorrupt
-from perdure.inspect.beside import Kin, beside_problem
+from perdure.inspect.consistency import Relatives, beside_problem
 from perdure.inspect.projection import birth_problem, row_problem
 from perdure.store.api import RunRow, Stored
 
-LOOKS = 5  # at a run that moves on all the time
+LOOKS = 5  # if the run changes while it is verified, it is verified again, at most this many times
 
 
 class Verdict(Struct, frozen=True):
-    """What was found about one run; `problem` is None when everything is as it was written."""
+    """The result for one run. `problem` is None if everything is as it was written."""
 
     run_id: str
     events: int
-    head: str  # the hash that the stored events lead to: compare it with one that was kept elsewhere
-    seq: int | None = None  # the first bad event
+    head: str  # the hash of the last sound event: compare it with a copy from another place
+    seq: int | None = None  # the seq of the first bad event
     problem: str | None = None
-    projection: bool = False  # the journal is sound, and what lies beside it (the run's row, approvals, budgets) does not say what it says
+    projection: bool = False  # True: the journal is sound, but the run's row or another row contradicts it
 
 
 class Heading(Protocol):
-    """What is said about a journal beside it, by a run's row or by an export."""
+    """The run id, the length and the head of a journal. A run's row and the line of a run in an export have these."""
 
     @property
     def run_id(self) -> str: ...
@@ -56,12 +59,12 @@ class _Bad(Exception):
         self.problem = problem
 
 
-def verify_run(store: Reading, row: RunRow, kin: Kin | None = None) -> Verdict:
-    """The verdict on the run. The row was read before, so that the journal has at least what it speaks of.
+def verify_run(store: Reading, row: RunRow, kin: Relatives | None = None) -> Verdict:
+    """The verdict on the run. Read `row` before this call: then the journal has at least `row.seq` events.
 
-    Whoever verifies many runs hands in the same `kin` each time: brothers and sisters have one parent, which is then read once.
+    To verify many runs, pass the same `kin` each time. Then the journal of a parent is read once for its children.
     """
-    verdict = _verdict(store, row, kin or Kin(store))
+    verdict = _verdict(store, row, kin or Relatives(store))
     for _ in range(LOOKS):
         try:
             later = store.get(row.run_id) if verdict.problem is not None and verdict.projection else None
@@ -69,19 +72,19 @@ def verify_run(store: Reading, row: RunRow, kin: Kin | None = None) -> Verdict:
             return structs.replace(verdict, seq=None, problem=str(damage))
         if later is None or later == row:
             break
-        # Somebody has moved the run on between two looks of ours: what did not fit may have come from that.
+        # The run has changed since its row was read. This may explain the problem, so verify the run again.
         row = later
-        verdict = _verdict(store, row, Kin(store))
+        verdict = _verdict(store, row, Relatives(store))
     return verdict
 
 
-def _verdict(store: Reading, row: RunRow, kin: Kin) -> Verdict:
+def _verdict(store: Reading, row: RunRow, kin: Relatives) -> Verdict:
     stored = store.stored(row.run_id)
     beyond = [event for event in stored if isinstance(event.seq, int) and event.seq > row.seq]
     if beyond:
         later = store.get(row.run_id)
         if later is not None and later.seq >= beyond[-1].seq:
-            # A worker has appended meanwhile: those events belong to a row that is newer than ours.
+            # A worker has appended events since `row` was read. Leave out these events: `row` does not count them.
             stored = stored[: len(stored) - len(beyond)]
     verdict, checker = verify_journal(row, stored, store.blob)
     if verdict.problem is not None:
@@ -96,9 +99,9 @@ def _verdict(store: Reading, row: RunRow, kin: Kin) -> Verdict:
 
 
 def creation_of(store: Reading, row: RunRow) -> RunCreated:
-    """The run's first event, after the hash chain was recomputed up to the row's head; StoreCorrupt if it, or the row, was changed.
+    """The run's first event. StoreCorrupt if the hash chain does not lead from this event to the row's head.
 
-    The row was read before, so that the journal has at least the events that it speaks of.
+    Read `row` before this call: then the journal has at least `row.seq` events.
     """
     stored = store.stored(row.run_id)[: row.seq]
     head = identity.genesis(row.run_id)
@@ -119,9 +122,9 @@ def creation_of(store: Reading, row: RunRow) -> RunCreated:
     return created
 
 
-def verify_journal(row: Heading, stored: Sequence[Stored], blob: Callable[[str], bytes]) -> tuple[Verdict, Checked]:
-    """The verdict on the events alone, and what they say."""
-    checked = Checked(row, stored, blob)
+def verify_journal(row: Heading, stored: Sequence[Stored], blob: Callable[[str], bytes]) -> tuple[Verdict, Verified]:
+    """The verdict on the events alone, and the `Verified` that has folded them, up to the first bad event."""
+    checked = Verified(row, stored, blob)
     try:
         checked.check()
     except _Bad as bad:
@@ -129,8 +132,8 @@ def verify_journal(row: Heading, stored: Sequence[Stored], blob: Callable[[str],
     return Verdict(row.run_id, len(stored), checked.head.hex()), checked
 
 
-class Checked:
-    """Walks the stored events once, from the first to the last."""
+class Verified:
+    """Checks and folds the stored events once, from the first to the last."""
 
     def __init__(self, row: Heading, stored: Sequence[Stored], blob: Callable[[str], bytes]) -> None:
         self.state = RunState()
@@ -168,7 +171,7 @@ class Checked:
 
     def _check_link(self, index: int, stored: Stored) -> None:
         computed = _link(self.head, stored, stored.seq)
-        if computed is None or computed != stored.hash:  # None: a field is of a type that cannot be hashed, and the hash may be gone too
+        if computed is None or computed != stored.hash:  # None: a wrong type; `stored.hash` may be None too
             raise _Bad(stored.seq, self._why_broken(index, stored, computed))
         self.head = stored.hash
 
@@ -185,7 +188,7 @@ class Checked:
         return "hash mismatch: it, or the event before it, is not what was written"
 
     def _written_as(self, stored: Stored) -> int | None:
-        """The place at which this event's hash would be right, when events have changed places."""
+        """If events were swapped: the seq for which this event's hash is right. None if there is no such seq."""
         for position, other in enumerate(self._stored, 1):
             for seq in (position, position + 1):
                 if _link(other.hash, stored, seq) == stored.hash:
@@ -236,7 +239,7 @@ class Checked:
 
 
 def _link(before: bytes, stored: Stored, seq: int) -> bytes | None:
-    """The hash that this event must have after `before`; None when a field is not even of the right type."""
+    """The hash that this event must have if the previous hash is `before`; None if a field has a wrong type."""
     try:
         return identity.link(before, seq, _hex(stored.event_id), stored.ts, stored.epoch, stored.call, stored.cause, stored.data)
     except TypeError:
@@ -256,7 +259,7 @@ def _run_id_of(stored: Stored) -> str | None:
 
 
 def payloads(body: AnyBody) -> Iterator[Payload]:
-    """Every payload that a body holds."""
+    """Every payload in the body."""
     for name in body.__struct_fields__:
         value = getattr(body, name)
         if isinstance(value, Payload):

@@ -1,4 +1,4 @@
-"""The state of a run, now or as of any event: a fold of its journal or of a prefix of it."""
+"""The state of a run, now or as of any event: a fold of its journal, or of the events up to this event."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from msgspec import Struct
 
 from perdure.core.codec import Payload
 from perdure.core.events import Event
-from perdure.core.prompts import is_request
+from perdure.core.prompt_deltas import is_request
 from perdure.core.state import AskState, CallState, ChildState, RunState, fold
 from perdure.engine.api import Reading
 from perdure.errors import NotFound
 from perdure.inspect.cost import budget_view, cost_of
-from perdure.inspect.words import failed, iso, places, plain, pruned_words, seconds
+from perdure.inspect.text import failed, iso, places, plain, pruned_words, seconds
 from perdure.store.api import Filter, Ledger, RunRow, Status
 from perdure.store.url import shown_url
 
@@ -28,7 +28,7 @@ class RunView(Struct, frozen=True):
     row: RunRow
     events: list[Event]
     state: RunState
-    past: bool  # as of an event before the last one: the row knows more than the state
+    past: bool  # True: the state is as of an event before the last event, so the row is newer than the state
 
     @property
     def status(self) -> str:
@@ -36,7 +36,7 @@ class RunView(Struct, frozen=True):
 
 
 def require(store: Reading, run_id: str) -> RunRow:
-    """The run's row; NotFound when there is none."""
+    """The run's row. NotFound if there is no such run, or if the run was pruned."""
     row = store.get(run_id)
     if row is None and (tombstone := store.tombstone(run_id)) is not None:
         raise NotFound(pruned_words(tombstone))
@@ -48,7 +48,7 @@ def require(store: Reading, run_id: str) -> RunRow:
 def read_run(store: Reading, run_id: str, at: int | None = None) -> RunView:
     """The run as of its last event, or as of event `at`."""
     row = require(store, run_id)
-    # The row was read first, so that the journal has at least what the row speaks of; what came in between is left out.
+    # The row is read first, so the journal has at least `row.seq` events. Later events are left out.
     events = [event for event in store.read(run_id) if event.seq <= row.seq]
     if at is not None and not 1 <= at <= len(events):
         raise NotFound(f"run {run_id} has the events 1 to {len(events)}; there is no event {at}")
@@ -57,7 +57,7 @@ def read_run(store: Reading, run_id: str, at: int | None = None) -> RunView:
 
 
 def loader(store: Reading) -> Callable[[Payload], bytes]:
-    """A function that brings a payload's bytes, from the event or from the blob store."""
+    """A function that returns the bytes of a payload, from the payload itself or from the blob store."""
 
     def load(payload: Payload) -> bytes:
         inline = payload.inline
@@ -72,7 +72,10 @@ def loader(store: Reading) -> Callable[[Payload], bytes]:
 def run_record(
     reading: RunView, load: Callable[[Payload], bytes], ledgers: Sequence[Ledger] = (), below: Sequence[RunRow] = ()
 ) -> dict[str, Any]:
-    """The whole of a run as one JSON object. `ledgers` are the budgets that apply to it now, `below` its unfinished children."""
+    """A run as one JSON object.
+
+    `ledgers` are the budgets that apply to the run now. `below` are the unfinished runs below the run.
+    """
     row, state = reading.row, reading.state
     now_at = {} if reading.past else {child.run_id: child.status for child in below}
     error = failed(state.failure) or None if reading.past else row.error
@@ -110,7 +113,10 @@ def run_record(
 
 
 def _budget(reading: RunView, ledgers: Sequence[Ledger]) -> dict[str, Any] | None:
-    """The budget that applies first, and those above it; of a moment that is past only its own limits are known."""
+    """The first budget that applies to the run, and the budgets above it.
+
+    If the state is as of an earlier event: only the limits of the run's own budget.
+    """
     state = reading.state
     if reading.past or not ledgers:
         return None if state.budget is None else {"run_id": reading.row.run_id, "limits": msgspec.structs.asdict(state.budget)}
@@ -119,7 +125,7 @@ def _budget(reading: RunView, ledgers: Sequence[Ledger]) -> dict[str, Any] | Non
 
 
 def approval_record(ask: AskState, state: RunState, load: Callable[[Payload], bytes]) -> dict[str, Any]:
-    """Where one approval stands, as one JSON object."""
+    """One approval and its status, as one JSON object."""
     request = ask.request
     call = state.calls.get(ask.number)
     used_up = request.tool is not None and ask.outcome == "approved" and call is not None and call.attempt > 0
@@ -150,7 +156,7 @@ def approval_record(ask: AskState, state: RunState, load: Callable[[Payload], by
 
 
 def child_record(child: ChildState, load: Callable[[Payload], bytes], now_at: Status | None = None) -> dict[str, Any]:
-    """Where one child stands: as its parent's journal has it, or at `now_at` where that is known."""
+    """One child as one JSON object. `now_at` is the child's status, if the parent's journal does not have its end."""
     ended = child.ended
     return {
         "run_id": child.run_id,
@@ -167,7 +173,7 @@ def child_record(child: ChildState, load: Callable[[Payload], bytes], now_at: St
 
 
 def call_record(call: CallState, load: Callable[[Payload], bytes]) -> dict[str, Any]:
-    """Where one call stands, as one JSON object."""
+    """One call and its phase, as one JSON object."""
     return {
         "call": call.number,
         "kind": "model" if is_request(call.args) else "tool",
@@ -192,16 +198,16 @@ def call_record(call: CallState, load: Callable[[Payload], bytes]) -> dict[str, 
 
 
 def all_rows(store: Reading, wanted: Filter | None = None) -> Iterator[RunRow]:
-    """Every run that matches, newest first, however many there are; the filter's limit does not count."""
+    """Every run that matches the filter, newest first, read page by page. The filter's limit is ignored."""
     base = wanted or Filter()
     before, limit = base.before, PAGE
-    seen: set[str] = set()  # created in the moment at which the page before ended
+    seen: set[str] = set()  # runs of the page before that were created in the last microsecond of that page
     while True:
         page = store.list(Filter(base.status, base.agent, base.tenant, limit, before))
         yield from (row for row in page if row.run_id not in seen)
         if len(page) < limit:
             return
-        # Runs that were created in the same microsecond may lie on both sides of the edge: ask for that moment again.
+        # Runs that were created in the same microsecond may be on two pages. So ask for the last microsecond again.
         edge = page[-1].created_at
         limit = limit * 2 if page[0].created_at == edge else PAGE
         at_edge = {row.run_id for row in page if row.created_at == edge}

@@ -1,4 +1,4 @@
-"""Models that agents ask: every answer is journaled with its tokens and its cost, and never asked for again."""
+"""Models that agents ask. Every answer is recorded with its tokens and cost, so a resumed run does not ask again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The adapters when they are asked for: whoever uses one does not pay for the other."""
+    """Import an adapter on first use: a program that uses only one adapter does not import the other."""
     if name == "Anthropic":
         from perdure.models.anthropic import Anthropic
 

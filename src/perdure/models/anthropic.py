@@ -1,4 +1,4 @@
-"""`Anthropic`: the Messages API through the official client, streamed inside the call."""
+"""`Anthropic`: the Messages API through the official client. The answer is streamed inside the call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,20 @@ from perdure.models.clients import Clients, made, missing, secrets_of
 from perdure.models.messages import Answer, Assistant, Request, Stop, Tokens, ToolResult, ToolUse, User
 from perdure.models.model import Model
 from perdure.models.streams import CONNECT_S, hear, time_left_s
-from perdure.models.wire import NOTHING_SAID, Names, Part, Wanted, composed, count, in_order, joined, mapping, sendable, text_in, wire_ids
+from perdure.models.wire import (
+    NOTHING_SAID,
+    Part,
+    Wanted,
+    WireNames,
+    composed,
+    count,
+    in_order,
+    joined,
+    mapping,
+    sendable,
+    text_in,
+    wire_ids,
+)
 from perdure.tool.call import Call
 
 if TYPE_CHECKING:
@@ -21,17 +34,17 @@ MAX_TOKENS = 8192
 _STOPS: dict[str, Stop] = {
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
-    "pause_turn": "length",  # the provider's own tools took too long: the turn is not at its end
+    "pause_turn": "length",  # the provider's own tools took too long, so the turn is not complete
     "refusal": "refusal",
 }
-_OPENING = "(You begin.)"  # the first turn must be the user's
+_OPENING = "(You begin.)"  # a user turn that is inserted at the start, because the API wants a user turn first
 
 
 class Anthropic(Model):
-    """A model of Anthropic. Without a client of yours one is made, with the key in ANTHROPIC_API_KEY.
+    """A model of Anthropic. If no `client` is given, a client is created with the key in ANTHROPIC_API_KEY.
 
-    `max_tokens` is what one answer may have at most, 8,192 unless it is said; thinking and everything else that the API knows goes
-    into `options`, such as options={"thinking": {"type": "adaptive"}}.
+    `max_tokens`: the longest answer, 8,192 by default. Put thinking and other parameters of the API into `options`:
+    options={"thinking": {"type": "adaptive"}}.
     """
 
     provider = PROVIDER
@@ -41,15 +54,15 @@ class Anthropic(Model):
         self._clients = Clients(client, partial(_client, name), "AsyncAPIClient")
 
     def body(self, request: Request) -> dict[str, Any]:
-        """What is sent for this request, word for word."""
+        """The exact body that is sent for this request."""
         return body(request)
 
     async def answer(self, request: Request, call: Call) -> Answer:
         client = await self._clients.here()
-        heard = Heard()
+        heard = AnthropicAnswer()
         opening = self._open(client, request, call)
         request_id = await hear(self, call, opening, heard, id_header="request-id", secrets=secrets_of(client))
-        return heard.answer(Names(request.tools), request_id)
+        return heard.answer(WireNames(request.tools), request_id)
 
     def _open(self, client: Any, request: Request, call: Call) -> Any:
         from anthropic import Timeout
@@ -59,7 +72,7 @@ class Anthropic(Model):
         return client.messages.create(
             model=whole.pop("model"),
             max_tokens=whole.pop("max_tokens"),
-            messages=[],  # they come with the rest: the SDK would copy the whole conversation to look for files in it
+            messages=[],  # the messages are in extra_body: the SDK would copy the whole conversation to look for files
             stream=True,
             extra_body=whole,
             extra_headers={"Idempotency-Key": call.key},
@@ -74,13 +87,13 @@ def _client(name: str) -> AsyncAnthropic:
         raise missing(name, "anthropic") from None
     way_out = "set ANTHROPIC_API_KEY, or give client=AsyncAnthropic(api_key=…)"
     client: AsyncAnthropic = made(lambda: AsyncAnthropic(max_retries=0), name, way_out)
-    _ = client.messages  # imports half of the SDK, and does so here and not on the loop
+    _ = client.messages  # starts a large import now, in this thread, so that it does not block the loop later
     return client
 
 
 def body(request: Request) -> dict[str, Any]:
-    """The request as the Messages API takes it. Pure: the same request is the same body for ever."""
-    names = Names(request.tools)
+    """The request for the Messages API. The function is pure: the same request always gives the same body."""
+    names = WireNames(request.tools)
     whole: dict[str, Any] = {"model": request.model, "max_tokens": request.max_tokens or MAX_TOKENS}
     if request.system.strip():
         whole["system"] = request.system
@@ -100,14 +113,14 @@ def body(request: Request) -> dict[str, Any]:
     return clean
 
 
-def _turns(request: Request, names: Names) -> list[dict[str, Any]]:
-    """Turns by turns: what neighbours of one role have said is one turn, results before words, as they came."""
+def _turns(request: Request, names: WireNames) -> list[dict[str, Any]]:
+    """Turns of the user and the assistant, in alternation. Adjacent messages of one role are joined into one turn."""
     turns: list[dict[str, Any]] = [{"role": "user", "content": []}]
     for message, ids in wire_ids(request.messages):
         role = "assistant" if isinstance(message, Assistant) else "user"
         blocks = _blocks(message, ids, names)
         if isinstance(message, Assistant) and not blocks:
-            continue  # an answer with nothing in it, which may not be said to have been given
+            continue  # the API refuses an empty answer
         if turns[-1]["role"] != role:
             turns.append({"role": role, "content": []})
         turns[-1]["content"] += blocks
@@ -116,11 +129,11 @@ def _turns(request: Request, names: Names) -> list[dict[str, Any]]:
             turn["content"] = [_text(_OPENING if turn is turns[0] and not isinstance(request.messages[0], User) else NOTHING_SAID)]
     last = turns[-1]["content"][-1]
     if turns[-1]["role"] == "assistant" and last.get("type") == "text":
-        last["text"] = last["text"].rstrip()  # an answer to be gone on with may not end in a space
+        last["text"] = last["text"].rstrip()  # the API refuses a last assistant turn that ends with white space
     return turns
 
 
-def _blocks(message: User | Assistant | ToolResult, ids: Mapping[str, str], names: Names) -> list[dict[str, Any]]:
+def _blocks(message: User | Assistant | ToolResult, ids: Mapping[str, str], names: WireNames) -> list[dict[str, Any]]:
     if isinstance(message, User):
         return [_text(message.text)] if message.text.strip() else []
     if isinstance(message, ToolResult):
@@ -130,7 +143,8 @@ def _blocks(message: User | Assistant | ToolResult, ids: Mapping[str, str], name
     blocks: list[dict[str, Any]] = []
     for part in in_order(PROVIDER, message):
         if isinstance(part, ToolUse):
-            # The API takes an object only; that the arguments were none is what the tool's result says.
+            # The API accepts only an object as arguments. The result of this tool use tells the model that its
+            # arguments were not an object.
             arguments = part.arguments if isinstance(part.arguments, dict) else {"not_an_object": part.arguments}
             blocks.append({"type": "tool_use", "id": ids[part.id], "name": names.wire(part.name), "input": arguments})
         elif isinstance(part, str):
@@ -144,8 +158,8 @@ def _text(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-class Heard:
-    """What has been heard of an answer so far. Takes events as they come, however they look."""
+class AnthropicAnswer:
+    """The part of an answer that was received so far. Malformed events are accepted."""
 
     def __init__(self) -> None:
         self.whole = False
@@ -155,7 +169,7 @@ class Heard:
         self._model = ""
 
     def take(self, event: Mapping[str, Any]) -> str:
-        """Go on by one event; the words in it."""
+        """Take the next event of the stream. Returns the text in the event."""
         index = str(event.get("index"))
         match event.get("type"):
             case "message_start":
@@ -174,7 +188,7 @@ class Heard:
         return ""
 
     def _count(self, usage: object) -> None:
-        """The counts are totals: a later one replaces an earlier one."""
+        """Keep the reported counts. Each count is a total, so a later count replaces an earlier count."""
         self._usage |= {name: count(value) for name, value in mapping(usage).items() if value is not None}
 
     @property
@@ -183,7 +197,7 @@ class Heard:
         cached, stored = used("cache_read_input_tokens", 0), used("cache_creation_input_tokens", 0)
         return Tokens(used("input_tokens", 0) + cached + stored, used("output_tokens", 0), cached, stored)
 
-    def answer(self, names: Names, request_id: str | None) -> Answer:
+    def answer(self, names: WireNames, request_id: str | None) -> Answer:
         stop = _STOPS.get(self._stop or "", "end")
         parts = [part for block in self._blocks.values() for part in block.parts()]
         made_of = composed(PROVIDER, parts, names, stop)
@@ -193,7 +207,7 @@ class Heard:
 
 
 class _Block:
-    """A content block that grows."""
+    """A content block that is received in pieces."""
 
     def __init__(self, start: Mapping[str, Any]) -> None:
         self._start = dict(start)
@@ -202,7 +216,7 @@ class _Block:
         self._grown: dict[str, list[str]] = {"text": [self.begun_with]}
 
     def grow(self, delta: Mapping[str, Any]) -> str:
-        """Go on by a delta; the words in it."""
+        """Add a delta to the block. Returns the text in the delta."""
         for name in ("text", "partial_json", "thinking", "signature"):
             if more := text_in(delta, name):
                 self._grown.setdefault(name, []).append(more)
@@ -220,10 +234,10 @@ class _Block:
         return [self._verbatim(said)] if self._kind else []
 
     def _verbatim(self, said: str) -> dict[str, Any]:
-        """Thoughts and the provider's own tools: kept as they are, to be given back."""
+        """A thinking block, or a use of a provider's own tool, unchanged. The API wants such blocks sent back."""
         names = ("thinking", "signature") if self._kind == "thinking" else ()
         whole = self._start | {name: text_in(self._start, name) + joined(self._grown.get(name, [])) for name in names}
         if said:
-            use = composed(PROVIDER, [Wanted("", "", said)], Names(()), "end").uses[0]
+            use = composed(PROVIDER, [Wanted("", "", said)], WireNames(()), "end").uses[0]
             whole["input"] = use.arguments if isinstance(use.arguments, dict) else {}
         return whole

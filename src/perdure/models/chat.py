@@ -1,4 +1,4 @@
-"""OpenAI's chat completions, which most other servers speak as well: a request as it is sent, an answer as it is heard."""
+"""The format of OpenAI's chat completions API: requests and streamed answers. Most compatible servers support it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from typing import Any
 
 from perdure.core import codec
 from perdure.models.messages import Answer, Assistant, Message, Request, Stop, Tokens, ToolResult, ToolSpec, ToolUse, User
-from perdure.models.wire import NOTHING_SAID, Names, Part, Wanted, composed, count, joined, mapping, sendable, text_in, wire_ids
+from perdure.models.wire import NOTHING_SAID, Part, Wanted, WireNames, composed, count, joined, mapping, sendable, text_in, wire_ids
 
 PROVIDER = "chat"
 _STOPS: dict[str, Stop] = {"length": "length", "content_filter": "refusal"}
 
 
 def body(request: Request, *, limit: str) -> dict[str, Any]:
-    """The request as chat completions take it. `limit` is the field for max_tokens, which not all servers call the same."""
-    names = Names(request.tools)
+    """The request for chat completions.
+
+    `limit`: the name of the field that max_tokens is sent in. The name differs between servers.
+    """
+    names = WireNames(request.tools)
     whole: dict[str, Any] = {"model": request.model, "stream_options": {"include_usage": True}}
     if request.max_tokens is not None:
         whole[limit] = request.max_tokens
@@ -35,18 +38,18 @@ def body(request: Request, *, limit: str) -> dict[str, Any]:
     return clean
 
 
-def function(tool: ToolSpec, names: Names) -> dict[str, Any]:
-    """A tool as both APIs describe it."""
+def function(tool: ToolSpec, names: WireNames) -> dict[str, Any]:
+    """A tool in the form that both OpenAI APIs share."""
     described = {"description": tool.description} if tool.description else {}
     return {"name": names.wire(tool.name), **described, "parameters": tool.schema}
 
 
 def arguments_text(use: ToolUse) -> str:
-    """Arguments travel as text: those that were no JSON go back as they came."""
+    """The arguments as text. Arguments that were not a JSON object are sent back unchanged."""
     return use.arguments if isinstance(use.arguments, str) else codec.encode(use.arguments).decode("utf-8")
 
 
-def _messages(message: Message, ids: Mapping[str, str], names: Names) -> list[dict[str, Any]]:
+def _messages(message: Message, ids: Mapping[str, str], names: WireNames) -> list[dict[str, Any]]:
     match message:
         case User():
             return [{"role": "user", "content": message.text or NOTHING_SAID}]
@@ -58,12 +61,12 @@ def _messages(message: Message, ids: Mapping[str, str], names: Names) -> list[di
                 for use in message.uses
             ]
             if not message.text and not calls:
-                return []  # an answer with nothing in it, which may not be said to have been given
+                return []  # servers refuse an empty answer
             return [{"role": "assistant", "content": message.text or None, **({"tool_calls": calls} if calls else {})}]
 
 
-class Heard:
-    """What has been heard of an answer so far. Takes chunks as they come, however they look."""
+class ChatAnswer:
+    """The part of an answer that was received so far. Malformed chunks are accepted."""
 
     def __init__(self) -> None:
         self.whole = False
@@ -76,7 +79,7 @@ class Heard:
         self._model = ""
 
     def take(self, chunk: Mapping[str, Any]) -> str:
-        """Go on by one chunk; the words in it."""
+        """Take the next chunk of the stream. Returns the text in the chunk."""
         self._model = text_in(chunk, "model") or self._model
         if chunk.get("usage") is not None:
             self.tokens = _tokens(mapping(chunk["usage"]))
@@ -94,12 +97,16 @@ class Heard:
         return said + refused
 
     def _grow(self, delta: Mapping[str, Any]) -> None:
-        """Deltas of a call share its index. Servers that number none begin each call with its id."""
+        """Add a delta to its tool call.
+
+        All deltas of one call have the same index. If a server sends no indexes, the first delta of a call has an id,
+        and deltas without an id belong to the last call.
+        """
         index, ident = delta.get("index"), text_in(delta, "id")
         key = self._last if index is None and not ident else f"{index} {ident}" if index is None else str(index)
         known = self._calls.get(key)
         if known is not None and ident and known.id and ident != known.id:
-            key = f"{key} {ident}"  # a second call under the same index
+            key = f"{key} {ident}"  # another id: this is a second call with the same index
             known = self._calls.get(key)
         if known is None:
             known = self._calls[key] = _Call()
@@ -108,7 +115,7 @@ class Heard:
         known.name += text_in(delta, "function", "name") if known.name != text_in(delta, "function", "name") else ""
         known.arguments.append(text_in(delta, "function", "arguments"))
 
-    def answer(self, names: Names, request_id: str | None) -> Answer:
+    def answer(self, names: WireNames, request_id: str | None) -> Answer:
         refusal = joined(self._refused)
         stop: Stop = "refusal" if refusal else _STOPS.get(self._stop, "end")
         parts: list[Part] = [text for text in (joined(self._words), refusal) if text]
@@ -127,7 +134,7 @@ class _Call:
 
 
 def _tokens(usage: Mapping[str, Any]) -> Tokens:
-    """`prompt_tokens` is all of the input, with what was cached and stored."""
+    """The token counts in the form for all providers. `prompt_tokens` includes cached and stored input."""
     details = mapping(usage.get("prompt_tokens_details"))
     asked = count(usage.get("prompt_tokens"))
     cached = min(count(details.get("cached_tokens")), asked)

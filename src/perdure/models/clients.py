@@ -1,6 +1,7 @@
-"""The SDKs' clients: made when they are needed, one for each event loop, and closed with it.
+"""The clients of the SDKs. A client is created when a loop first needs it, and closed when that loop ends.
 
-Connections belong to the loop that opened them, and a process may see several loops in its life.
+Each event loop has its own client: connections belong to the loop that opened them, and a process may have several
+loops, one after the other.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ _SECRETS = ("api_key", "auth_token", "admin_api_key", "webhook_key", "webhook_se
 
 
 class Clients:
-    """The client that the user has given, or those that `make` makes. None of them tries again on its own: the journal owns attempts."""
+    """The client that the user gave, or clients that `make` creates.
+
+    No client retries by itself: every attempt must be in the journal.
+    """
 
     def __init__(self, given: Any, make: Callable[[], Any], kind: str) -> None:
-        # A class that is not the async one answers with things that cannot be awaited; by name, as its SDK need not be imported for this.
+        # Refuse a client that is not async: its results cannot be awaited. The check uses the name of the class,
+        # because an import of the SDK is slow.
         if given is not None and not any(base.__name__ == kind for base in type(given).__mro__):
             raise InvalidInput(f"client={type(given).__name__}: give an async one, such as AsyncAnthropic(…) or AsyncOpenAI(…)")
         self._given = given
@@ -36,26 +41,30 @@ class Clients:
             return self._given
         loop = asyncio.get_running_loop()
         if loop not in self._own:
-            # In a thread: importing an SDK and reading certificates takes half a second, and other runs are on this loop.
+            # Make the client in a thread: the import of an SDK and the reading of certificates take half a second, and
+            # other runs use this loop.
             client = await asyncio.to_thread(self._make)
             if loop in self._own:
-                await client.close()  # somebody else was faster
+                await client.close()  # another task has created a client for this loop meanwhile
             else:
                 await self._keep(loop, client)
         return self._own[loop][0]
 
     async def _keep(self, loop: asyncio.AbstractEventLoop, client: Any) -> None:
         for other in [other for other in self._own if other.is_closed()]:
-            self._own.pop(other)[1].detach()  # its connections went with it
+            self._own.pop(other)[1].detach()  # the client's connections were closed together with the other loop
         closing = _closing(client)
-        # Held from outside, and not by us: what the garbage collector finds together with us it takes apart in any order, and it
-        # would find the connections open.
+        # The finalizer holds a reference to the client. If only this object held one, both would become garbage at the
+        # same time, and the collector could finalize the client first, while its connections are still open.
         self._own[loop] = client, weakref.finalize(self, _close_soon, loop, closing)
         await anext(closing)
 
 
 async def _closing(client: Any) -> AsyncGenerator[None, None]:
-    """Suspended as long as the loop runs. A loop that is shut down closes its generators: the one moment to close connections."""
+    """A generator that waits at `yield` while the loop runs.
+
+    A loop that shuts down closes its async generators, and so this generator closes the client.
+    """
     try:
         yield
     finally:
@@ -63,26 +72,33 @@ async def _closing(client: Any) -> AsyncGenerator[None, None]:
 
 
 def _close_soon(loop: asyncio.AbstractEventLoop, closing: AsyncGenerator[None, None]) -> None:
-    """The model is gone before its loop. From any thread: the garbage collector comes where it likes."""
+    """Close the client of a model that was garbage-collected before its loop ended.
+
+    This is a finalizer, so it may run in any thread.
+    """
 
     def close() -> None:
         _ = loop.create_task(closing.aclose())
 
     if not loop.is_closed():
-        # Not at once: a model often ends with the loop's last task, and whoever ends a loop cancels the tasks that are left. A
-        # generator that is left is closed in peace.
+        # Wait _AFTER_S seconds: a model is often collected together with the loop's last task. Then the loop ends, and
+        # it would cancel a new task that closes the client. Without such a task the loop closes the generator, and so
+        # the client.
         loop.call_soon_threadsafe(loop.call_later, _AFTER_S, close)
 
 
 def secrets_of(client: Any) -> Collection[str]:
-    """What the client authenticates with, in every form in which an error may show it."""
+    """The API keys of the client, in every form in which an error message may show them."""
     found = [getattr(client, name, None) for name in _SECRETS]
     keys = [key for key in found if isinstance(key, str) and key]
     return {form for key in keys for form in (key, key.strip(), repr(key)[1:-1]) if form}
 
 
 def made(make: Callable[[], Any], name: str, way_out: str) -> Any:
-    """A client by `make`; NotReady with the way out where there is no key, or one that no header can carry."""
+    """A client created by `make`. NotReady if there is no API key, or if a header cannot contain the key.
+
+    `way_out`: the end of the message of NotReady, which tells the user what to do.
+    """
     try:
         client = make()
     except Exception as error:
@@ -96,5 +112,5 @@ def made(make: Callable[[], Any], name: str, way_out: str) -> Any:
 
 
 def missing(name: str, extra: str) -> NotReady:
-    """What to do where the SDK is not installed."""
+    """The error for an SDK that is not installed. The message says what to install."""
     return NotReady(f"model {name}: the package {extra} is not installed; pip install 'perdure[{extra}]'")

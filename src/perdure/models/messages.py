@@ -1,7 +1,8 @@
-"""What is said to a model and what it says: one form for all providers. Frozen, plain, and canonical in the journal.
+"""Requests, answers and messages, in one form for all providers. They are frozen and recorded as canonical JSON.
 
-A conversation is a sequence of messages in which every tool use of an `Assistant` is answered by a `ToolResult` with its id, in the
-messages right behind it. Providers refuse anything else, for ever, so `check` refuses it before anybody is asked (T28).
+In a conversation every tool use in an `Assistant` message must have a `ToolResult` with the same id, in the messages
+directly after the `Assistant`. Providers always refuse a conversation that breaks this rule. So `check` refuses such a
+conversation before a model is asked (threat T28).
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ Stop = Literal["end", "tools", "length", "refusal"]
 
 
 class User(Struct, frozen=True, tag_field="role", tag="user"):
-    """Something that a person, or whoever acts for one, has said."""
+    """A message from the user, or from the agent in the name of the user."""
 
     text: str
 
 
 class ToolUse(Struct, frozen=True, omit_defaults=True):
-    """The model wants this tool called. `arguments` is the text as it came when that is not a JSON object."""
+    """The model wants to call this tool. If the arguments are not a JSON object, `arguments` is the original text."""
 
     id: str
     name: str
@@ -33,7 +34,7 @@ class ToolUse(Struct, frozen=True, omit_defaults=True):
 
 
 class Assistant(Struct, frozen=True, omit_defaults=True, tag_field="role", tag="assistant"):
-    """What the model has said. `raw` is what its provider wants back unchanged beside it: signed thoughts, say."""
+    """A message from the model. `raw`: data that the provider wants back unchanged, such as signed thoughts."""
 
     text: str = ""
     uses: tuple[ToolUse, ...] = ()
@@ -41,7 +42,7 @@ class Assistant(Struct, frozen=True, omit_defaults=True, tag_field="role", tag="
 
 
 class ToolResult(Struct, frozen=True, omit_defaults=True, tag_field="role", tag="tool"):
-    """What came of a tool use: its result, or why there is none."""
+    """The result of a tool use. With error=True the text says why there is no result."""
 
     id: str
     name: str
@@ -61,20 +62,25 @@ class ToolSpec(Struct, frozen=True):
 
 
 class Request(Struct, frozen=True, omit_defaults=True):
-    """Everything that decides the answer, apart from the model's own moods."""
+    """Everything that influences the answer, apart from the randomness of the model."""
 
     model: str
     messages: tuple[Message, ...]
     system: str = ""
     tools: tuple[ToolSpec, ...] = ()
-    choice: str | None = None  # None: as it likes; "any": some tool; otherwise the name of the one that it must use
+    # None: the model chooses. "any": the model must use some tool. Otherwise: the name of the tool that it must use.
+    choice: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None
-    options: dict[str, Any] = {}  # passed to the provider as they are
+    options: dict[str, Any] = {}  # passed to the provider unchanged
 
 
 class Tokens(Struct, frozen=True, omit_defaults=True):
-    """As the provider counts them: `input` is all of it; `cached` was read from its cache, and `stored` was written to it."""
+    """Tokens as the provider counts them.
+
+    `input` counts all input. It includes `cached`, which was read from the provider's cache, and `stored`, which was
+    written to the provider's cache.
+    """
 
     input: int = 0
     output: int = 0
@@ -83,24 +89,24 @@ class Tokens(Struct, frozen=True, omit_defaults=True):
 
 
 class Answer(Struct, frozen=True, omit_defaults=True):
-    """A whole answer of a model. What was cut off is no answer."""
+    """A complete answer of a model. There is no Answer for a stream that was cut off."""
 
     text: str = ""
     uses: tuple[ToolUse, ...] = ()
     stop: Stop = "end"
-    model: str = ""  # which one has answered, by its own word
+    model: str = ""  # the model that answered, according to the provider
     request_id: str | None = None
     tokens: Tokens = Tokens()
     raw: Any = None
 
     @property
     def message(self) -> Assistant:
-        """As it stands in the conversation from now on."""
+        """The answer as a message of the conversation."""
         return Assistant(self.text, self.uses, self.raw)
 
 
 def encoded(value: Request | Answer) -> bytes:
-    """Canonical JSON; NotEncodable says why not."""
+    """Canonical JSON of the request or answer. NotEncodable says why it cannot be encoded."""
     return codec.encode(msgspec.to_builtins(value))
 
 
@@ -113,13 +119,17 @@ def answer_of(encoded_answer: bytes) -> Answer:
 
 
 def shown_result(encoded_result: bytes) -> str:
-    """A recorded result as a model reads it: text as it is, anything else as canonical JSON."""
+    """A recorded result as text for a model: strings unchanged, other values as canonical JSON."""
     value = codec.decode(encoded_result)
     return value if isinstance(value, str) else encoded_result.decode("utf-8")
 
 
 def check(messages: Sequence[Message]) -> None:
-    """InvalidInput when a provider would refuse the conversation: no words to begin with, or a tool use without its result."""
+    """InvalidInput if providers would refuse the conversation.
+
+    They refuse it if it is empty, begins with a tool result, has a tool use without a result, has a result without a
+    tool use, or has two tool uses with the same id in one message.
+    """
     if not messages or isinstance(messages[0], ToolResult):
         raise InvalidInput("a conversation begins with something said: User(text) or Assistant(text)")
     open_uses: dict[str, str] = {}

@@ -1,7 +1,8 @@
-"""`Model`: one method from a request to an answer, and `ask`, which makes that a durable call.
+"""`Model`: the method `answer` turns a request into an answer, and `ask` makes this a durable call.
 
-A model of one's own is a subclass with `answer`. What is recorded is the whole answer, with what it has cost; on resume it is read and
-never asked for again. Asking is repeatable: a request that was cut off is made anew, and the lost one is recorded as lost.
+To add a model, subclass `Model` and write `answer`. The complete answer is recorded with its cost. A resumed run reads
+the recorded answer and does not ask again. If a request was cut off, it is made again, and the journal records that
+the first attempt was lost.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ _OURS = frozenset(("model", "messages", "input", "system", "instructions", "tool
 
 
 class Model(ABC):
-    """A model that agents can ask. Subclass it and write `answer`; everything durable about it is here.
+    """A model that agents can ask. Subclass `Model` and write `answer`; `ask` makes the answers durable.
 
-    `price` is what its tokens cost; without one it is looked up where the extra `prices` is installed, and unknown otherwise. `listener`
-    hears the words as they come, in the process that asks, and nothing of what it hears is recorded. `options` go to the provider as
-    they are.
+    `price`: the price of the model's tokens. If you do not give a price, the price is looked up in a list if the extra
+    `prices` is installed. If it is not installed, the price is unknown and counts as $0. `listener`: a function that
+    gets the pieces of the answer's text while they arrive. It runs in the process that asks, and what it gets is not
+    recorded. `options`: parameters that are passed to the provider unchanged.
     """
 
-    provider = ""  # as the lists of prices call it
+    provider = ""  # the provider's name in the list of prices
 
     def __init__(
         self,
@@ -76,7 +78,10 @@ class Model(ABC):
 
     @abstractmethod
     async def answer(self, request: Request, call: Call) -> Answer:
-        """Ask the model once, now. Raise for anything but a whole answer; what the exception means for another try is the tools' rule."""
+        """Ask the model once. Raise an exception if the answer is not complete.
+
+        The exception is classified like an exception of a tool.
+        """
 
     def ask(
         self,
@@ -87,7 +92,10 @@ class Model(ABC):
         choice: str | None = None,
         max_tokens: int | None = None,
     ) -> Coroutine[Any, Any, Answer]:
-        """Ask it. Inside an agent this is a durable call with a number; outside one it just asks. Await the answer."""
+        """Ask the model, and await the answer.
+
+        Inside an agent this is a durable call with a number. Outside of an agent the answer is not recorded.
+        """
         said: tuple[Message, ...] = (User(messages),) if isinstance(messages, str) else tuple(messages)
         check(said)
         request = Request(
@@ -103,44 +111,45 @@ class Model(ABC):
         def heard(answer: Answer) -> None:
             prompts.answered(number, answer.message)
 
-        return machine.ask_model(lambda packed: Asking(self, request, packed, heard), frame, said)
+        return machine.ask_model(lambda packed: ModelQuestion(self, request, packed, heard), frame, said)
 
     def say(self, call: Call, text: str) -> None:
-        """Have whoever listens hear a piece of the answer. A listener that fails is the listener's own affair."""
+        """Pass a piece of the answer to the listener.
+
+        If the listener raises an exception, that is logged, and the listener is not called again.
+        """
         if self.listener is not None and text:
             try:
                 self.listener(call, text)
             except Exception:
-                log.exception("model %s: whoever listens has failed, and hears no more; the answer goes on", self.name)
+                log.exception("model %s: its listener has failed and is not called any more; the answer goes on", self.name)
                 self.listener = None
 
     def say_if_unpriced(self) -> None:
-        """Once: a budget in dollars does not hold what nobody knows the price of."""
+        """If the price of the model is not known, warn once: a budget in dollars cannot limit this model."""
         if self._says_price:
             self._says_price = False
             if not is_priced(self.provider, self.name, self.price):
-                words = (
-                    "model %s: nobody knows what it costs, so it counts as $0 and no budget in dollars holds it; give it price=Price(…), "
-                )
+                words = "model %s: its price is not known, so it counts as $0 and no budget in dollars limits it; give it price=Price(…), "
                 log.warning(words + "or install perdure[prices]", self.name)
 
     def identity(self) -> list[Any]:
-        """Who answers, whatever is asked: a part of every pin."""
+        """The values that identify the model, the same for every request. They are a part of every pin."""
         return [type(self).__name__, self.name]
 
     def pin(self) -> str:
-        """16 hex digits that change with what decides its answers besides the conversation."""
+        """16 hex digits: a digest of everything in the model that influences its answers."""
         return codec.digest(codec.encode([self.identity(), self.max_tokens, self.temperature, self.options]))[:16]
 
     def __repr__(self) -> str:
         return f"<model {self.name}>"
 
 
-class Asking:
-    """One question to a model, as the worker performs it: what a Tool is to a call, with the whole request in its hands."""
+class ModelQuestion:
+    """One request to a model, in the form in which a worker performs calls. It is like a Tool for only one request."""
 
     events = OF_MODEL
-    effect = "idempotent"  # asked again after a crash; it costs, and changes nothing
+    effect = "idempotent"  # after a crash the model is asked again: that costs money, but changes nothing
     is_async = True
     isolate = False
     reconciler = None
@@ -162,7 +171,7 @@ class Asking:
 
     @property
     def estimate(self) -> Usage | None:
-        """What is kept free in the budget: the most that it may say."""
+        """The amount to reserve in the budget: the cost of the longest answer. None if there is no max_tokens."""
         most = self._request.max_tokens
         if most is None:
             return None
@@ -196,7 +205,7 @@ class Asking:
         whole = encoded(value)
         try:
             answer_of(whole)
-        except ValidationError as error:  # of somebody's own model: what cannot be read again must not become the record
+        except ValidationError as error:  # a user's own model can return an answer that could not be read back
             raise NotEncodable(f"model {self.name}: its answer() returned what is no Answer: {error}") from None
         return whole
 
@@ -206,14 +215,18 @@ class Asking:
         return answer
 
     def rebind(self, recorded: bytes) -> bytes | None:
-        """What was recorded may have been packed in another way; the same digest is the same request."""
+        """The packed request, if the recorded request is the same (has the same digest). If it is not the same: None.
+
+        The recorded bytes may differ, because the same request can be packed in several ways.
+        """
         return self._packed if codec.decode(recorded).get("digest") == codec.decode(self._packed)["digest"] else None
 
     def asks(self, _: bytes) -> bool:
         return False
 
     def pin(self) -> str:
-        # Without its settings, which every request has in it: two of one name may differ in those.
+        # The pin does not include the settings (max_tokens, temperature, options): every request contains them, and
+        # two models with the same name may have different settings.
         return codec.digest(codec.encode(self.model.identity()))[:16]
 
     def compensation(self) -> None:
@@ -221,7 +234,7 @@ class Asking:
 
 
 def _count(tokens: object) -> int:
-    """What a provider says that it has counted, where that is a count at all."""
+    """The number of tokens that a model reported, limited to valid values. 0 if the value is not an int."""
     return min(max(tokens, 0), MOST) if isinstance(tokens, int) and not isinstance(tokens, bool) else 0
 
 

@@ -1,4 +1,8 @@
-"""What an answer has cost: by the price that the user names, else by the list of the package genai-prices where it is installed."""
+"""The cost of an answer.
+
+The price is the user's price. If the user gave none, it comes from the list in the package genai-prices, if that is
+installed.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,15 @@ from perdure.errors import InvalidInput
 from perdure.models.messages import Tokens
 
 _MILLION = Decimal(1_000_000)
-_MOST_USD = Decimal(1_000_000_000)  # of one answer: as much as an attempt can have spent
+_MOST_USD = Decimal(1_000_000_000)  # the limit for the cost of one answer: an attempt cannot record a larger amount
 
 
 class Price(Struct, frozen=True):
-    """US dollars per million tokens. What was read from the provider's cache or written to it costs as input unless it is named."""
+    """Prices in US dollars per million tokens.
+
+    `cached`: for input that was read from the provider's cache. `stored`: for input that was written to the cache.
+    Without a value, the price of `input` is used for them.
+    """
 
     input: float
     output: float
@@ -31,7 +39,7 @@ class Price(Struct, frozen=True):
                 raise InvalidInput(f"Price({name}={value!r:.60}): dollars per million tokens, from 0 to a million")
 
     def of(self, tokens: Tokens) -> Decimal:
-        """Dollars, exact: in the decimal figures that prices are written in."""
+        """The exact cost in dollars, as a decimal number."""
         cached = self.input if self.cached is None else self.cached
         stored = self.input if self.stored is None else self.stored
         plain = max(tokens.input - tokens.cached - tokens.stored, 0)
@@ -40,7 +48,10 @@ class Price(Struct, frozen=True):
 
 
 def cost_of(provider: str, model: str, price: Price | None, tokens: Tokens) -> Decimal:
-    """Dollars; 0 where nobody knows the price. Never raises: the answer is there and paid for, whatever was counted."""
+    """The cost in dollars. 0 if the price is not known.
+
+    This function never raises an exception: an error here would lose an answer that was paid for.
+    """
     counted = _sane(tokens)
     if price is not None:
         return min(price.of(counted), _MOST_USD)
@@ -49,17 +60,17 @@ def cost_of(provider: str, model: str, price: Price | None, tokens: Tokens) -> D
 
 
 def quick_cost_of(provider: str, model: str, price: Price | None, tokens: Tokens) -> Decimal:
-    """The same before anything is asked: 0 as long as the list has not been read, which takes longer than a loop may stand still."""
+    """Like `cost_of`, but 0 if the list of prices is needed and not imported yet: the import would block the loop."""
     return cost_of(provider, model, price, tokens) if price is not None or "genai_prices" in sys.modules else Decimal(0)
 
 
 def is_priced(provider: str, model: str, price: Price | None) -> bool:
-    """Whether anybody knows what this model costs."""
+    """Is the price of this model known?"""
     return price is not None or _listed(provider, model) is not None
 
 
 def _sane(tokens: Tokens) -> Tokens:
-    """Whole numbers, none of them negative, and no more cached and stored than there was."""
+    """The tokens as non-negative integers. `cached` and `stored` together are at most `input`."""
     asked, said, cached, stored = (
         max(count, 0) if isinstance(count, int) else 0 for count in (tokens.input, tokens.output, tokens.cached, tokens.stored)
     )
@@ -69,11 +80,14 @@ def _sane(tokens: Tokens) -> Tokens:
 
 @lru_cache(maxsize=256)
 def _listed(provider: str, model: str) -> Any:
-    """How the list prices this model; None if it does not know it, or there is no list."""
+    """A function that computes the cost of tokens of this model with the list of prices.
+
+    None if the list is not installed or does not contain the model.
+    """
     if not provider:
         return None
     try:
-        from genai_prices import Usage, calc_price  # late: it takes a third of a second, and a worker may never ask a model
+        from genai_prices import Usage, calc_price  # imported only here, because it takes a third of a second
     except ImportError:
         return None
 
@@ -87,7 +101,7 @@ def _listed(provider: str, model: str) -> Any:
         try:
             return priced(tokens)
         except (LookupError, ValueError):
-            return Decimal(0)  # the list knows the model, and not what this kind of token costs
+            return Decimal(0)  # the list knows the model, but not the price of this kind of token
 
     try:
         priced(Tokens(input=2, output=1))

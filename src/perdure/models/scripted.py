@@ -1,4 +1,4 @@
-"""`Scripted`: a model for tests and demos that says what it was told to say. Nothing is asked of anybody."""
+"""`Scripted`: a model for tests and demos. Its answers are prepared, and it sends no requests."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ Line = str | Answer | Exception | Callable[[Request], "str | Answer"]
 
 
 class Scripted(Model):
-    """The nth answer of a conversation is the nth line: text, an Answer, an exception to raise, or a function of the request.
+    """A model whose nth answer is the nth line of a script.
 
-    The place in the script is read from the conversation, not counted: after a crash, in another process, or in several runs at a time
-    the script goes on where each conversation is.
+    A line is text, an Answer, an exception to raise, or a function of the request.
+
+    The model does not count its answers. It finds its position in the script from the number of answers in the
+    conversation. So the position is right after a crash, in another process, and for several runs at the same time.
     """
 
     def __init__(self, lines: Sequence[Line], *, name: str = "scripted", **options: Any) -> None:
@@ -42,11 +44,11 @@ class Scripted(Model):
 
 
 def use(name: str, /, **arguments: Any) -> ToolUse:
-    """A tool use for a script. Its id is made of what it says."""
+    """A tool use for a script. The id of the tool use is made from the name and the arguments."""
     shown = "_".join(str(value) for value in arguments.values())
     return ToolUse(f"use_{name}_{shown}"[:60], name, arguments)
 
 
 def uses(*wanted: ToolUse, text: str = "") -> Answer:
-    """An answer that wants these tools used; two equal uses are two."""
+    """An answer with these tool uses. Two equal uses get different ids."""
     return Answer(text, tuple(unique(wanted)), stop="tools")

@@ -1,7 +1,8 @@
-"""Listening to an answer as it streams in, until it is whole; and what is the matter when it never is.
+"""Reading a streamed answer until it is complete. If it does not become complete: explaining the error.
 
-Whatever goes wrong leaves here as an exception that the rule for tools understands: a status, a reset, a time-out. The SDKs' own
-exceptions do already, apart from what is reported inside a stream and from streams that just end.
+Every error leaves this module as an exception that core/failures.py can classify: a status, a reset, a time-out. Most
+exceptions of the SDKs have such a form already. Two cases do not, and are changed here: errors that a provider reports
+inside a stream, and streams that end without an error.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from perdure.models.prices import cost_of
 from perdure.models.wire import joined, mapping, plain, text_in
 from perdure.tool.call import Call
 
-LINGER_S = 2.0  # for the last words behind a whole answer: how much it was, and that the connection is free again
+LINGER_S = 2.0  # when the answer is complete: how long to wait for its usage and for the end of the stream
 CONNECT_S = 15.0
-MAX_EVENTS = 500_000  # of one stream, and the characters in it: an answer that never ends would take all of the worker's memory
+MAX_EVENTS = 500_000  # the most events of one stream: an endless answer must not fill the worker's memory
 MAX_CHARS = 16_000_000
 _SHORTEST_S = 0.1
-# What the words in an error event stand for. Everything else that is reported inside a stream is the service's own trouble.
+# Error code inside a stream → the HTTP status that the code means. All other codes count as errors of the service.
 _STATUS = {
     "rate_limit_error": 429,
     "rate_limit_exceeded": 429,
@@ -47,7 +48,7 @@ _OUT_OF_MONEY = "insufficient_quota"
 
 
 class ProviderError(Exception):
-    """The provider has reported an error inside its stream; `status_code` is what it would have been outside it."""
+    """The provider reported an error inside its stream. `status_code`: the HTTP status with the same meaning."""
 
     def __init__(self, message: str, status_code: int) -> None:
         super().__init__(message)
@@ -55,32 +56,37 @@ class ProviderError(Exception):
 
 
 def reported(error: object) -> Exception:
-    """The exception for an error object of a provider: by its code, its type, or as trouble of the service."""
+    """The exception for an error object of a provider, chosen by the object's code or type.
+
+    If neither is known, the exception is an error of the service (status 500).
+    """
     words = [text_in(error, "code"), text_in(error, "type")]
-    message = text_in(error, "message") or "the provider has reported an error without a word about it"
+    message = text_in(error, "message") or "the provider has reported an error without a message"
     said = f"{next((word for word in words if word), 'error')}: {message}"
     if _OUT_OF_MONEY in words:
         return NotReady(f"{said}; the account behind the API key has nothing left: top it up, and resume the run")
     return ProviderError(said, next((_STATUS[word] for word in words if word in _STATUS), 500))
 
 
-class Heard(Protocol):
-    """An answer that is being put together from the events of a stream."""
+class StreamedAnswer(Protocol):
+    """An answer that is built from the events of a stream."""
 
     whole: bool
 
     @property
     def tokens(self) -> Tokens:
-        """What is known about its cost so far."""
+        """The tokens that are known so far."""
 
     def take(self, event: Mapping[str, Any]) -> str:
-        """Go on by one event; the words in it."""
+        """Take the next event of the stream. Returns the text in the event."""
 
 
-async def hear(model: Model, call: Call, opening: Awaitable[Any], heard: Heard, *, id_header: str, secrets: Collection[str]) -> str | None:
-    """Listen until the answer is whole, and have whoever listens to the model hear it too; the id of the request.
+async def hear(
+    model: Model, call: Call, opening: Awaitable[Any], heard: StreamedAnswer, *, id_header: str, secrets: Collection[str]
+) -> str | None:
+    """Read the stream until the answer is complete, and pass its text to the model's listener. Returns the request id.
 
-    Whatever ends it before that, a cancel too, leaves what is known to be spent with the call: it has been paid for.
+    If an error or a cancel ends the stream earlier, the call still pays for the tokens that are known so far.
     """
     try:
         return await _listen(model, call, opening, heard, id_header, secrets)
@@ -92,7 +98,9 @@ async def hear(model: Model, call: Call, opening: Awaitable[Any], heard: Heard, 
         raise
 
 
-async def _listen(model: Model, call: Call, opening: Awaitable[Any], heard: Heard, id_header: str, secrets: Collection[str]) -> str | None:
+async def _listen(
+    model: Model, call: Call, opening: Awaitable[Any], heard: StreamedAnswer, id_header: str, secrets: Collection[str]
+) -> str | None:
     what, request_id = f"model {model.name}", None
     opened: Any = None
     held = ""
@@ -109,7 +117,8 @@ async def _listen(model: Model, call: Call, opening: Awaitable[Any], heard: Hear
                     break
                 events_heard += 1
                 words = joined([held, heard.take(plain(event))])
-                held = words[-1:] if "\ud800" <= words[-1:] <= "\udbff" else ""  # half a character: nobody could print it
+                # If the text ends with the first half of a surrogate pair, wait for the second half.
+                held = words[-1:] if "\ud800" <= words[-1:] <= "\udbff" else ""
                 chars_heard += len(words)
                 if events_heard > MAX_EVENTS or chars_heard > MAX_CHARS:
                     raise Fatal(
@@ -117,10 +126,10 @@ async def _listen(model: Model, call: Call, opening: Awaitable[Any], heard: Hear
                     )
                 model.say(call, words[: len(words) - len(held)])
         if not heard.whole:
-            raise ConnectionResetError(f"{what}: the stream has ended, and the answer is not whole")
+            raise ConnectionResetError(f"{what}: the stream has ended, and the answer is not complete")
     except Exception as error:
         if heard.whole:
-            return request_id  # behind a whole answer nothing can go wrong any more
+            return request_id  # the answer was already complete when the error happened, so the error does not matter
         known = _explained(error if opened is None else _inside(error, what), request_id, secrets)
         _redact(error, secrets)
         if known is error:
@@ -130,45 +139,46 @@ async def _listen(model: Model, call: Call, opening: Awaitable[Any], heard: Hear
 
 
 def time_left_s(call: Call, timeout_s: float) -> float:
-    """How long the provider may be silent: until the call's deadline."""
+    """How long to wait for the provider if it sends nothing: until the call's deadline."""
     left = timeout_s if call.deadline is None else (call.deadline - datetime.now(UTC)).total_seconds()
     return max(left, _SHORTEST_S)
 
 
 def redacted(text: str, secrets: Collection[str]) -> str:
-    """The text without the keys that were sent, and without anything that looks like one (G15)."""
+    """The text without these secrets, and without any other text that looks like an API key (guarantee G15)."""
     for secret in secrets:
-        if len(secret) >= _SHORTEST_KEY:  # a shorter one is a stand-in for a server that wants none, and would be found inside words
+        if len(secret) >= _SHORTEST_KEY:  # a shorter key is only a placeholder, and may be a part of a normal word
             text = text.replace(secret, "[key]")
     return _KEYS.sub("[key]", text)
 
 
 def _inside(error: Exception, what: str) -> Exception:
-    """The error as it is understood outside. Once the stream is open, what cannot be read is a broken stream."""
+    """The error of an open stream, in a form that can be classified. Unreadable data counts as a broken connection."""
     body = getattr(error, "body", None)
     if body is not None and hasattr(error, "request"):
-        return reported(mapping(body).get("error", body))  # the SDK's error has the status of the headers, which is 200
+        return reported(mapping(body).get("error", body))  # the SDK's error has the HTTP status 200
     if isinstance(error, _UNREADABLE):
-        return ConnectionResetError(f"{what}: the stream holds something that makes no sense: {type(error).__name__}: {error}")
+        return ConnectionResetError(f"{what}: the stream cannot be read: {type(error).__name__}: {error}")
     return error
 
 
 def _explained(error: Exception, request_id: str | None, secrets: Collection[str]) -> Exception:
-    """The same error with all that is known about it in its message, and nothing that must not be."""
+    """The same error with the cause and the request id in its message, and without secrets."""
     body = getattr(error, "body", None)
     error_object = mapping(body).get("error", body)
     if _OUT_OF_MONEY in (text_in(error_object, "code"), text_in(error_object, "type")):
         return _explained(reported(error_object), request_id or _text(getattr(error, "request_id", None)), secrets)
     if type(error) is TypeError:
-        error = Fatal(str(error))  # the SDK refuses to send it: it does not know an argument
+        error = Fatal(str(error))  # the SDK does not know one of our arguments, and sent nothing
     request_id = request_id or _text(getattr(error, "request_id", None))
     if getattr(error, "status_code", None) == 401:
-        # Nothing was done, and nothing is wrong with the run: a key that was replaced must not end all that are under way.
+        # The provider did nothing, and the error is not in the run. If a key is replaced, the open runs must wait for
+        # the new key and not fail.
         error = NotReady(f"{error}; the provider does not take this API key: see to it, and resume the run")
     text = str(error) or f"{type(error).__name__}: the connection was lost"
     reason = "" if error.__cause__ is None else str(error.__cause__)
     if reason not in text:
-        text = f"{text} ({reason})"  # the SDKs say "Connection error." and keep the reason to themselves
+        text = f"{text} ({reason})"  # the message of the SDK is only "Connection error."
     if request_id is not None and request_id not in text:
         text = f"{text} (request {request_id})"
     error.args = (redacted(text, secrets), *error.args[1:])
@@ -176,7 +186,7 @@ def _explained(error: Exception, request_id: str | None, secrets: Collection[str
 
 
 def _redact(error: BaseException | None, secrets: Collection[str]) -> None:
-    """In everything that a traceback would show."""
+    """Remove secrets from the messages of the error and of its causes, because a traceback shows them all."""
     for _ in range(_CHAIN):
         if error is None:
             return

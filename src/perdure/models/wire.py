@@ -1,7 +1,7 @@
-"""What every provider's wire format needs: names and ids that it takes, texts that can be sent, and an answer put together from its parts.
+"""Shared code of the providers' formats: valid names and ids, text that can be sent, and an answer from its parts.
 
-Providers are strict about what is sent to them and lax about what they send. So nothing that stands in a conversation may make a request
-that is refused for ever, and nothing that comes back may be a failure unless the answer is not whole.
+Providers are strict about requests, but their own answers do not always follow the rules. So every conversation must
+become a request that a provider accepts, and a complete answer must never count as a failure.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from perdure.core import codec
 from perdure.errors import NotEncodable
 from perdure.models.messages import Assistant, Message, Stop, ToolResult, ToolSpec, ToolUse
 
-MAX_TOKENS = 10**9  # of one answer: more than that is no count
+MAX_TOKENS = 10**9  # if a provider reports more tokens than this, the number is not believed
 _REFUSED_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,40}")
 _MAX_NAME = 64
-NOTHING_SAID = "(no text)"  # providers refuse an empty turn, and would refuse it for ever
+NOTHING_SAID = "(no text)"  # sent instead of an empty turn, which providers refuse
 
-Raw = dict[str, Any]  # a block or item of the provider that it wants back as it was
+Raw = dict[str, Any]  # a block or an item of an answer that the provider wants back unchanged
 
 
 class Wanted(Struct, frozen=True):
-    """A tool use as it came: `arguments` is JSON text, or what the provider has parsed itself."""
+    """A tool use as received. `arguments` is JSON text, or an object if the provider sent an object."""
 
     id: str
     name: str
@@ -37,15 +37,15 @@ Part = str | Wanted | Raw
 
 
 class Composed(Struct, frozen=True):
-    """The parts of an answer in the neutral form."""
+    """An answer's text, tool uses and raw data, in the form for all providers."""
 
     text: str
     uses: tuple[ToolUse, ...]
     raw: Any
 
 
-class Names:
-    """The tools' names as providers take them, and back. A name with a dot in it is fine here and refused there."""
+class WireNames:
+    """Maps tool names to names that providers accept, and back. Providers refuse a name with a dot, for example."""
 
     def __init__(self, tools: Iterable[ToolSpec]) -> None:
         self._wire: dict[str, str] = {}
@@ -62,7 +62,7 @@ class Names:
         self._wire[name], self._own[wire] = wire, name
 
     def wire(self, name: str) -> str:
-        """As it is sent; also for a tool that is not offered any more, or that the model has made up."""
+        """The name that is sent. The tool may also be no longer offered, or be invented by the model."""
         if name not in self._wire:
             self._add(name)
         return self._wire[name]
@@ -72,9 +72,10 @@ class Names:
 
 
 def wire_ids(messages: Sequence[Message]) -> Iterator[tuple[Message, dict[str, str]]]:
-    """Each message with the ids of its tool uses, or of its result, as they are sent: short, plain, and unique in the conversation.
+    """Each message, and a dict: id in the message → id that is sent.
 
-    Some providers number the uses of every answer anew, and others refuse a conversation in which an id stands twice.
+    The sent ids are short, plain, and unique in the conversation. Some providers restart their numbering of tool uses
+    with every answer, and other providers refuse a conversation with equal ids.
     """
     seen: set[str] = set()
     last: dict[str, str] = {}
@@ -91,7 +92,7 @@ def wire_ids(messages: Sequence[Message]) -> Iterator[tuple[Message, dict[str, s
 
 
 def sendable(value: Any) -> Any:
-    """The value without lone surrogates, which no request can carry."""
+    """The value without lone surrogates, which cannot be sent as UTF-8."""
     if isinstance(value, str):
         try:
             value.encode("utf-8")
@@ -106,7 +107,7 @@ def sendable(value: Any) -> Any:
 
 
 def joined(pieces: Iterable[str]) -> str:
-    """The pieces of a text. A character that was cut in two between them is one character again."""
+    """Join the pieces of a text. A surrogate pair that was split between two pieces becomes one character again."""
     text = "".join(pieces)
     try:
         text.encode("utf-8")
@@ -116,37 +117,38 @@ def joined(pieces: Iterable[str]) -> str:
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """The value where it is an object, and nothing otherwise."""
+    """The value if it is a mapping. If it is not, an empty mapping."""
     return value if isinstance(value, Mapping) else {}
 
 
 def text_in(value: object, *path: str) -> str:
-    """The text that lies there, or none."""
+    """The string at this path. If there is none, an empty string."""
     for name in path:
         value = mapping(value).get(name)
     return value if isinstance(value, str) else ""
 
 
 def count(value: object) -> int:
-    """A number of tokens as a provider gives it; 0 for what is no such number."""
+    """A number of tokens from a provider. 0 if the value is not a valid number."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS else 0
 
 
 def plain(event: Any) -> Mapping[str, Any]:
-    """An event of an SDK as the JSON that it was made of, whether or not that fits its type."""
+    """An event of an SDK as plain JSON, even if the event does not fit the type that the SDK has for it."""
     if hasattr(event, "to_dict"):
         event = event.to_dict(mode="json", warnings=False)
     return mapping(event)
 
 
-def composed(provider: str, parts: Sequence[Part], names: Names, stop: Stop) -> Composed:
-    """The answer's text and tool uses, and what has to be given back beside them.
+def composed(provider: str, parts: Sequence[Part], names: WireNames, stop: Stop) -> Composed:
+    """The text and the tool uses of an answer, and the raw data that the provider wants back.
 
-    An answer that was cut off, by its length or by a filter, may end in half a tool use, and half a tool use is none.
+    An answer that was cut off may end with an incomplete tool use, which is dropped. Of an answer that a filter
+    stopped (stop "refusal"), all tool uses are dropped.
     """
     kept = [part for part in parts if not isinstance(part, Wanted) or _is_whole(part, stop)]
     while kept and isinstance(kept[-1], dict):
-        kept.pop()  # a thought that nothing follows is refused by those who have thought it
+        kept.pop()  # a provider refuses its own reasoning block if nothing follows the block
     kept = _rejoined(kept)
     text = "".join(part for part in kept if isinstance(part, str))
     uses = tuple(unique([_use(part, names) for part in kept if isinstance(part, Wanted)]))
@@ -155,9 +157,9 @@ def composed(provider: str, parts: Sequence[Part], names: Names, stop: Stop) -> 
 
 
 def _rejoined(parts: Sequence[Part]) -> list[Part]:
-    """With no character cut in two between two parts: its second half goes to the first."""
+    """The parts, with no surrogate pair split between two texts: the second half is moved to the first text."""
     found: list[Part] = []
-    last: int | None = None  # where the last text is
+    last: int | None = None  # the index of the last text in `found`
     for part in parts:
         if isinstance(part, str) and part:
             before = found[last] if last is not None else ""
@@ -170,7 +172,11 @@ def _rejoined(parts: Sequence[Part]) -> list[Part]:
 
 
 def in_order(provider: str, message: Assistant) -> Iterator[str | ToolUse | Raw]:
-    """The parts of an earlier answer as they came from this provider; for another one its text and its tool uses."""
+    """The parts of an earlier answer.
+
+    An answer of this provider has its original parts in their original order. An answer of another provider has only
+    its text and its tool uses.
+    """
     layout = mapping(message.raw).get(provider)
     if not isinstance(layout, list) or not _fits(layout, message):
         layout = [len(message.text), *("use" for _ in message.uses)]
@@ -186,7 +192,7 @@ def in_order(provider: str, message: Assistant) -> Iterator[str | ToolUse | Raw]
 
 
 def _fits(layout: list[Any], message: Assistant) -> bool:
-    """Whoever has edited the message has not edited what lies beside it."""
+    """Does the raw layout still fit the message? An agent may have edited the message but not `raw`."""
     lengths = [part for part in layout if isinstance(part, int)]
     return sum(lengths) == len(message.text) and layout.count("use") == len(message.uses)
 
@@ -194,17 +200,17 @@ def _fits(layout: list[Any], message: Assistant) -> bool:
 def _is_whole(part: Wanted, stop: Stop) -> bool:
     if stop == "refusal":
         return False
-    # A JSON object is never the beginning of another one: what parses has come to its end.
+    # A part of a JSON object is never valid JSON. So if the text can be parsed, it is complete.
     return stop != "length" or isinstance(part.arguments, dict) or (bool(part.arguments) and isinstance(_parsed(part.arguments), dict))
 
 
-def _use(part: Wanted, names: Names) -> ToolUse:
+def _use(part: Wanted, names: WireNames) -> ToolUse:
     arguments = part.arguments if isinstance(part.arguments, dict) else _parsed(part.arguments)
     return ToolUse(part.id, names.own(part.name), arguments if _recordable(arguments) else str(part.arguments))
 
 
 def _parsed(text: str) -> dict[str, Any] | str:
-    """The arguments; the text itself where it is no JSON object, for the model to be told so."""
+    """The arguments as an object. If the text is not a JSON object: the text itself, to show it to the model."""
     if not text.strip():
         return {}
     try:
@@ -215,16 +221,20 @@ def _parsed(text: str) -> dict[str, Any] | str:
 
 
 def _recordable(value: Any) -> bool:
-    """An answer that cannot be written down is lost, and has been paid for: better to lose what is odd about it."""
+    """Can the value be recorded?
+
+    A value that cannot be recorded is left out. If it stayed in the answer, the whole answer would be lost, although
+    it was paid for.
+    """
     try:
-        codec.encode([[[[[[[[value]]]]]]]])  # as deep as it may come to lie: in an answer, in a conversation, in the input of a run
+        codec.encode([[[[[[[[value]]]]]]]])  # as deep as the value is in the input of a run that has a conversation
     except NotEncodable:
         return False
     return True
 
 
 def unique(uses: Sequence[ToolUse]) -> Iterator[ToolUse]:
-    """With ids that tell them apart."""
+    """The tool uses, with new ids where an id is empty or occurs twice."""
     seen = {""}
     for at, use in enumerate(uses):
         ident = use.id or f"use_{at}"

@@ -1,1 +1,4 @@
-"""Where journals live. The only SQL of perdure is in this package; everybody else speaks to the Store protocol in api.py."""
+"""Stores: the databases of journals.
+
+All SQL of perdure is in this package; other code uses the Store protocol in api.py.
+"""

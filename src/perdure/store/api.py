@@ -1,8 +1,11 @@
-"""The Store protocol: what a journal's database must do, and nothing more. It is the union of smaller ones, by concern.
+"""The Store protocol: what a journal's database must do, and nothing more. Also the records that stores return.
 
-Blocking, thread-safe, and one commit path: `append` checks the guard (run, epoch, nonce, expected seq) and inserts in one
-transaction. Leases say who should work; the guard says who may write. The conformance suite in perdure.testing holds every
-implementation to what is written here.
+`Store` is the union of smaller protocols, one for each concern.
+
+A store is blocking and thread-safe. A worker writes to a run by `append`: in one transaction, `append` checks the
+guard (run, epoch, nonce, expected seq) and inserts. Leases say which worker should work on a run; the guard says
+which worker may write to the run. The conformance suite in perdure.testing checks every implementation against this
+file.
 """
 
 from __future__ import annotations
@@ -27,11 +30,11 @@ from perdure.core.state import Status as Status
 from perdure.core.steps import InboxRow as InboxRow
 from perdure.core.steps import RowChange as RowChange
 from perdure.core.suspects import Group
+from perdure.core.times import EPOCH
 from perdure.settings import Queue
 
-Place = tuple[int, int]  # of a run in the order in which runs came into being; what the numbers mean is the store's own affair
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# The place of a run in the order in which runs became visible. Each store decides what the two numbers mean.
+Place = tuple[int, int]
 
 
 class NewRun(Struct, frozen=True, gc=False):
@@ -41,7 +44,7 @@ class NewRun(Struct, frozen=True, gc=False):
     created: AnyBody
     event_id: str
     ts: int
-    input_digest: str  # of the canonical input: the same id with another input is a Conflict
+    input_digest: str  # digest of the canonical input: the same run id with another input is a Conflict
     blobs: tuple[bytes, ...] = ()
 
 
@@ -58,32 +61,40 @@ class RunRow(Struct, frozen=True, gc=False):
     input_digest: str
     status: Status
     waiting_for: str | None  # in words: "timer until …", "retry of charge (call 4) at …"
-    ready_at: int | None  # from when on anybody may claim it (µs); None: held, finished, or only something from outside can wake it
+    # The time (µs) from which any worker may claim the run. None: the run is held, or finished, or waits for something
+    # from outside.
+    ready_at: int | None
     seq: int
     head: bytes  # hash of the event at seq
     epoch: int
-    holder: str | None  # id of the worker that holds it
-    crashes: int  # claims in a row that took it over from a dead worker, with no completion in between
+    holder: str | None  # id of the worker that holds the run
+    # How many claims in a row took the run over from a dead worker, without any progress (`RowChange.progress`) of the
+    # run in between.
+    crashes: int
     error: str | None
     created_at: int
     updated_at: int
     priority: int = 0
-    attention: Reason | None = None  # why it needs attention
-    parent: str | None = None  # run id
+    attention: Reason | None = None  # why the run needs attention
+    parent: str | None = None  # the run id of the parent
     parent_call: int | None = None
-    lost: int = 0  # how its last worker was lost, if it has not been taken since: 1 its lease ran out, 2 its process is gone
-    lost_with: int = 0  # other runs that may be to blame for that: all that the worker held; of a suspect, the other suspects
+    # How the run's last holder was lost. 1: its lease ran out; 2: its process is gone; 0: the holder was not lost, or
+    # the run was claimed since.
+    lost: int = 0
+    # How many other runs may be to blame for that loss: the other runs of the lost worker. If this run is a suspect:
+    # only the other suspects of the lost worker.
+    lost_with: int = 0
 
 
 class Served(Struct, frozen=True, gc=False):
-    """An agent in a version, which a worker has the code of."""
+    """An agent in a version whose code a worker has."""
 
     agent: str
     version: str
 
 
 class Lease(Struct, frozen=True, gc=False):
-    """The right to write one run: refused as soon as somebody else has a higher epoch."""
+    """The right to write to one run. It is void as soon as another claim has a higher epoch."""
 
     run_id: str
     worker: str
@@ -93,30 +104,35 @@ class Lease(Struct, frozen=True, gc=False):
 
 class Claimed(Struct, frozen=True, gc=False):
     lease: Lease
-    row: RunRow  # as of after the claim: row.seq is the seq of its `run_claimed`
-    events: tuple[Event, ...] | None = None  # its whole journal, where that came along with the claim
-    post: tuple[InboxRow, ...] | None = None  # what lay in its inbox, where that came along too
+    row: RunRow  # the run's row after the claim: row.seq is the seq of the event `run_claimed`
+    events: tuple[Event, ...] | None = None  # the run's whole journal; None: not read with the claim
+    post: tuple[InboxRow, ...] | None = None  # the run's inbox; None: not read with the claim
 
 
 class Append(Struct, frozen=True, gc=False):
     """Events of one run, to be committed whole or not at all.
 
-    What follows from the events is written with them: an `approval_requested` makes its row; a `tool_call_initiated` that names an
-    approval consumes it, and the append is Refused unless that approval is approved, unconsumed, of this very tool and digest of
-    arguments, and not expired, neither when the event was recorded nor now, by `at` and what the append had to wait since; a
-    `child_started` creates the child's run; a terminal event of a child hands its parent a `child_finished`; whatever people should
-    hear of gets a notice.
+    What follows from the events is written in the same commit:
+
+    - an `approval_requested` creates the approval's row;
+    - a `tool_call_initiated` that names an approval consumes that approval. The append is Refused unless the approval
+      is approved, is not consumed, is for this very tool and digest of arguments, and has not expired. The expiry
+      must be later than the time of the event, and later than now: `at` plus the time that the append has waited;
+    - a `child_started` creates the child's run;
+    - a terminal event of a child posts a `child_finished` to its parent;
+    - an event that people should know about gets a notice.
     """
 
     lease: Lease
     expected_seq: int  # the run's seq before this append
     events: tuple[Sealed, ...]  # may be empty: only the row changes
-    blobs: tuple[bytes, ...] = ()  # content-addressed; in the same commit as the events that name them
+    blobs: tuple[bytes, ...] = ()  # content-addressed; written in the same commit as the events that name the blobs
     row: RowChange | None = None
-    consumed: tuple[int, ...] = ()  # inbox rows that these events stand for
-    left: tuple[int, ...] = ()  # inbox rows that the holder has seen and leaves where they are
-    charge: Charge | None = None  # only for runs that have a budget, their own or one above them
-    at: int = 0  # the worker's clock when this was sent, again at every resend: its events may have waited for the disk
+    consumed: tuple[int, ...] = ()  # inbox rows that these events record
+    left: tuple[int, ...] = ()  # inbox rows that the holder has seen and leaves in the inbox
+    charge: Charge | None = None  # only for a run that has a budget, or whose parents have a budget
+    # The worker's clock when this append was sent, new at every retry. The events may be older than `at`.
+    at: int = 0
 
 
 class Committed(Struct, frozen=True, gc=False):
@@ -124,9 +140,9 @@ class Committed(Struct, frozen=True, gc=False):
 
 
 class Refused(Struct, frozen=True, gc=False):
-    """The guard did not hold: somebody else has the run, or its seq has moved. Stop working on it at once.
+    """The guard did not hold: another worker has the run, or the run's seq has changed. Stop work on the run at once.
 
-    When `why` begins with "approval ", the lease holds, and a call did not start because the time of its approval is over.
+    If `why` begins with "approval ", the lease still holds: a call did not start, because its approval has expired.
     """
 
     why: str
@@ -148,12 +164,12 @@ class WorkerRow(Struct, frozen=True, gc=False):
 
 
 class Backlog(Struct, frozen=True, gc=False):
-    """One tenant's runs in one queue: how many wait for a worker and how many have one."""
+    """One tenant's runs in one queue: how many wait for a worker, and how many are held."""
 
     queue: str
     tenant: str
     ready: int
-    since: int | None  # when the one that has waited longest became ready (µs)
+    since: int | None  # when the run that has waited longest became ready (µs)
     held: int
 
 
@@ -167,7 +183,7 @@ class ApprovalRow(Struct, frozen=True, gc=False):
     tenant: str
     actor: str | None
     asked_at: int
-    standing: Standing  # the request as it is now, its status and the votes so far
+    standing: Standing  # the request in its present form, its status and the votes so far
     settled_at: int | None = None
 
     @property
@@ -180,7 +196,10 @@ class ApprovalRow(Struct, frozen=True, gc=False):
 
     @property
     def input(self) -> Any:
-        """What is proposed, as a JSON value. None for one that is too long for the journal: `app.load(row.standing.request.input)` has it."""
+        """The proposed input, as a JSON value.
+
+        None if the input is stored as a blob; then `app.load(row.standing.request.input)` returns the input.
+        """
         inline = self.standing.request.input.inline
         return None if inline is None else codec.decode(inline)
 
@@ -190,7 +209,7 @@ class ApprovalRow(Struct, frozen=True, gc=False):
 
     @property
     def by(self) -> tuple[str, ...]:
-        """Who may decide; nobody named: anybody."""
+        """Who may decide. Empty: every person may decide."""
         return self.standing.request.by
 
     @property
@@ -199,7 +218,7 @@ class ApprovalRow(Struct, frozen=True, gc=False):
 
     @property
     def voters(self) -> tuple[str, ...]:
-        """Who has agreed so far."""
+        """Who has voted yes so far."""
         return self.standing.voters
 
     @property
@@ -208,10 +227,10 @@ class ApprovalRow(Struct, frozen=True, gc=False):
 
     @property
     def expires_at(self) -> datetime | None:
-        """When its time is over, in UTC; None: never, or beyond the year 9999."""
+        """When the approval expires, in UTC. None: never, or after the year 9999."""
         at = self.standing.request.expires_at
         try:
-            return None if at is None else _EPOCH + timedelta(microseconds=at)
+            return None if at is None else EPOCH + timedelta(microseconds=at)
         except OverflowError:
             return None
 
@@ -224,12 +243,12 @@ class ApprovalFilter(Struct, frozen=True, gc=False):
 
 
 class NoticeRow(Struct, frozen=True, gc=False):
-    """Something that people should hear of: an event of a run. Sent at least once; `event.event_id` tells copies apart."""
+    """A notice: an event of a run, for people. It is sent at least once; `event.event_id` identifies duplicates."""
 
     notice_id: int
     row: RunRow
     event: Event
-    attempts: int  # before this one
+    attempts: int  # how often the notice was taken before, to be sent
 
 
 class CostRow(Struct, frozen=True, gc=False):
@@ -243,7 +262,9 @@ class CostRow(Struct, frozen=True, gc=False):
     tokens_in: int
     tokens_out: int
     tokens_cached: int
-    lost: int = 0  # requests to models whose answers were lost with a worker: what those used is not in the figures, for nobody knows
+    # How many model requests lost their answer because a worker died. What these requests used is unknown, and is not
+    # in the sums above.
+    lost: int = 0
 
 
 class Filter(Struct, frozen=True, gc=False):
@@ -251,11 +272,11 @@ class Filter(Struct, frozen=True, gc=False):
     agent: str | None = None
     tenant: str | None = None
     limit: int = 100
-    before: int | None = None  # created_at below this, for paging
+    before: int | None = None  # only runs with created_at below this, for paging
 
 
 class Stored(Struct, frozen=True, gc=False):
-    """One row of the events table exactly as it lies there, for verify: nothing decoded, nothing trusted."""
+    """One row of the events table exactly as it is stored, for verify: nothing is decoded, and nothing is trusted."""
 
     seq: Any
     event_id: Any
@@ -268,7 +289,7 @@ class Stored(Struct, frozen=True, gc=False):
 
 
 class Moved(Struct, frozen=True, gc=False):
-    """Where a journal is now, or will be; this one takes nothing more."""
+    """This journal is closed: it was moved, or is being moved, to another database."""
 
     to_url: str  # without user and password
     by: str
@@ -277,7 +298,7 @@ class Moved(Struct, frozen=True, gc=False):
 
     @property
     def words(self) -> str:
-        """What is said to whoever still uses it."""
+        """The message for a process that still uses the closed journal."""
         at = datetime.fromtimestamp(self.at // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         if self.done:
             return f"this journal was moved to {self.to_url} on {at}; use that one"
@@ -295,9 +316,9 @@ class Member(Struct, frozen=True, gc=False):
 
 
 class Family(Struct, frozen=True, gc=False):
-    """A run without a parent and all below it, its undo included; the oldest first."""
+    """A root (a run without a parent), all runs below the root, and the root's undo run; the oldest run first."""
 
-    place: int  # in the order of roots
+    place: int  # the place of the root in the order of roots
     root: str
     members: tuple[Member, ...]
 
@@ -307,7 +328,7 @@ class Family(Struct, frozen=True, gc=False):
 
 
 class Head(Struct, frozen=True, gc=False):
-    """How far a run's journal goes, or went when it was pruned."""
+    """The last event of a run's journal. If the run was pruned: the last event that the journal had."""
 
     seq: int
     head: bytes
@@ -315,18 +336,19 @@ class Head(Struct, frozen=True, gc=False):
 
 
 class Whole(Struct, frozen=True, gc=False):
-    """A run with everything that lies beside its journal, as it travels from one database to another: numbers stay behind."""
+    """A run with all rows that belong to the run, for a copy to another database. Database keys are not copied."""
 
-    run: tuple[Any, ...]  # the columns of its row that travel, run_id first
-    ledger_of: str | None  # the run whose budget applies first
+    run: tuple[Any, ...]  # the columns of the run's row that are copied, run_id first
+    ledger_of: str | None  # the id of the run whose budget applies first to this run; None: no budget applies
     events: list[Stored]
     approvals: list[tuple[Any, ...]]
     signals: list[tuple[Any, ...]]
-    budgets: list[tuple[Any, ...]]  # none or one; the first column: the run whose budget is above it
+    # No row, or one row. Its first column is the id of the run that has the next budget above.
+    budgets: list[tuple[Any, ...]]
     reserved: list[tuple[Any, ...]]
     inbox: list[tuple[Any, ...]]
     notices: list[tuple[Any, ...]]
-    blobs: list[str]  # digests of what it has put into the blob store
+    blobs: list[str]  # digests of the blobs that the run has stored
 
     @property
     def run_id(self) -> str:
@@ -342,9 +364,9 @@ class RateRow(Struct, frozen=True, gc=False):
 
 
 class Prunable(Struct, frozen=True, gc=False):
-    """A family that ended long enough ago."""
+    """A family that ended long enough ago to be pruned."""
 
-    place: int  # in the order of roots
+    place: int  # the place of the root in the order of roots
     root: str
     runs: int
     events: int
@@ -368,7 +390,9 @@ class Tombstone(Struct, frozen=True, gc=False):
     run_id: str
     agent: str
     tenant: str
-    status: str  # "returned": a copy that was taken back when its move was abandoned
+    # The run's status at its end. "returned": the run was a copy, deleted when the move was undone
+    # (`perdure copy --abandon`).
+    status: str
     events: int
     head: bytes
     created_at: int
@@ -378,144 +402,160 @@ class Tombstone(Struct, frozen=True, gc=False):
 
 
 class Reading(Protocol):
-    """What can be read of runs: all that the app, the command line and `inspect` ask. Every store is one.
+    """All reads that the app, the command line and `inspect` need. Every store has them.
 
-    It is the half of an engine that changes nothing (see perdure.engine.api). Blocking: whoever has a loop asks on a thread where
-    `remote` says that an answer may take long.
+    They are also the part of an engine that changes nothing (see perdure.engine.api). Every read blocks. If `remote`
+    is true, a read may take long: then code on an event loop calls the read from a thread.
     """
 
     url: str
-    remote: bool  # a commit crosses a network: then nobody waits for one on the event loop's own thread
+    remote: bool  # true: a read crosses a network, so the event loop's own thread must never wait for a read
 
     @property
     def ahead_us(self) -> int:
-        """How far the database's clock is ahead of this machine's (µs); 0 where they are the same."""
+        """How far the database's clock is ahead of this machine's clock (µs); 0 if both are the same clock."""
 
     def get(self, run_id: str) -> RunRow | None: ...
 
     def family(self, run_id: str) -> list[RunRow]:
-        """The unfinished runs below this one: its children, theirs, and so on."""
+        """The unfinished runs below this run: its children, their children, and so on."""
 
     def read(self, run_id: str, after: int = 0) -> list[Event]:
-        """The events with seq > after, in order. StoreCorrupt when one cannot be decoded."""
+        """The events with seq > after, in order. StoreCorrupt if an event cannot be decoded."""
 
     def stored(self, run_id: str) -> list[Stored]:
-        """The rows exactly as they lie there, for verify."""
+        """The rows exactly as they are stored, for verify."""
 
     def hash_at(self, run_id: str, seq: int) -> bytes: ...
 
     def growing(self, after: Place = (0, 0), newest: Place = (0, 0), limit: int = 1000) -> list[tuple[Place, RunRow]]:
-        """The runs placed after `after` that are placed after `newest` or have not finished, each with its place, in that order.
+        """The runs after the place `after` that are unfinished or are after `newest`. Each has its place; in order.
 
-        Whatever the clocks say, a run that becomes visible later has a later place, and a finished run never changes: whoever knows
-        all runs up to `newest` learns from this what may have grown since, and misses nothing. Places are compared and handed back;
-        right before (a, b) comes (a, b - 1).
+        A run that becomes visible later has a later place, whatever the clocks say, and a finished run never changes.
+        So a reader that knows all runs up to `newest` gets every run that may have grown since then. A reader only
+        compares places and passes them in again. The place right before (a, b) is (a, b - 1).
         """
 
     def blob(self, digest: str) -> bytes:
-        """The blob, verified against its digest; StoreCorrupt when it is missing or differs."""
+        """The blob, verified against its digest. StoreCorrupt if the blob is missing or does not match the digest."""
 
     def approval(self, approval: str) -> ApprovalRow | None: ...
 
     def approvals(self, wanted: ApprovalFilter) -> list[ApprovalRow]:
-        """Those that expire first come first, then the oldest."""
+        """The approvals that match, sorted by expiry (the soonest first), then by age (the oldest first)."""
 
     def unread(self, run_id: str) -> list[InboxRow]:
-        """What has arrived for this run and is not in its journal, in order of arrival, whoever holds it.
+        """The inbox rows of this run that are not in its journal yet, in order of arrival. The run may be held or not.
 
-        Of a finished run: what somebody was told had arrived, and what came too late for it to read.
+        If the run has finished, these rows came too late to be read, although their senders were told that the rows
+        had arrived.
         """
 
     def ledgers(self, run_id: str) -> list[Ledger]:
-        """The budgets that apply to the run, its own first, then those of its parents. Empty: none."""
+        """The budgets that apply to the run: first its own, then the budgets of its parents. Empty: no budget."""
 
     def over_budget(self, run_id: str) -> list[str]:
-        """The unfinished runs that stand still because of this run's budget: themselves `needs_attention` for `budget`."""
+        """The unfinished runs that stopped because this run's budget was used up (`needs_attention`, `budget`)."""
 
     def costs(
         self, by: Literal["agent", "tenant", "model", "day", "run", "root", "tool"], *, since: int = 0, tenant: str | None = None
     ) -> list[CostRow]:
-        """What runs have used, by group, the most expensive first; "root": children with the run that was started.
+        """What runs have used, by group, the most expensive group first. With "root", children count for their root.
 
-        Counted from the journals: once, whatever was replayed.
+        The sums come from the journals: each attempt counts once, however often the run was replayed.
         """
 
     def workers(self, now: int, lease_us: int) -> list[WorkerRow]: ...
 
     def backlog(self, now: int) -> list[Backlog]:
-        """What is ready and what is held, of each tenant in each queue, in that order; who has neither is left out."""
+        """How many runs are ready and how many are held, per queue and tenant, sorted by queue and tenant.
+
+        A tenant without a ready or a held run in a queue has no entry for that queue.
+        """
 
     def suspects(self) -> dict[str, Group]:
-        """Of each worker that holds suspects, the group of them."""
+        """The group of suspects of each worker that holds a suspect."""
 
     def tombstone(self, run_id: str) -> Tombstone | None: ...
 
     def tombstones(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Tombstone]]:
-        """Those placed after `after`, each with its place, in the order in which they came."""
+        """The tombstones placed after `after`, each with its place, in the order in which they were written."""
 
     def moved(self) -> Moved | None:
-        """Where the journal is moving to, or was moved to; None while it is open."""
+        """The database to which the journal is being moved, or was moved. None while the journal is open."""
 
     def facts(self) -> dict[str, str]:
-        """What `doctor` shows: file, sizes, pragmas, schema version, library version."""
+        """Facts for `perdure doctor`: file, sizes, pragmas, schema version, library version."""
 
     def problems(self) -> list[str]:
-        """What is wrong with the database as a whole, in words: journals whose run is gone, guards that are missing or changed.
+        """What is wrong with the database as a whole, in words: events without a run, missing or changed guards.
 
-        What is wrong inside a journal is verify's to find.
+        Damage inside one journal is found by verify, not here.
         """
 
     def version(self) -> int:
-        """A number that changes when anything was committed, by any process. Cheap."""
+        """A number that changes whenever any process commits something. Cheap to ask."""
 
     def close(self) -> None: ...
 
     # Last, because inside the class the name `list` means this method from here on.
+    def count(self, agent: str | None, tenant: str | None) -> dict[Status, int]:
+        """How many runs have each status. If `agent` or `tenant` is given, only runs of that agent or tenant count."""
+
     def list(self, wanted: Filter) -> list[RunRow]:
-        """Newest first."""
+        """The runs that match, the newest first."""
 
 
 class JournalStore(Protocol):
-    """Runs and their journals: created, appended to under the guard, and who hears of a commit."""
+    """Creates runs, appends to their journals under the guard, and rings a bell after commits."""
 
     remote: bool  # as in Reading
 
     def create_run(self, new: NewRun) -> tuple[RunRow, bool]:
-        """Create the run (True), or return the one that has this id already (False). Conflict when that one was pruned (T14)."""
+        """Create the run (True), or return the run that has this id already (False).
+
+        Conflict if a run with this id was pruned.
+        """
 
     def create_runs(self, news: Sequence[NewRun]) -> list[tuple[RunRow, bool]]:
-        """As create_run for several runs, in one commit: all of them, or an error and none."""
+        """Like create_run, for several runs in one commit. If there is an error, no run is created."""
 
     def append(self, batch: Sequence[Append]) -> list[Appended]:
-        """Commit all whose guard holds, in one transaction; an answer for each, in order. Durable when it returns."""
+        """Commit all appends whose guard holds, in one transaction.
+
+        Returns one answer for each append, in order. On return, the committed appends are durable.
+        """
 
     def transact(self, head: Append, work: Callable[[Any], tuple[Append, Any]]) -> tuple[Appended, Any]:
-        """One transaction: check the guard and insert `head`, call work(connection), insert the Append it returns, commit.
+        """In one transaction: check the guard, insert `head`, call work(connection), insert the Append of its answer.
 
-        When work raises, everything is rolled back and the exception goes up: nothing has happened. The connection refuses
-        transaction control and any write to perdure's own tables.
+        If `work` raises, the transaction is rolled back and the caller gets the exception: nothing has happened. The
+        connection refuses transaction control and any write to perdure's own tables.
         """
 
     def listen(self, ring: Callable[[], None]) -> Callable[[], None]:
-        """Call `ring`, from any thread, soon after something was committed that a worker may have to act on; returns how to end that.
+        """Call `ring`, from any thread, soon after a commit that leaves work for a worker.
 
-        A hint: it may come late, more than once, or not at all. Whoever listens also looks at `version` from time to time.
+        Returns a function that ends the calls.
+
+        A call of `ring` is only a hint: it may come late, more than once, or not at all. So a listener also polls
+        `version`.
         """
 
 
 class LeaseStore(Protocol):
-    """Who works on what."""
+    """Workers and their leases: which worker holds which run."""
 
     def register(
         self, worker: str, name: str, pid: int, now: int, serves: Sequence[Served] = (), queues: Sequence[str] | None = None
     ) -> None:
-        """Announce a worker, or what it serves now, and take its liveness lock, which the kernel frees when the process dies."""
+        """Register a worker, or update what it serves. Take its liveness lock, which the worker's death frees."""
 
     def unregister(self, worker: str, now: int) -> None:
-        """Forget a worker; runs that it still holds become claimable."""
+        """Remove a worker. Runs that it still holds become claimable."""
 
     def renew(self, worker: str, now: int) -> None:
-        """A sign of life: leases of this worker count from now."""
+        """A heartbeat: the leases of this worker last a full lease time from now on."""
 
     def claim(
         self,
@@ -529,46 +569,60 @@ class LeaseStore(Protocol):
         queues: Sequence[str] | None = None,
         limits: Mapping[str, Queue] | None = None,
     ) -> list[Claimed]:
-        """Take up to `limit` ready runs of the served agents and versions, each with epoch + 1 and a `run_claimed` event, in one commit.
+        """Claim up to `limit` ready runs of the served agents in one commit.
 
-        `queues` are those to take from (None: all). `limits` say how many runs of a queue, and of one tenant in it, may be held at
-        a time, by whomever. Tenants take turns: of those that have something ready in a queue, the one goes first whose last turn
-        is longest ago; inside a tenant's line the higher priority goes first, then what has been ready longest.
+        Each claimed run gets epoch + 1 and a `run_claimed` event.
 
-        With run_id: that run alone, ready or not, unless it is finished (RunEnded), paused (Conflict), of another version
-        (WrongVersion) or held by a live worker (AlreadyRunning); nothing, when `limits` are given and leave no room for it. With
-        `below`: ready runs of that run's family alone. Neither asks for turns or queues: somebody wants them by name.
-        Runs with crashes >= 2 are suspects: however they are asked for, a worker holds no more of them at a time than `core.suspects`
-        says (of those that were lost once more as suspects, half as many as were lost together).
+        Only runs in `queues` are claimed (None: all queues). `limits` say how many runs of one queue, and of one
+        tenant in that queue, all workers together may hold at a time. Tenants take turns: among the tenants with a
+        ready run in a queue, the tenant whose last turn is longest ago is served first. Among the runs of one tenant
+        in a queue, the run with the highest priority is claimed first, then the run that has been ready longest.
+
+        With `run_id`: claim only that run, ready or not. It is an error if the run is finished (RunEnded), paused
+        (Conflict), of another version (WrongVersion) or held by a live worker (AlreadyRunning). If `limits` are given
+        and leave no room for the run, nothing is claimed. With `below`: claim only ready runs below that run. With
+        `run_id` or `below`, turns and `queues` do not apply.
+
+        Runs with crashes >= 2 are suspects. In every kind of claim, a worker holds no more suspects at a time than
+        `core.suspects` allows. If suspects were lost again, that is half as many as were lost together.
         """
 
     def reap(self, worker: str, lease_us: int, now: int) -> int:
-        """Make the runs of dead workers claimable; how many. Dead is one whose lock is free, or that was seen to give no sign of life for lease_us.
+        """Make the runs of dead workers claimable. Returns how many runs.
 
-        Seen by whoever calls this again and again on the same store, by the monotonic clock: no wall clock that is set makes anybody dead.
+        A worker is dead if its lock is free, or if it sent no heartbeat for `lease_us`. The store object measures that
+        time with the monotonic clock, from one call of `reap` to the next: a change of a wall clock makes no worker
+        dead.
         """
 
     def held(self, worker: str) -> list[tuple[str, int]]:
         """The runs that this worker holds, each with the epoch of its lease."""
 
     def let_go(self, worker: str, runs: Sequence[tuple[str, int]], now: int) -> int:
-        """Make these runs claimable if that worker holds them under these epochs, as those of a dead one; how many.
+        """Make these runs claimable, like the runs of a dead worker, if `worker` holds them under these epochs.
 
-        For a worker that holds what it does not drive: it was cut off, or interrupted, before it heard that its claim had arrived.
+        Returns how many runs.
+
+        A worker calls this for runs that it holds but does not drive: the worker was cut off from the database, or
+        was interrupted, before it got the answer to its claim.
         """
 
     def next_ready(self, served: Sequence[Served], queues: Sequence[str] | None = None) -> int | None:
-        """When the next run of these agents becomes ready (µs); in the past if one is ready now; None if none will by itself."""
+        """When the next run of these agents becomes ready (µs). A time in the past: a run is ready now.
+
+        None: no run of these agents has a time at which it becomes ready.
+        """
 
     def left_behind(self, served: Sequence[Served], now: int, *, but: Sequence[str] = ()) -> list[tuple[Served, Served, str]]:
-        """What a worker must know to go on with ready children that it does not serve, whose parents, or theirs, it serves.
+        """The runs to replay, to find agents of ready children that are not served, though an ancestor's agent is.
 
-        (the parent's kind, the kind of child that it can name, the run id of such a parent that is not in `but`), each pair of kinds once.
+        Each entry is (agent and version of the parent, agent and version of the child, run id of such a parent).
+        Parents in `but` are left out. Each pair of agents occurs once.
         """
 
 
 class InboxStore(Protocol):
-    """What reaches a run from outside. Whoever holds the run journals it; while nobody does, it is appended at once."""
+    """Writes to a run from outside. If the run is held, its holder appends the event; else it is appended at once."""
 
     def post(
         self,
@@ -581,55 +635,70 @@ class InboxStore(Protocol):
         status: Status | None = None,
         expect: Callable[[RunRow], None] | None = None,
     ) -> bool:
-        """Hand something to a run: appended at once when nobody holds it (True), else put in its inbox for the holder (False).
+        """Post an event to a run. True: the event was appended at once. False: the event is in the run's inbox.
 
-        Appended at once means: sealed onto the head with the run's epoch, seq + 1; status and ready_at become what `core.landing`
-        says (`status`, where given, is the status instead). A holder that is dead (its lock is free) does not count as one.
+        An event that is appended at once is sealed onto the head with the run's epoch and seq + 1. The run's status
+        and ready_at become what `core.transitions` says; if `status` is given, the run gets that status instead. A
+        run whose holder is dead (the holder's lock is free) counts as not held.
 
-        What follows from the body is written with it: a `budget_raised` raises the run's ledger, a `run_adopted` its version. What a
-        `tool_call_resolved` charges is counted in the ledgers if it is appended at once; otherwise the holder charges it. A signal
-        whose key the run has had before on that topic changes nothing (True).
+        What follows from the body is written in the same commit: a `budget_raised` raises the run's ledger, and a
+        `run_adopted` changes the run's version. If a `tool_call_resolved` is appended at once, its charge is counted
+        in the ledgers at once; otherwise the holder counts it. If the run has had a signal with the same topic and key
+        before, nothing changes and the answer is True.
 
-        `expect`, where there is one, is called with the run's row inside the transaction and raises to refuse. NotFound, RunEnded.
+        `expect`, if given, is called with the run's row inside the transaction, and raises an error to refuse the
+        post. Other errors: NotFound, RunEnded.
         """
 
     def end(self, run_id: str, body: AnyBody, *, event_id: str, now: int, expect: Callable[[RunRow], None] | None = None) -> None:
-        """Append a terminal event to a run that nobody holds. Its parent hears of it, and its children are asked to stop.
+        """Append a terminal event to a run that is not held.
 
-        What the run has still reserved is given back; what the body charges (`RunCancelled.unsettled`) is charged. `expect` is called
-        with the run's row inside the transaction and raises to refuse. NotFound, RunEnded, AlreadyRunning.
+        The run's parent gets a `child_finished`; the run's children are cancelled.
+
+        The amounts that the run still has reserved are freed, and the amounts in `RunCancelled.unsettled` are charged.
+        `expect`, if given, is called with the run's row inside the transaction, and raises an error to refuse the end.
+        Other errors: NotFound, RunEnded, AlreadyRunning.
         """
 
     def decide(self, approval: str, judgement: Judgement, *, event_id: str, now: int, tenant: str | None = None) -> ApprovalRow:
-        """The only way in which an approval changes: judge it and write what follows, in one transaction.
+        """Judge a vote, an expiry or a withdrawal, and write what follows, in one transaction.
 
-        `core.approval.judge` gets its standing as it is in that transaction, and raises to refuse; a vote must be in time when it is
-        written. The ruling's standing is stored, and its body handed to the run as `post` does. Of two who decide at once, the second
-        one is judged by what the first has left. NotFound, also when it is another tenant's; RunEnded.
+        An approval changes only here, except that a call consumes it, and that the end of its run withdraws it.
+
+        `core.approval.judge` gets the standing as it is in that transaction, and raises an error to refuse. A vote
+        must be in time at the moment when it is written. The new standing is stored, and its event is posted to the
+        run as `post` does. Of two decisions at the same time, the second is judged by the standing after the first.
+        Other errors: NotFound, also for an approval of another tenant; RunEnded.
         """
 
     def inbox(self, worker: str) -> list[InboxRow]:
-        """What has arrived for the runs that this worker holds, in order of arrival."""
+        """The inbox rows of the runs that this worker holds, in order of arrival."""
 
 
 class LimitStore(Protocol):
-    """What runs may use, over all workers."""
+    """Rate limits and budgets, over all workers."""
 
     def admit(self, rate: Rate, now: int) -> int:
-        """Take the next place in the rate's line, over all workers: the time (µs) from which the attempt may start."""
+        """Take the next place under a rate limit, which all workers share.
+
+        Returns the time (µs) from which the attempt may start.
+        """
 
     def hold_back(self, key: str, until: int) -> None:
-        """Nobody starts anything under this rate's key before then."""
+        """No attempt under this rate's key starts before `until`."""
 
     def reserved(self, run_id: str) -> Amounts:
-        """What the ledgers have reserved for the run's own attempts."""
+        """The amounts that the ledgers have reserved for the run's own attempts."""
 
 
 class OutboxStore(Protocol):
-    """What people should hear of: written in the commit of the event, sent at least once."""
+    """Notices for people: written in the commit of their event, sent at least once."""
 
     def take_notices(self, now: int, limit: int, hold_us: int) -> list[NoticeRow]:
-        """Notices that are due, for this caller alone for the next hold_us: whoever takes one and dies leaves it to the next."""
+        """Take notices that are due. For the next `hold_us`, no other caller gets them.
+
+        If the caller dies, the notices are due again after `hold_us`.
+        """
 
     def notice_done(self, notice_id: int) -> None: ...
 
@@ -640,51 +709,59 @@ class OutboxStore(Protocol):
 
 
 class ArchiveStore(Protocol):
-    """Journals that move, and families that are deleted."""
+    """Moves journals to another database, and prunes families."""
 
     def close_journal(self, to_url: str, *, by: str, now: int, lease_us: int) -> Moved:
-        """Close it for a move: from now on whatever would change a run, or register a worker, is refused with a StoreError.
+        """Close the journal for a move. From then on writes to runs, and new workers, are refused with a StoreError.
 
-        AlreadyRunning, which names them, while workers live; runs of dead ones become free first. Nothing happens when it is closed for
-        the same place; Conflict when it is closed for another.
+        First, the runs of dead workers become claimable. AlreadyRunning, which names the workers, while workers are
+        alive. If the journal is already closed for the same destination, nothing changes; if it is closed for another
+        destination, that is a Conflict.
         """
 
     def finish_move(self) -> None:
-        """Everything has arrived: the journal stays closed for good."""
+        """Mark the move as finished: everything was copied, and the journal stays closed for ever."""
 
     def reopen_journal(self) -> None:
-        """Take a move back that has not ended; Conflict when it has. Whoever calls has made sure that nothing goes on elsewhere."""
+        """Undo a move; Conflict if the move has finished. The caller has made sure that no copy is in use."""
 
     def count_runs(self) -> int: ...
 
     def other_tables(self) -> list[str]:
-        """Tables in the same place that are not the journal's: those of transaction tools, for one."""
+        """The tables in the same database that are not part of the journal, such as tables of transaction tools."""
 
     def families(self, after: int = 0, limit: int = 500) -> list[Family]:
         """Families whose root is placed after `after`, in the order in which they began."""
 
     def heads(self, run_ids: Sequence[str]) -> dict[str, Head]:
-        """How far those of these runs go that are here, or were pruned here."""
+        """The last event of each of these runs, if the run is in this database, or was in it and was pruned."""
 
     def wholes(self, run_ids: Sequence[str]) -> list[Whole]:
-        """These runs with everything that belongs to them, the oldest first."""
+        """These runs with everything that belongs to them, the oldest run first."""
 
     def take_in(self, parts: Callable[[], Iterable[Sequence[Whole]]]) -> None:
-        """Insert whole runs, parents before children, all in one transaction; Conflict, and nothing, when an id is taken.
+        """Insert whole runs, parents before children, in one transaction.
 
-        `parts` may be called again when the transaction was rolled back because of another one.
+        Conflict if an id is taken; then nothing is inserted.
+
+        `parts` may be called again: if the database rolls the transaction back because of another transaction, the
+        whole work is repeated.
         """
 
     def missing_blobs(self, digests: Iterable[str]) -> list[str]:
-        """Those of these that are not here."""
+        """Those of the digests whose blobs are not in this database."""
 
     def put_blobs(self, blobs: Sequence[bytes]) -> None:
-        """Have them here before the runs that name them."""
+        """Store blobs, before the runs that name them are inserted."""
 
     def give_back(self, families: Sequence[Sequence[tuple[str, int, bytes]]], *, by: str, now: int) -> list[str]:
-        """Delete copied families, each told as (run id, seq, head) with its root first, that are exactly as they came; families that are not here are none.
+        """Delete copied families again, if they are exactly as they were copied.
 
-        One transaction. When some have gone on nothing is deleted, and the answer names those runs. The ids stay free.
+        Each family is a list of (run id, seq, head), the root first.
+
+        All families are deleted in one transaction. If runs have continued since they were copied, nothing is
+        deleted, and the answer names these runs. A family that is not in this database is skipped. The ids of the
+        deleted runs can be used again.
         """
 
     def rates(self) -> list[RateRow]: ...
@@ -692,20 +769,28 @@ class ArchiveStore(Protocol):
     def take_in_rates(self, rates: Sequence[RateRow]) -> None: ...
 
     def prunable(self, before: int, statuses: Sequence[str], *, after: int = 0, limit: int = 100) -> list[Prunable]:
-        """Families placed after `after` whose root has one of these statuses, all of which ended before then, with no notice left to send."""
+        """Families whose root is placed after `after`, that ended before `before`, and have no notice left to send.
+
+        The root of each family has one of these statuses.
+        """
 
     def prune(self, roots: Sequence[str], before: int, *, by: str, now: int) -> Pruned:
-        """Delete these families in one transaction, with the blobs that nobody else has, and leave a tombstone for each run.
+        """Delete these families in one transaction, with the blobs that no other run uses. Each run gets a tombstone.
 
-        One that is not over any more, because somebody has begun to undo it or the like, is left alone.
+        A family that has an unfinished run again, for example an undo run, is not deleted.
         """
 
     def take_in_tombstones(self, tombstones: Sequence[Tombstone]) -> None:
-        """Of another journal, which moves here; those whose run has one already are left out."""
+        """Insert the tombstones of a journal that moves to this database.
+
+        A run that already has a tombstone here is left out.
+        """
 
 
 class Store(Reading, JournalStore, LeaseStore, InboxStore, LimitStore, OutboxStore, ArchiveStore, Protocol):
     """The journal's database. Every method may be called from any thread and may block."""
 
-    cut_off_after_s: float  # others take the runs of a worker this long after they saw its connection end; inf: they see none
-    pause_s: float  # after it was out of reach it may be for this long that a process does not ask whether it is back
+    # How many seconds after the end of a worker's connection the other workers take over its runs. inf: the other
+    # workers cannot see the end of a connection.
+    cut_off_after_s: float
+    pause_s: float  # after an outage, a process may wait up to this many seconds before it tries the database again

@@ -1,4 +1,7 @@
-"""Approvals: asked for in the run's commit, changed only by a judgement inside one transaction, used up by the commit that starts the call."""
+"""Approvals: the run's commit requests an approval, `decide` changes it, the commit that starts the call consumes it.
+
+The end of the run withdraws the approvals that are still pending.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
 
 
 def insert(cursor: Cursor, key: int, run_id: str, event: Event, request: ApprovalRequested) -> Refused | None:
-    """Somebody is asked from now on; Refused when something else has been asked under this id."""
+    """Insert a pending approval; Refused if another approval has this id."""
     values = {
         "approval": request.approval,
         "run": key,
@@ -42,8 +45,12 @@ def insert(cursor: Cursor, key: int, run_id: str, event: Event, request: Approva
 
 
 def consume(cursor: Cursor, key: int, run_id: str, event: Event, start: ToolCallInitiated, at: int) -> Refused | None:
-    """Use the approval up; Refused unless it is approved, unused, for this very call and its arguments, and has not expired (G9)."""
-    # The intent may have waited long for a disk that was full: what counts is the moment after which the effect begins.
+    """Consume the approval.
+
+    Refused unless the approval is approved, not consumed, not expired, and for this very call and arguments.
+    """
+    # The intent may have waited a long time, for example because the disk was full. The effect begins only after this
+    # commit, so the approval must still be valid now.
     begins = max(event.ts, at)
     values = {"approval": start.approval, "run": key, "call": event.call, "tool": start.tool, "digest": start.digest, "ts": begins}
     if cursor.change("consume_approval", values) == 1:
@@ -75,12 +82,15 @@ def _why_not(row: ApprovalRow | None, start: ToolCallInitiated) -> str:
 
 
 def withdraw_rest(cursor: Cursor, key: int, ts: int) -> None:
-    """The run has ended: what is still pending is asked of nobody any more."""
+    """Withdraw the approvals of the run that are still pending, because the run has ended."""
     cursor.change("withdraw_approvals", {"run": key, "ts": ts})
 
 
 class Approvals(Blobs):
-    """The inbox of people, and what they say. An edit is judged by what it edits, which may lie in a blob."""
+    """Reads approvals and decides them.
+
+    It also reads blobs: to judge a vote with an edit, it needs the proposed input, which may be a blob.
+    """
 
     def __init__(self, means: Means) -> None:
         super().__init__(means)
@@ -91,17 +101,20 @@ class Approvals(Blobs):
 
         def rule(cursor: Cursor) -> ApprovalRow:
             known = cursor.one("approval_by_id", (approval,))
-            # Another tenant's is not there: whoever asks must not learn even that it exists (G16).
+            # If the approval belongs to another tenant, the error is the same: the caller must not learn that the
+            # approval exists.
             if known is None or tenant not in (None, known[4]):
                 raise NotFound(f"there is no approval {approval}; `perdure approvals` shows those that there are")
-            # The run first, as its holder's appends do: the other way round the two would wait for each other.
+            # Lock the run first and then the approval, as the appends of the run's holder do. With another order the
+            # two transactions could deadlock.
             run = cursor.all("run_to_change", (known[1],))[0]
             found = cursor.all("approval_to_change", (approval,))[0]
             row, seq = approval_row(found), found[17]
             status = run_row(run).status
             if status in FINISHED:
                 raise RunEnded(f"approval {approval}: its run {row.run_id} has finished ({status}) and takes nothing more")
-            # A vote counts at the moment at which it is written: others may have had the write lock until the approval's time was over.
+            # A vote counts at the time when it is written: while the vote waited for the write lock, the approval may
+            # have expired.
             waited_us = round((time.monotonic() - called_s) * 1e6) if isinstance(judgement, Vote) else 0
             ruling = judge(row.standing, self._facts(row, judgement), judgement, now + waited_us)
             settled = ruling.standing.status != row.standing.status
@@ -129,7 +142,8 @@ class Approvals(Blobs):
         return approval_row(rows[0]) if rows else None
 
     def approvals(self, wanted: ApprovalFilter) -> list[ApprovalRow]:
-        # Named one by one in any case, so that the index over them is used: the settled ones grow for ever.
+        # Name the statuses one by one even if all are wanted, so that the database uses the index on the status. A
+        # scan would become slower and slower, because the number of settled approvals only grows.
         statuses = get_args(ApprovalStatus) if wanted.status is None else (wanted.status,)
         values = {**msgspec.structs.asdict(wanted), "statuses": msgspec.json.encode(statuses).decode()}
         found = [_approval_or_none(row) for row in self._database.read("list_approvals", values)]
@@ -137,7 +151,7 @@ class Approvals(Blobs):
 
 
 def approval_row(row: Row) -> ApprovalRow:
-    """An approval from the columns that approval_by_id and list_approvals share: what was asked, as it is now."""
+    """An approval, from the columns that approval_by_id and list_approvals share."""
     approval, run_id, call, agent, tenant, actor, asked_at, settled_at = row[:8]
     status, deciders, expires_at, escalated, voters, digest, settled_by, note, _, seq, data = row[8:]
     what = f"event {seq} of run {run_id}"
@@ -161,7 +175,8 @@ def _approval_or_none(row: Row) -> ApprovalRow | None:
     try:
         return approval_row(row)
     except StoreCorrupt as error:
-        log.error("an approval is left out: %s", error)  # that run's trouble alone: everybody else's decisions must not wait for it
+        # Only one run is affected: the other approvals must still be listed.
+        log.error("an approval is left out: %s", error)
         return None
 
 

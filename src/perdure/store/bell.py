@@ -1,7 +1,7 @@
-"""The doorbell: who waits for work hears of a commit at once, without asking for it all the time.
+"""The bell: wakes the processes that wait for work right after a commit, so that they need not poll all the time.
 
-A hint and nothing more. It may come late, twice or never, and whoever listens also looks by itself from time to time, so that nothing
-here ever makes a commit fail.
+A ring is only a hint. It may come late, twice or never, so a listener also polls from time to time. An error of the
+bell never makes a commit fail.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ Ring = Callable[[], None]
 
 class Bell(Protocol):
     def listen(self, ring: Ring) -> Ring:
-        """Call `ring`, from any thread, soon after `ring()` was called in any process; returns how to end that."""
+        """Call `ring`, from any thread, soon after `ring()` was called in any process.
+
+        Returns a function that ends the calls of the listener.
+        """
 
     def ring(self) -> None:
-        """Wake all who listen, here and elsewhere. Never raises."""
+        """Wake all listeners, in this process and in others. Never raises."""
 
     def close(self) -> None:
-        """End all listening that was begun here."""
+        """End the calls of all listeners of this object."""
 
 
 class Listeners:
-    """Those of this process: for a database in memory, all there are."""
+    """The bell inside one process: it rings only the listeners of this process. A database in memory has no others."""
 
     def __init__(self) -> None:
         self._rings: dict[object, Ring] = {}
@@ -56,8 +59,9 @@ class Listeners:
 
 
 def call(ring: Ring) -> None:
-    """Ring one listener, whatever it does."""
+    """Ring one listener. Never raises."""
     try:
         ring()
     except Exception as error:
-        log.debug("a listener could not be rung: %r", error)  # its loop has been closed; the commit has nothing to do with it
+        # For example, the event loop of the listener is closed. That must not disturb the commit.
+        log.debug("a listener could not be rung: %r", error)

@@ -1,4 +1,7 @@
-"""Payloads too large for an event: stored under their digest, in the commit of the event that names them, and verified when read."""
+"""Blobs: payloads that are too large for an event.
+
+A blob is stored under its digest, in the commit of the event that names it. Every read verifies the digest.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +16,34 @@ from perdure.store.part import Part
 
 
 def put(cursor: Cursor, key: int, blobs: Iterable[bytes]) -> None:
-    """Store each under its SHA-256, inside the caller's transaction, for the run with that number: as long as it is there, so are they."""
+    """Store blobs for the run with that key, inside the caller's transaction.
+
+    The blobs stay until the run is deleted.
+    """
     cursor.each("use_blob", [(key, digest) for digest in put_unused(cursor, blobs)])
 
 
 def put_unused(cursor: Cursor, blobs: Iterable[bytes]) -> list[bytes]:
-    """Store each, and nobody deletes any of them before this transaction ends; their digests."""
+    """Store blobs under their SHA-256, and lock them against deletion until this transaction ends.
+
+    Returns the digests.
+    """
     named = {hashlib.sha256(blob).digest(): blob for blob in blobs}
-    # In this order: two who store the same ones must not wait for each other.
+    # Store the blobs in sorted order, so that two transactions that store the same blobs cannot deadlock.
     digests = missing = sorted(named)
     while missing:
         cursor.each("insert_blob", [(digest, named[digest]) for digest in missing])
         names = msgspec.json.encode([digest.hex() for digest in missing]).decode()
         kept = {digest for (digest,) in cursor.all("blobs_to_keep", {"digests": names})}
-        # One that was there can have been deleted while we waited for whoever was about to: then it is stored again.
+        # A blob that existed before may have been deleted, while this transaction waited for a prune to end. Store the
+        # blob again.
         missing = [digest for digest in missing if digest not in kept]
     return digests
 
 
 class Blobs(Part):
     def blob(self, digest: str) -> bytes:
-        """The bytes that have this digest; StoreCorrupt when they are missing or have another."""
+        """The blob with this digest. StoreCorrupt if the blob is missing, or its content has another digest."""
         try:
             key = bytes.fromhex(digest)
         except ValueError:
@@ -42,7 +52,8 @@ class Blobs(Part):
         if not rows:
             raise StoreCorrupt(f"blob {digest} is missing from {self._database.where}; restore it from a backup")
         data = rows[0][0]
-        if not isinstance(data, bytes) or hashlib.sha256(data).digest() != key:  # in a damaged page it may not even be bytes
+        if not isinstance(data, bytes) or hashlib.sha256(data).digest() != key:
+            # On a damaged page, the value may have another type than bytes.
             raise StoreCorrupt(
                 f"blob {digest} in {self._database.where} does not have the content that it was stored with; restore it from a backup"
             )

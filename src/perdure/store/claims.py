@@ -1,11 +1,18 @@
-"""Who works on what: workers, leases, and runs that change hands."""
+"""Claims: workers, leases, heartbeats, and the runs that are lost with a dead worker.
+
+A lost run can be claimed at once. Its row stores how many other runs were lost together with it (`lost_with`), since
+each of these runs may have killed the worker. That count is too small if runs are taken from a dead worker one by
+one. On PostgreSQL this happens to a run that is being written to at that moment; on both stores it happens to a run
+that was posted to before the death was noticed. Both are rare, and an innocent run is blamed only after several such
+deaths in a row.
+"""
 
 from __future__ import annotations
 
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
 
@@ -14,51 +21,97 @@ import msgspec
 from perdure import shell
 from perdure.core.events import Event, RunClaimed
 from perdure.core.identity import seal
-from perdure.core.suspects import Group
+from perdure.core.suspects import SUSPECT_CRASHES, Group
 from perdure.errors import AlreadyRunning, Conflict, NotFound, RunEnded, StoreCorrupt, UnknownAgent, WrongVersion
 from perdure.settings import Queue
 from perdure.store.api import FINISHED, Backlog, Claimed, Lease, RunRow, Served, WorkerRow
 from perdure.store.cursor import Cursor, Row
-from perdure.store.lines import Choice, Room, Suspects, which
-from perdure.store.losing import LEASE_RAN_OUT, PROVEN_DEAD, load_of, lose_runs, lose_runs_of_silent_worker, lose_some
 from perdure.store.part import Means, Part
+from perdure.store.queues import Choice, HeldSuspects, Room, which
 from perdure.store.rows import as_lost, event_from, event_row, key_of, run_row
+
+LEASE_RAN_OUT, PROVEN_DEAD = 1, 2  # the values of perdure_runs.lost
+
+
+class Load(NamedTuple):
+    """How many runs a worker holds, and how many of them are suspects."""
+
+    runs: int
+    suspects: int
+
+    def beside(self, crashes: int) -> int:
+        """How many other runs may be to blame, if a run with this number of crashes is lost with the worker."""
+        return max((self.suspects if crashes >= SUSPECT_CRASHES else self.runs) - 1, 0)
+
+
+def load_of(cursor: Cursor, worker: str) -> Load:
+    runs, suspects = cursor.all("load_of_worker", (worker,))[0]
+    return Load(runs, suspects)
+
+
+def lose_runs(cursor: Cursor, worker: str, now: int, lost: int) -> int:
+    """Make all runs of the worker claimable, and mark them as lost. Returns how many runs."""
+    return cursor.change("lose_runs", {**_values(cursor, worker, now), "lost": lost})
+
+
+def lose_runs_of_silent_worker(cursor: Cursor, worker: str, now: int, beat_at: int) -> int:
+    """Like lose_runs. If the worker has sent another heartbeat since `beat_at`, nothing is changed."""
+    return cursor.change("lose_runs_of_silent_worker", {**_values(cursor, worker, now), "lost": LEASE_RAN_OUT, "beat_at": beat_at})
+
+
+def lose_some(cursor: Cursor, worker: str, now: int, runs: Iterable[tuple[str, int]]) -> int:
+    """Like lose_runs, for these runs alone. A run that was claimed again has another epoch, and is not changed."""
+    values = {**_values(cursor, worker, now), "lost": LEASE_RAN_OUT}
+    return sum(cursor.change("lose_run", {**values, "run_id": run_id, "epoch": epoch}) for run_id, epoch in sorted(runs))
+
+
+def _values(cursor: Cursor, worker: str, now: int) -> Mapping[str, object]:
+    # Count the runs before the statement that marks them as lost. Inside that statement, SQLite would count only the
+    # runs that the worker still holds.
+    load = load_of(cursor, worker)
+    return {"worker": worker, "now": now, "beside": load.beside(0), "beside_suspects": load.beside(SUSPECT_CRASHES)}
+
+
+# -- workers, leases and claims
+
 
 T = TypeVar("T")
 _pairs = msgspec.json.Decoder(tuple[tuple[str, str], ...]).decode
 _texts = msgspec.json.Decoder(tuple[str, ...]).decode
-LONG_AGO = 10  # leases: so long gone is who was silent before anybody looked
+# If this process has not yet observed a worker, and the worker's last heartbeat is older than this many leases, the
+# worker counts as dead.
+LONG_AGO = 10
 
 
 class _Beat(NamedTuple):
-    """A worker's last sign of life, as it was seen from here."""
+    """A worker's last heartbeat, as this process observed it."""
 
-    at: int  # by its own words
-    since_s: float  # when it was first seen, by the monotonic clock
-    ahead_s: float  # of the monotonic clock was the wall clock then
-    heard: bool  # another one was seen before it: the worker has lived under our eyes
+    at: int  # the time of the heartbeat, as the worker's row says
+    since_s: float  # when this process first saw this heartbeat, by the monotonic clock
+    ahead_s: float  # how far the wall clock was ahead of the monotonic clock when this process first saw it
+    heard: bool  # this process has also seen an earlier heartbeat: the worker was alive under observation
 
     @classmethod
     def seen(cls, before: _Beat | None, at: int, now_s: float, ahead_s: float) -> _Beat:
         return before if before is not None and before.at == at else cls(at, now_s, ahead_s, before is not None)
 
     def is_silent(self, now_s: float, ahead_s: float, lease_s: float, *, long_gone: bool) -> bool:
-        is_steady = abs(ahead_s - self.ahead_s) < lease_s / 2  # else the wall clock was set since then
+        is_steady = abs(ahead_s - self.ahead_s) < lease_s / 2  # False: the wall clock was set meanwhile
         return now_s - self.since_s >= lease_s or (long_gone and not self.heard and is_steady)
 
 
 class Claims(Part):
-    """Leases on runs, and the signs of life of those who hold them."""
+    """Leases on runs, and the heartbeats of the workers that hold them."""
 
     def __init__(self, means: Means) -> None:
         super().__init__(means)
-        self._beats: dict[str, _Beat] = {}  # of the other workers
+        self._beats: dict[str, _Beat] = {}  # the last heartbeats of the other workers
 
     def register(
         self, worker: str, name: str, pid: int, now: int, serves: Sequence[Served] = (), queues: Sequence[str] | None = None
     ) -> None:
         values = {"worker": worker, "name": name, "pid": pid, "now": now, **which(serves, queues)}
-        # The lock first: whoever sees the row can rely on it.
+        # Take the lock before the row is written: a worker that sees the row relies on the lock.
         newly = self._liveness.hold(worker)
         try:
             self._database.write(
@@ -71,7 +124,11 @@ class Claims(Part):
             raise
 
     def unregister(self, worker: str, now: int) -> None:
-        """A run that was not given up before is a takeover for whoever claims it: its calls may have been in flight."""
+        """Remove the worker's row.
+
+        A run that the worker still holds is marked as lost, because its calls may still run: the next claim takes the
+        run over.
+        """
 
         def leave(cursor: Cursor) -> None:
             lose_runs(cursor, worker, now, LEASE_RAN_OUT)
@@ -80,8 +137,9 @@ class Claims(Part):
         try:
             self._database.write(leave, lambda cursor, _: cursor.one("worker_by_id", (worker,)) is None)
         except BaseException:
-            # The crash window: its rows still say that it works, and a thread of a tool may do so for long. A lock that came free would prove
-            # its death, "not found" would be believed about that tool's call, and the call made again.
+            # The worker's row is still there, and a thread of a tool may still run for a long time. If the lock became
+            # free now, the worker would count as proven dead. Then another worker would believe the answer "not found"
+            # about that tool's call, and would make the call again.
             self._liveness.cling(worker)
             raise
         self._liveness.free(worker)
@@ -125,13 +183,13 @@ class Claims(Part):
         queues: Sequence[str] | None,
         limits: Mapping[str, Queue],
     ) -> list[Claimed]:
-        """Ready runs, up to the limit, by turns."""
+        """Claim up to `limit` ready runs; tenants take turns."""
         return self._take(worker, now, lambda cursor: Choice(cursor, worker, limits, now).take(served, queues, limit))
 
     def _claim_this(self, worker: str, served: Sequence[Served], run_id: str, now: int, limits: Mapping[str, Queue]) -> list[Claimed]:
-        """That run alone, ready or not, unless the limits or this worker's suspects leave no room for it.
+        """Claim only the run `run_id`, ready or not. Turns do not apply.
 
-        Turns do not apply to what somebody asks for by name.
+        If the limits, or the suspects that this worker holds, leave no room for the run, nothing is claimed.
         """
 
         def choose(cursor: Cursor) -> list[Row]:
@@ -139,16 +197,17 @@ class Claims(Part):
             row, room = run_row(found), Room(cursor, limits)
             room.look([row.queue])
             if row.holder is not None:
-                room.count(row.queue, row.tenant, -1)  # its dead holder's place is its own
-            return [found] if room.has(row.queue, row.tenant) and Suspects(cursor, worker).may_take(found) else []
+                # The run is already counted as held by its dead holder: do not count it twice.
+                room.count(row.queue, row.tenant, -1)
+            return [found] if room.has(row.queue, row.tenant) and HeldSuspects(cursor, worker).may_take(found) else []
 
         return self._take(worker, now, choose)
 
     def _claim_below(self, worker: str, served: Sequence[Served], run_id: str, limit: int, now: int) -> list[Claimed]:
-        """Ready runs of that run's family."""
+        """Claim ready runs below the run `run_id`."""
 
         def choose(cursor: Cursor) -> list[Row]:
-            suspects = Suspects(cursor, worker)
+            suspects = HeldSuspects(cursor, worker)
             wanted = {"run_id": run_id, "now": now, "limit": limit, "suspects": not suspects.is_full}
             return list(filter(suspects.may_take, cursor.all("ready_below", {**wanted, **which(served, None)})))
 
@@ -166,7 +225,7 @@ class Claims(Part):
             return [(take.key, take.with_journal(firsts.get(take.key))) for take in takes]
 
         def arrived(cursor: Cursor, taken: list[tuple[int, Claimed]]) -> bool:
-            # The nonce is of this claim alone.
+            # The nonce belongs to this claim alone, so it proves that the claim was committed.
             return any(cursor.all("guard_of_run", (key,))[0][4] == claimed.lease.nonce for key, claimed in taken)
 
         taken = self._database.write(take, arrived)
@@ -191,7 +250,7 @@ class Claims(Part):
         return lost
 
     def _reap(self, worker: str, lease_us: int, now: int) -> int:
-        # Nobody declares itself dead: a worker that asks is alive, and its renewer decides about its own leases.
+        # Leave out the worker that calls this: it is alive, and its own renewer decides about its leases.
         long_ago = {"lease_us": LONG_AGO * lease_us, "now": now}
         rows = [row for row in self._database.read("list_workers", long_ago) if row[0] != worker]
         gone = [row[0] for row in rows if self._liveness.is_dead(row[0])]
@@ -204,7 +263,8 @@ class Claims(Part):
         def lose(cursor: Cursor) -> int:
             lost = sum(lose_runs(cursor, dead, now, PROVEN_DEAD) for dead in gone)
             lost += sum(lose_runs(cursor, missing, now, LEASE_RAN_OUT) for missing in orphaned)
-            # Its process exists and may wake up: the row stays, so that its next sign of life counts again.
+            # The process of a silent worker may still exist and wake up. So the worker's row stays, and its next
+            # heartbeat counts again.
             lost += sum(lose_runs_of_silent_worker(cursor, mute, now, beat) for mute, beat in silent)
             cursor.each("delete_worker", [(dead,) for dead in gone])
             return lost
@@ -215,12 +275,13 @@ class Claims(Part):
         return lost
 
     def _silent(self, rows: Sequence[Row], lease_s: float, now: int) -> list[Row]:
-        """Those that have given no sign of life for that long.
+        """The workers without a heartbeat for `lease_s` seconds, measured by this process with the monotonic clock.
 
-        Seen from here, by a clock that nobody can set: wall clocks jump, this machine's and the database's, and then everybody's last
-        sign of life looks old, or will for hours not look old. The wall clock is believed only about a worker that was never heard, that
-        it calls long gone (the last column), and only while it has not been set under our eyes; and not about one whose process is there:
-        it may have been set just before we came.
+        Wall clocks jump, both on this machine and in the database. Then every heartbeat looks old, or no heartbeat
+        looks old for hours. So the wall clock decides about a worker only if all of this is true: by the wall clock
+        the worker is long gone (the last column); this process has seen no second heartbeat of the worker; the wall
+        clock was not set since this process first saw the worker; and the worker's process is not known to exist. The
+        last condition is needed because the clock may have been set just before this process started.
         """
         now_s, before = time.monotonic(), self._beats
         ahead_s = now / 1e6 - now_s
@@ -234,7 +295,7 @@ class Claims(Part):
         return [(run_id, epoch) for run_id, epoch in self._database.read("held_by_worker", (worker,))]
 
     def let_go(self, worker: str, runs: Sequence[tuple[str, int]], now: int) -> int:
-        # What cannot be looked up is done again at the next round.
+        # A commit with unknown outcome counts as failed: the worker calls this again for the runs that it still holds.
         lost = self._database.write(lambda cursor: lose_some(cursor, worker, now, runs), lambda cursor, _: False)
         if lost:
             self._bell.ring()
@@ -270,7 +331,7 @@ class Claims(Part):
         return groups
 
     def _this_one(self, cursor: Cursor, served: Sequence[Served], run_id: str) -> Row:
-        """The run, if it may be taken, with how its holder was lost."""
+        """The row of the run, if the run may be claimed. If the holder is dead, the row is marked as lost."""
         found = cursor.one("run_to_change", (run_id,))
         if found is None:
             raise NotFound(f"there is no run {run_id}; `perdure list` shows those that there are")
@@ -286,14 +347,17 @@ class Claims(Part):
 
 
 def _first_events(cursor: Cursor, keys: Sequence[int]) -> dict[int, Row]:
-    """Of those runs, the first event each: in one question instead of one for each of them."""
+    """The first event of each of these runs, in one query for all runs."""
     if not keys:
         return {}
     return {row[0]: row[1:] for row in cursor.all("first_events", (msgspec.json.encode(keys).decode(),))}
 
 
 def _listed(data: str, decode: Callable[[str], tuple[T, ...]]) -> tuple[T, ...]:
-    """What a worker says that it serves; nothing when that cannot be read: one row that was edited must not hide the other workers."""
+    """The agents or queues in a worker's row.
+
+    Empty if the column cannot be decoded: one damaged row must not hide the other workers.
+    """
     try:
         return decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, TypeError):
@@ -301,11 +365,11 @@ def _listed(data: str, decode: Callable[[str], tuple[T, ...]]) -> tuple[T, ...]:
 
 
 def _check_resumable(row: RunRow, served: Sequence[Served]) -> None:
-    """Raise unless whoever serves these may go on with the run."""
+    """Raise an error unless a worker that serves these agents may continue the run."""
     if row.status in FINISHED:
         raise RunEnded(f"run {row.run_id} has finished ({row.status}) and cannot be resumed; start a new one, or fork it")
     if row.status == "paused":
-        raise Conflict(f"run {row.run_id} is paused and stays so until somebody lets it go on: {shell.command('unpause', row.run_id)}")
+        raise Conflict(f"run {row.run_id} is paused and stays so until somebody unpauses it: {shell.command('unpause', row.run_id)}")
     versions = [one.version for one in served if one.agent == row.agent]
     if not versions:
         raise UnknownAgent(
@@ -319,7 +383,7 @@ def _check_resumable(row: RunRow, served: Sequence[Served]) -> None:
 
 
 class Take:
-    """One run in a worker's hands: what is written for it, and what the worker gets."""
+    """One claim of one run: the values that the claim writes, and the `Claimed` that the worker gets."""
 
     def __init__(self, found: Row, worker: str, name: str, now: int) -> None:
         row, self.key = run_row(found), key_of(found)
@@ -351,9 +415,11 @@ class Take:
         self.claimed = Claimed(Lease(row.run_id, worker, epoch, nonce), after)
 
     def with_journal(self, first: Row | None) -> Claimed:
-        """With its whole journal, where that is one event and this claim, and with an empty inbox: it was never held.
+        """The claim. If `first` is given, the claim contains the whole journal and an empty inbox.
 
-        A journal that cannot be read is met again by whoever drives the run.
+        `first` is the first event of a run that was never held before. The journal of such a run has two events:
+        `first` and the event of this claim. If `first` cannot be decoded, the claim contains no events, and the worker
+        gets the same error when it reads the journal.
         """
         if first is None:
             return self.claimed

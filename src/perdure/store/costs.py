@@ -1,4 +1,4 @@
-"""What runs have used, added up from their journals: what was replayed left no second event there, so that it counts once (T24)."""
+"""What runs have used, summed from their journals. Replay writes no second event, so each attempt counts once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perdure.store.api import CostRow
 from perdure.store.cursor import Database, Row
 from perdure.store.part import Part
 
-_PAGE = 2000  # events: however long a journal is, this much of it is in memory
+_PAGE = 2000  # how many events are in memory at a time, however long a journal is
 _NOTHING = Usage()
 
 
@@ -26,20 +26,24 @@ class _Failure(Struct, frozen=True, gc=False):
 
 
 class _Told(Struct, frozen=True, gc=False):
-    """What counts of the beginning, the end or the settlement of an attempt; the rest of the event is skipped."""
+    """The fields that costs need of an event that begins, ends or settles an attempt. Other fields are not decoded."""
 
     tool: str = ""
     attempt: int = 1
     usage: Usage | None = None
     failure: _Failure | None = None
-    unsettled: tuple[Unsettled, ...] = ()  # of a run that was ended by force
+    unsettled: tuple[Unsettled, ...] = ()  # only in the last event of a run that was ended by force
 
 
 _decode = msgspec.json.Decoder(_Told).decode
 
 
 class _Attempt:
-    """One attempt: its end counts once, however often it was told. What is charged when its doubt is settled comes on top of that."""
+    """One attempt.
+
+    The attempt's usage counts once, however often it was recorded. If the attempt was in doubt and was settled, the
+    usage of the settlement is added.
+    """
 
     __slots__ = ("began", "ended", "lost", "model", "tokens_cached", "tokens_in", "tokens_out", "tool", "usd_micros")
 
@@ -57,9 +61,10 @@ class _Attempt:
             self.model = told.tool if kind == "model_call_initiated" else self.model
             self.began = ts if self.began is None else min(self.began, ts)
         elif told.failure is not None and told.failure.type == LOST:
-            self.lost = kind == "model_call_failed"  # nobody saw its end, nor how long it took
+            # The attempt's worker died: when the attempt ended, and how long it took, is unknown.
+            self.lost = kind == "model_call_failed"
         elif kind != "tool_call_in_doubt" or told.failure is not None:
-            # How long it took counts only when somebody saw its end.
+            # The duration of the attempt counts only if a worker observed its end.
             self.ended = ts if self.ended is None else min(self.ended, ts)
         usage = told.usage or _NOTHING
         self.model = usage.model if self.model is None else max(self.model, usage.model or "")
@@ -77,7 +82,7 @@ class _Attempt:
 
 
 class _Sums:
-    """A group's."""
+    """The sums of one group."""
 
     def __init__(self) -> None:
         self.runs = self.calls = self.busy_us = self.usd_micros = self.tokens_in = self.tokens_out = self.tokens_cached = self.lost = 0
@@ -99,7 +104,7 @@ class Costs(Part):
     def costs(
         self, by: Literal["agent", "tenant", "model", "day", "run", "root", "tool"], *, since: int = 0, tenant: str | None = None
     ) -> list[CostRow]:
-        """By group, the most expensive first; an attempt counts on the day on which it began."""
+        """What runs have used, by group, the most expensive first. An attempt counts for the day on which it began."""
         groups: dict[str, _Sums] = {}
         for (_, run_id, agent, its_tenant), rows in groupby(_told(self._database, since, tenant), lambda row: (row[0], *row[2:5])):
             calls: set[tuple[str, int]] = set()
@@ -118,7 +123,7 @@ class Costs(Part):
 
 
 def _told(database: Database, since: int, tenant: str | None) -> Iterator[Row]:
-    """The beginnings, ends and settlements of attempts, run by run, each run's in order."""
+    """The events that begin, end and settle attempts: run by run, and in the order of each run's journal."""
     run = seq = 0
     while True:
         page = database.read("attempts_told", {"run": run, "seq": seq, "since": since, "tenant": tenant, "limit": _PAGE})
@@ -129,7 +134,7 @@ def _told(database: Database, since: int, tenant: str | None) -> Iterator[Row]:
 
 
 def _attempts(run_id: str, rows: Iterator[Row]) -> dict[tuple[int, int], _Attempt]:
-    """By call and number."""
+    """The attempts of one run, by (call, number of the attempt)."""
     found: dict[tuple[int, int], _Attempt] = {}
     for _, seq, _, _, _, call, kind, ts, data in rows:
         try:

@@ -1,4 +1,4 @@
-"""How a run comes into being: its row, its first event, and its budget, in one commit with whatever asked for it."""
+"""Creates a run: its row, its first event and its budget, in the caller's commit."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Any
 
 from perdure.core.events import Event, RunCreated
 from perdure.core.identity import Sealed, genesis, seal
-from perdure.store import blobs, budgets
+from perdure.store import blobs, limits
 from perdure.store.api import NewRun
 from perdure.store.cursor import Cursor
-from perdure.store.lines import line_of
+from perdure.store.queues import line_of
 from perdure.store.rows import event_row
 
 
 def first_event(new: NewRun) -> Sealed:
-    """What every journal begins with."""
+    """The first event of a run's journal, `run_created`."""
     return seal(genesis(new.run_id), Event(1, new.event_id, new.ts, 0, None, None, new.created))
 
 
 def run_values(new: NewRun, first: Sealed) -> dict[str, Any]:
-    """What a new run's row says, beside where it stands."""
+    """The columns of a new run's row, except the columns for line, parent and root."""
     created = new.created
     assert isinstance(created, RunCreated), created
     return {
@@ -40,7 +40,10 @@ def run_values(new: NewRun, first: Sealed) -> dict[str, Any]:
 
 
 def insert_run(cursor: Cursor, new: NewRun, *, parent_seq: int | None = None) -> bool:
-    """Create the run, inside the caller's transaction; parent_seq is where its parent's journal says so. False when the id is taken, or was."""
+    """Create the run inside the caller's transaction. False: the id is taken, or belonged to a pruned run.
+
+    `parent_seq` is the seq of `child_started` in the parent's journal; None if the run has no parent.
+    """
     created = new.created
     assert isinstance(created, RunCreated), created
     assert created.run_id == new.run_id, (created.run_id, new.run_id)
@@ -62,7 +65,8 @@ def insert_run(cursor: Cursor, new: NewRun, *, parent_seq: int | None = None) ->
         ),
     }
     if parent_seq is None and root != new.run_id:
-        # An undo joins a family that is over, and may just be pruned; a child's parent is not over.
+        # An undo run joins a family that has finished, and that another process may prune right now: lock the root. A
+        # child needs no such lock, because its parent has not finished.
         cursor.one("run_to_keep", (root,))
     inserted = cursor.all("insert_run", values)
     if not inserted:
@@ -70,7 +74,7 @@ def insert_run(cursor: Cursor, new: NewRun, *, parent_seq: int | None = None) ->
     key, above = inserted[0]
     cursor.change("insert_event", event_row(key, sealed))
     if created.budget is not None:
-        budgets.open_ledger(cursor, key, above, created.budget)
+        limits.open_ledger(cursor, key, above, created.budget)
     if new.blobs:
         blobs.put(cursor, key, new.blobs)
     return True

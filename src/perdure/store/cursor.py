@@ -1,16 +1,19 @@
-"""What the store's logic asks of a database: statements by name, inside a transaction that somebody else begins and ends.
+"""The interface between the store's logic and a database: statements by name, inside a transaction.
 
-The names are the same in every dialect, and so are the parameters: a tuple where each is used once, a dict where they have names.
-A name says what the statement does to others as well: what ends in `_to_change` or `_to_take` lies locked until the transaction ends.
+`Database` begins and ends transactions; the logic only gets a `Cursor`. Statements have the same names and parameters
+in every dialect. Parameters are a tuple if each parameter is used once, and a dict if they have names. A statement
+whose name ends in `_to_change` or `_to_take` locks the rows that it returns until the transaction ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from perdure.errors import StoreUnavailable
+from perdure.store.api import RunRow
 
 Row = tuple[Any, ...]
 Params = Sequence[Any] | Mapping[str, Any]
@@ -18,55 +21,81 @@ T = TypeVar("T")
 
 
 class Locked(StoreUnavailable):
-    """Somebody else has locked what is wanted, for longer than one was ready to wait. What does not want it can go on."""
+    """Another transaction has locked the rows for too long. Work that does not need these rows can continue."""
 
 
-class Gone(StoreUnavailable):
-    """The database gave out while a tool had its connection. Nothing has happened, and it is not the tool's fault."""
+class ConnectionGone(StoreUnavailable):
+    """The database failed while a tool used a connection. Nothing was written, and the tool is not to blame."""
 
 
 class Cursor(Protocol):
-    """Statements of one transaction, by their names in the dialect's file."""
+    """Runs statements in one transaction, by their names in common.sql and in the dialect's queries.sql."""
 
     def all(self, name: str, params: Params = ()) -> list[Row]:
-        """All rows."""
+        """All rows of the statement."""
 
     def one(self, name: str, params: Params = ()) -> Row | None:
-        """The first row; None when there is none."""
+        """The first row of the statement; None if there is no row."""
 
     def change(self, name: str, params: Params = ()) -> int:
-        """How many rows it has changed."""
+        """Run a statement that writes. Returns how many rows it has changed."""
 
     def each(self, name: str, many: Sequence[Params]) -> None:
-        """Once for each set of parameters, in order."""
+        """Run a statement once for each set of parameters, in order."""
 
     def alone(self, key: str) -> None:
-        """Until this transaction ends nobody else who asks for the same key goes on."""
+        """Take an exclusive lock on the key until this transaction ends."""
 
     def patience(self, seconds: float) -> None:
-        """From now on wait no longer than this, in this transaction, for what others have locked; then StoreUnavailable."""
+        """From now on, this transaction waits at most `seconds` for a lock, then raises StoreUnavailable."""
 
 
 class Database(Protocol):
-    """Thread-safe. The only place where a transaction begins and ends."""
+    """Begins and ends every transaction. Thread-safe."""
 
-    where: str  # in messages
+    where: str  # the name of the database in messages
 
     def write(self, work: Callable[[Cursor], T], arrived: Callable[[Cursor, T], bool], *, again: bool = True) -> T:
-        """Do the work in one transaction, durable when it returns. When it raises a StoreError, nothing was acknowledged.
+        """Do the work in one transaction. When this method returns, the work is durable.
 
-        `arrived` is asked on a fresh connection after a COMMIT whose outcome is unknown: are the traces of this work there?
-        Work that was rolled back because of somebody else's is done again, unless `again` forbids it: a tool may be part of it.
+        If it raises a StoreError, nothing was acknowledged.
+
+        After a COMMIT with unknown outcome, `arrived` is called on a new connection and says whether the work was
+        committed. If another transaction made the database roll the work back, the work is done again, unless `again`
+        is false. A caller sets `again` to false if a tool is part of the work.
         """
 
     def read(self, name: str, params: Params = ()) -> list[Row]:
         """All rows of a statement that changes nothing."""
 
     def lend(self, cursor: Cursor) -> AbstractContextManager[Any]:
-        """The transaction's own connection in a tool's hands, confined to the tool's own tables."""
+        """Lend the transaction's own connection to a tool. The tool can use only its own tables."""
 
     def version(self) -> int:
-        """A number that changes when anything was committed, by any process. Cheap."""
+        """A number that changes whenever any process commits something. Cheap to ask."""
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
+
+
+# -- statements by name -----------------------------------------------------------------------------------------------
+_MARK = "-- name: "
+RUN_COLUMNS = ", ".join((*RunRow.__struct_fields__, "id"))  # the columns that {run} in a statement stands for
+KEY = len(RunRow.__struct_fields__)  # the place of `id` in RUN_COLUMNS
+
+
+def load(dialect: str) -> dict[str, str]:
+    """Every statement of a dialect by name: the statements in common.sql and in the dialect's own queries.sql."""
+    folder = Path(__file__).parent
+    return statements(*(file.read_text("utf-8") for file in (folder / "common.sql", folder / dialect / "queries.sql")))
+
+
+def statements(*files: str) -> dict[str, str]:
+    """The statements in these files by name, without comment lines."""
+    found: dict[str, str] = {}
+    for part in (part for text in files for part in text.split(f"\n{_MARK}")[1:]):
+        name, *lines = part.splitlines()
+        assert name not in found, f"there are two statements named {name}"
+        found[name] = "\n".join(line for line in lines if line and not line.startswith("--")).replace("{run}", RUN_COLUMNS)
+        assert found[name], f"there is no statement under the name {name}"
+    return found

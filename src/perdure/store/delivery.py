@@ -1,4 +1,4 @@
-"""How something from outside reaches a run: into its journal while nobody holds it, else into the inbox of whoever does."""
+"""Delivers posts to a run: into the journal if the run is not held, else into the inbox, which the holder reads."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from perdure.core.events import (
     encode_body,
 )
 from perdure.core.identity import seal
-from perdure.core.landing import landing
+from perdure.core.transitions import landing
 from perdure.store import notices
 from perdure.store.api import RunRow, Status
+from perdure.store.claims import load_of
 from perdure.store.cursor import Cursor, Row
 from perdure.store.liveness import Liveness
-from perdure.store.losing import load_of
 from perdure.store.rows import body_from, body_or_none, event_row, key_of, run_row
 
-# What must be journaled in the order in which it came: signals of a topic, the life of an approval, a pause and its end.
+# Events that must be in the journal in order of arrival: signals of a topic, changes of an approval, a pause and the
+# end of a pause.
 _IN_ORDER = (
     *(SignalReceived, ApprovalVoted, ApprovalEscalated, ApprovalDecided, ApprovalExpired, ApprovalWithdrawn),
     *(RunPaused, RunUnpaused),
@@ -35,27 +36,30 @@ _IN_ORDER = (
 
 
 class Letter(Struct, frozen=True, gc=False):
-    """What a run is told."""
+    """One event for a run, as it was posted."""
 
     call: int | None
     body: AnyBody
     event_id: str
     ts: int
-    cause: int | None = None  # None: whatever happened last
+    cause: int | None = None  # the seq of the event that caused this event; None: the run's last event
 
 
 class Delivery:
-    """The one way in which anybody but its holder writes to an unfinished run."""
+    """Writes to an unfinished run for a process that does not hold the run. Only `Mailbox.end` writes by itself."""
 
     def __init__(self, liveness: Liveness) -> None:
         self._liveness = liveness
 
     def holds(self, holder: str | None) -> bool:
-        """Whether somebody who lives holds it; a dead holder does not count as one."""
+        """Is there a holder that is not proven dead?"""
         return holder is not None and not self._liveness.is_dead(holder)
 
     def deliver(self, cursor: Cursor, found: Row, letter: Letter, status: Status | None = None, *, held: bool | None = None) -> bool:
-        """True: it is in the journal. False: in the inbox, and the holder journals it. `held`: what `holds` has said just now."""
+        """Deliver the letter. True: the event is in the journal. False: it is in the inbox, and the holder appends it.
+
+        `held` is the answer of `holds`, if the caller has already asked.
+        """
         if self.holds(run_row(found).holder) if held is None else held:
             values = {
                 "id": key_of(found),
@@ -73,7 +77,10 @@ class Delivery:
 
 
 def _journal_unread(cursor: Cursor, found: Row, now: int) -> Row:
-    """Put what the last holder has left unread into the journal first, or it would come after this; the run as it is then."""
+    """Append the posts that the last holder left unread, so that they come before the new post.
+
+    Only events whose order matters (_IN_ORDER) are appended. Returns the run's new row.
+    """
     for inbox_id, call, event_id, data in cursor.all("unread_of_run", (key_of(found),)):
         body = body_or_none(data, f"inbox row {inbox_id} of run {run_row(found).run_id}")
         if isinstance(body, _IN_ORDER):
@@ -100,7 +107,10 @@ def _journal(cursor: Cursor, found: Row, letter: Letter, status: Status | None =
 
 
 def _not_before(cursor: Cursor, key: int, run_id: str) -> int:
-    """The time before which the run does not begin: the pause has taken it out of the row."""
+    """The time before which the run must not begin, from the run's first event.
+
+    The row does not have this time any more, because the pause has cleared it.
+    """
     (first,) = cursor.one("first_event", (key,)) or (b"",)
     created = body_from(first, f"event 1 of run {run_id}")
     assert isinstance(created, RunCreated), created
@@ -108,15 +118,16 @@ def _not_before(cursor: Cursor, key: int, run_id: str) -> int:
 
 
 def _landed(row: RunRow, letter: Letter) -> tuple[Status, int | None, str | None]:
-    """The status, ready_at and waiting_for of a run that nobody holds, after the letter."""
+    """The run's new status, ready_at and waiting_for after this letter. The run is not held."""
     status, ready_at = row.status, row.ready_at
     if row.holder is not None:
-        # Its worker is dead and nobody has noticed yet: from here on nobody would, so that it is found ready now.
+        # The run's holder is dead, but the run is not reaped yet. This write removes the holder, so `reap` will not
+        # find the run later. So make the run ready now.
         status, ready_at = "cancelling" if row.status == "cancelling" else "queued", letter.ts
     after, wake = landing(status, row.attention, letter.body)
     if wake == "keep":
         return after, ready_at, row.waiting_for
     if wake == "never":
         return after, None, None
-    # What is queued keeps its place in the line, and does not begin before its time because somebody has written to it.
+    # A queued run keeps its place in its line, and a post does not make the run begin before its time.
     return after, ready_at if after == status == "queued" and ready_at is not None else letter.ts, None

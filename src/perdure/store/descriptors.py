@@ -1,4 +1,4 @@
-"""No descriptor left to open anything with: SQLite says "cannot open" to that as to everything else, libpq nothing at all."""
+"""Are there file descriptors left? If not one is left, SQLite only says "cannot open", and libpq says nothing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ TOO_MANY_FILES = "this process or machine has too many open files; close some, o
 
 
 def are_used_up(wanted: int) -> bool:
-    """Whether something could not be opened for want of so many descriptors; it has closed what it had by the time we ask."""
+    """Are fewer than `wanted` descriptors left?
+
+    Call this after an open has failed, when the failed open has closed its descriptors again.
+    """
     taken: list[int] = []
     try:
         for _ in range(wanted):
-            taken.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))  # noqa: PERF401 – those before a failure must be closed
+            taken.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))  # noqa: PERF401 – after a failure, `taken` must be closed
     except OSError as error:
         return error.errno in OUT_OF_FILES
     finally:

@@ -1,4 +1,4 @@
-"""Parents and children: a child begins in its parent's commit, and its own last commit tells the parent."""
+"""Parents and children: a child is created in its parent's commit, and its last commit posts its end to the parent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from perdure.store.rows import run_row
 
 
 class Relations(Struct, frozen=True, gc=False):
-    """What its parent and its children need to know of a run."""
+    """The columns of a run that its parent and its children need."""
 
     run_id: str
     tenant: str
@@ -40,8 +40,8 @@ class Relations(Struct, frozen=True, gc=False):
     parent: str | None
     parent_call: int | None
     parent_seq: int | None
-    metered: int  # there is a budget above it, or it has one
-    asking: int  # some approval of it is pending
+    metered: int  # the run has a budget, or a run above it has a budget
+    asking: int  # the run has pending approvals
 
 
 def relations(cursor: Cursor, key: int) -> Relations:
@@ -49,11 +49,11 @@ def relations(cursor: Cursor, key: int) -> Relations:
 
 
 def start_child(cursor: Cursor, parent: Relations, event: Event, started: ChildStarted) -> Refused | None:
-    """Create the run; nothing to do when this very child exists, Refused when something else has its id."""
+    """Create the child's run, unless the child exists already. Refused if a run that is not this child has the id."""
     found = cursor.one("run_by_id", (started.run_id,))
     if found is None and _insert_child(cursor, parent, event, started):
         return None
-    # Somebody else may have taken the id after we looked: then it is there by now.
+    # Another process may have created a run with this id since the query above. Then the next query finds that run.
     row = run_row(found or cursor.all("run_by_id", (started.run_id,))[0])
     if (row.parent, row.parent_call, row.input_digest) == (parent.run_id, event.call, started.digest):
         return None
@@ -82,7 +82,7 @@ def _insert_child(cursor: Cursor, parent: Relations, event: Event, started: Chil
 
 
 def tell_parent(cursor: Cursor, delivery: Delivery, child: Relations, event: Event, end: Terminal) -> None:
-    """Hand the parent what became of its call; a parent that has finished does not hear of it."""
+    """Post the child's end to its parent, unless the parent has finished."""
     found = cursor.one("run_to_change", (child.parent,))
     if found is None or run_row(found).status in FINISHED:
         return
@@ -90,7 +90,10 @@ def tell_parent(cursor: Cursor, delivery: Delivery, child: Relations, event: Eve
 
 
 def cancel_children(cursor: Cursor, delivery: Delivery, run_id: str, below: Sequence[Row], now: int) -> None:
-    """Ask the children of a run that was ended without its agent to stop: nobody is left who waits for them. They ask theirs."""
+    """Cancel the children of a run that was ended without its agent: no run waits for these children any more.
+
+    Each child then cancels its own children.
+    """
     for found in below:
         child = run_row(found)
         if child.parent == run_id and child.status != "cancelling":

@@ -1,4 +1,4 @@
-"""The journal: append under the guard, read back what was appended. The one commit path of a running run."""
+"""The journal: appends under the guard, and reads. A run that is held is written only by these appends."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from perdure import shell
 from perdure.core.events import ChildStarted, Event, ToolCallInitiated
 from perdure.core.identity import genesis
 from perdure.errors import NotFound, StoreCorrupt
-from perdure.store import blobs, budgets
+from perdure.store import blobs, limits
 from perdure.store.api import FINISHED, Append, Appended, Committed, Refused, RowChange, Stored
-from perdure.store.consequences import CONSEQUENTIAL, Consequences, may_be_refused
-from perdure.store.cursor import Cursor, Gone, Row
+from perdure.store.cursor import ConnectionGone, Cursor, Row
 from perdure.store.delivery import Delivery
 from perdure.store.part import Means, Part
+from perdure.store.projections import CONSEQUENTIAL, Consequences, may_be_refused
 from perdure.store.rows import event_from
 
 _COMMITTED = Committed()
 
 
 class Journal(Part):
-    """Appends and reads."""
+    """Appends events, and reads them."""
 
     def __init__(self, means: Means) -> None:
         super().__init__(means)
         self._consequences = Consequences(Delivery(means.liveness))
 
     def append(self, batch: Sequence[Append]) -> list[Appended]:
-        """One transaction for the whole batch; a refused append writes nothing and does not hinder the others."""
+        """Write the whole batch in one transaction. A refused append writes nothing and does not stop the others."""
         called_s = time.monotonic()
         answers = self._database.write(
             lambda cursor: self._append_all(cursor, batch, called_s), lambda cursor, answers: self._arrived(cursor, batch, answers)
@@ -41,7 +41,7 @@ class Journal(Part):
         return answers
 
     def transact(self, head: Append, work: Callable[[Any], tuple[Append, Any]]) -> tuple[Appended, Any]:
-        """`head`, the tool's own writes and the Append it returns: one commit, or nothing."""
+        """Commit `head`, the tool's own writes, and the Append that `work` returns: all together, or nothing."""
         tail: list[Append] = []
         called_s = time.monotonic()
 
@@ -50,8 +50,8 @@ class Journal(Part):
             try:
                 with self._database.lend(cursor) as connection:
                     last, value = work(connection)
-            except Gone:
-                raise  # the database's doing: the call is given back as one that has not happened
+            except ConnectionGone:
+                raise  # the database failed, not the tool: the engine learns that nothing was written
             except BaseException as error:
                 raise _ToolRaised(error) from None
             self._append_or_stop(cursor, last, called_s)
@@ -83,7 +83,7 @@ class Journal(Part):
         return [Stored(*row) for row in self._database.read("stored_events", {"run_id": run_id})]
 
     def hash_at(self, run_id: str, seq: int) -> bytes:
-        """The hash of the event at seq; before the first one, what the chain begins with."""
+        """The hash of the event at seq; for seq 0, the start of the hash chain."""
         if seq == 0:
             return genesis(run_id)
         rows = self._database.read("hash_at", (run_id, seq))
@@ -111,20 +111,21 @@ class Journal(Part):
             if append.blobs:
                 blobs.put(cursor, key, append.blobs)
             if append.row is not None and gives_up(append.row):
-                self._keys.pop(run_id, None)  # or the keys of a worker's whole life would pile up
+                # The run is released, so its key is not needed any more. Without this, the cache would grow for ever.
+                self._keys.pop(run_id, None)
         cursor.each("insert_event", rows)
         return answers
 
     def _append_one(self, cursor: Cursor, append: Append, key: int, events: list[Event], last_ts: int, called_s: float) -> Appended:
-        """The guard, and what follows from these events of it. Anything but Committed means that nothing was written."""
+        """Check the guard, and write the consequences of `events`. If the answer is Refused, nothing was written."""
         undoable = bool(events) and may_be_refused(events)
         if undoable:
             cursor.change("begin_append")
         answer = _advance(cursor, append, key, last_ts)
         if append.charge is not None and answer is _COMMITTED:
-            budgets.charge(cursor, key, append.charge)
+            limits.charge(cursor, key, append.charge)
         if events and answer is _COMMITTED:
-            # Others may have had the write lock for long: what they took counts as well.
+            # This append may have waited long for the write lock. Add that time, since an approval may have expired.
             waited_us = round((time.monotonic() - called_s) * 1e6)
             answer = self._consequences.follow(cursor, key, events, append.at + waited_us) or _COMMITTED
         if undoable:
@@ -146,7 +147,7 @@ class Journal(Part):
         return self._keys[run_id]
 
     def _arrived(self, cursor: Cursor, batch: Sequence[Append], answers: list[Appended]) -> bool:
-        """Whether the transaction is there: it was one commit, so that a single event of ours proves it whole."""
+        """Was the transaction committed? One event of the batch in a journal proves that the whole batch is there."""
         absent = False
         for place, append in enumerate(batch):
             if answers[place] is not _COMMITTED:
@@ -161,11 +162,11 @@ class Journal(Part):
                 return True
             else:
                 answers[place] = Refused(f"run {append.lease.run_id}: another worker has written event {append.expected_seq + 1}")
-        return not absent  # False: whoever asked may append the same events again
+        return not absent  # False: the caller may append the same events again
 
 
 def _advance(cursor: Cursor, append: Append, key: int, last_ts: int) -> Appended:
-    """The guard and the projection in one UPDATE. Anything but Committed means that nothing was written."""
+    """Check the guard and update the run's row, in one UPDATE. If the answer is Refused, nothing was written."""
     lease, row, events, before = append.lease, append.row, append.events, append.expected_seq
     head = events[-1].hash if events else None
     guarded = (before + len(events), head, last_ts, key, lease.epoch, lease.nonce, lease.worker, before)
@@ -187,22 +188,27 @@ def _advance(cursor: Cursor, append: Append, key: int, last_ts: int) -> Appended
 
 
 def _is_woken(cursor: Cursor, append: Append, key: int) -> bool:
-    """Whether what has arrived while the holder gives the run up makes it ready at once. What reaches a run that has just finished changes
-    nothing any more, and stays: its sender was told that it has arrived."""
+    """Is there unread post that makes the run ready at once when the run is released?
+
+    This is not asked about a run that finishes: post changes nothing for that run. The post stays in the inbox,
+    because its sender was told that it has arrived.
+    """
     if wake_at(append) is None:
         return False
     return cursor.one("unread_inbox_of_run", (key, msgspec.json.encode(append.consumed + append.left).decode())) is not None
 
 
 def wake_at(append: Append) -> int | None:
-    """When a run that is given up is ready, should something unread lie in its inbox; None: whenever it would be anyway."""
+    """When a released run with unread post is ready. None: the post does not change the run's ready_at."""
     if append.row is not None and append.row.attention == "error":
-        return None  # it cannot be driven at all, and stands still for a person, whatever lies there: it would only be claimed for ever
+        # The run cannot be driven at all, and waits for a person. If post made it ready, workers would claim it again
+        # and again.
+        return None
     return append.events[-1].event.ts if append.events else 0
 
 
 def latest(append: Append) -> int:
-    """The latest time that its events tell; not the last one's, when the clock was set back in between."""
+    """The latest time of the append's events. If the clock was set back, it is not the time of the last event."""
     last = 0
     for sealed in append.events:
         if sealed.event.ts > last:
@@ -211,13 +217,16 @@ def latest(append: Append) -> int:
 
 
 def gives_up(row: RowChange) -> bool:
-    """Whether the run has no holder after this."""
-    # Nobody holds a finished run, whatever the change says about `release`.
+    """Does this change end the lease, so that the run has no holder?"""
+    # A finished run is never held, whatever the change says about `release`.
     return row.release or row.status in FINISHED
 
 
 def _collect(append: Append, key: int, rows: list[Row]) -> tuple[list[Event], int]:
-    """Its rows as `event_row` has them, the events from which something follows, and the latest time that they tell."""
+    """Add the rows of the append's events to `rows`, in the form of `event_row`.
+
+    Returns the events that have consequences, and the latest time of the events.
+    """
     seq, epoch, last_ts = append.expected_seq, append.lease.epoch, 0
     following: list[Event] = []
     for sealed in append.events:
@@ -226,37 +235,37 @@ def _collect(append: Append, key: int, rows: list[Row]) -> tuple[list[Event], in
         assert event.seq == seq and event.epoch == epoch, (append.lease, event.seq, seq)
         rows.append((key, seq, bytes.fromhex(event.event_id), ts, epoch, event.call, event.cause, sealed.data.decode(), sealed.hash))
         if ts > last_ts:
-            last_ts = ts  # not the last event's: the clock may have been set back in between
+            last_ts = ts  # the maximum, not the time of the last event: the clock may have been set back in between
         if type(body) in CONSEQUENTIAL or (type(body) is ToolCallInitiated and body.approval is not None):
             following.append(event)
     return following, last_ts
 
 
 def concerns_others(batch: Sequence[Append], answers: Sequence[Appended]) -> bool:
-    """Whether these appends leave something for another worker to do now: a run that was given up, a child, the end of one."""
-    # Lists, here and below: this is asked about every commit, and a generator costs more than what it saves.
+    """Do these appends leave work for another worker now: a released run, a new child, the end of a child?"""
+    # Use lists, here and in leaves_work: this code runs for every commit, and a generator would be slower.
     return True in [isinstance(answer, Committed) and leaves_work(append) for append, answer in zip(batch, answers, strict=True)]
 
 
 def leaves_work(append: Append) -> bool:
-    """Whether another worker has to hear of this append, once it is committed."""
+    """Does this append, once committed, leave work for another worker?"""
     row, events = append.row, append.events
     if row is not None and row.status in FINISHED:
-        return "/" in append.lease.run_id  # a child: its parent has heard of it
+        return "/" in append.lease.run_id  # a child: its parent has got a `child_finished`
     if row is not None and row.release and row.ready_at is not None:
-        # A worker that sleeps until then looks again long before: only what is ready now is worth a ring.
+        # Ring only for a run that is ready now: for a later time, workers look again without a bell.
         return not events or row.ready_at <= events[-1].event.ts
     return ChildStarted in [type(sealed.event.body) for sealed in events]
 
 
 def refusal(cursor: Cursor, append: Append, key: int) -> Refused | None:
-    """Which part of the guard does not hold, in words; None when all of it does."""
+    """Which part of the guard does not hold, in words. None: the whole guard holds."""
     lease = append.lease
     status, seq, epoch, holder, nonce = cursor.all("guard_of_run", (key,))[0]
     if status in FINISHED:
         return Refused(f"run {lease.run_id} has finished ({status})")
     if holder is None:
-        return Refused(f"run {lease.run_id} is no longer held by worker {lease.worker}: it was given up or taken away")
+        return Refused(f"run {lease.run_id} is no longer held by worker {lease.worker}: it was released or lost")
     if (holder, epoch, nonce) != (lease.worker, lease.epoch, lease.nonce):
         return Refused(
             f"run {lease.run_id} is held by worker {holder} under epoch {epoch}, not by {lease.worker} under epoch {lease.epoch}"
@@ -267,14 +276,14 @@ def refusal(cursor: Cursor, append: Append, key: int) -> Refused | None:
 
 
 class _Stopped(Exception):
-    """The guard did not hold: leave the transaction with this answer."""
+    """An append was refused: roll the transaction back, and return this answer."""
 
     def __init__(self, answer: Appended) -> None:
         self.answer = answer
 
 
 class _ToolRaised(Exception):
-    """Carries what a tool raised out of the transaction, so that it is not taken for an error of the journal."""
+    """Carries a tool's exception out of the transaction, so that it is not treated as an error of the database."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error

@@ -1,7 +1,8 @@
-"""Who is alive: each worker holds a lock on a small file of its own, and the kernel frees it at the worker's death.
+"""Which workers are alive? Each worker locks a small file of its own; the kernel frees the lock when the worker dies.
 
-A clock can only suspect that a worker is dead. A lock that has become free proves it, at once, and whatever the clock says. A lock
-file that is missing, not ours to open, no regular file, or of another user proves nothing: then the lease decides.
+A clock alone can only make it likely that a worker is dead. A lock that has become free proves the death at once. A
+lock file that is missing, cannot be opened, is not a regular file, or belongs to another user proves nothing: then
+the lease decides.
 """
 
 from __future__ import annotations
@@ -20,32 +21,32 @@ from perdure.store.private_folder import FILE_FLAGS, PrivateFolder
 
 class Liveness(Protocol):
     def hold(self, worker: str) -> bool:
-        """Be alive from now on, until `free` or death; False when it was alive here already."""
+        """Take the worker's lock, until `free` or the end of the process. False: this process already has the lock."""
 
     def refresh(self, worker: str) -> None:
-        """Take the lock again if somebody has removed what it was held on."""
+        """Take the lock again if its file was removed."""
 
     def free(self, worker: str) -> None:
-        """Be alive no longer."""
+        """Free the lock: the worker counts as dead."""
 
     def cling(self, worker: str) -> None:
-        """Be alive until this process ends, also when everything is closed: what it has begun may still run here."""
+        """Keep the lock until this process ends, even after `close`: attempts may still run in this process."""
 
     def is_dead(self, worker: str) -> bool:
-        """Whether it is proven that the worker's process is gone; asking does not disturb it."""
+        """Is it proven that the worker's process is gone? The question does not disturb the worker."""
 
     def is_alive(self, worker: str) -> bool:
-        """Whether it is proven that the worker's process is there; it may stand still."""
+        """Is it proven that the worker's process exists? The process may be suspended."""
 
     def forget(self, worker: str) -> None:
-        """Remove what a dead worker has left behind."""
+        """Remove the lock file of a dead worker."""
 
     def close(self) -> None:
-        """Whoever is still alive here counts as dead from now on."""
+        """Free all locks of this process: its workers count as dead from now on."""
 
 
 class InProcess:
-    """For a database in memory: its workers live in this process, and as long as it does."""
+    """For a database in memory: all workers of the database are in this process, and die with it."""
 
     def __init__(self) -> None:
         self._alive: set[str] = set()
@@ -56,13 +57,13 @@ class InProcess:
         return not known
 
     def refresh(self, worker: str) -> None:
-        """Nothing to remove."""
+        """No effect: there is no file that could be removed."""
 
     def free(self, worker: str) -> None:
         self._alive.discard(worker)
 
     def cling(self, worker: str) -> None:
-        """Its database ends with it."""
+        """No effect: the database ends with this process."""
 
     def is_dead(self, worker: str) -> bool:
         return worker not in self._alive
@@ -105,14 +106,17 @@ class FileLocks:
         closed_in_children.add(descriptor)
 
     def _locked(self, folder: int, worker: str) -> int:
-        """A new lock file that is locked before it gets its name; it replaces whatever has that name and is nobody's lock.
+        """Create a lock file that is locked before it gets its final name.
 
-        The crash window: a file of that name that is not locked, even for a moment, proves the death of a worker that lives.
+        It replaces an older lock file that is not locked.
+
+        If a file with the final name were not locked even for a moment, that would prove the death of a live worker.
         """
         name, new = _name(worker), f"{worker}.new"
         descriptor = os.open(new, os.O_RDWR | os.O_CREAT | FILE_FLAGS, 0o600, dir_fd=folder)
         try:
-            # Of two processes that take the same id at once, one gets this lock; the other finds it locked, here or under its name.
+            # If two processes take the same worker id at the same time, only one process gets this lock. The other
+            # process finds a locked file: the new file, or the file with the final name.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if self._is_locked_in(folder, worker):
                 raise BlockingIOError
@@ -139,14 +143,15 @@ class FileLocks:
 
     def _release(self, worker: str) -> None:
         descriptor = self._held.pop(worker, None)
-        # In a forked child the set is empty and the number may belong to another file by now: hands off.
+        # In a forked child the set is empty, and the descriptor's number may belong to another file. Then do not close
+        # the descriptor.
         if descriptor in closed_in_children:
             assert descriptor is not None
             closed_in_children.discard(descriptor)
             os.close(descriptor)
 
     def cling(self, worker: str) -> None:
-        self._held.pop(worker, None)  # open from now on, and nobody's to close: the kernel does
+        self._held.pop(worker, None)  # the descriptor stays open until the kernel closes it
 
     def is_dead(self, worker: str) -> bool:
         return self._is_locked(worker) is False
@@ -159,19 +164,21 @@ class FileLocks:
             with self._folder.opened() as folder:
                 return self._is_locked_in(folder, worker)
         except (OSError, StoreUnavailable):
-            return None  # there is no folder, or others can write to it: no proof
+            return None  # there is no folder, or other users can write to the folder: no proof
 
     def _is_locked_in(self, folder: int, worker: str) -> bool | None:
         try:
             descriptor = os.open(_name(worker), os.O_RDONLY | FILE_FLAGS, dir_fd=folder)
         except OSError:
-            return None  # somebody has removed it, or it is another user's: no proof
+            return None  # the lock file was removed, or belongs to another user: no proof
         try:
             if not self._is_lock(descriptor):
-                return None  # another user has put it there, while the folder was open to others
-            # Shared: two processes that ask at the same moment do not take each other for the worker.
+                return None  # another user created the file, while other users could write to the folder
+            # Try a shared lock: with exclusive locks, two processes that ask at the same moment would each take the
+            # other for the worker.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            # A worker whose lock file was removed locks a new one and then lets go of the old one, which may be what we have opened.
+            # A worker whose lock file was removed locks a new file and then frees the old file. The descriptor may be
+            # the old file: then the free lock proves nothing.
             return False if _is_file(descriptor, _name(worker), folder) else None
         except BlockingIOError:
             return True
@@ -187,7 +194,7 @@ class FileLocks:
 
     def close(self) -> None:
         for worker in list(self._held):
-            self._release(worker)  # the file stays: its lock is what proves to others that nobody is there any more
+            self._release(worker)  # the file stays: its free lock proves to other processes that the worker is gone
 
 
 def _name(worker: str) -> str:
@@ -195,14 +202,15 @@ def _name(worker: str) -> str:
 
 
 def _is_file(descriptor: int, path: Path | str, folder: int | None = None) -> bool:
-    """Whether the path still leads to the file that is open."""
+    """Is the file at the path still the open file?"""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path, dir_fd=folder, follow_symlinks=False))
     except OSError:
         return False
 
 
-# A child that a tool forks inherits our descriptors: it would keep a dead worker's lock and doorbell alive for as long as it runs.
+# The descriptors of the worker's locks and bells. A process that a tool forks inherits all descriptors: without this
+# set, it would keep a dead worker's lock and bell until it ends.
 closed_in_children: set[int] = set()
 
 

@@ -1,4 +1,4 @@
-"""What reaches a run from outside: its creation, what people and other runs hand to it later, and an end without its agent."""
+"""Writes to a run from outside: the run's creation, posts from people and other runs, and an end without its agent."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from perdure.core.events import (
 )
 from perdure.core.identity import seal
 from perdure.errors import AlreadyRunning, Conflict, NotFound, RunEnded
-from perdure.store import budgets, family, lines
+from perdure.store import family, limits, queues
 from perdure.store.api import FINISHED, Charge, InboxRow, NewRun, RunRow, Status, Tombstone
-from perdure.store.consequences import Consequences
 from perdure.store.creation import insert_run
 from perdure.store.cursor import Cursor, Row
 from perdure.store.delivery import Delivery, Letter
 from perdure.store.part import Means, Part
+from perdure.store.projections import Consequences
 from perdure.store.rows import event_row, has_arrived, inbox_row, key_of, run_row
 
-_ERROR_CHARS = 500  # of the row; the journal has all of it
+_ERROR_CHARS = 500  # how much of an error message the run's row has; the journal has the whole message
 _STATUS: dict[type, Status] = {RunSucceeded: "succeeded", RunFailed: "failed", RunCancelled: "cancelled"}
 
 
 class Mailbox(Part):
-    """Writes to a run by somebody who does not hold it."""
+    """Writes to runs that the caller does not hold."""
 
     def __init__(self, means: Means) -> None:
         super().__init__(means)
@@ -51,7 +51,8 @@ class Mailbox(Part):
         return self._create(news)
 
     def _create(self, news: Sequence[NewRun]) -> list[tuple[RunRow, bool]]:
-        # After an unknown commit the runs are there or they are not, all of them; asking for the same ids again is safe either way.
+        # After a commit with unknown outcome, either all runs exist or no run does. It is safe to create the same ids
+        # again.
         answers = self._database.write(
             lambda cursor: [_created(cursor, new) for new in news],
             lambda cursor, _: all(cursor.one("run_key", (new.run_id,)) is not None for new in news),
@@ -72,9 +73,12 @@ class Mailbox(Part):
         expect: Callable[[RunRow], None] | None = None,
         lost: bool = False,
     ) -> bool:
-        """Whether it is in the journal; one letter that the run has had before is.
+        """Post an event to a run.
 
-        `lost`: nobody has heard what became of a signal that was sent to the run by itself. It may be there, or arrive yet.
+        True: the event is in the journal. The answer is also True for a signal that the run has had before.
+
+        `lost`: the same signal was sent before in a statement of its own, and the outcome of that statement is
+        unknown. The first signal may have arrived, or may still arrive.
         """
 
         def deliver(cursor: Cursor) -> tuple[bool, bool]:
@@ -82,25 +86,29 @@ class Mailbox(Part):
                 return True, False
             found = _unfinished(cursor, run_id)
             if lost and isinstance(body, SignalReceived) and body.key is None:
-                # The crash window: it has not arrived, and is posted below. Should the first one come after all, it is refused for this.
+                # The first signal has not arrived, and the second is posted below. Remember the signal, so that the
+                # first is refused if it arrives later.
                 cursor.change("remember_signal", (key_of(found), body.topic, stands_for(event_id)))
             row = run_row(found)
-            # Looked at once. Where the holder is dead the letter is appended right here, so `expect` sees a run without a holder.
+            # Ask only once whether the run is held. If the holder is dead, the event is appended right here, so
+            # `expect` gets a row without a holder.
             held = self._delivery.holds(row.holder)
             if expect is not None:
                 expect(row if held else structs.replace(row, holder=None))
             if isinstance(body, RunAdopted) and held:
-                # Its holder goes on with the code that it has, and would not journal this: the row must not say otherwise.
+                # The holder continues with its own code and would not append this event. So the row must not get the
+                # new version.
                 raise AlreadyRunning(f"run {run_id} is held by a worker that is not known to be dead; stop that process first")
             if not _is_news(cursor, found, body):
                 return True, False
             appended = self._delivery.deliver(cursor, found, Letter(call, body, event_id, now), status, held=held)
             if appended and isinstance(body, ToolCallResolved):
-                # In this very commit, as whoever holds a run charges it: the journal and the ledger must never differ.
-                budgets.charge(cursor, key_of(found), Charge(reserved=NOTHING, spent=amounts_of(body.usage)))
+                # Charge the usage in this very commit, as a holder does: the journal and the ledger must never differ.
+                limits.charge(cursor, key_of(found), Charge(reserved=NOTHING, spent=amounts_of(body.usage)))
             return appended, True
 
-        # A letter that was none leaves no trace to look for: nothing was written, and saying so again is safe.
+        # A post that changed nothing left no event to look for after a commit with unknown outcome. Its answer can be
+        # given again without harm.
         appended, _ = self._database.write(deliver, lambda cursor, done: not done[1] or has_arrived(cursor, run_id, event_id))
         self._bell.ring()
         return appended
@@ -111,7 +119,8 @@ class Mailbox(Part):
         def finish(cursor: Cursor) -> None:
             _lock_parent(cursor, run_id)
             found = _unfinished(cursor, run_id)
-            # Its children too before any budget: one that charges holds its own row and waits for the budget.
+            # Lock the children's rows before any budget's row. A child that charges locks its own row first and then
+            # waits for the budget's row: with another order the two transactions could deadlock.
             below = cursor.all("family_to_change", {"run_id": run_id})
             row, key = run_row(found), key_of(found)
             if self._delivery.holds(row.holder):
@@ -138,7 +147,7 @@ class Mailbox(Part):
 
 
 def stands_for(event_id: str) -> str:
-    """The key of a signal without one, for `perdure_signals`. No id begins like this."""
+    """A key for `perdure_signals` that stands for a signal without a key. No key of a user begins with "!"."""
     return f"!{event_id}"
 
 
@@ -146,7 +155,8 @@ def _created(cursor: Cursor, new: NewRun) -> tuple[RunRow, bool]:
     found = cursor.one("run_by_id", (new.run_id,))
     if found is not None:
         return run_row(found), False
-    # Somebody else may have taken the id after we looked: then it is there by now.
+    # Another process may have created a run with this id since the query above. Then `insert_run` creates nothing, and
+    # the next query finds that run.
     created = insert_run(cursor, new)
     found = cursor.one("run_by_id", (new.run_id,))
     if found is None:
@@ -155,7 +165,7 @@ def _created(cursor: Cursor, new: NewRun) -> tuple[RunRow, bool]:
 
 
 def pruned_id(cursor: Cursor, run_id: str) -> Conflict:
-    """Why there is no such run, and cannot be one."""
+    """The error for an id whose run, or whose family, was pruned: the id cannot be used again."""
     root = run_id.partition("/")[0]
     found = cursor.one("tombstone", (run_id,)) or cursor.one("tombstone", (root,))
     assert found is not None, run_id
@@ -168,7 +178,10 @@ def pruned_id(cursor: Cursor, run_id: str) -> Conflict:
 
 
 def _lock_parent(cursor: Cursor, run_id: str) -> None:
-    """Runs are locked from the oldest to the youngest, and the parent will hear of the end: two who end relatives must not wait for each other."""
+    """Lock the parent's row first, since the end of the run is posted to the parent.
+
+    Runs are locked from the oldest to the youngest, so that two transactions that end related runs cannot deadlock.
+    """
     found = cursor.one("run_by_id", (run_id,))
     if found is not None and (parent := run_row(found).parent) is not None:
         cursor.one("run_to_change", (parent,))
@@ -185,12 +198,15 @@ def _unfinished(cursor: Cursor, run_id: str) -> Row:
 
 
 def _is_news(cursor: Cursor, found: Row, body: AnyBody) -> bool:
-    """Write what follows from the body, whoever journals it in the end; False for a signal that the run has had before."""
+    """Write what follows from the body. This is the same whether the event is appended now or later by the holder.
+
+    False: the body is a signal that the run has had before.
+    """
     match body:
         case SignalReceived() if body.key is not None:
             return cursor.change("remember_signal", (key_of(found), body.topic, body.key)) == 1
         case BudgetRaised():
-            budgets.raise_limits(cursor, key_of(found), run_row(found).run_id, body)
+            limits.raise_limits(cursor, key_of(found), run_row(found).run_id, body)
         case RunAdopted():
-            lines.move(cursor, key_of(found), body.version)
+            queues.move(cursor, key_of(found), body.version)
     return True

@@ -1,4 +1,4 @@
-"""Numbered schema files with checksums: what every dialect's migrations have in common."""
+"""Numbered schema files with checksums, for the migrations of every dialect."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Migration(Struct, frozen=True):
 
 
 def load(dialect: str) -> tuple[Migration, ...]:
-    """Every schema/NNNN_*.sql of the dialect, in order, without a hole."""
-    # By its path: importlib.resources would bring zipfile, tempfile and shutil along, which every start would wait for.
+    """Every schema/NNNN_*.sql file of the dialect, in order. The numbers have no gap."""
+    # Read the files by path. importlib.resources imports zipfile, tempfile and shutil, which slows down every start.
     files = sorted((Path(__file__).parent / dialect / "schema").glob("*.sql"))
     found = tuple(
         Migration(int(file.name.split("_")[0]), hashlib.sha256(file.read_bytes()).hexdigest(), file.read_text("utf-8")) for file in files
@@ -29,7 +29,10 @@ def load(dialect: str) -> tuple[Migration, ...]:
 
 
 def check_applied(known: Sequence[Migration], applied: Sequence[tuple[int, str]], where: str) -> int:
-    """How many of the known versions are there; an error when what is there is newer, or not what perdure releases."""
+    """How many of the known versions were applied.
+
+    Raises an error if the schema is newer than this perdure, or is not a schema that perdure releases.
+    """
     if len(applied) > len(known):
         raise StoreVersion(
             f"{where} has schema version {len(applied)}, this perdure knows {len(known)}: upgrade perdure, nothing was changed"

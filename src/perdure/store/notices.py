@@ -1,4 +1,4 @@
-"""The outbox: what people should hear of, written in the commit of the event itself (T25) and sent at least once."""
+"""The outbox: notices for people. A notice is written in the commit of its event, and is sent at least once."""
 
 from __future__ import annotations
 
@@ -11,26 +11,30 @@ from perdure.store.cursor import Cursor, Row
 from perdure.store.part import Part
 from perdure.store.rows import event_from, run_row
 
-TOLD = (ApprovalRequested, ApprovalEscalated, AttentionNeeded, BudgetExceeded)  # and the failure of a run that has no parent
+# The events that get a notice. The failure of a run without a parent gets a notice as well.
+TOLD = (ApprovalRequested, ApprovalEscalated, AttentionNeeded, BudgetExceeded)
 
 log = logging.getLogger("perdure.store")
 
 
 def is_told(body: AnyBody) -> bool:
-    """Whether people should hear of it by itself. That a run stands still for want of money follows from the budget that was used up."""
+    """Does this event get a notice?
+
+    An `attention_needed` because of a budget gets no notice, since its `budget_exceeded` already has one.
+    """
     return isinstance(body, TOLD) and not (isinstance(body, AttentionNeeded) and body.reason == "budget")
 
 
 def tell(cursor: Cursor, key: int, event: Event) -> None:
-    """Somebody should hear of this event, from now on."""
+    """Write a notice about this event. The notice is due at once."""
     cursor.change("insert_notice", (key, event.seq, event.ts))
 
 
 class Notices(Part):
-    """Notices that are due, each for one taker at a time."""
+    """Takes notices, and marks them as sent or failed. A notice belongs to one process at a time."""
 
     def take_notices(self, now: int, limit: int, hold_us: int) -> list[NoticeRow]:
-        # Looked at without the write lock first: most of the time there is nothing to take.
+        # Look first without the write lock: most of the time nothing is due.
         if not self._database.read("due_notices", (now, 1)):
             return []
 
@@ -64,7 +68,8 @@ class Notices(Part):
     def _notice(self, notice_id: int, key: int, seq: int, attempts: int) -> NoticeRow | None:
         found = self._database.read("event_of_notice", (key, seq))
         if not found:
-            # Somebody has been at the database: left where it is, it would come up again for ever, and there is nothing to tell.
+            # The database was edited by hand, and the event is gone. Delete the notice: there is nothing to send, and
+            # the notice would be due again for ever.
             log.error(
                 "notice %d is about event %d of run number %d, which is not there: somebody has changed the database", notice_id, seq, key
             )
@@ -74,4 +79,4 @@ class Notices(Part):
         try:
             return NoticeRow(notice_id, run_row(self._database.read("run_by_id", (run_id,))[0]), event_from(run_id, tuple(event)), attempts)
         except StoreCorrupt:
-            return None  # that notice's trouble alone: it stays in the outbox, and `verify` says what is wrong with its event
+            return None  # only this notice is affected: it stays in the outbox, and `verify` shows the damaged event

@@ -1,4 +1,4 @@
-"""From a URL to a store."""
+"""Opens the store that a URL names."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ _POSTGRES = ("postgresql://", "postgres://")
 
 
 def open_store(url: str, *, synchronous: str = "full", busy_s: float = 10.0, create: bool = True, connections: int = 10) -> Store:
-    """Open the journal that the URL names; create it, or bring its schema up to date, if need be.
+    """Open the journal that the URL names; create it, or update its schema, if needed.
 
-    No answer within busy_s is StoreUnavailable; `connections` are how many this process may have open to a server.
-    A database of another program is refused before anything is touched; so is one without a journal, unless one may be created.
+    If the database does not answer within `busy_s` seconds, the error is StoreUnavailable. `connections` is how many
+    connections to a server this process may have. A database of another program is refused before anything is
+    written. If `create` is false, a database without a journal is refused as well.
     """
-    # A driver is loaded when its URL asks for it.
+    # The driver of a database is imported only for a URL of that database.
     if is_postgres(url):
         from perdure.store.postgres.driver import require_psycopg
 
         require_psycopg()
-        from perdure.store.postgres.open import open_postgres
+        from perdure.store.postgres.store import open_postgres
 
         return open_postgres(url, create=create, answer_s=busy_s, connections=connections)
     from perdure.store.sqlite import owner
@@ -44,7 +45,7 @@ def is_postgres(url: str) -> bool:
 
 
 def sqlite_path(url: str) -> Path | None:
-    """The file that a sqlite: URL means; None for a database in memory."""
+    """The file that a sqlite: URL names; None for a database in memory."""
     if url in ("sqlite://", "sqlite:"):
         return None
     scheme, found, rest = url.partition("://")

@@ -1,7 +1,8 @@
-"""What the parts of the SQL store have in common.
+"""The base class of the parts of the SQL store.
 
-`SqlStore` is one object made of parts by concern, each a class in its own module that inherits from `Part`: nothing stands between a
-caller and the part that does the work. A dialect replaces a part by a subclass of it (`PostgresJournal` for `Journal`).
+`SqlStore` is one object made of parts, one part for each concern. Each part is a class that inherits from `Part`, so
+a call reaches the part directly, without delegation. A dialect can replace a part by a subclass of that part
+(`PostgresJournal` replaces `Journal`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from perdure.store.liveness import Liveness
 
 
 class Means(NamedTuple):
-    """What a store is made with."""
+    """The components that every part of a store uses."""
 
     url: str
     database: Database
@@ -30,5 +31,6 @@ class Part:
         self._database = means.database
         self._bell = means.bell  # rung after a commit that a worker may have to act on
         self._liveness = means.liveness
-        # The integer key of every run that is being worked on. A claim learns it, so that an append need not look it up.
+        # The database key of every run that this process holds. A claim stores the key here, so that an append need
+        # not look the key up.
         self._keys: dict[str, int] = {}

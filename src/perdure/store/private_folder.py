@@ -1,8 +1,9 @@
-"""A folder that no other user of this machine can write to: where workers keep their lock files and bells.
+"""A folder that no other user of this machine can write to: workers keep their lock files and bells in it.
 
-A user who can write to it could swap the lock of a live worker, so that it looks dead and its runs are taken over, or plant a pipe
-that holds a worker up when it is opened. So owner and mode are checked before every use, and everything is done through the
-descriptor that was checked: nothing can be put in its place between the check and the use.
+A user who can write to the folder could replace the lock file of a live worker: then the worker looks dead, and its
+runs are taken over. Such a user could also put a pipe into the folder, which blocks a worker that opens the pipe. So
+owner and mode are checked before every use, and all file operations use the descriptor that was checked: the folder
+cannot be replaced between the check and the use.
 """
 
 from __future__ import annotations
@@ -18,20 +19,23 @@ from perdure import shell
 from perdure.errors import StoreUnavailable
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# O_NONBLOCK: a pipe in the place of a file would hold up whoever opens it.
+# O_NONBLOCK: a pipe in place of a file must not block the process that opens it.
 FILE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class PrivateFolder:
-    """The folder at a path. Besides this user and root it may belong to the owner of `journal`, who can change all of that anyway."""
+    """The folder at a path.
+
+    The owner of the folder must be this user, root, or the owner of `journal`, who controls the journal anyway.
+    """
 
     def __init__(self, path: Path, journal: Path | None = None) -> None:
         self.path = path
         self._journal = journal
 
     def check(self) -> None:
-        """Raise StoreUnavailable when something is there and it is not private."""
+        """Raise StoreUnavailable if the path exists and is not a private folder."""
         try:
             self._require_private(os.lstat(self.path))
         except FileNotFoundError:
@@ -39,7 +43,10 @@ class PrivateFolder:
 
     @contextmanager
     def opened(self, *, create: bool = False) -> Iterator[int]:
-        """A descriptor of the folder, for `dir_fd=`. StoreUnavailable when it is not private, OSError when there is none."""
+        """A descriptor of the folder, for `dir_fd=`.
+
+        StoreUnavailable if the folder is not private, OSError if there is no such folder.
+        """
         if create:
             try:
                 os.mkdir(self.path, 0o700)
@@ -48,7 +55,7 @@ class PrivateFolder:
         try:
             descriptor = os.open(self.path, _FOLDER)
         except OSError:
-            self.check()  # a link, or a file: say so
+            self.check()  # if the path is a link or a file, `check` raises a better error message
             raise
         try:
             self._require_private(os.fstat(descriptor))
@@ -57,15 +64,15 @@ class PrivateFolder:
             os.close(descriptor)
 
     def remove(self, name: str) -> None:
-        """Remove the file of that name, where that can be done."""
+        """Remove the file of that name, if possible."""
         try:
             with self.opened() as folder:
                 os.unlink(name, dir_fd=folder)
         except (OSError, StoreUnavailable):
-            pass  # what is left behind proves nothing to anybody
+            pass  # if the file stays in the folder, that does no harm
 
     def strangers(self) -> list[str]:
-        """The names in it that are no file and no pipe of a user who may be believed; for `doctor`."""
+        """The names in the folder that are not a file or a pipe of a trusted user; for `perdure doctor`."""
         with self.opened() as folder:
             return [name for name in sorted(os.listdir(folder)) if not self._is_known(folder, name)]
 
@@ -73,11 +80,11 @@ class PrivateFolder:
         try:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
-            return True  # its worker has left meanwhile
+            return True  # the worker that owns the file has just removed it
         return self.is_trusted(status) and (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode))
 
     def is_trusted(self, status: os.stat_result) -> bool:
-        """Whether a file belongs to a user who may be believed: this one, root, or the owner of the journal."""
+        """Does a file belong to a trusted user: the user of this process, root, or the owner of the journal?"""
         return status.st_uid in (os.geteuid(), 0) or status.st_uid == self._journal_owner()
 
     def _journal_owner(self) -> int | None:

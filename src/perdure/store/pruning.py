@@ -1,10 +1,12 @@
-"""Retention: whole families that ended long ago are deleted, and of each of their runs a tombstone stays.
+"""Retention: prunes whole families that ended long ago, and leaves a tombstone for each of their runs.
 
-A family goes at once or not at all: its journals speak of each other. The tombstone is what lets the database's own triggers allow the
-deletion, keeps the id from being used again, and has the head of the chain, for whoever has kept that elsewhere.
+A family is pruned whole or not at all, because its journals refer to each other. The tombstone has three uses: the
+triggers of the database allow the deletion only if there is a tombstone; the id cannot be used again; and the
+tombstone has the head of the hash chain, so that a copy in another place can be checked.
 
-Which blobs nobody names any more: every commit that puts a blob there says for which run (`perdure_blob_uses`), so that a prune asks only
-about the blobs of the families that it deletes. Counting them by scanning all events that are left would cost more with every run.
+Which blobs are unused? Every commit that stores a blob also stores which run uses the blob (`perdure_blob_uses`). So a
+prune looks only at the blobs of the families that it deletes. A scan of all remaining events would become slower with
+every run.
 """
 
 from __future__ import annotations
@@ -13,17 +15,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from perdure.store.api import FINISHED, ArchiveStore, Prunable, Pruned, Tombstone
+from perdure.store.archive import as_json
 from perdure.store.cursor import Cursor, Row
 from perdure.store.part import Part
-from perdure.store.wholes import as_json
 
 NOTHING = Pruned(0, 0, 0, 0)
-BATCH_FAMILIES, BATCH_EVENTS = 100, 5_000  # in one transaction, unless a single family has more
+BATCH_FAMILIES, BATCH_EVENTS = 100, 5_000  # at most this many per transaction, unless a single family has more events
 _TURN_S = 0.02
 
 
 def found(store: ArchiveStore, before: int, statuses: Sequence[str], limit: int | None) -> Iterator[Prunable]:
-    """What a prune would delete, the oldest first."""
+    """The families that a prune would delete, the oldest first."""
     after, left = 0, limit
     while page := store.prunable(before, statuses, after=after, limit=BATCH_FAMILIES if left is None else min(left, BATCH_FAMILIES)):
         yield from page
@@ -43,13 +45,14 @@ def prune(
     clock: Callable[[], int],
     progress: Callable[[Pruned], None] = lambda done: None,
 ) -> Pruned:
-    """Delete them, some in each transaction; killed at any moment, the same again goes on with the others."""
+    """Prune these families, several per transaction. If the process is killed, the same call continues the prune."""
     done = NOTHING
     for batch in _batches(found(store, before, statuses, limit)):
         begun_s = time.monotonic()
         done += store.prune([family.root for family in batch], before, by=by, now=clock())
         progress(done)
-        # As long for the others as it took us: whoever waits for a file's write lock looks only now and then whether it is free.
+        # Pause for as long as the transaction took: a process that waits for SQLite's write lock tries only from time
+        # to time.
         time.sleep(max(_TURN_S, time.monotonic() - begun_s))
     return done
 
@@ -66,14 +69,17 @@ def _batches(families: Iterator[Prunable]) -> Iterator[list[Prunable]]:
 
 
 class Pruning(Part):
-    """The statements behind it."""
+    """The store's part of pruning, and its tombstones."""
 
     def prunable(self, before: int, statuses: Sequence[str], *, after: int = 0, limit: int = 100) -> list[Prunable]:
         values = {"before": before, "statuses": as_json(statuses), "after": after, "limit": limit}
         return [Prunable(*row) for row in self._database.read("prunable", values)]
 
     def prune(self, roots: Sequence[str], before: int, *, by: str, now: int) -> Pruned:
-        """These families in one transaction, each only if it is still as it was found."""
+        """Prune these families in one transaction.
+
+        A family with an unfinished run, or with a notice left to send, is not deleted.
+        """
 
         def bury(cursor: Cursor) -> tuple[Pruned, str | None]:
             families = _locked(cursor, roots)
@@ -88,7 +94,10 @@ class Pruning(Part):
         return self._database.write(bury, arrived)[0]
 
     def give_back(self, families: Sequence[Sequence[tuple[str, int, bytes]]], *, by: str, now: int) -> list[str]:
-        """Delete copies that are exactly as they were copied; the runs that have gone on, when there is one: then nothing is deleted."""
+        """Delete copies that are exactly as they were copied.
+
+        If some runs have continued since, delete nothing, and return the ids of these runs.
+        """
         was = {run_id: (seq, head) for copied in families for run_id, seq, head in copied}
 
         def take_out(cursor: Cursor) -> list[str]:
@@ -108,7 +117,10 @@ class Pruning(Part):
         return [(row[0], Tombstone(*row[1:])) for row in self._database.read("tombstones", {"after": after, "limit": limit})]
 
     def take_in_tombstones(self, tombstones: Sequence[Tombstone]) -> None:
-        """Those that were pruned before the journal was moved here: their ids stay taken."""
+        """Insert tombstones of runs that were pruned before the journal was moved to this database.
+
+        So the ids of these runs cannot be used again.
+        """
 
         def write(cursor: Cursor) -> None:
             known = {row[0] for row in cursor.all("pruned_heads", {"run_ids": as_json([one.run_id for one in tombstones])})}
@@ -131,10 +143,14 @@ def _columns(one: Tombstone) -> Row:
 
 
 def _locked(cursor: Cursor, roots: Sequence[str]) -> list[list[Row]]:
-    """The families as they are, which nobody changes or adds to before this transaction ends."""
+    """Lock these families and read them.
+
+    Until this transaction ends, no other transaction can change the runs of these families, or add runs to them.
+    """
     wanted = {"roots": as_json(roots)}
     cursor.all("runs_to_prune", {"runs": as_json(row[2] for row in cursor.all("families", wanted))})
-    # Looked at again: somebody may have written to one of them, or begun to undo it, before we had them.
+    # Read the families again: before this transaction had the locks, another transaction may have written to a run, or
+    # added an undo run.
     families: dict[str, list[Row]] = {}
     for row in cursor.all("families", wanted):
         families.setdefault(row[0], []).append(row)

@@ -1,4 +1,4 @@
-"""Rows of the database as records, and records as rows."""
+"""Converts database rows to records, and records to rows."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from perdure.core.events import AnyBody, Event, decode_body
 from perdure.core.identity import Sealed
 from perdure.errors import StoreCorrupt
 from perdure.store.api import InboxRow, RunRow
-from perdure.store.cursor import Cursor, Row
+from perdure.store.cursor import KEY, Cursor, Row
 
 _TEXT, _MAYBE_TEXT, _NUMBER, _MAYBE_NUMBER, _BYTES = (str,), (str, NoneType), (int,), (int, NoneType), (bytes,)
 _COLUMNS: tuple[tuple[type, ...], ...] = (
-    *(_TEXT, _TEXT, _TEXT, _TEXT, _MAYBE_TEXT, _TEXT, _MAYBE_TEXT, _TEXT, _TEXT, _MAYBE_TEXT, _MAYBE_NUMBER),  # run_id to ready_at
-    *(_NUMBER, _BYTES, _NUMBER, _MAYBE_TEXT, _NUMBER, _MAYBE_TEXT, _NUMBER, _NUMBER),  # seq to updated_at
-    *(_NUMBER, _MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_NUMBER, _NUMBER, _NUMBER),  # priority to lost_with
+    # The columns from run_id to ready_at.
+    *(_TEXT, _TEXT, _TEXT, _TEXT, _MAYBE_TEXT, _TEXT, _MAYBE_TEXT, _TEXT, _TEXT, _MAYBE_TEXT, _MAYBE_NUMBER),
+    *(_NUMBER, _BYTES, _NUMBER, _MAYBE_TEXT, _NUMBER, _MAYBE_TEXT, _NUMBER, _NUMBER),  # columns seq to updated_at
+    *(_NUMBER, _MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_NUMBER, _NUMBER, _NUMBER),  # the columns from priority to lost_with
 )
 
 
 _EMPTY: dict[tuple[type, ...], Any] = {_TEXT: "", _MAYBE_TEXT: None, _NUMBER: 0, _MAYBE_NUMBER: None, _BYTES: b""}
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, TypeError)
 _WIDTH = len(_COLUMNS)
-_STATUS, _ATTENTION, _ERROR = (RunRow.__struct_fields__.index(name) for name in ("status", "attention", "error"))
-_sound: set[tuple[type, ...]] = set()  # types of columns that were found in order before: a few dozen at most
+_STATUS, _ATTENTION, _ERROR, _LOST, _LOST_WITH = map(RunRow.__struct_fields__.index, ("status", "attention", "error", "lost", "lost_with"))
+_sound: set[tuple[type, ...]] = set()  # a cache: the tuples of column types that are sound, a few dozen at most
 
 
 def is_sound(row: Row) -> bool:
-    """Whether each column of a run is of a type that perdure writes; in a damaged page it may be anything."""
+    """Does each column of a run have a type that perdure writes? On a damaged page a column may have any type."""
     types = tuple(map(type, row[:_WIDTH]))
     if types in _sound:
         return True
@@ -41,14 +42,20 @@ def is_sound(row: Row) -> bool:
 
 
 def run_row(row: Row) -> RunRow:
-    """A run from the columns that every query for whole runs begins with, as run_by_id does. StoreCorrupt when it is damaged."""
+    """A run, from a row of any query for whole runs. StoreCorrupt if the row is damaged.
+
+    The columns of such a query begin with {run}, as in run_by_id.
+    """
     if not is_sound(row):
         raise StoreCorrupt(f"the row of run {row[0]!r} is damaged; see what else is: perdure verify")
     return RunRow(*row[:_WIDTH])
 
 
 def listed_row(row: Row) -> RunRow:
-    """The same among others, which must not be hidden by one that is damaged: that one is there, and says so."""
+    """Like run_row, for lists of runs: a damaged row must not hide the other runs.
+
+    So a damaged row gives a run with an error in it.
+    """
     if is_sound(row):
         return RunRow(*row[:_WIDTH])
     values: list[Any] = [value if isinstance(value, types) else _EMPTY[types] for value, types in zip(row, _COLUMNS, strict=False)]
@@ -57,30 +64,30 @@ def listed_row(row: Row) -> RunRow:
 
 
 def key_of(row: Row) -> int:
-    """The run's number in the database, from the same columns."""
-    key: int = row[25]
+    """The run's database key, from the same row as in run_row."""
+    key: int = row[KEY]
     return key
 
 
 def lost_of(row: Row) -> int:
-    """How its last holder was lost, from the same columns; 0: it was not."""
-    lost: int = row[23]
+    """How the run's last holder was lost (`RunRow.lost`), from the same row as in run_row. 0: it was not lost."""
+    lost: int = row[_LOST]
     return lost
 
 
 def lost_with_of(row: Row) -> int:
-    """How many other runs may be to blame for that, from the same columns."""
-    lost_with: int = row[24]
+    """How many other runs may be to blame for the loss (`RunRow.lost_with`), from the same row as in run_row."""
+    lost_with: int = row[_LOST_WITH]
     return lost_with
 
 
 def as_lost(row: Row, lost: int, lost_with: int) -> Row:
-    """The same columns of a run whose holder is known to be gone, as they would be if that had been written down."""
-    return (*row[:23], lost, lost_with, *row[25:])
+    """The row with the loss of its holder. The holder is known to be dead, but its loss is not in the database yet."""
+    return (*row[:_LOST], lost, lost_with, *row[KEY:])
 
 
 def event_row(key: int, sealed: Sealed) -> Row:
-    """The parameters of insert_event."""
+    """The parameters of the statement insert_event."""
     event = sealed.event
     return (
         key,
@@ -96,7 +103,7 @@ def event_row(key: int, sealed: Sealed) -> Row:
 
 
 def event_from(run_id: str, row: Row) -> Event:
-    """An event from seq, event_id, ts, epoch, call, cause, data."""
+    """An event, from the columns seq, event_id, ts, epoch, call, cause, data. StoreCorrupt if they are damaged."""
     seq, event_id, ts, epoch, call, cause, data = row
     if not (isinstance(event_id, bytes) and isinstance(ts, int) and isinstance(epoch, int)):
         raise StoreCorrupt(f"event {seq} of run {run_id} is damaged; see what else is: {shell.command('verify', run_id)}")
@@ -122,16 +129,19 @@ def body_or_none(data: bytes, what: str) -> AnyBody | None:
     try:
         return body_from(data, what)
     except StoreCorrupt:
-        return None  # that run's trouble alone: whoever drives it stops it for a person
+        return None  # only that run is affected: the worker that drives the run stops it for a person
 
 
 def inbox_row(row: Row) -> InboxRow:
-    """What lies in an inbox, from its number, run_id, call, data, event_id. A body that cannot be read is that run's trouble alone."""
+    """An inbox row, from the columns inbox_id, run_id, call, data, event_id.
+
+    If its data cannot be decoded, its body is None.
+    """
     inbox_id, run_id, call, data, event_id = row
     return InboxRow(inbox_id, run_id, call, body_or_none(data, f"inbox row {inbox_id} of run {run_id}"), event_id.hex())
 
 
 def has_arrived(cursor: Cursor, run_id: str, event_id: str) -> bool:
-    """Whether what somebody handed to the run is there, in its journal or its inbox; asked after a COMMIT with an unknown outcome."""
+    """Is the posted event in the run's journal or its inbox? Asked after a COMMIT with unknown outcome."""
     wanted = {"run_id": run_id, "event_id": bytes.fromhex(event_id)}
     return any(cursor.one(name, wanted) is not None for name in ("event_of_run", "inbox_event_of_run"))

@@ -1,29 +1,31 @@
-"""The Store over any SQL database: one object of parts by concern (see part.py). A dialect brings the database."""
+"""The Store over any SQL database: one object made of parts, one for each concern (see part.py).
+
+A dialect adds the database.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import cast
 
 import msgspec
 
-from perdure.store.api import Filter, Place, RunRow
+from perdure.store.api import Filter, Place, RunRow, Status
 from perdure.store.approvals import Approvals
-from perdure.store.budgets import Budgets
+from perdure.store.archive import JournalMove, Wholes
 from perdure.store.claims import Claims
-from perdure.store.closing import Closing
 from perdure.store.costs import Costs
 from perdure.store.journal import Journal
+from perdure.store.limits import Budgets, Rates
 from perdure.store.mailbox import Mailbox
 from perdure.store.notices import Notices
 from perdure.store.pruning import Pruning
-from perdure.store.rates import Rates
 from perdure.store.rows import key_of, listed_row, run_row
-from perdure.store.wholes import Wholes
 
 
-class SqlStore(Journal, Claims, Mailbox, Approvals, Rates, Budgets, Costs, Notices, Closing, Wholes, Pruning, ABC):
-    """Everything but what only the dialect knows: how to look after its database, and how a part of this is done better there."""
+class SqlStore(Journal, Claims, Mailbox, Approvals, Rates, Budgets, Costs, Notices, JournalMove, Wholes, Pruning, ABC):
+    """The code that all dialects share. A dialect adds its database, and may replace parts by better parts."""
 
     remote = False
     pause_s = 0.0
@@ -53,7 +55,7 @@ class SqlStore(Journal, Claims, Mailbox, Approvals, Rates, Budgets, Costs, Notic
 
     @abstractmethod
     def facts(self) -> dict[str, str]:
-        """What the dialect knows of its database; `common_facts` go with it."""
+        """Facts about the database, for `perdure doctor`; they include `common_facts`."""
 
     @abstractmethod
     def problems(self) -> list[str]: ...
@@ -66,9 +68,13 @@ class SqlStore(Journal, Claims, Mailbox, Approvals, Rates, Budgets, Costs, Notic
     def close(self) -> None:
         try:
             self._bell.close()
-            self._database.close()  # which may write, and so fail
+            self._database.close()  # closing may write, and therefore fail
         finally:
             self._liveness.close()
+
+    def count(self, agent: str | None, tenant: str | None) -> dict[Status, int]:
+        rows = self._database.read("count_by_status", {"agent": agent, "tenant": tenant})
+        return {cast(Status, status): int(number) for status, number in rows}
 
     # Last, because inside the class the name `list` means this method from here on.
     def list(self, wanted: Filter) -> list[RunRow]:

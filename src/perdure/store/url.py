@@ -1,4 +1,4 @@
-"""The URL of a store as it may be shown: in messages and logs, without what lets anybody in."""
+"""Removes credentials from the URL of a store, for messages, logs and child processes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ _SETTING = re.compile(r"([^?&\s=]+)(\s*=\s*)('(?:[^'\\]|\\.)*'|[^&\s#]*)")
 
 
 def shown_url(url: str) -> str:
-    """The URL without user, password, and whatever else in it is named like one."""
+    """The URL without user and password, and without settings whose names contain "pass"."""
     if url.startswith("sqlite:///"):
-        return url  # a file, whatever characters are in its name
+        return url  # the rest is the name of a file, and may contain any characters
     head, at, tail = url.rpartition("@")
     public = f"{head.split('://')[0]}://…@{tail}" if at else url
     return _SETTING.sub(_without_secret, public)
 
 
 def without_password(url: str) -> str | None:
-    """The URL for a driver, without any password in it; None where one cannot be told from the rest."""
+    """The URL for a driver, without any password; None if the password cannot be told from the rest."""
     if url.startswith("sqlite://"):
         return url
     scheme, found, rest = url.partition("://")
@@ -31,5 +31,5 @@ def without_password(url: str) -> str | None:
 
 
 def _without_secret(setting: re.Match[str]) -> str:
-    # A name may be written in percents too, and is the same name to a driver.
+    # A name may be percent-encoded; drivers decode it.
     return f"{setting[1]}{setting[2]}…" if "pass" in unquote(setting[1]).lower() else setting[0]

@@ -1,10 +1,10 @@
-"""Group commit: appends that arrive together, or while a commit is under way, share one.
+"""Group commit: appends that arrive together, or while a commit is under way, share one commit.
 
-Where the commit is made depends on what it costs for each of those who share it. While that is little, the loop's own thread makes
-it, once for everything that one turn of the loop has submitted: a thread would cost more in hand-overs than the disk takes. Where
-the disk is slow for the number of runs that wait for it, a writer thread makes it and the loop goes on meanwhile. A commit that crosses
-a network is sent by the loop and not waited for, one at a time; what cannot be sent so is the thread's: a server that does not
-answer must not stop the loop.
+Which thread commits depends on the cost per append. While the cost is low, the loop's own thread commits, once for
+all appends of one iteration of the loop: to switch threads would cost more than the disk. If the disk is slow for the
+number of runs that wait for it, a writer thread commits, and the loop continues meanwhile. For a remote store, the
+loop sends one commit at a time and does not wait for the answer. Appends that cannot be sent in this way go to the
+writer thread, since a server that does not answer must not block the loop.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ from perdure.store.api import Append, Appended, JournalStore
 from perdure.store.cursor import Locked
 
 Done = Callable[[Appended | Exception], None]
-CHEAP_S = 0.0005  # a commit that costs each append less than this is made on the loop's own thread
+CHEAP_S = 0.0005  # below this cost per append the loop's own thread commits
 _LONG_S = 0.1
-_WEIGHT = 0.2  # of the newest commit in what is expected of the next
+_WEIGHT = 0.2  # the weight of the newest commit in the moving average of the cost
 
 
 class Sends(Protocol):
-    """What a remote store can do besides: PostgreSQL alone. Nothing but the writer here sends."""
+    """The additional method of a remote store (PostgreSQL): send a commit without waiting. Only `GroupCommit` uses it."""
 
     def send(self, batch: Sequence[Append], loop: asyncio.AbstractEventLoop, done: Callable[[list[Appended | None]], None]) -> list[Append]:
-        """Begin to commit on this loop's thread, without waiting for anything; those that must be appended in the ordinary way come back.
+        """Begin a commit on this loop's thread, without waiting. Returns the appends that must use `append` instead.
 
-        `done` is called later, on the loop, with an answer for each of the others, in order. None: it has to be appended after all,
-        and only then is it known whether it was written.
+        `done` is called later, on the loop, with one answer for each append that was sent, in order. None: the outcome
+        of the append is unknown. Then the caller must use `append`, which finds out whether the append was written.
         """
 
 
 class GroupCommit:
-    """A thread that commits whatever has queued up. Answers come back to the event loop, one hop for each commit.
+    """Commits queued appends in groups. Answers come back to the event loop, in one callback per commit.
 
-    `locked` says whether somebody in this process may have the write lock for long: then the loop's own thread waits for nothing.
+    `locked` says whether a tool in this process may hold the write lock for long: then the loop's own thread never
+    commits.
     """
 
     def __init__(self, store: JournalStore, loop: asyncio.AbstractEventLoop, locked: Callable[[], bool] = lambda: False) -> None:
@@ -54,22 +55,24 @@ class GroupCommit:
         self._closing = threading.Lock()
         self._closed = False
         self._committing = False
-        self.under_way = 0  # appends that the thread has to commit
-        self._here: list[_Waiting] = []  # submitted in this turn of the loop, to be committed at its end
+        self.under_way = 0  # how many appends were given to the writer thread and are not yet committed
+        # Appends that the loop's own thread will commit or send: at the end of this iteration of the loop, or when the
+        # commit that was sent before is answered.
+        self._here: list[_Waiting] = []
         self._sent = False  # a commit is on its way to a remote store
-        self._cost_s = 0.0  # what a commit has cost each append lately
+        self._cost_s = 0.0  # the moving average of a commit's cost per append
         self._thread = threading.Thread(target=self._run, name="perdure-writer", daemon=True)
         self._thread.start()
 
     @property
     def idle(self) -> bool:
-        """Whether a commit made now would share its fsync with nobody."""
+        """Is the writer thread without work, so that a commit made now would be alone?"""
         return not self._committing and self._queue.empty()
 
     def submit(self, append: Append, done: Done) -> None:
-        """Commit it with the next group; `done` is called on the event loop with the answer, or with the error of the group.
+        """Commit the append with the next group. Call this only on the loop's own thread.
 
-        Only on the loop's own thread.
+        `done` is called on the event loop with the answer, or with the error of the commit.
         """
         waiting = _Waiting(append, done, None)
         if self._sends is not None:
@@ -85,15 +88,15 @@ class GroupCommit:
             self._loop.call_soon(self._commit_here)
 
     def send_now(self, append: Append, done: Done) -> None:
-        """The same for a remote store, without waiting for others in this turn of the loop."""
+        """Like submit, only for a remote store, but do not wait for other appends of this iteration of the loop."""
         self._here.append(_Waiting(append, done, None))
         if not self._sent:
             self._send_here()
 
     def _send_here(self) -> None:
-        """Send what has been submitted meanwhile; what cannot be sent is the thread's."""
+        """Send the appends that were submitted meanwhile. Appends that cannot be sent go to the writer thread."""
         if self._sent:
-            return  # one at a time: the next goes when its answer is there
+            return  # one commit at a time: `_landed` sends the next commit when the answer to the last has arrived
         group = self._take_here()
         if not group:
             return
@@ -102,7 +105,9 @@ class GroupCommit:
         self._sent = True
         try:
             left = {id(append) for append in self._sends.send(appends, self._loop, lambda answers: self._landed(sent, answers))}
-        except Exception:  # whatever it is, the thread meets it too, and whoever waits is told; nobody would ever send again otherwise
+        except Exception:
+            # The writer thread will get the same error, and reports it. An error raised here would leave `_sent` set
+            # for ever.
             left = set(map(id, appends))
         sent = [waiting for waiting, append in zip(group, appends, strict=True) if id(append) not in left]
         self._sent = bool(sent)
@@ -122,16 +127,16 @@ class GroupCommit:
             for waiting in group:
                 self._put(waiting)
         except StoreError:
-            pass  # closed: whoever submitted it has been stopped as well, and what became of it is for the next one to find out
+            pass  # the writer is closed: the drives were stopped too, and the next worker finds out what was written
 
     def _take_here(self) -> list[_Waiting]:
-        with self._closing:  # whoever closes a remote store's does it on another thread
+        with self._closing:  # with a remote store, `close` runs on another thread
             group, self._here = self._here, []
             return group
 
     def _commit_here(self) -> None:
         group = self._take_here()
-        if self._locked():  # asked as late as here: it may have been taken in the same turn of the loop
+        if self._locked():  # ask only now: a tool may have taken the lock in this very iteration of the loop
             for waiting in group:
                 self._put(waiting)
             return
@@ -139,10 +144,14 @@ class GroupCommit:
         self._deliver(group)
 
     def commit_now(self, append: Append) -> Appended:
-        """Commit it and wait: on this thread when nothing is queued, else together with what is."""
+        """Commit the append and wait for the answer.
+
+        If the writer thread has no work, the calling thread commits. Else the append is committed together with the
+        queued appends.
+        """
         if self.idle:
             return self._store.append([append])[0]
-        # Not through the loop: the calling thread may be the loop's own, which waits here.
+        # The answer must not come through the loop: the calling thread may be the loop's own thread, which waits here.
         waiting = _Waiting(append, None, threading.Event())
         self._put(waiting)
         assert waiting.arrived is not None
@@ -153,7 +162,7 @@ class GroupCommit:
         return waiting.answer
 
     def close(self) -> None:
-        """Commit what is queued, then end the thread; answers are still delivered."""
+        """Commit the queued appends, then end the writer thread. The answers are still delivered."""
         if self._sends is not None:
             self._leave_to_thread(self._take_here())
         else:
@@ -165,7 +174,7 @@ class GroupCommit:
         self._thread.join()
 
     def _put(self, waiting: _Waiting) -> None:
-        # Under the lock: what is put after the end mark would wait for ever.
+        # Hold the lock: an append that is queued after the end mark (None) would wait for ever.
         with self._closing:
             if self._closed:
                 raise StoreError("the writer has been closed; nothing more can be appended through it")
@@ -194,11 +203,11 @@ class GroupCommit:
         begun_s = time.perf_counter()
         try:
             answers = self._store.append([waiting.as_of_now() for waiting in group])
-        except Locked as error:  # somebody else has one of them: the others need not wait for that
+        except Locked as error:  # another transaction has locked one of the runs: the other runs need not wait
             answers = [error] if len(group) == 1 else [self._alone(waiting.as_of_now()) for waiting in group]
-        except StoreUnavailable as error:  # a full disk ends this group, not the thread: the next group may find room
+        except StoreUnavailable as error:  # for example a full disk: this group fails, the next group may find room
             answers = [error] * len(group)
-        except Exception as error:  # something is wrong with one of them: the others must not fail with it
+        except Exception as error:  # one append has caused the error: the other appends must not fail
             answers = [error] if len(group) == 1 else [self._alone(waiting.as_of_now()) for waiting in group]
         cost_s = (time.perf_counter() - begun_s) / len(group)
         self._cost_s += _WEIGHT * (cost_s - self._cost_s)
@@ -219,7 +228,7 @@ class GroupCommit:
         try:
             self._loop.call_soon_threadsafe(self._deliver, group)
         except RuntimeError:
-            pass  # the loop has been closed: what is committed stays committed, and nobody is left to be told
+            pass  # the loop is closed: the commit stands, and no drive waits for the answer any more
 
     def _deliver(self, group: list[_Waiting]) -> None:
         for waiting in group:
@@ -228,7 +237,7 @@ class GroupCommit:
             assert waiting.answer is not None
             try:
                 waiting.done(waiting.answer)
-            except Exception as error:  # one run's callback must not keep the others from their answers
+            except Exception as error:  # an error in the callback of one run must not stop the answers to other runs
                 self._loop.call_exception_handler({"message": "a callback of a commit failed", "exception": error})
 
 
@@ -243,6 +252,6 @@ class _Waiting:
         self._since_s = time.monotonic()
 
     def as_of_now(self) -> Append:
-        """The append with the time at which it leaves the queue: after a long wait an approval that it uses may have expired (G9)."""
+        """The append, with `at` moved by the time that it has waited: an approval may have expired meanwhile."""
         waited_s = time.monotonic() - self._since_s
         return self.append if waited_s <= _LONG_S else structs.replace(self.append, at=self.append.at + round(waited_s * 1e6))

@@ -1,12 +1,13 @@
-"""Shipped to users: how to test agents, and what holds an implementation to perdure's promises. Of perdure itself only the command line imports it.
+"""Tools with which users test their agents. Inside perdure only the command line imports this package.
 
-    ManualClock                 a clock that stands still until it is told            clock.py
+    ManualClock                 a clock that only a test moves                         clock.py
     stepping, SteppedRun        a run that is held at a boundary, and killed there     stepped.py
-    recorded, Recording         a production run as a regression test                  recorder.py
-    export                      a run of a database into such a file                   recorder.py
+    recorded, Recording         a production run, from a file, as a regression test    recorder.py
+    export                      writes a run from a database to such a file            recorder.py
+    Rerun, Changed              a recorded run, run again with today's code            rerun.py
     crash_matrix, Report        an agent killed at every one of its boundaries         lab/
 
-The pytest plugin has them as fixtures: plugin.py.
+plugin.py is the pytest plugin: it has the clock, stepped runs and the crash matrix as fixtures.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Not before they are asked for: whoever wants a clock shall not pay for the crash lab.
+    # Import a module on first use: a test that needs only a clock must not import the crash lab.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(f"perdure.testing.{_HOMES[name]}"), name)

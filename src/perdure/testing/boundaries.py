@@ -1,14 +1,15 @@
-"""The boundaries of a run: the points at which a process may die, and leaves something else behind than a moment before.
+"""The boundaries of a run: the points before and after each commit and each effect, at which a process may die.
 
-Their names are one vocabulary for `perdure crashtest`, `crash_matrix` and `run_until`:
+If a process dies before such a commit or effect, it leaves something else behind than if it dies after. `perdure
+crashtest`, `crash_matrix` and `run_until` use the same names:
 
-    before_tool_result_persisted   the tool has answered, and the commit that says so has not been made
-    after_tool_result_persisted    that commit is durable, and the process has not heard of it
+    before_tool_result_persisted   the tool has returned, and the commit with its result has not been made
+    after_tool_result_persisted    the commit with the result is durable, and the process does not know it yet
     before_tool_effect             the intent is durable, and the function has not been called
-    after_tool_effect              the function has returned, and nobody but the process knows what
+    after_tool_effect              the function has returned, and only the process knows the result
 
-What can be persisted is one of WHAT; in the place of `tool_effect` stands `model_effect` for a question to a model. Several things that
-share a commit are one point in time with several names.
+`names()` lists all boundaries. For a model call the last two are `before_model_effect` and `after_model_effect`. If
+several events share a commit, this point in time has several names.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from perdure.tool import Call
 
 Moment = Literal["before", "after"]
 
-# What events are called here; the others go by their own type.
+# Type of event → its name in boundaries. For an event that is not listed, the name is the type.
 _NAMES = {
     "tool_call_proposed": "tool_proposal",
     "tool_call_initiated": "tool_intent",
@@ -55,11 +56,11 @@ _NAMES = {
 
 
 class Boundary(Struct, frozen=True, order=True):
-    """One name of a point in a run. The nth visit to it counts from 1, in one process or over many, as whoever counts says."""
+    """One name of a point in a run. `nth` counts how often one process has reached this point, from 1."""
 
-    name: str  # "before_tool_result_persisted"
-    run: str = ""  # below the run that was started: "" itself, "/2" its child of call 2
-    call: int = 0  # 0: of no call
+    name: str  # such as "before_tool_result_persisted"
+    run: str = ""  # relative to the run that was started: "" is that run itself, "/2" is the child of its call 2
+    call: int = 0  # 0: the boundary does not belong to a call
     tool: str = ""
     nth: int = 1
 
@@ -71,11 +72,12 @@ class Boundary(Struct, frozen=True, order=True):
         return f"{self.name}: {about}" if about else self.name
 
 
-Watch = Callable[[Sequence[Boundary]], None]  # told of a point, in the thread that has come to it, before anything else happens there
+# A function that is called at each point, with the names of the point. It runs in the thread that reached the point.
+Watch = Callable[[Sequence[Boundary]], None]
 
 
 def what_of(body: AnyBody) -> str:
-    """What the event is called in the name of a boundary."""
+    """The name of the event inside the name of a boundary."""
     if isinstance(body, RunReleased):
         return "park" if body.status.startswith("waiting") else "release"
     type_ = type(body).__struct_config__.tag
@@ -92,7 +94,7 @@ def names() -> list[str]:
 
 
 class Points:
-    """Turns what a process does into boundaries, and tells the watch. One for each process; it may be told from any thread."""
+    """Counts the boundaries that a process reaches, and calls the watch. All threads of a process use one object."""
 
     def __init__(self, watch: Watch, root: str) -> None:
         self._watch = watch
@@ -102,7 +104,7 @@ class Points:
         self._lock = Lock()
 
     def tell(self, found: Iterable[Boundary]) -> None:
-        """The process has come to this point, which has these names."""
+        """The process has reached a point that has the names `found`: call the watch."""
         with self._lock:
             visits = []
             for boundary in dict.fromkeys(found):
@@ -112,13 +114,14 @@ class Points:
             self._watch(visits)
 
     def of_events(self, moment: Moment, run_id: str, events: Iterable[Sealed]) -> list[Boundary]:
-        """The names of the commit that these events are in."""
+        """The names of the commit that contains these events."""
         found = []
         for sealed in events:
             call, body = sealed.event.call or 0, sealed.event.body
             if isinstance(body, ToolCallInitiated):
                 self._tools[run_id, call] = body.tool
-            # The question's own name, where one is asked; it is no tool, and what comes of it goes by the number of the call.
+            # For an approval request the action is shown as the tool. The action is not remembered as a tool, so later
+            # events of the approval show only the call.
             who = body.action if isinstance(body, ApprovalRequested) else self._tools.get((run_id, call), "")
             found.append(Boundary(f"{moment}_{what_of(body)}_persisted", self.below(run_id), call, who))
         return found
@@ -128,12 +131,12 @@ class Points:
         return Boundary(f"{moment}_{kind}_effect", self.below(call.run_id), call.number, tool.name)
 
     def below(self, run_id: str) -> str:
-        """Where a run is, below the one that was started; another one's whole id."""
+        """The run's id relative to the run that was started. If the run is not below that run: the whole id."""
         return run_id.removeprefix(self._root) if run_id == self._root or run_id.startswith(f"{self._root}/") else run_id
 
 
 class WatchedStore:
-    """A store that tells of each commit before it is made and after it is durable. Everything else goes straight through."""
+    """A store that reports each commit before it is made and after it is durable. Other methods are not changed."""
 
     def __init__(self, store: Store, points: Points) -> None:
         self._store: Any = store
@@ -169,7 +172,7 @@ class WatchedStore:
         return answers
 
     def send(self, batch: Sequence[Append], loop: Any, done: Callable[[list[Any]], None]) -> list[Append]:
-        # What comes back is appended in the ordinary way, and told of there.
+        # The caller appends the returned appends with `append`, and `append` reports them again.
         left: list[Append] = []
 
         def landed(answers: list[Any]) -> None:
@@ -200,10 +203,11 @@ class WatchedStore:
 
 
 def around(tool: Any, before: Callable[[Call], None], after: Callable[[Call, Any], None]) -> Any:
-    """The tool, or the question to a model, with something done right before its function is called and right after it has returned."""
+    """A copy of the tool or model call. It calls `before` right before the function, and `after` right after it."""
     fn = tool.fn
     watched = copy.copy(tool)
-    # Whatever its function is called with goes through `with_call`, which has the Call that the function itself may not take.
+    # The worker passes all arguments through `with_call`. `with_call` gets the Call even if the function has no
+    # parameter for it.
     given: dict[str, Call] = {}
     with_call = tool.with_call
 

@@ -1,28 +1,28 @@
-"""A clock that stands still until it is told: three days of waiting take no time, and nothing happens by itself."""
+"""A clock that only the test moves: three days of waiting take no time, and no timer fires without the test."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from perdure.core.codec import shown
+from perdure.core.times import EPOCH
+from perdure.engine.clock import Clock
 from perdure.errors import InvalidInput
-from perdure.worker.clock import Clock
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
 def at(now_us: int) -> datetime:
-    """This many microseconds after the beginning of 1970, to the microsecond."""
-    return _EPOCH + timedelta(microseconds=now_us)
+    """The time that is `now_us` microseconds after the beginning of 1970, without rounding."""
+    return EPOCH + timedelta(microseconds=now_us)
 
 
 class ManualClock(Clock):
-    """A clock for `Perdure(clock=…)`: timers, backoffs, approvals, key windows and `not_before` go by it, and it only moves when it is told.
+    """A clock for `Perdure(clock=…)` that only moves when the test says so.
 
-    What concerns the machine and not the run stays in real time: how long one attempt of a tool may take, leases, and how often the
-    database is asked for changes.
+    Timers, backoffs, approvals, key windows and `not_before` use this clock. Three things still use real time, because
+    they belong to the machine and not to the run: the timeout of an attempt, leases, and the polling of the database.
     """
 
     still = True
@@ -37,11 +37,14 @@ class ManualClock(Clock):
 
     @property
     def time(self) -> datetime:
-        """What it shows, in UTC."""
+        """The time that the clock shows, in UTC."""
         return at(self.now_us)
 
     def advance(self, seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0, days: float = 0.0) -> None:
-        """Let that much time pass at once. Runs that waited for it go on, in every app that is open on this clock."""
+        """Let this much time pass at once.
+
+        Runs that waited for this time continue, in every open app that uses this clock.
+        """
         try:
             step = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
         except (TypeError, OverflowError, ValueError) as error:
@@ -52,12 +55,12 @@ class ManualClock(Clock):
         self._ring()
 
     def advance_to(self, when: datetime) -> None:
-        """Let time pass until then, if then is not past."""
+        """Let time pass until `when`. If that time is already past, the clock does not move."""
         self.now_us = max(self.now_us, _microseconds("advance_to", when))
         self._ring()
 
     def set_to(self, when: datetime) -> None:
-        """Show this time, be it past: as when somebody sets the clock of a machine."""
+        """Set the clock to this time, also to an earlier time, as a person can set the clock of a machine."""
         self.now_us = _microseconds("set_to", when)
         self._ring()
 
@@ -73,4 +76,4 @@ class ManualClock(Clock):
 def _microseconds(method: str, when: datetime) -> int:
     if not isinstance(when, datetime) or when.tzinfo is None:
         raise InvalidInput(f"{method}({shown(when)}): a datetime with a time zone")
-    return (when - _EPOCH) // _MICROSECOND
+    return (when - EPOCH) // _MICROSECOND

@@ -1,7 +1,7 @@
-"""A fork that no Ctrl-C gets lost in.
+"""A fork that does not lose a Ctrl-C.
 
-While a process forks, Python runs hooks of other modules, and swallows whatever they raise: a KeyboardInterrupt that comes just then would
-be printed and forgotten. So signals wait until the fork is over.
+During a fork, Python runs the at-fork hooks of other modules, and does not raise their exceptions. A KeyboardInterrupt
+in such a hook would be printed and lost. So signals are blocked until the fork is done.
 """
 
 from __future__ import annotations
@@ -14,12 +14,17 @@ _HELD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 def fork() -> int:
-    """As os.fork. In the child these signals are held until `let_signals_in`; in the parent, what came meanwhile is raised here, without a child."""
+    """Like os.fork, with SIGINT, SIGTERM and SIGHUP blocked.
+
+    In the child these signals stay blocked until `let_signals_in`. If a signal arrived in the parent during the fork
+    and its handler raises an exception, the child is killed, and this function raises the exception.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
     pid = -1
     try:
         with warnings.catch_warnings():
-            # From CPython 3.12 on, of a process with threads: whoever forks here has judged that.
+            # Since 3.12 CPython warns if a process with threads forks. The callers of this function know that danger
+            # and handle it.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
     finally:
@@ -32,12 +37,12 @@ def _let_in(before: set[signal.Signals | int], child: int) -> None:
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     except BaseException:
-        if child > 0:  # nobody will ever know its number
+        if child > 0:  # the caller never gets the pid of the child, so end the child here
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
         raise
 
 
 def let_signals_in() -> None:
-    """In the child, when it has handlers of its own."""
+    """Unblock the signals in the child, once it has set its own handlers."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)

@@ -1,9 +1,11 @@
-"""The pytest plugin: fixtures for testing agents. Every pytest of everybody who has perdure installed imports it, so it imports nothing else.
+"""The pytest plugin: fixtures to test agents.
 
-manual_clock   a clock that stands still until it is told
-stepped        a run that can be held at a boundary: stepped(agent, …) → SteppedRun
-run_until      the same, gone as far as a boundary: run_until("before_tool_result_persisted", agent, …) → SteppedRun
-crash_matrix   the agent killed at every one of its boundaries: crash_matrix(agent, …) → Report, or the test fails with its table
+If perdure is installed, every pytest run imports this module. So at its top level it imports nothing of perdure.
+
+    manual_clock   a clock that only the test moves
+    stepped        a run that can be held at a boundary: stepped(agent, …) → SteppedRun
+    run_until      a run that is held at a boundary: run_until("before_tool_result_persisted", agent, …) → SteppedRun
+    crash_matrix   kills the agent at every one of its boundaries: crash_matrix(agent, …) → Report, or the test fails
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def manual_clock() -> ManualClock:
-    """A clock for `Perdure(clock=manual_clock)`: `manual_clock.advance(days=3)` lets that time pass at once."""
+    """A clock for `Perdure(clock=manual_clock)`: `manual_clock.advance(days=3)` lets three days pass at once."""
     from perdure.testing.clock import ManualClock
 
     return ManualClock()
@@ -33,9 +35,9 @@ def manual_clock() -> ManualClock:
 
 @pytest.fixture
 def stepped(tmp_path: Path) -> Iterator[Callable[..., SteppedRun]]:
-    """stepped(agent, *args, clock=None, settings=…, agents=(), url=None, **kwargs): a run that stands still where you want it.
+    """stepped(agent, *args, clock=None, settings=…, agents=(), url=None, **kwargs): a run to hold at boundaries.
 
-    Its process ends with the test.
+    The process of the run ends with the test.
     """
     from perdure.testing.stepped import stepping
 
@@ -51,7 +53,7 @@ def stepped(tmp_path: Path) -> Iterator[Callable[..., SteppedRun]]:
 
 @pytest.fixture
 def run_until(stepped: Callable[..., SteppedRun]) -> Callable[..., SteppedRun]:
-    """run_until(boundary, agent, *args, tool=None, call=None, nth=1, **kwargs): a stepped run that stands at that boundary."""
+    """run_until(boundary, agent, *args, tool=None, call=None, nth=1, **kwargs): a stepped run, held at a boundary."""
 
     def until(
         boundary: str, agent: Agent[Any, Any], /, *args: Any, tool: str | None = None, call: int | None = None, nth: int = 1, **kwargs: Any
@@ -66,23 +68,26 @@ def run_until(stepped: Callable[..., SteppedRun]) -> Callable[..., SteppedRun]:
 
 @pytest.fixture
 def crash_matrix() -> CrashMatrix:
-    """crash_matrix(agent, *args, ledger=…, **kwargs): kill it at every boundary; the test fails if something is wrong.
+    """crash_matrix(agent, *args, ledger=…, **kwargs): kill the agent at every boundary.
 
-    A keyword that is a parameter of the agent is the agent's. Every other one is an option of `perdure.testing.crash_matrix`: ledger,
-    pairs, approve, signals, world, boundaries, limit, timeout_s, … Where both have the name, options(…) gives it to the lab:
-    `crash_matrix.options(ledger=payments)(agent, ledger="2026")`. For a report that you judge yourself there is the function.
+    The test fails if something is wrong. To judge the report yourself, call `perdure.testing.crash_matrix`.
+
+    A keyword that names a parameter of the agent is passed to the agent. Every other keyword is an option of
+    `perdure.testing.crash_matrix`: ledger, pairs, approve, signals, world, boundaries, limit, timeout_s, … If a
+    parameter of the agent has the name of an option, set the option with options(…):
+    `crash_matrix.options(ledger=payments)(agent, ledger="2026")`.
     """
     return CrashMatrix({})
 
 
 class CrashMatrix:
-    """What the fixture is: call it with an agent and the agent's arguments."""
+    """The value of the fixture: call it with an agent and the agent's arguments."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options
 
     def options(self, **options: Any) -> CrashMatrix:
-        """The same with these options of the lab, whatever the parameters of the agent are called."""
+        """A copy with these options of the lab. They are never passed to the agent."""
         _require_options(options)
         return CrashMatrix({**self._options, **options})
 

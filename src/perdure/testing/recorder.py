@@ -1,4 +1,4 @@
-"""A production run as a regression test: `perdure export RUN --test FILE` writes one with this in it.
+"""A production run as a regression test. `perdure export RUN --test FILE` writes such a test:
 
 def test_run_o7_goes_as_it_was_recorded():
     recorded("tests/run_o7.perdure.jsonl").replay(support)
@@ -15,20 +15,20 @@ from typing import Any, TypeVar
 from perdure.agent import Agent
 from perdure.core import codec, identity
 from perdure.core.codec import Payload, shown
+from perdure.engine.local.sandbox import guard
 from perdure.errors import InvalidInput
-from perdure.inspect.export import Export, Journal, export_run, load
+from perdure.inspect.export import Export, ExportedJournal, export_run, load
 from perdure.inspect.newfile import new_file
 from perdure.inspect.replay import Different, compare
 from perdure.settings import Settings
 from perdure.store.open import open_store
 from perdure.testing.rerun import Answers, Changed, Rerun, Rerunning
-from perdure.worker.outside import guard
 
 T = TypeVar("T")
 
 
 def export(url: str, run_id: str, path: Path | str) -> Recording:
-    """What `perdure export RUN -o FILE` does, in Python: the run and those below it into a new file, and that as a Recording."""
+    """Like `perdure export RUN -o FILE`: write the run and the runs below it to a new file. Returns its Recording."""
     store = open_store(url)
     try:
         with new_file(Path(path)) as file:
@@ -39,12 +39,15 @@ def export(url: str, run_id: str, path: Path | str) -> Recording:
 
 
 def recorded(path: Path | str) -> Recording:
-    """The run in a file of `perdure export`, checked: InvalidInput when it is none, StoreCorrupt when it is not what was written."""
+    """The run in a file of `perdure export`.
+
+    InvalidInput if the file is not an export, StoreCorrupt if the file is damaged.
+    """
     return Recording(Path(path), load(path))
 
 
 class Recording:
-    """A run that has been, with everything that its agent asked for and was told."""
+    """A recorded run, with all calls of its agent and all their results."""
 
     def __init__(self, path: Path, export: Export) -> None:
         self.path = path
@@ -60,24 +63,24 @@ class Recording:
 
     @property
     def output(self) -> Any:
-        """The run's result, as a JSON value; None when it has none."""
+        """The run's result, as a JSON value. None if the run has no result."""
         return self._value(self._root.state.output)
 
     def results(self, tool: str) -> list[Any]:
-        """What a tool, or a model, has answered in this run, as JSON values, in the order of the calls."""
+        """The results of a tool or of a model in this run, as JSON values, in the order of the calls."""
         calls = self._root.state.calls.values()
         return [self._value(call.result) for call in calls if call.tool == tool and call.result is not None]
 
     @property
     def agents(self) -> list[str]:
-        """The names of the agents that have runs in it: the run's own first, then those of its children, and of theirs."""
+        """The names of all agents that have runs in the file: first the run's own agent, then those of runs below."""
         return list(dict.fromkeys(run.agent for run in self._runs()))
 
     def replay(self, agent: Agent[Any, Any], *others: Agent[Any, Any]) -> None:
-        """Changed, with the first difference of each run, unless this code asks for exactly what was recorded.
+        """Raise Changed unless this code makes exactly the recorded calls. It has the first difference of each run.
 
-        `others` are the agents of its children, and of theirs: InvalidInput when one is missing, since its runs would not be looked at.
-        Nothing is performed: the recording answers.
+        `others` are the agents of the runs below. If an agent is missing, its runs cannot be checked: InvalidInput. No
+        tool is called: the results come from the recording.
         """
         __tracebackhide__ = True
         agents = self._by_name((agent, *others))
@@ -86,9 +89,10 @@ class Recording:
             raise Changed("\n".join(f"run {found.run_id} would go another way with this code: {found.difference}" for found in different))
 
     def rerun(self, agent: Agent[Any, Any], *others: Agent[Any, Any]) -> Rerun:
-        """Run the agent anew on the recorded input, with the recording in the place of the world; what it asked for, beside what was recorded.
+        """Run the agent again with the recorded input and the recorded answers. Returns the old and the new calls.
 
-        So is each child, on the input that it was given then. `others` are their agents: InvalidInput when one is missing.
+        Each child is run again too, with its recorded input. `others` are the agents of the children. InvalidInput if
+        an agent is missing.
         """
         agents = self._by_name((agent, *others))
         guard()
@@ -100,11 +104,11 @@ class Recording:
             again.asked.extend(f"{whose}{line}" for line in found.asked)
         return again
 
-    def _runs(self) -> list[Journal]:
-        """The runs that agents have asked for. Not what undoes them: that is made from what they have done, and calls no agent."""
+    def _runs(self) -> list[ExportedJournal]:
+        """The runs of agents, without undo runs: an undo run is made from a journal and has no agent of the user."""
         return [run for run in self._export.runs.values() if run is self._root or identity.undone_by(run.run_id) is None]
 
-    def _anew(self, run: Journal, agent: Agent[Any, Any]) -> Rerun:
+    def _anew(self, run: ExportedJournal, agent: Agent[Any, Any]) -> Rerun:
         answers = Answers(run, self._export)
         recorded_lines = list(answers.lines)
         machine = agent.machine_of(run.state, self._export.load, Settings().max_steps)
@@ -113,7 +117,7 @@ class Recording:
         finally:
             machine.close()
 
-    def _compare(self, run: Journal, agent: Agent[Any, Any]) -> Different | None:
+    def _compare(self, run: ExportedJournal, agent: Agent[Any, Any]) -> Different | None:
         guard()
         make = partial(agent.machine_of, load=self._export.load, max_steps=Settings().max_steps)
         found = _on_a_thread(lambda: compare(run.run_id, run.events, run.state, make, self._export.load))
@@ -141,7 +145,11 @@ class Recording:
 
 
 def _on_a_thread(work: Callable[[], T]) -> T:
-    """From CPython 3.14 on an agent's tasks cannot be entered inside a task, which an async test is."""
+    """Do the work in a new thread.
+
+    The test may be async, so this code may run inside a task. Since CPython 3.14 the tasks of an agent cannot be
+    entered inside another task.
+    """
     answers: list[T] = []
     errors: list[BaseException] = []
 

@@ -1,4 +1,4 @@
-"""The text of a test that holds today's code to a recorded run. What it imports is plain to see, and yours to change."""
+"""Writes the source of a test file: the test compares today's code with a recorded run. The user may edit the file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perdure.errors import InvalidInput
 
 _TEMPLATE = '''"""What run {run_id} of agent {agent} did on {on}, and this code must still do.
 
-Made by `perdure export`. A difference that is meant is a new version of the agent, and this file has served its time.
+Made by `perdure export`. If the code is changed on purpose, give the agent a new version, and delete this file.
 """
 
 {imports}
@@ -29,7 +29,10 @@ def test_{slug}_asks_for_the_same_when_it_runs_anew() -> None:
 
 
 def check_places(test: Path, export: Path, target: str) -> None:
-    """InvalidInput when no test can be written there, or none of this target: before any code is loaded."""
+    """InvalidInput if no test can be written to these files, or for this target.
+
+    This is called before the user's code is imported.
+    """
     if test.suffix != ".py":
         raise InvalidInput(f"{test}: pytest takes a test from a file that ends in .py, such as {test.with_suffix('.py')}")
     if export.parent.resolve() != test.parent.resolve():
@@ -40,7 +43,7 @@ def check_places(test: Path, export: Path, target: str) -> None:
 
 
 def source_of_test(test: Path, export: Path, run_id: str, agent: str, on: str, targets: list[str]) -> str:
-    """The test file. The first target is that of the run's own agent, the others those of its children's."""
+    """The source of the test file. The first target is the agent of the run, the others are agents of its children."""
     lines, names = _imports(test, targets)
     slug = re.sub(r"\W+", "_", f"run_{run_id}", flags=re.ASCII).strip("_").lower()
     words = {"run_id": _plain(run_id), "agent": _plain(agent), "on": on, "file": json.dumps(export.name), "slug": slug}
@@ -48,7 +51,7 @@ def source_of_test(test: Path, export: Path, run_id: str, agent: str, on: str, t
 
 
 def _imports(test: Path, targets: list[str]) -> tuple[list[str], list[str]]:
-    """The lines at the top of the file, and what each target is called below them."""
+    """The import lines of the test file, and the name that each target has in the file."""
     folders: dict[Path, None] = {}
     imported: dict[str, list[str]] = {"perdure.testing": ["recorded"]}
     names: list[str] = []
@@ -68,7 +71,7 @@ def _imports(test: Path, targets: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _import_of(target: str) -> tuple[Path | None, str, str]:
-    """(the folder to import from, if it is told, the module, the name) of `file.py:name` or `package.module:name`."""
+    """(folder for sys.path or None, module, name) for a target `file.py:name` or `package.module:name`."""
     if target.partition(" --tools ")[0].endswith((".toml", ".json")):
         raise InvalidInput(
             f"{target}: a test imports its agent from a Python file, which a plan's file is none; give the plan a name in one, "
@@ -84,7 +87,7 @@ def _import_of(target: str) -> tuple[Path | None, str, str]:
 
 
 def _place(file: Path) -> tuple[Path, str]:
-    """The folder to import from, and the module's name from there: a file in a package is a part of it."""
+    """The folder for sys.path, and the module's name in that folder. A module in a package has a dotted name."""
     if not file.is_file():
         raise InvalidInput(f"{file} is not here; name the file that has the agent: FILE.py:NAME")
     file = file.resolve()
@@ -104,5 +107,5 @@ def _from_here(test: Path, folder: Path) -> str:
 
 
 def _plain(text: str) -> str:
-    """For a docstring: nothing in it may end it, or be read as an escape."""
+    """The text without characters that could end a docstring or be read as an escape."""
     return re.sub(r"[^\w.,:/@ -]", "?", text)

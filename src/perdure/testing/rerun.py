@@ -1,7 +1,8 @@
-"""A recorded run, run anew: today's agent asks, and the recording answers. No tool, model or person is asked, and no time passes.
+"""A recorded run, run again: today's agent makes its calls, and the recording has the answers. No tool is called.
 
-Replay stops at the first difference. This goes on as far as the recording has answers: to the same call with the same arguments it
-gives the answer that was given then, in the order of then. So a change shows as a diff of everything that the agent asks for.
+Replay stops at the first difference. A rerun continues as long as the recording has an answer to every call: a call
+with the same arguments gets the recorded answer, in the recorded order. So a change of the code shows as a diff of all
+calls of the agent.
 """
 
 from __future__ import annotations
@@ -40,23 +41,27 @@ from perdure.core.machine import (
     Succeeded,
     TimerDue,
 )
-from perdure.core.prompts import in_short
+from perdure.core.prompt_deltas import in_short
 from perdure.core.replay import completion_of, is_stated
-from perdure.inspect.export import Export, Journal
+from perdure.inspect.export import Export, ExportedJournal
 
 Kind = Literal["", "approval ", "child "]
 _WAITS = "the agent waits, and the recording has nothing more to tell it"
 _UNANSWERED = "which was not recorded: nobody knows the answer"
 _LONG = 400
-_LATE_US = 1_000_000  # by which a timer may have been overtaken by an answer, in a worker that had much to do
+# In a busy worker a timer may fire late: an answer may come first although the timer was due up to this much earlier.
+_LATE_US = 1_000_000
 
 
 class Changed(AssertionError):
-    """Today's code does not do what was recorded."""
+    """Today's code does not make the recorded calls."""
 
 
 class Rerun(Struct, frozen=True):
-    """What the agent asked for, one line each, and the end that it came to; beside what was recorded. Then the same of each child's run."""
+    """The recorded calls (`recorded`), and the calls that the agent made now (`asked`).
+
+    Both lists have one line per call and one line for the end of the run. Then the lines of each child's run follow.
+    """
 
     recorded: list[str]
     asked: list[str]
@@ -67,18 +72,18 @@ class Rerun(Struct, frozen=True):
 
     @property
     def diff(self) -> str:
-        """The difference as a unified diff; empty when there is none."""
+        """The difference as a unified diff. Empty if there is no difference."""
         return "\n".join(difflib.unified_diff(self.recorded, self.asked, "recorded", "this code", lineterm="", n=2))
 
     def check(self) -> None:
-        """Changed, with the diff, unless this code has asked for what was recorded."""
+        """Raise Changed, with the diff, unless this code has made the recorded calls."""
         __tracebackhide__ = True
         if not self.same:
             raise Changed(f"this code asks for something else than was recorded:\n{self.diff}")
 
 
 class _Wish(NamedTuple):
-    """Something that an agent asks for, whenever it does."""
+    """A call of an agent without its number: the kind, the name and the arguments."""
 
     kind: Kind
     name: str
@@ -96,14 +101,15 @@ class _Answer(NamedTuple):
 
 
 class Answers:
-    """What the recording has to say, each thing once."""
+    """The recorded answers. Each answer is given once."""
 
-    def __init__(self, run: Journal, export: Export) -> None:
-        self.wishes: dict[int, _Wish] = {}  # by the number of the call that it was then
+    def __init__(self, run: ExportedJournal, export: Export) -> None:
+        self.wishes: dict[int, _Wish] = {}  # by the recorded call number
         self.lines: list[str] = []
         self._answers: dict[int, list[_Answer]] = {}
-        self._untold: list[_Answer] = []  # signals and cancels, which answer nothing
-        self._firings: dict[int | None, list[_Answer]] = {}  # of timers, by the event that made the agent set them
+        self._untold: list[_Answer] = []  # signals and cancels that the agent has not got yet; they answer no call
+        # Timers that fired, by the event after which the agent set the timer.
+        self._firings: dict[int | None, list[_Answer]] = {}
         for event in run.events:
             self._note(event, export)
         if not run.state.finished:
@@ -131,7 +137,7 @@ class Answers:
             self.lines.append(end)
 
     def take(self, command: Asked) -> list[_Answer] | None:
-        """The answers to this, under its new number; None when nothing like it was recorded, or not once more."""
+        """The recorded answers to this call, with its new number. None if the recording has no such call left."""
         wish = _wish(command)
         for number, recorded in self.wishes.items():
             if recorded == wish or (recorded[:2] == wish[:2] and _rebound(command, recorded.args) == wish.args):
@@ -141,12 +147,15 @@ class Answers:
         return None
 
     def before(self, seq: int) -> Iterator[_Answer]:
-        """What reached the run before it began."""
+        """The signals and cancels that reached the run before this event."""
         while self._untold and self._untold[0].seq < seq:
             yield self._untold.pop(0)
 
     def firing(self, cause: int | None, due: int, timer: int) -> _Answer | None:
-        """When the timer went off that was set then, if one did. Its number may be another one in this code."""
+        """The recorded firing of the timer that was set after the event `cause`. None if that timer did not fire.
+
+        With today's code the timer may have another number than in the recording.
+        """
         firings = self._firings.get(cause, [])
         return firings[0]._replace(completion=TimerDue(timer)) if firings and due <= firings[0].ts else None
 
@@ -161,19 +170,19 @@ class Answers:
 
 
 class Rerunning:
-    """One machine and the answers for it."""
+    """Runs one machine with the recorded answers."""
 
-    def __init__(self, machine: Machine, run: Journal, answers: Answers) -> None:
+    def __init__(self, machine: Machine, run: ExportedJournal, answers: Answers) -> None:
         self._machine = machine
         self._answers = answers
         self._began = next((event for event in run.events if isinstance(event.body, RunClaimed)), run.events[0])
-        self._open: dict[int, list[_Answer]] = {}  # what is still to be said to each call
+        self._open: dict[int, list[_Answer]] = {}  # number of a call → its answers that are not delivered yet
         self._asked: list[str] = []
         self._now = self._began.ts
         self._over = False
 
     def run(self) -> list[str]:
-        """Everything that the agent asks for, and how it ends."""
+        """Run the agent. Returns one line per call, and one line for the end."""
         for early in self._answers.before(self._began.seq):
             self._machine.deliver(early.ts, early.completion)
         self._machine.cause = self._began.seq
@@ -203,7 +212,7 @@ class Rerunning:
                 self._over = True
 
     def _next(self) -> _Answer | None:
-        """In the order in which it was recorded; a timer that did not go off then goes off when its time has come."""
+        """The next answer, in recorded order. A timer that did not fire in the recording fires when it is due."""
         timer = self._machine.next_timer()
         firing = None if timer is None else self._answers.firing(self._machine.timer_cause(timer[1]), *timer)
         said = [answers[0] for answers in self._open.values() if answers]
@@ -266,7 +275,7 @@ def _end(outcome: Succeeded | Failed | Cancelled) -> str:
 
 
 def _rebound(command: Asked, args: bytes) -> bytes | None:
-    """Recorded arguments as today's signature would record them: a parameter added with a default is no other call."""
+    """The recorded arguments, bound to today's signature. So a new parameter with a default makes no difference."""
     callee: Any = command.tool if isinstance(command, CallTool) else command.agent if isinstance(command, StartChild) else None
     rebind = getattr(callee, "rebind", None)
     bound: bytes | None = None if rebind is None else rebind(args)

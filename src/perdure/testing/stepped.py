@@ -1,28 +1,36 @@
-"""A run that goes as far as a boundary and stands still there: look at its journal, kill its process, let it go on.
+"""A run that is held at a boundary: there the test looks at its journal, kills its process, or lets it continue.
 
-    with stepping(support, "o-7") as run:
-        run.until("before_tool_result_persisted", tool="charge")
-        run.crash()                         # kill -9, while the answer of the payment service is in nobody's journal
-        assert run.finish() == "refunded"   # another process takes it up
-        assert run.effects["charge"] == 2   # keyed: asked again with the same key
+The run is driven in its own process. The test and this process exchange lines of JSON on a pair of sockets:
 
-The run lives in a process of its own, forked from the test, so that the agent may be any object that the test has; what its tools put
-into variables stays over there. The methods block, in sync and async tests alike.
+    the test → Go(stop)                          continue as far as this boundary
+    the run  → Came(boundaries, held=…)          at each point. If held: the run waits for the next Go
+    the run  → StoodStill(status, waiting_for)   the run has ended or parked. After the next Go it is driven again
+    the run  → Broke(traceback)                  an error outside the run, such as a database that cannot be opened
+
+While one thread is held at a boundary, any other thread that reaches a boundary waits too. So the whole run stands
+still. When the test closes its socket, the process ends.
 """
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import os
+import select
 import signal
 import socket
 import tempfile
+import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
+
+import msgspec
+from msgspec import Struct
 
 from perdure.agent import Agent
 from perdure.core import codec
@@ -33,24 +41,182 @@ from perdure.settings import Settings
 from perdure.store.api import RunRow, Store
 from perdure.store.open import open_store
 from perdure.testing.boundaries import Boundary, names
-from perdure.testing.clock import ManualClock
-from perdure.testing.forking import fork
-from perdure.testing.held import Broke, Came, Errand, Go, Line, Rested, Stop, live, told
+from perdure.testing.clock import ManualClock, at
+from perdure.testing.forking import fork, let_signals_in
 from perdure.testing.recorder import Recording, export
+from perdure.testing.watched import WatchedPerdure
+
+GONE = 71  # the exit code of the process when the test has closed its socket
+_BUFFER = 1 << 16
+
+
+# -- The process of the run
+
+
+class StepStop(Struct, frozen=True):
+    """The boundary at which the run is held. A field that is None matches any value."""
+
+    name: str
+    tool: str | None = None
+    call: int | None = None
+    run: str | None = None
+    nth: int = 1
+
+    def is_at(self, boundary: Boundary) -> bool:
+        wanted = ((self.name, boundary.name), (self.tool, boundary.tool), (self.call, boundary.call), (self.run, boundary.run))
+        return all(want is None or want == have for want, have in wanted)
+
+    def __str__(self) -> str:
+        about = {"": self.tool, "call ": self.call, "child ": self.run, "visit ": self.nth if self.nth > 1 else None}
+        words = ", ".join(f"{what}{value}" for what, value in about.items() if value is not None)
+        return f"{self.name}: {words}" if words else self.name
+
+
+class Go(Struct, frozen=True, tag=True):
+    stop: StepStop | None
+    now_us: int | None  # the time of the manual clock, if there is one
+
+
+class Came(Struct, frozen=True, tag=True):
+    boundaries: list[Boundary]
+    held: bool
+
+
+class StoodStill(Struct, frozen=True, tag=True):
+    status: str
+    waiting_for: str | None
+
+
+class Broke(Struct, frozen=True, tag=True):
+    trace: str
+
+
+Told = Came | StoodStill | Broke
+told = msgspec.json.Decoder(Told)
+_asked = msgspec.json.Decoder(Go)
+
+
+class StepLine:
+    """One socket of the pair. It sends and receives whole messages."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self._read = b""
+
+    def say(self, message: Go | Told) -> None:
+        self.end.sendall(msgspec.json.encode(message) + b"\n")
+
+    def hear(self) -> bytes | None:
+        """The next message. None if the other socket is closed. TimeoutError after the socket's timeout."""
+        while b"\n" not in self._read:
+            some = self.end.recv(_BUFFER)
+            if not some:
+                return None
+            self._read += some
+        message, _, self._read = self._read.partition(b"\n")
+        return message
+
+
+class Errand(Struct, frozen=True):
+    """Everything that the process needs to drive the run."""
+
+    agent: Agent[Any, Any]
+    agents: tuple[Agent[Any, Any], ...]
+    encoded: bytes
+    run_id: str
+    url: str
+    settings: Settings
+    now_us: int | None
+
+
+def live(end: socket.socket, errand: Errand) -> NoReturn:
+    """Everything that the process does, from its fork to its end."""
+    line = StepLine(end)
+    try:
+        signal.set_wakeup_fd(-1)  # the inherited wakeup descriptor belongs to the test's event loop
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the test, which then ends this process
+        let_signals_in()
+        threading.Thread(target=_end_with, args=(end,), name="perdure-held", daemon=True).start()
+        asyncio.run(_drive(line, errand))
+    except BaseException:
+        line.say(Broke(traceback.format_exc()))
+    finally:
+        os._exit(0)  # do not run the test's fixtures and exit handlers, and do not flush the test's buffers
+
+
+def _end_with(end: socket.socket) -> None:
+    """End this process as soon as the test closes its socket, also while the run is under way."""
+    poll = select.poll()
+    poll.register(end, getattr(select, "POLLRDHUP", 0))
+    poll.poll()
+    os._exit(GONE)
+
+
+async def _drive(line: StepLine, errand: Errand) -> None:
+    clock = None if errand.now_us is None else ManualClock()
+    gate = _Gate(line, clock)
+    gate.obey()
+    app = WatchedPerdure(
+        errand.url, [errand.agent, *errand.agents], settings=errand.settings, clock=clock, watch=gate.watch, root=errand.run_id
+    )
+    async with app:
+        # An earlier process may have started the run. The same id and the same input mean the same run.
+        await app.start_encoded(errand.agent, errand.encoded, id=errand.run_id, target=errand.agent.target)
+        while True:
+            row = await app.engine.drive(errand.run_id, wait=clock is None)
+            line.say(StoodStill(row.status, row.waiting_for))
+            gate.obey()
+
+
+class _Gate:
+    """Reports each boundary to the test, and holds the run at the wanted boundary."""
+
+    def __init__(self, line: StepLine, clock: ManualClock | None) -> None:
+        self._line = line
+        self._clock = clock
+        self._stop: StepStop | None = None
+        self._left = 0
+        self._one_at_a_time = threading.Lock()
+
+    def watch(self, boundaries: Sequence[Boundary]) -> None:
+        with self._one_at_a_time:
+            held = self._is_wanted(boundaries)
+            self._line.say(Came(list(boundaries), held))
+            if held:
+                self.obey()
+
+    def obey(self) -> None:
+        message = self._line.hear()
+        if message is None:
+            os._exit(GONE)
+        go = _asked.decode(message)
+        self._stop, self._left = go.stop, 0 if go.stop is None else go.stop.nth
+        if self._clock is not None and go.now_us is not None:
+            self._clock.set_to(at(go.now_us))
+
+    def _is_wanted(self, boundaries: Sequence[Boundary]) -> bool:
+        if self._stop is None or not any(map(self._stop.is_at, boundaries)):
+            return False
+        self._left -= 1
+        return self._left == 0
+
+
+# -- The test's side
+
 
 T = TypeVar("T")
 TIMEOUT_S = 60.0
-# A process that was killed here has nothing on its way: its tools' effects are local, and need not be waited for.
+# The margins are 0: the effects of a test's tools are local, so a killed process leaves no request on its way.
 SETTINGS = Settings(reconcile_margin_s=0.0, unknown_deadline_s=0.0)
 _SHOWN = 60
 
 
 class NotReached(AssertionError):
-    """The run has ended, or rests, or took too long, and did not come to where the test wanted it."""
+    """The run has not reached the wanted boundary: it has ended or parked, or it took too long."""
 
 
 class SteppedRun:
-    """One run, in a process that can be held at a boundary and killed there. To be closed, or used with `with`."""
+    """One run, in a process that can be held at a boundary and killed there. Use `with`, or call `close`."""
 
     def __init__(
         self,
@@ -70,13 +236,13 @@ class SteppedRun:
             raise InvalidInput("sqlite:// is a journal in memory, and a stepped run lives in another process; give it a file: sqlite:////…")
         self.id = id
         self.url = url
-        self.at: tuple[Boundary, ...] = ()  # where it stands; empty: it has no process, or rests
-        self.passed: list[Boundary] = []  # every boundary that it has come to, in all its processes
+        self.at: tuple[Boundary, ...] = ()  # where the run is held; empty if it has no process, has ended or is parked
+        self.passed: list[Boundary] = []  # every boundary that the run has reached, in all its processes
         self._agent, self._agents = agent, tuple(agents)
         self._encoded = agent.bind(tuple(args), kwargs)
         self._clock, self._settings = clock, settings
         self._pid: int | None = None
-        self._line: Line | None = None
+        self._line: StepLine | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -95,26 +261,30 @@ class SteppedRun:
         nth: int = 1,
         timeout_s: float = TIMEOUT_S,
     ) -> Boundary:
-        """Go on as far as the nth such boundary from here, and stand still there. NotReached names those that it came to instead.
+        """Let the run continue to the nth such boundary from here, and hold it there.
 
-        `run` is a child, named from below: "/2" is that of call 2.
+        If the run does not reach the boundary: NotReached, with the boundaries that the run reached. `run` names a
+        child relative to this run: "/2" is the child of call 2.
         """
         __tracebackhide__ = True
-        stop = Stop(_known(name), tool, call, run, nth)
+        stop = StepStop(_known(name), tool, call, run, nth)
         answer = self._go(stop, timeout_s)
-        if isinstance(answer, Rested):
+        if isinstance(answer, StoodStill):
             waits = f" and waits for {answer.waiting_for}" if answer.waiting_for else ""
             raise NotReached(f"run {self.id} is {answer.status}{waits}, and has not come to {stop}; {self._came_to()}")
         return next(one for one in answer.boundaries if stop.is_at(one))
 
     def rest(self, *, timeout_s: float = TIMEOUT_S) -> RunRow:
-        """Go on until it ends, needs a person, or waits; its row then."""
+        """Let the run continue until it ends, needs a person, or parks. Returns its row."""
         __tracebackhide__ = True
         self._go(None, timeout_s)
         return self.row()
 
     def finish(self, *, timeout_s: float = TIMEOUT_S) -> Any:
-        """Go on to the end, and return the run's result. RunFailed, RunCancelled, NeedsAttention; NotReached when it waits."""
+        """Let the run continue to its end, and return its result.
+
+        RunFailed, RunCancelled or NeedsAttention if the run has no result. NotReached if the run waits.
+        """
         __tracebackhide__ = True
         row = self.rest(timeout_s=timeout_s)
         match row.status:
@@ -133,24 +303,24 @@ class SteppedRun:
                 )
 
     def crash(self) -> None:
-        """Kill its process, as `kill -9` does. Whatever goes on next does so in another one."""
+        """Kill the run's process, as `kill -9` does. The next `until`, `rest` or `finish` starts a new process."""
         if self._pid is None:
             raise InvalidInput(f"run {self.id} has no process to kill: let it go on first, run.until(…)")
         self._end()
 
     def close(self) -> None:
-        """Kill its process, if it has one. What it has written stays where it is."""
+        """Kill the run's process, if there is one. The journal stays as it is."""
         if self._pid is not None:
             self._end()
 
     # -- looking ------------------------------------------------------------------------------------------------------
     @property
     def effects(self) -> Counter[str]:
-        """How often the function of each tool, and each model, was called; counted where it is called, and not out of the journal."""
+        """How often each tool's function, and each model, was called. The journal is not used for this count."""
         return Counter(one.tool for one in self.passed if one.name in ("before_tool_effect", "before_model_effect"))
 
     def events(self) -> list[Event]:
-        """The journal, as whoever looks into the database sees it at this moment; empty when the run is not there yet."""
+        """The journal as it is in the database now. Empty if the run is not created yet."""
         return self._look(lambda store: store.read(self.id))
 
     def state(self) -> RunState:
@@ -164,11 +334,11 @@ class SteppedRun:
         return row
 
     def export(self, path: Path | str) -> Recording:
-        """Its journal as it is now, with those below it, in a new file: what `perdure export` writes, as a Recording."""
+        """Export the run and the runs below it, as they are now, to a new file. Returns its Recording."""
         return export(self.url, self.id, path)
 
     def _look(self, look: Callable[[Store], T]) -> T:
-        # Opened for each look: while a process is forked, this one must not have the database open.
+        # Open the store each time: this process must not have the database open while it forks.
         store = open_store(self.url)
         try:
             return look(store)
@@ -176,7 +346,7 @@ class SteppedRun:
             store.close()
 
     # -- its process --------------------------------------------------------------------------------------------------
-    def _go(self, stop: Stop | None, timeout_s: float) -> Came | Rested:
+    def _go(self, stop: StepStop | None, timeout_s: float) -> Came | StoodStill:
         __tracebackhide__ = True
         if self._line is None:
             self._line = self._begin()
@@ -188,14 +358,14 @@ class SteppedRun:
             if isinstance(answer, Broke):
                 self._end()
                 raise RuntimeError(f"the process of run {self.id} has broken:\n{answer.trace}")
-            if isinstance(answer, Rested):
+            if isinstance(answer, StoodStill):
                 return answer
             self.passed += answer.boundaries
             if answer.held:
                 self.at = tuple(answer.boundaries)
                 return answer
 
-    def _hear(self, line: Line, until: float, stop: Stop | None, timeout_s: float) -> Came | Rested | Broke:
+    def _hear(self, line: StepLine, until: float, stop: StepStop | None, timeout_s: float) -> Came | StoodStill | Broke:
         __tracebackhide__ = True
         wanted = "its end" if stop is None else str(stop)
         try:
@@ -208,23 +378,25 @@ class SteppedRun:
             code = self._end()
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             raise NotReached(f"the process of run {self.id} has ended ({how}) on its way to {wanted}; {self._came_to()}")
-        answer: Came | Rested | Broke = told.decode(message)
+        answer: Came | StoodStill | Broke = told.decode(message)
         return answer
 
-    def _begin(self) -> Line:
+    def _begin(self) -> StepLine:
         ours, theirs = socket.socketpair()
         now_us = None if self._clock is None else self._clock.now_us
         errand = Errand(self._agent, self._agents, self._encoded, self.id, self.url, self._settings, now_us)
-        pid = fork()  # there may be threads, one of which may hold a lock: the child uses nothing that was there before but the agent
+        # Another thread may hold a lock at the fork, and in the child this lock is never released. So of all objects
+        # that exist before the fork, the child uses only the errand and its socket.
+        pid = fork()
         if pid == 0:
             ours.close()
             live(theirs, errand)
         theirs.close()
         self._pid = pid
-        return Line(ours)
+        return StepLine(ours)
 
     def _end(self) -> int:
-        """Kill the process and see it buried; how it ended."""
+        """Kill the process and reap it. Returns its exit code."""
         assert self._pid is not None
         assert self._line is not None
         os.kill(self._pid, signal.SIGKILL)
@@ -252,10 +424,10 @@ def stepping(
     settings: Settings = SETTINGS,
     **kwargs: Any,
 ) -> Iterator[SteppedRun]:
-    """A run of the agent with these arguments, which begins with the first `until`, `rest` or `finish`.
+    """A run of the agent with these arguments. The run begins with the first `until`, `rest` or `finish`.
 
-    Its journal is a file of its own, unless `url` names another. With a `clock` it rests instead of waiting for a time; without one it
-    waits as long as its timers say.
+    The journal is a new file, unless `url` names a database. With a `clock` the run parks when it has to wait for a
+    time. Without a clock the run waits for its timers in real time.
     """
     with tempfile.TemporaryDirectory(prefix="perdure-stepping-") as folder:
         where = url or f"sqlite:///{Path(folder) / 'journal.db'}"

@@ -1,4 +1,4 @@
-"""An app that tells of every boundary that its process comes to."""
+"""An app that reports every boundary that its process reaches."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any, cast
 
 from perdure.app import Perdure
 from perdure.engine.api import Engine
-from perdure.engine.local import LocalEngine
+from perdure.engine.local.engine import LocalEngine
+from perdure.engine.local.worker import Worker
 from perdure.store.api import Store
 from perdure.testing.boundaries import Moment, Points, Watch, WatchedStore, around
 from perdure.tool import Call
-from perdure.worker.worker import Worker
 
 
 class _WatchedEngine(LocalEngine):
-    """The local engine with the store and the tools that the app wants watched."""
+    """The local engine, with the app's watched store and watched tools."""
 
     def __init__(self, app: WatchedPerdure) -> None:
         super().__init__(app.url, app.versions, app.settings, app.clock, app._observers, app.queues)
@@ -30,7 +30,7 @@ class _WatchedEngine(LocalEngine):
 
 
 class WatchedPerdure(Perdure):
-    """Perdure as it is, and `watch` is told of each point that the run `root`, or one below it, has come to."""
+    """Like Perdure, but calls `watch` at each boundary. The boundaries name runs relative to the run `root`."""
 
     def __init__(self, *args: Any, watch: Watch, root: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -40,11 +40,11 @@ class WatchedPerdure(Perdure):
         return _WatchedEngine(self)
 
     def watched(self, store: Store) -> Store:
-        """What is used in the place of the app's store."""
+        """The store that the engine uses instead of `store`."""
         return cast(Store, WatchedStore(store, self.points))
 
     def performing(self, tool: Any) -> Any:
-        """What is performed in the place of a tool or of a question to a model."""
+        """The tool or model call that the worker performs instead of `tool`."""
         return around(tool, partial(self._effect, "before", tool), lambda call, _: self._effect("after", tool, call))
 
     def _effect(self, moment: Moment, tool: Any, call: Call) -> None:

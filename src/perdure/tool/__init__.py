@@ -1,12 +1,18 @@
-"""Tools: everything that touches the world. `@tool` declares one; `Call` and `Outcome` are what its function is told and can say.
+"""Tools: all code with effects outside the agent.
 
-declared.py   Tool and @tool                 signature.py  what a function takes and gives, bound without pydantic where possible
-call.py       Call, and what is recorded     convert.py    the part that needs pydantic, imported when a signature needs it
-hooks.py      reconcile and compensate       describe.py   docstring and JSON Schema
-policy.py     whether a call needs a person  spend.py      what an attempt uses         pins.py  whether a tool has changed
+`@tool` declares a tool, `Call` is passed to the tool's function, and `Outcome` is the answer of a reconcile hook.
+
+declared.py   Tool and @tool; pins, which show whether a tool has changed
+signature.py  parameters and result of a function, bound without pydantic if possible
+convert.py    the part that needs pydantic, imported when a signature needs it
+call.py       Call, and how a result is recorded
+hooks.py      reconcile and compensate hooks
+describe.py   docstring and JSON Schema
+policy.py     which calls need an approval
+spend.py      what an attempt uses
 """
 
-from perdure.core.outcome import Outcome
+from perdure.core.outcomes import Outcome
 from perdure.tool.call import Call
 from perdure.tool.declared import Tool, tool
 from perdure.tool.hooks import Hook

@@ -1,4 +1,4 @@
-"""What a tool's function is told about its call, and how what it returns is recorded."""
+"""Call: what a tool's function knows about its call. Also: how the result of a tool's function is recorded."""
 
 from __future__ import annotations
 
@@ -10,23 +10,30 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from perdure.core.attempts import Returned, Unrecordable
 from perdure.core.budget import micros
 from perdure.core.codec import decode, encode
 from perdure.core.events import Failure, Usage
 from perdure.core.failures import describe
+from perdure.core.outcomes import Returned, Unrecordable
 from perdure.errors import InvalidInput, NotEncodable
 from perdure.interrupts import is_interrupt
 from perdure.tool.spend import added, capped, checked
 
 Closer = Callable[[], Coroutine[Any, Any, None]]
 
-# One for all calls: it is held for an addition, and there is a Call for everything in flight.
+# One lock for all calls: the lock is held only for an addition, and a lock in each Call would take memory.
 _ADDING = threading.Lock()
 
 
 class Call:
-    """One attempt at one call, as its tool sees it. A parameter annotated with `Call` receives it; it is never an argument."""
+    """One attempt of one call, as the tool sees it.
+
+    If the tool's function has a parameter with the annotation `Call`, that parameter receives this object. It is not
+    an argument of the tool.
+
+    A Call has the `run_id`, the `number` of the call in its run, the number of the `attempt` (from 1), the `deadline`
+    of the attempt (None: no time-out), and the run's `tenant` and `actor`.
+    """
 
     def __init__(
         self,
@@ -60,30 +67,33 @@ class Call:
 
     @classmethod
     def outside(cls) -> Call:
-        """A call that belongs to no run: the tool was called outside an agent. Its key is random."""
+        """The Call of a tool that was called outside of an agent. This Call has no run, and its key is random."""
         return cls(key=secrets.token_hex(32), run_id="", number=0, attempt=1, deadline=None, tenant="", actor=None)
 
     @property
     def key(self) -> str:
-        """The same for every attempt, different for every call: send it as the idempotency key."""
+        """The idempotency key to send: the same for every attempt of this call, and different for every other call."""
         if not isinstance(self._key, str):
             self._key = self._key()
         return self._key
 
     @property
     def cancelled(self) -> bool:
-        """True once a time-out, a cancel or a drain wants the tool to stop. A sync tool that works for long looks at it."""
+        """Should the tool stop, because of a time-out, a cancel or a drain? A slow sync tool should check this."""
         return self._cancelled
 
     @property
     def connection(self) -> Any:
-        """The journal's own transaction: what is written through it commits together with the call's result."""
+        """Only for `effect="transaction"`: the connection of the journal's own transaction.
+
+        Everything that the tool writes with this connection is committed together with the result of the call.
+        """
         if self._connection is None:
             raise InvalidInput('call.connection exists only in a tool with effect="transaction" that an agent has called')
         return self._connection
 
     def heartbeat(self, progress: Any = None) -> None:
-        """Say how far the tool has come, in anything that JSON can hold. From any thread."""
+        """Report the progress of the tool, as any value that JSON can hold. Any thread may call this."""
         self.progress = decode(encode(progress))
         if self._on_heartbeat is not None:
             self._on_heartbeat(self.progress)
@@ -97,11 +107,12 @@ class Call:
         tokens_cached: int = 0,
         model: str | None = None,
     ) -> None:
-        """Add to what this attempt has used. From any thread, as often as there is something to add, and before a failure too.
+        """Add to what this attempt has used. Any thread may call this, any number of times, also before a failure.
 
-        What is said here takes the place of the tool's `cost=`, also when it is nothing: `call.spend(usd=0)`.
-        What is no amount is InvalidInput, raised before anything is added. Left to fly it fails the attempt, though its effect may
-        have happened: catch it where the figures are somebody else's.
+        The sum of these amounts replaces the tool's `cost=`, even if the sum is zero: `call.spend(usd=0)`.
+        InvalidInput is raised if a value is not an amount; then nothing is added. If the tool does not catch this
+        exception, the attempt has failed, although its effect may have happened. So catch the exception if the values
+        come from a service.
         """
         more = checked(Usage(micros(usd, "call.spend(usd=)"), tokens_in, tokens_out, tokens_cached, model), "call.spend()")
         with _ADDING:
@@ -111,18 +122,22 @@ class Call:
 
     @property
     def usage(self) -> Usage | None:
-        """What this attempt has used so far; None if it has said nothing."""
+        """What this attempt has used so far; None if `spend` was not called."""
         return self._usage
 
     def add_usage(self, more: Usage) -> None:
-        """Count what the tool's own process has spent. Never refuses: the money is gone, and so would be the tool's answer."""
+        """Add what the isolated process of the tool has spent.
+
+        A sum that is too large is cut to the maximum. An exception here would lose the answer of the tool.
+        """
         with _ADDING:
             self._usage = capped(added(self._usage, more))
 
     def at_end(self, owner: Hashable, close: Closer) -> bool:
-        """Have `close` awaited when the worker that makes this call ends, once for each owner; whether that is news.
+        """Await `close()` when the worker of this call ends, once for each `owner`. Returns True if `owner` is new.
 
-        For what outlives a call: connections, processes. On the loop's own thread. Outside a run there is no worker, and it is False.
+        Use this for a thing that exists longer than the call, such as a connection or a process. Call this method on
+        the thread of the event loop. Outside of a run there is no worker, and the method returns False.
         """
         if self._closers is None or owner in self._closers:
             return False
@@ -130,7 +145,7 @@ class Call:
         return True
 
     def ask_to_stop(self) -> None:
-        """Make `cancelled` True. Nothing is interrupted by it."""
+        """Set `cancelled` to True. This interrupts nothing."""
         self._cancelled = True
 
     def __repr__(self) -> str:
@@ -138,10 +153,10 @@ class Call:
 
 
 def recordable(tool: Any, value: Any) -> Returned | Unrecordable:
-    """The answer for a call whose function returned this value."""
+    """The end of an attempt whose function returned this value."""
     try:
         return Returned(tool.encode_result(value))
-    except BaseException as error:  # the call has happened: whatever goes wrong from here on must not look like a failed call
+    except BaseException as error:  # the effect has happened: an error here must not count as a failure of the call
         if inspect.iscoroutine(value):
             value.close()
         if is_interrupt(error):

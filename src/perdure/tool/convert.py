@@ -1,4 +1,7 @@
-"""Between Python values and JSON by annotation. The only module that imports pydantic; loaded when a signature first needs it."""
+"""Converts between Python values and JSON. The annotation says how.
+
+Only this module imports pydantic. It is loaded when it is first needed.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,14 @@ _DECIMAL = r"^[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,6})?$"
 
 
 class Unusable(Exception):
-    """The annotation has no JSON form, or the value does not fit it; the message says why, without showing the value."""
+    """The annotation has no JSON form, or the value does not fit the annotation.
+
+    The message says why, and does not contain the value.
+    """
 
 
 class Converter:
-    """Dumps values of one annotation to JSON's own types and rebuilds them."""
+    """Converts values of one annotation to JSON types and back."""
 
     def __init__(self, annotation: Any) -> None:
         try:
@@ -32,7 +38,7 @@ class Converter:
         self.has_set = "'uniqueItems': True" in repr(schema)
 
     def coerce(self, value: Any) -> Any:
-        """The JSON value that stands for `value`; rebuilding it is known to work."""
+        """`value` as a JSON value. This also checks that `rebuild` accepts that JSON value."""
         try:
             plain = self._dump(self.adapter.validate_python(value))
             self.adapter.validate_json(encode(plain))
@@ -43,18 +49,21 @@ class Converter:
         return plain
 
     def rebuild(self, plain: Any) -> Any:
-        """The typed value; ValueError when it does not fit the annotation."""
+        """The typed value. Raises ValueError if the JSON value does not fit the annotation."""
         return self.adapter.validate_json(encode(plain))
 
     def encode(self, value: Any) -> bytes:
-        """Canonical JSON of a result. One that is not of the annotated type is recorded as it is: it has happened."""
+        """Canonical JSON of a result.
+
+        If the result does not fit the annotation, it is recorded without conversion, because the call has happened.
+        """
         try:
             return encode(self._dump(self.adapter.validate_python(value)))
         except (ValidationError, PydanticSerializationError, NotEncodable):
             return encode(value)
 
     def decode(self, encoded: bytes) -> Any:
-        """The typed result; the plain JSON value when it does not fit the annotation."""
+        """The typed result. If the JSON value does not fit the annotation, the plain JSON value."""
         try:
             return self.adapter.validate_json(encoded)
         except ValueError:
@@ -65,7 +74,10 @@ class Converter:
 
 
 class _Schemas(GenerateJsonSchema):
-    """Says of a Decimal in text what it looks like: pydantic does in some versions only, and any text would do then."""
+    """Adds a pattern for decimal numbers to the schema of a Decimal that is given as text.
+
+    Only some versions of pydantic add this pattern. Other versions allow any text.
+    """
 
     def decimal_schema(self, schema: DecimalSchema) -> JsonSchemaValue:
         found = super().decimal_schema(schema)
@@ -77,7 +89,7 @@ class _Schemas(GenerateJsonSchema):
 
 
 def json_schemas(annotations: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """The JSON Schema of each annotation by its name, and the definitions that they share."""
+    """Two results: name → the JSON Schema of its annotation, and the definitions that these schemas share."""
     try:
         inputs: list[tuple[str, Any, TypeAdapter[Any]]] = [
             (name, "validation", TypeAdapter(wanted)) for name, wanted in annotations.items()

@@ -1,4 +1,9 @@
-"""`@tool`: a plain function, and what perdure has to know to call it durably."""
+"""Two parts: pins, and `@tool`, which makes a Tool of a function.
+
+A Tool is a function with everything that perdure has to know for a durable call. A pin is a short digest of the parts
+of a tool that its callers see. A run records the pin with its first call of the tool, and later notices if the tool
+has changed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import copy
 import inspect
 import re
 import sys
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, get_args, overload
@@ -20,21 +25,63 @@ from perdure.core.events import OF_TOOL, Effect
 from perdure.core.machine import current
 from perdure.core.rate import Rate
 from perdure.core.retry import Retry
-from perdure.errors import InvalidInput
+from perdure.errors import InvalidInput, NotEncodable
 from perdure.tool import hooks
 from perdure.tool.call import Call
 from perdure.tool.describe import argument_schema, documented, properties_of
 from perdure.tool.hooks import Compensator, Hook
-from perdure.tool.pins import pin_of
 from perdure.tool.policy import Predicate, policy_of
-from perdure.tool.signature import Signature
+from perdure.tool.signature import EMPTY, Parameter, Signature
 from perdure.tool.spend import Cost, estimated
 
+# -- pins ---------------------------------------------------------------------------------------------------------------
+PIN_CHARS = 16
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def pin_of(
+    name: str, effect: Effect, key_window_s: float, *, reconciles: bool, asks: bool, parameters: Sequence[Parameter], module: str
+) -> str:
+    """The pin of a tool.
+
+    Every process with the same declaration has the same pin, even if the file has another module name there.
+    """
+    # If a parameter needs pydantic, the pin contains the fields of its class and not only the name. For all other
+    # parameters pydantic is not asked, so that it need not be loaded.
+    structured = [parameter for parameter in parameters if parameter.exact == frozenset()]
+    whole = {
+        "name": name,
+        "effect": effect,
+        "key_window_s": key_window_s,
+        "reconcile": reconciles,
+        "approval": asks,
+        "parameters": [[parameter.name, _annotation(parameter, module), _default(parameter)] for parameter in parameters],
+        "structured": properties_of(structured, {}) if structured else None,
+    }
+    return codec.digest(codec.encode(whole))[:PIN_CHARS]
+
+
+def _annotation(parameter: Parameter, module: str) -> str:
+    annotation: Any = parameter.annotation
+    text = annotation.__qualname__ if isinstance(annotation, type) else repr(annotation)
+    return _ADDRESS.sub("", text).replace(f"{module}.", "")
+
+
+def _default(parameter: Parameter) -> str | None:
+    if parameter.default is EMPTY:
+        return None
+    try:
+        return codec.encode(parameter.default).decode("utf-8", "replace")
+    except NotEncodable:
+        return type(parameter.default).__qualname__
+
+
+# -- Tool and @tool -----------------------------------------------------------------------------------------------------
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
-# 64 characters are what models take; the tool that undoes another one is called by nobody but us.
+# Models accept 64 characters. Only perdure itself calls a tool with the suffix `.undo`.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}(\.undo)?\Z")
 _OPTIONS = ("effect", "name", "timeout", "settle", "retry", "key_window", "isolate", "pass_env", "approval", "rate", "cost")
 _LONGEST_S = 366 * 86_400.0
@@ -42,9 +89,13 @@ _KEY_WINDOW = timedelta(hours=24)
 
 
 class Tool(Generic[P, R]):
-    """A function that touches the world. Called inside an agent it is a durable call; outside one it just runs."""
+    """A function with effects outside the agent, made by `@tool`.
 
-    events = OF_TOOL  # how its calls are told in the journal
+    If an agent calls the tool, that is a durable call. Outside of an agent, the function just runs. A Tool has a
+    `name`, an `effect`, and the other options of `@tool` as they were declared.
+    """
+
+    events = OF_TOOL  # the event types of the tool's calls
 
     def __init__(
         self,
@@ -81,67 +132,83 @@ class Tool(Generic[P, R]):
         self._signature = Signature(f"tool {self.name}", fn, names or {})
         # The arguments of a recorded call, typed by the function's annotations: the same live and after a crash.
         self.arguments = self._signature.arguments
-        # Whether somebody else may know a call by its key: the function is told it, or people will ask for it when there is doubt.
+        # Is the key of a call needed outside of perdure? Either the function receives the key in its Call, or people
+        # need the key to resolve a doubt.
         self.shows_key = self._signature.call_parameter is not None or effect not in ("read", "idempotent")
         self._policy = policy_of(self.name, approval, self._signature.names)
-        self.approval: Approval | None = None if self._policy is None else self._policy.approval  # who approves its calls; None: nobody
+        # None: the calls of this tool need no approval.
+        self.approval: Approval | None = None if self._policy is None else self._policy.approval
         self._pin: str | None = None
         self.__name__, self.__qualname__, self.__module__, self.__doc__ = fn.__name__, fn.__qualname__, fn.__module__, fn.__doc__
         self.__wrapped__ = fn
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Call it. Arguments are checked, and inside an agent the call has its number, when this returns; await the result."""
+        """Call the tool. To get the result, await the returned coroutine.
+
+        When this returns, the arguments have been checked. Inside an agent the call also has its number. Raises
+        InvalidInput for arguments that do not fit. The coroutine raises ToolFailed, or a subclass of it, if the call
+        failed and is not tried again.
+        """
         encoded = self._signature.bind(args, kwargs)
         machine = current()
         return self._run_here(encoded) if machine is None else machine.call_tool(self, encoded)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-        """Canonical JSON of all named arguments, defaults applied; InvalidInput names the parameter and the rule."""
+        """Canonical JSON of all named arguments, with defaults. InvalidInput names the parameter that is wrong."""
         return self._signature.bind(args, kwargs)
 
     @property
     def takes(self) -> list[str]:
-        """The names of its arguments; the Call is not one of them."""
+        """The names of the tool's arguments, without the Call."""
         return self._signature.names
 
     def misfits(self, given: Mapping[str, Any], later: Collection[str]) -> list[str]:
-        """All that is wrong with named arguments of which those in `later` are not known yet."""
+        """All problems with these named arguments. For the names in `later`, the values are not known yet."""
         return self._signature.misfits(given, later)
 
     def rebind(self, encoded: bytes) -> bytes | None:
-        """Recorded arguments as today's signature would record them; None if they do not fit it. A new parameter with a default fits."""
+        """The recorded arguments in the form that the current signature gives them; None if they do not fit.
+
+        They fit if the current signature has a new parameter with a default.
+        """
         try:
             return self._signature.bind((), codec.decode(encoded))
         except InvalidInput:
             return None
 
     def with_call(self, arguments: dict[str, Any], call: Call) -> dict[str, Any]:
-        """The arguments with the Call under the name that the function gives it, if it takes it."""
+        """The arguments, plus the Call if the function has a parameter for the Call."""
         name = self._signature.call_parameter
         return arguments if name is None else {**arguments, name: call}
 
     def encode_result(self, value: Any) -> bytes:
-        """Canonical JSON of what the function returned; NotEncodable says why not."""
+        """Canonical JSON of what the function returned. NotEncodable says why the value cannot be encoded."""
         converter = self._signature.result_converter
         return codec.encode(value) if converter is None else converter.encode(value)
 
     def decode_result(self, encoded: bytes) -> R:
-        """The result as the return annotation has it; the plain JSON value when that cannot be rebuilt."""
+        """The result in the type of the return annotation, or as plain JSON if that type cannot be rebuilt."""
         converter = self._signature.result_converter
         result: R = codec.decode(encoded) if converter is None else converter.decode(encoded)
         return result
 
     def asks(self, args: bytes) -> str | bool:
-        """Whether a call with these arguments needs an approval: False, True, or the reason. A policy that fails asks."""
+        """Does a call with these arguments need an approval?
+
+        False, True, or the reason to show. If the policy fails, the call needs an approval.
+        """
         return False if self._policy is None else self._policy.asks(lambda: self.arguments(args))
 
     def editable_schema(self) -> dict[str, Any]:
-        """The JSON Schema of the arguments that whoever approves a call may change."""
+        """The JSON Schema of the arguments that a decision may change."""
         parameters = [parameter for parameter in self._signature.parameters if parameter.name in self._editable]
         return properties_of(parameters, self._documented[1]) if parameters else {"properties": {}}
 
     def edited(self, args: bytes, edited: bytes) -> bytes:
-        """The arguments as they were approved, to the byte; InvalidInput unless they fit, and differ in editable ones only."""
+        """The edited arguments, byte for byte.
+
+        Raises InvalidInput if they do not fit the tool, or if an argument was changed that is not editable.
+        """
         before, after = codec.decode(args), codec.decode(edited)
         if not isinstance(after, dict):
             raise InvalidInput(f"tool {self.name}: the edited arguments are not an object")
@@ -150,11 +217,16 @@ class Tool(Generic[P, R]):
         for name in fixed:
             if name not in before or name not in after or codec.encode(after[name]) != codec.encode(before[name]):
                 raise InvalidInput(f"tool {self.name}: {name} may not be edited; {', '.join(self._editable) or 'nothing'} may")
-        # Not what binding made of them: only the approved bytes may run (G9), and their digest is what the journal checks.
+        # Do not return the result of bind(): the call may use only the approved bytes (G9), and the store checks their
+        # digest.
         return edited
 
     def pin(self) -> str:
-        """16 hex digits that change with the tool's name, effect class, arguments, key window, and whether it reconciles or asks."""
+        """The pin: 16 hex digits.
+
+        It is a digest of the name, the effect class, the parameters and the key window. It also tells whether the tool
+        has a reconcile hook and whether it has an approval policy.
+        """
         if self._pin is None:
             self._pin = pin_of(
                 self.name,
@@ -169,15 +241,18 @@ class Tool(Generic[P, R]):
 
     @property
     def description(self) -> str:
-        """What the docstring says the tool does, without its sections."""
+        """The description in the tool's docstring, without its sections. Models read it."""
         return self._documented[0]
 
     def schema(self) -> dict[str, Any]:
-        """The JSON Schema of the arguments, for models. The Call is not one of them."""
+        """The JSON Schema of the arguments without the Call, for models."""
         return copy.deepcopy(self._schema)
 
     def reconcile(self, hook: F) -> F:
-        """Declare the function that is asked when nobody knows whether an attempt happened. It answers with an Outcome."""
+        """Declare the function that perdure asks if it does not know whether an attempt happened.
+
+        The function takes the same arguments as the tool, and returns an `Outcome`.
+        """
         if self.reconciler is not None:
             raise InvalidInput(f"tool {self.name} has a reconcile hook already: {self.reconciler.fn.__qualname__}")
         if self.effect == "transaction":
@@ -193,16 +268,20 @@ class Tool(Generic[P, R]):
     @overload
     def compensate(self, *, effect: Effect = "once") -> Callable[[F], F]: ...
     def compensate(self, hook: Any = None, *, effect: Effect = "once") -> Any:
-        """Declare the function that undoes a completed call; `perdure undo` calls it. Undoing is an effect with its own class.
+        """Declare the function that undoes a completed call. `perdure undo` calls this function.
 
-        It takes any of the tool's arguments by name, `result` if it wants to know what the call returned, and its own Call.
+        Undoing is an effect too, and `effect` is its own effect class. The function may take any of the tool's
+        arguments by name, `result` (what the call returned), and its own Call.
         """
         if hook is not None:
             return self._compensate(hook, effect, sys._getframe(1).f_locals)
         return lambda fn: self._compensate(fn, effect, sys._getframe(1).f_locals)
 
     def compensation(self) -> Tool[..., Any] | None:
-        """The tool that undoes a call of this one: it takes the call's `arguments` and `result`. None: nothing can undo it."""
+        """The tool that undoes a call of this tool. Its arguments are the `arguments` and the `result` of that call.
+
+        None: this tool has no compensate hook.
+        """
         hook = self.compensator
         if hook is None:
             return None
@@ -270,7 +349,7 @@ class Tool(Generic[P, R]):
 
     @cached_property
     def _documented(self) -> tuple[str, dict[str, str]]:
-        """The description, and one for each parameter."""
+        """The description of the tool, and the descriptions of its parameters."""
         return documented(self.fn)
 
     @cached_property
@@ -278,8 +357,8 @@ class Tool(Generic[P, R]):
         return argument_schema(self._signature.parameters, self._documented[1])
 
 
-# A function that takes its Call last. What remains for the caller to give cannot be said in types, so that its arguments are
-# checked when it is called; without a Call the type checker knows them.
+# A function whose last parameter is its Call. Python's types cannot express the remaining parameters, so the arguments
+# are checked only when the tool is called. If the function takes no Call, the type checker knows all parameters.
 TakesCall = (
     Callable[[Call], R]
     | Callable[[Any, Call], R]
@@ -327,14 +406,20 @@ def tool(
     cost: Cost | None = None,
 ) -> Declare: ...
 def tool(fn: Any = None, /, **options: Any) -> Any:
-    """Declare a tool: `@tool`, or `@tool(effect=, …)`, on a sync or async function.
+    """Declare a tool: `@tool` or `@tool(effect="keyed", …)` on a sync or async function.
 
-    `effect` says what is right when nobody knows whether an attempt happened. `timeout`, in seconds or as a timedelta, and `retry` are
-    for each attempt. `settle` is how long after its `timeout` the request of a lost attempt may still arrive. `approval` has people
-    asked before a call: True, a function of the tool's arguments that answers True, False or with a reason, or an `Approval`. `rate` is how often it may start, over all workers. `cost` is what one attempt is expected
-    to use, dollars or a `Usage`, and is kept free in the budget until the attempt has ended; `call.spend` says what it was.
-    `isolate` runs it in a process of its own, which has the worker's environment without the secrets of perdure and of its models;
-    `pass_env` names those of them that it gets all the same.
+    `effect` says what perdure may do if it does not know whether an attempt happened. `timeout` is the time limit of
+    each attempt, in seconds or as a timedelta. `settle` says how long after the time-out of a lost attempt its request
+    may still arrive at the service. `retry` says when another attempt is made. `key_window` is how long the service
+    remembers an idempotency key.
+
+    With `approval`, people are asked before a call: True, an `Approval`, or a function of the tool's arguments that
+    returns True, False or a reason. `rate` says how often calls may start, over all workers. `cost` is the expected
+    cost of one attempt, in dollars or as a `Usage`. It is reserved in the budget until the attempt has ended. The tool
+    reports the real cost with `call.spend`.
+
+    With `isolate`, the function runs in its own process. That process gets the worker's environment without the
+    secrets of perdure and of its models. `pass_env` names secrets that the process gets too.
     """
     if fn is not None:
         return Tool(fn, **options, names=sys._getframe(1).f_locals)

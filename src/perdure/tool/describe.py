@@ -1,4 +1,4 @@
-"""How a tool is described to models and to people: the words of its docstring, and JSON Schema of its arguments."""
+"""The description of a tool for models and people: its docstring, and the JSON Schema of its arguments."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _SCALARS: dict[Any, str] = {
 
 
 def documented(fn: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """What the docstring says the function does, without its sections, and what it says about each parameter."""
+    """The description in the docstring without its sections, and the description of each parameter."""
     text = inspect.getdoc(fn) or ""
     if not any(mark in text for mark in _MARKS):
-        return text, {}  # one line, and no style of docstrings has a section in it
+        return text, {}  # no docstring style has a section in such a text
     from docstring_parser import ParseError, parse
 
     try:
@@ -37,7 +37,7 @@ def documented(fn: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 
 def properties_of(parameters: Sequence[Parameter], words: Mapping[str, str]) -> dict[str, Any]:
-    """{"properties": …}, and the "$defs" that they refer to, if they do."""
+    """{"properties": …}. If the properties refer to shared definitions, also "$defs"."""
     wanted = {parameter.name: Any if parameter.annotation is EMPTY else parameter.annotation for parameter in parameters}
     plain = {name: plain_schema(annotation) for name, annotation in wanted.items()}
     structured = {name: wanted[name] for name, schema in plain.items() if schema is None}
@@ -54,7 +54,7 @@ def properties_of(parameters: Sequence[Parameter], words: Mapping[str, str]) -> 
 
 
 def plain_schema(annotation: Any) -> dict[str, Any] | None:
-    """What pydantic says of an annotation of JSON's own scalars, without loading it; None: pydantic must be asked."""
+    """The schema of an annotation that has only JSON scalars, made without pydantic. None: pydantic is needed."""
     if annotation is Any:
         return {}
     if annotation is None or (isinstance(annotation, type) and annotation in _SCALARS):
@@ -68,7 +68,7 @@ def plain_schema(annotation: Any) -> dict[str, Any] | None:
 
 
 def _of_pydantic(annotations: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    from perdure.tool.convert import json_schemas  # late: it takes pydantic, and many tools take nothing but text and numbers
+    from perdure.tool.convert import json_schemas  # imported late: the module loads pydantic, and many tools need none
 
     return json_schemas(annotations)
 

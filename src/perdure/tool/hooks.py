@@ -1,4 +1,4 @@
-"""The functions beside a tool: reconcile, which finds out what became of a call, and compensate, which undoes one."""
+"""The hooks of a tool: a reconcile hook finds out whether a call happened, a compensate hook undoes a call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESULT = "result"  # the parameter of a compensate hook that receives what the c
 
 
 class Hook:
-    """A function, and how it gets its Call."""
+    """A hook: its function, and the name of the parameter that receives the Call."""
 
     def __init__(self, fn: Callable[..., Any], call_parameter: str | None) -> None:
         self.fn = fn
@@ -23,12 +23,12 @@ class Hook:
         self._call_parameter = call_parameter
 
     def with_call(self, arguments: dict[str, Any], call: Call) -> dict[str, Any]:
-        """The arguments with the Call under the name that the function gives it, if it takes it."""
+        """The arguments, plus the Call if the function has a parameter for the Call."""
         return arguments if self._call_parameter is None else {**arguments, self._call_parameter: call}
 
 
 class Compensator(Hook):
-    """A hook that undoes a completed call: an effect of its own, with a class of its own."""
+    """A hook that undoes a completed call. Undoing is an effect too, with its own effect class."""
 
     def __init__(self, fn: Callable[..., Any], signature: Signature, effect: Effect) -> None:
         super().__init__(fn, signature.call_parameter)
@@ -37,12 +37,16 @@ class Compensator(Hook):
         self._names = [name for name in signature.names if name != RESULT]
 
     def given(self, arguments: dict[str, Any], call: Call) -> dict[str, Any]:
-        """Those of the tool's arguments that the hook takes, and its Call."""
+        """Those arguments of the tool that the hook takes, plus the Call if the hook takes it."""
         return self.with_call({name: arguments[name] for name in self._names}, call)
 
 
 def reconciler(label: str, fn: Callable[..., Any], signature: Signature, tool_takes: Collection[str]) -> Hook:
-    """The hook; InvalidInput unless it takes all that the tool takes: half of the arguments would find somebody else's call."""
+    """The reconcile hook.
+
+    Raises InvalidInput if the hook does not take all arguments of the tool: with fewer arguments the hook could find
+    another call.
+    """
     if set(signature.names) != set(tool_takes):
         raise InvalidInput(
             f"{label}: the hook takes ({', '.join(signature.names)}), but it is called with the tool's arguments ({', '.join(tool_takes)})"
@@ -51,12 +55,15 @@ def reconciler(label: str, fn: Callable[..., Any], signature: Signature, tool_ta
 
 
 def compensator(label: str, fn: Callable[..., Any], signature: Signature, tool_takes: Collection[str], effect: Effect) -> Compensator:
-    """The hook; InvalidInput when it takes what the call cannot give it."""
+    """The compensate hook.
+
+    Raises InvalidInput if the hook takes something else than arguments of the tool, `result` and a Call.
+    """
     if effect not in get_args(Effect):
         raise InvalidInput(f"{label}: effect={effect!r} is unknown; one of {', '.join(get_args(Effect))}")
     if RESULT in signature.names and RESULT in tool_takes:
         raise InvalidInput(
-            f"{label}: the tool has a parameter named {RESULT}, so that nobody can tell whether the hook wants that or what the call returned; rename the tool's"
+            f"{label}: the tool has a parameter named {RESULT}, so it is not clear whether the hook wants that or what the call returned; rename the tool's"
         )
     foreign = [name for name in signature.names if name not in tool_takes and name != RESULT]
     if foreign:

@@ -1,6 +1,7 @@
-"""When a call of a tool needs a person: the policy of `@tool(approval=…)`, checked where it is declared and asked before the call.
+"""The policy of `@tool(approval=…)`: which calls need an approval?
 
-It fails closed: whatever goes wrong with a policy, somebody is asked, and is told what went wrong.
+The policy is checked when the tool is declared, and asked before each call. If the policy itself fails, the call needs
+an approval, and the request says what went wrong.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ log = logging.getLogger("perdure.worker")
 
 
 class Policy:
-    """An Approval, and the arguments that its predicate looks at."""
+    """An Approval, and the arguments that its predicate takes."""
 
     def __init__(self, tool: str, approval: Approval, takes: Collection[str]) -> None:
         self.approval = approval
@@ -39,7 +40,7 @@ class Policy:
         self._looks_at = [] if approval.when is None else _looks_at(tool, approval.when, takes)
 
     def asks(self, arguments: Callable[[], dict[str, Any]]) -> str | bool:
-        """False: the call needs nobody. True, or the reason to show: somebody must approve it."""
+        """Does the call need an approval? False, True, or the reason to show."""
         when = self.approval.when
         if when is None:
             return True
@@ -47,7 +48,7 @@ class Policy:
         try:
             typed = arguments()
             answer = when(**{name: typed[name] for name in self._looks_at})
-        except BaseException as error:  # also a SystemExit: a policy that cannot answer must not end the worker, nor let the call through
+        except BaseException as error:  # even SystemExit must not end the worker, and must not allow the call
             if is_interrupt(error):
                 raise
             failure = describe(error)
@@ -66,7 +67,7 @@ class Policy:
 
 
 def policy_of(tool: str, given: bool | Predicate | Approval | None, takes: Collection[str]) -> Policy | None:
-    """The policy that `approval=` stands for; InvalidInput when it could never be asked."""
+    """The policy for the value of `approval=`. Raises InvalidInput if that policy cannot work."""
     if given is None or given is False:
         return None
     if given is True:
@@ -84,7 +85,7 @@ def _looks_at(tool: str, when: Predicate, takes: Collection[str]) -> list[str]:
     try:
         parameters = inspect.signature(when).parameters.values()
     except (TypeError, ValueError):
-        raise InvalidInput(f"tool {tool}: nobody can tell what its approval policy {when!r:.60} takes; write a function") from None
+        raise InvalidInput(f"tool {tool}: the parameters of its approval policy {when!r:.60} are not known; write a function") from None
     if inspect.iscoroutinefunction(when) or inspect.isgeneratorfunction(when) or inspect.isasyncgenfunction(when):
         raise InvalidInput(
             f"tool {tool}: its approval policy must answer at once: a plain function of the tool's arguments, not an async one"

@@ -1,7 +1,8 @@
-"""What a tool's function takes and gives: its arguments as canonical JSON, and back.
+"""The signature of a function, of a tool or an agent: converts arguments to canonical JSON and back, and the result.
 
-Arguments go through JSON before the first attempt too, so that a live attempt gets exactly what a retry after a crash would.
-Values whose exact type is the annotated JSON type cost no pydantic; that is checked here, once per parameter.
+Arguments are converted to JSON and back before the first attempt too. So a live attempt gets exactly the same
+arguments as a retry after a crash. If the type of a value is exactly the annotated JSON type, pydantic is not needed.
+For each parameter, these exact types are determined once.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class Parameter:
         self.name = parameter.name
         self.default = parameter.default
         self.positional = parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-        # `cents: int = None` is a common way to write `int | None`.
+        # Many people write `cents: int = None` and mean `int | None`.
         optional = parameter.default is None and exact_types(annotation) is not None
-        self.annotation = typing.Optional[annotation] if optional else annotation  # noqa: UP045 – `|` does not take every annotation
+        self.annotation = typing.Optional[annotation] if optional else annotation  # noqa: UP045 – `|` does not work with every annotation
         self.exact = exact_types(self.annotation)
 
     @cached_property
@@ -52,12 +53,13 @@ class Parameter:
         except Unusable as unusable:
             raise self.refuse(str(unusable)) from None
         if converter.has_set:
-            # Strings hash differently in every process, so that a replay would see other arguments than the journal has.
+            # The hash of a string differs between processes, and with it the order of a set. So a replay would see
+            # other arguments than the journal.
             raise self.refuse("a set has no order that a replay could repeat; take a list")
         return converter
 
     def coerce(self, value: Any) -> Any:
-        """The JSON value that stands for the argument."""
+        """The argument as a JSON value."""
         from perdure.tool.convert import Unusable
 
         try:
@@ -66,7 +68,7 @@ class Parameter:
             raise self.refuse(str(unusable)) from None
 
     def rebuild(self, plain: Any) -> Any:
-        """The typed argument of a JSON value that is not one of the exact types."""
+        """The typed argument, made from a JSON value whose type is not one of the exact types."""
         try:
             return self.converter.rebuild(plain)
         except ValueError as error:
@@ -77,10 +79,10 @@ class Parameter:
 
 
 class Signature:
-    """The parameters of a function, the one that receives its Call, and what it returns.
+    """The parameters of a function, which of them receives the Call, and what the function returns.
 
-    `label` names it in errors ("tool refund"); `names` are the local names where it is declared; the first `skip` parameters are
-    somebody else's business.
+    `label`: the name of the function in errors ("tool refund"). `names`: the local names at the place where the
+    function is declared. `skip`: how many parameters at the beginning are not arguments.
     """
 
     def __init__(self, label: str, fn: Callable[..., Any], names: Mapping[str, Any], *, skip: int = 0) -> None:
@@ -90,8 +92,8 @@ class Signature:
         taken = dict(list(found.parameters.items())[skip:])
         for parameter in taken.values():
             _check_kind(label, parameter)
-        # Strings (PEP 563) are resolved now if they can be, since names local to the declaring function are gone later, and
-        # otherwise at the first use, when the whole module is loaded.
+        # Annotations that are strings (PEP 563) are resolved now if possible, because local names of the declaring
+        # function are not available later. The others are resolved at first use, when the whole module is loaded.
         self._declared = {name: (parameter, resolve(parameter.annotation, fn, names)) for name, parameter in taken.items()}
         self._returns = resolve(found.return_annotation, fn, names)
         takers = [name for name, (_, annotation) in self._declared.items() if _is_call(annotation)]
@@ -101,7 +103,7 @@ class Signature:
 
     @property
     def names(self) -> list[str]:
-        """The names of the arguments, in order; without the parameter that receives the Call."""
+        """The names of the arguments, in order, without the parameter that receives the Call."""
         return [name for name in self._declared if name != self.call_parameter]
 
     @cached_property
@@ -110,7 +112,7 @@ class Signature:
 
     @cached_property
     def result_converter(self) -> Converter | None:
-        """None when JSON's own types are all that the function says it returns."""
+        """The converter for the result; None if the return annotation contains only JSON types."""
         returns = resolve(self._returns, self._fn, {})
         if isinstance(returns, str) or is_json(returns):
             return None
@@ -135,11 +137,11 @@ class Signature:
 
     @cached_property
     def _by_place(self) -> int:
-        """With so many positional arguments everything is given, in order; -1: some can only be given by name."""
+        """How many positional arguments give a value to all parameters; -1 if some parameters are keyword-only."""
         return len(self.parameters) if len(self._positional) == len(self.parameters) else -1
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-        """Canonical JSON of all named arguments, defaults applied; InvalidInput names the parameter and the rule."""
+        """Canonical JSON of all named arguments, with defaults. InvalidInput names the parameter that is wrong."""
         values = self._in_order(args, kwargs) if kwargs or len(args) != self._by_place else args
         bound = {}
         for (name, exact), value in zip(self._exact, values, strict=True):
@@ -150,7 +152,7 @@ class Signature:
             raise NotEncodable(f"{self._label}: {error}") from None
 
     def misfits(self, given: Mapping[str, Any], later: Collection[str]) -> list[str]:
-        """All that is wrong with named arguments of which those in `later` are not known yet."""
+        """All problems with these named arguments. For the names in `later`, the values are not known yet."""
         found = [f"the argument {ascii(name)[1:-1]} is unknown; it takes {self._takes()}" for name in given if name not in self._by_name]
         for parameter in self.parameters:
             value = given.get(parameter.name, parameter.default)
@@ -183,7 +185,10 @@ class Signature:
         return typed
 
     def _in_order(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
-        """The value of each parameter, given or its default. One by one: what is wrong is said of the first parameter that it is wrong with."""
+        """The value of each parameter, or its default.
+
+        The values are yielded one by one, so that the error is about the first wrong parameter.
+        """
         given = dict(zip(self._positional, args, strict=False))
         if kwargs or len(args) > len(given):
             self._add_named(given, args, kwargs)
@@ -218,7 +223,7 @@ class Signature:
 
 
 def exact_types(annotation: Any) -> frozenset[type] | None:
-    """The types whose values are taken as they are; None: any type; empty: every value needs to be converted."""
+    """The types whose values need no conversion. None: no value needs a conversion. Empty: every value needs one."""
     if any(annotation is anything for anything in _ANYTHING):
         return None
     members = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
@@ -227,7 +232,7 @@ def exact_types(annotation: Any) -> frozenset[type] | None:
 
 
 def is_json(annotation: Any) -> bool:
-    """Whether values of the annotation come back from JSON as what they were."""
+    """Are values of this annotation the same after they were converted to JSON and back?"""
     if exact_types(annotation) != frozenset() or _is_typed_dict(annotation):
         return True
     origin, members = typing.get_origin(annotation), typing.get_args(annotation)
@@ -248,7 +253,7 @@ def _check_kind(label: str, parameter: inspect.Parameter) -> None:
 
 
 def resolve(annotation: Any, fn: Callable[..., Any], names: Mapping[str, Any]) -> Any:
-    """The annotation itself where it is a string; still the string when a name in it is unknown (yet)."""
+    """The annotation that a string means. If a name in the string is not known (yet), the string itself."""
     if not isinstance(annotation, str):
         return annotation
     try:
@@ -259,7 +264,7 @@ def resolve(annotation: Any, fn: Callable[..., Any], names: Mapping[str, Any]) -
 
 def _is_call(annotation: Any) -> bool:
     if isinstance(annotation, str):
-        # Imported under `if TYPE_CHECKING:` alone, it cannot be resolved by anybody.
+        # If Call is imported only under `if TYPE_CHECKING:`, the annotation can never be resolved: compare the text.
         return annotation.replace(" ", "").removesuffix("|None").rpartition(".")[2] == "Call"
     return annotation is Call or (_is_union(annotation) and set(typing.get_args(annotation)) == {Call, type(None)})
 
@@ -269,7 +274,8 @@ def _is_union(annotation: Any) -> bool:
 
 
 def _is_typed_dict(annotation: Any) -> bool:
-    # Rebuilding one would drop the keys that it does not name. typing.is_typeddict does not know those of typing_extensions.
+    # Rebuilding a TypedDict would drop undeclared keys. typing.is_typeddict is not used, because it does not recognise
+    # a TypedDict of typing_extensions.
     return isinstance(annotation, type) and issubclass(annotation, dict) and hasattr(annotation, "__total__")
 
 

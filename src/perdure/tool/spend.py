@@ -1,4 +1,4 @@
-"""What an attempt uses up, in whole numbers: told by the tool as it spends, or estimated where the tool is declared."""
+"""What an attempt uses, in integers: reported by the tool while the tool runs, or estimated in its declaration."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from perdure.errors import InvalidInput
 
 Cost = float | str | Decimal | Usage
 
-# Micro-dollars, or tokens, of one attempt: far above any real one, and small enough for thousands of them in one 64-bit sum.
+# The most micro-dollars or tokens of one attempt. It is far above any real value, and a sum of thousands of such
+# values still fits into 64 bits.
 MOST = 10**15
 MAX_MODEL_CHARS = 200
 _COUNTS = ("usd_micros", "tokens_in", "tokens_out", "tokens_cached")
 
 
 def checked(usage: Usage, what: str) -> Usage:
-    """The usage itself; InvalidInput for what no attempt can have used."""
+    """The usage itself. Raises InvalidInput if a value is out of range."""
     for name in _COUNTS:
         count = getattr(usage, name)
         if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MOST:
@@ -31,7 +32,7 @@ def checked(usage: Usage, what: str) -> Usage:
 
 
 def added(so_far: Usage | None, more: Usage) -> Usage:
-    """Both together; the model that was named last."""
+    """The sum of both, with the model that was named last."""
     if so_far is None:
         return more
     return Usage(
@@ -44,12 +45,12 @@ def added(so_far: Usage | None, more: Usage) -> Usage:
 
 
 def capped(usage: Usage) -> Usage:
-    """The usage within what can be recorded."""
+    """The usage, limited to the largest values that can be recorded."""
     return structs.replace(usage, **{name: min(getattr(usage, name), MOST) for name in _COUNTS})
 
 
 def estimated(cost: Cost | None, what: str) -> Usage | None:
-    """What `@tool(cost=…)` reserves before each attempt: dollars, or a Usage. None: nothing."""
+    """What `@tool(cost=…)` reserves before each attempt; None: nothing. `cost` is in dollars, or a Usage."""
     if cost is None:
         return None
     usage = checked(cost if isinstance(cost, Usage) else Usage(usd_micros=micros(cost, what)), what)

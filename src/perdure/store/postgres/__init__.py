@@ -1,16 +1,23 @@
 """The journal on PostgreSQL. Everything that differs from SQLite, and why:
 
-- **Several writers at a time.** What is read in order to be changed is locked by row, several runs in ascending order of their numbers,
-  each with its budgets after it; claims and notices pass by what others have locked. The statements say so (`queries.sql`), the logic
-  is the same. Deadlocks that this order leaves possible are rolled back by the server and done again (`database.py`).
-- **A commit crosses a network.** Appends of many runs are one statement (`journal.py`), which the event loop sends and does not wait
-  for (`flight.py`, `wire.py`); everything else is asked on threads.
-- **The answer to a commit can be lost.** A transaction is looked up by its number where the same server answers, else by its rows; an append that is one statement is fenced by a new
-  nonce first, which waits for it if it is under way and refuses it if it comes late (`database.py`, `journal.py`).
-- **Several machines.** Leases are judged by the clock of the database; a lock file proves a death on the same machine only; elsewhere a
-  connection that is gone for some seconds counts as silence (`liveness.py`, `claims.py`). Workers' clocks follow the database's.
-- **The doorbell** is NOTIFY, sent after the commit and coalesced; looking once a second is what makes sure (`bell.py`).
-- **Text holds no NUL**: in the projection it is shown as ␀; the journal's JSON has it escaped. JSON is taken apart by us, not in SQL.
+- **Several writers at a time.** A transaction locks the rows that it reads in order to change them: first the runs, in
+  ascending order of their keys, then the budgets. Claims and notices skip rows that other transactions have locked.
+  Only the statements differ (`queries.sql`), the logic is the same. If there is still a deadlock, the server rolls one
+  transaction back, and that transaction is done again (`database.py`).
+- **A commit crosses a network.** Appends of many runs are one statement (`journal.py`), which the event loop sends
+  without waiting (`wire.py`). Everything else is sent from threads.
+- **The answer to a commit can be lost.** For a transaction, its number says whether it has ended, and its rows prove
+  that it was committed (`database.py`). For an append that is one statement, a new nonce is written first (a fence).
+  This write waits for the append if the append is under way, and makes the server refuse the append if it comes late
+  (`journal.py`).
+- **Several machines.** Leases are judged by the clock of the database. A lock file proves a death on the same machine
+  only; for a worker on another machine, a connection that is gone for some seconds counts as silence (`liveness.py`,
+  `claims.py`). The clocks of workers follow the clock of the database.
+- **The bell** is NOTIFY, sent after the commit, once for several commits. If the bell is not heard, processes still
+  poll once a second (`bell.py`).
+- **Text cannot contain NUL**: in the projection NUL is shown as ␀; in the journal's JSON it is escaped. JSON is
+  decoded in Python, not in SQL.
 - **Order of creation** is (transaction, id), since ids are not given in the order of commits.
-- **A transaction tool** is confined by the text of its statements, not by the database's own authorizer (`confined.py`).
+- **A transaction tool** is restricted by a check of the text of its statements, because PostgreSQL has no authorizer
+  (`tool_connection.py`).
 """

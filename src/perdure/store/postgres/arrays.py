@@ -1,5 +1,7 @@
-"""Columns of many rows as PostgreSQL's own binary arrays. psycopg writes arrays as text, item by item; with a few hundred appends in one
-statement that was the larger part of the work."""
+"""Encodes columns of many rows as PostgreSQL's own binary arrays.
+
+psycopg writes arrays as text, item by item. With a few hundred appends in one statement, this took most of the time.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from typing import Any, ClassVar
 from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.pq import Format
 
-_HEAD = Struct(">iiIii").pack  # dimensions, whether there are NULLs, type of the items, how many, number of the first
+# The number of dimensions, whether there are NULLs, the type of the items, the number of items, the index of the first
+# item.
+_HEAD = Struct(">iiIii").pack
 _EMPTY = Struct(">iiI").pack
 _SIZE = Struct(">i").pack
 _INT8 = Struct(">iq").pack
@@ -18,10 +22,10 @@ _NULL = _SIZE(-1)
 
 
 class Array(bytes):
-    """An array as it goes over the wire."""
+    """An array in PostgreSQL's binary format."""
 
-    item: ClassVar[int]  # the oid of its items' type
-    oid: ClassVar[int]
+    item: ClassVar[int]  # the oid of the items' type
+    oid: ClassVar[int]  # the oid of the array's type
 
     @classmethod
     def of(cls, values: Iterable[Any]) -> Array:
@@ -35,7 +39,7 @@ class Array(bytes):
 
     @staticmethod
     def sized(value: Any) -> bytes:
-        """One value, after its length."""
+        """One value in bytes, after its length."""
         raise NotImplementedError
 
 
@@ -44,7 +48,7 @@ class Int8s(Array):
 
     @classmethod
     def of(cls, values: Iterable[int | None]) -> Array:
-        # As Array.of, without a call in Python for each of a few thousand numbers in a batch.
+        # Like Array.of, but without a Python call for each number: a batch has a few thousand numbers.
         return cls._made([_NULL if value is None else _INT8(8, value) for value in values])
 
 
@@ -53,7 +57,7 @@ class Texts(Array):
 
     @classmethod
     def of_utf8(cls, values: Iterable[bytes]) -> Array:
-        """The array of texts that are encoded already."""
+        """The array of texts that are already encoded in UTF-8."""
         return cls._made([_SIZE(len(value)) + value for value in values])
 
     @staticmethod
@@ -67,9 +71,9 @@ class Byteas(Array):
 
     @classmethod
     def of_hex(cls, values: Sequence[str], size: int) -> Array:
-        """The array of what these say in hexadecimal, each of so many bytes."""
+        """The array of these values, given in hexadecimal, each of `size` bytes."""
         length = _SIZE(size).hex()
-        # All at once; and one that were longer or shorter would move those behind it.
+        # All values are decoded in one call. So each must have the right length, or it would shift the next values.
         assert all(len(value) == 2 * size for value in values), values
         head = _HEAD(1, 1, cls.item, len(values), 1) if values else _EMPTY(0, 0, cls.item)
         return cls(head + bytes.fromhex("".join([length + value for value in values])))
@@ -88,7 +92,7 @@ class Bools(Array):
 
 
 def register(adapters: AdaptersMap) -> None:
-    """Let these be parameters."""
+    """Let psycopg accept these arrays as parameters."""
     for kind in (Int8s, Texts, Byteas, Bools):
         adapters.register_dumper(kind, type(f"{kind.__name__}Dumper", (_Dumper,), {"oid": kind.oid}))
 

@@ -1,9 +1,10 @@
-"""The doorbell on PostgreSQL: one connection of this process that listens, rings for others, and holds its workers' session locks.
+"""The bell on PostgreSQL: one connection per process, which listens, rings, and holds its workers' session locks.
 
-NOTIFY is sent after a commit, by itself, and once for however many commits there were meanwhile: inside a transaction it would have all
-that ring wait for each other. Only what is written in one statement may ring inside it, one such statement at a time. It is a hint.
-Behind a proxy that pools transactions nothing is heard and no lock is held; then everybody looks by itself a few times a second, and a
-dead worker is noticed when its lease runs out.
+NOTIFY is sent after the commit, in a statement of its own, and once for all commits since the last NOTIFY. If
+transactions contained NOTIFY, their commits would wait for each other. Only a write that is a single statement may
+ring inside that statement, and only one such statement at a time. The bell is only a hint. Behind a proxy that pools
+transactions, no bell is heard and no session lock is held: then every process polls a few times a second, and a dead
+worker is noticed when its lease runs out.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ import psycopg
 from perdure.errors import StoreError
 from perdure.store.bell import Listeners, Ring
 from perdure.store.liveness import closed_in_children
-from perdure.store.postgres.clocks import Asking
-from perdure.store.postgres.connect import Connection
+from perdure.store.postgres.connect import Connection, RoundTripClock
 from perdure.store.postgres.connections import Connections
-from perdure.store.postgres.cursor import PostgresCursor
+from perdure.store.postgres.queries import PostgresCursor
 
 log = logging.getLogger("perdure.store")
 CHANNEL = "perdure"
-_IDLE_S = 5.0  # after so long without a word the connection is asked whether it is still there
+_IDLE_S = 5.0  # if there was no notification for this many seconds, the connection is tested
 _PROBE_S = 1.0
 _PROBES = 3
 _TRY_AGAIN_S = 0.1, 1.0
-# Per other worker, and at most: of all who hear that one run is ready the first to look takes it; the others need not come at once.
+# The random delay after a ring: the first number is seconds per other worker, the second is the maximum. If one run is
+# ready, the first worker claims the run, and the other workers need not all look at the same moment.
 _SPREAD_S, _MOST_SPREAD_S = 0.001, 0.1
 _LOCK = "SELECT pg_try_advisory_lock(hashtextextended(current_schema() || ' ' || $1::text, 0))"
 _UNLOCK = "SELECT pg_advisory_unlock(hashtextextended(current_schema() || ' ' || $1::text, 0))"
@@ -42,7 +43,10 @@ _NOTIFY = "SELECT pg_notify($1::text, $2::text)"
 
 
 class NotifyBell:
-    """Thread-safe. The thread and its connection exist only while somebody listens or is held alive."""
+    """The bell, thread-safe.
+
+    Its thread and connection start with the first listener, or with the first worker that needs a session lock.
+    """
 
     def __init__(self, connections: Connections, schema: str) -> None:
         self._connections = connections
@@ -50,25 +54,25 @@ class NotifyBell:
         self._own = Listeners()
         self._token = uuid.uuid4().hex
         self._words = {"channel": CHANNEL, "ring": f"{schema} {self._token}"}
-        self._committing = 0  # statements of this process that may ring by themselves
+        self._committing = 0  # how many statements are under way in this process that may ring themselves
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._wake: tuple[int, int] | None = None
         self._stopping = False
         self._attending = threading.Event()
-        self._missed = False  # something may have been
+        self._missed = False  # a ring may have been missed
         self._ringing = False
-        self._wanted: set[str] = set()  # workers whose session lock is to be held
+        self._wanted: set[str] = set()  # workers that need a session lock
         self._held: set[str] = set()
-        self._untold: set[str] = set()  # whose row does not say yet that there is a lock
+        self._untold: set[str] = set()  # workers whose row does not say yet that they have a session lock
         self.crowd = 1  # how many workers there are
-        self.heard = 0  # rings, of whomever
+        self.heard = 0  # how many rings from any process were heard
         self.listening = False
 
     def listen(self, ring: Ring) -> Ring:
         stop = self._own.listen(ring)
         self._start()
-        self._attending.wait(_PROBE_S)  # whoever looks after this call has returned misses nothing any more
+        self._attending.wait(_PROBE_S)  # wait for LISTEN, so that no ring after the return of this call is missed
         return stop
 
     def ring(self) -> None:
@@ -83,7 +87,10 @@ class NotifyBell:
 
     @contextmanager
     def commit(self) -> Iterator[dict[str, object]]:
-        """For one statement that rings by itself: what it says, where, and whether no other one of this process is under way."""
+        """The parameters for one statement that rings itself.
+
+        `alone`: this process has no other such statement under way.
+        """
         with self._lock:
             self._committing += 1
             alone = self._committing == 1
@@ -94,17 +101,17 @@ class NotifyBell:
                 self._committing -= 1
 
     def rung(self, *, elsewhere: bool) -> None:
-        """A commit was made, which has rung elsewhere already or has not."""
+        """Ring after a commit. `elsewhere`: the statement itself has already rung for other processes."""
         if elsewhere:
             self._ring_here()
         else:
             self.ring()
 
     def hold(self, worker: str) -> None:
-        """Others see from now on whether this worker's connection lives."""
+        """Hold a session lock for the worker, so that other machines see whether its connection is alive."""
         with self._lock:
             self._wanted.add(worker)
-            self._untold.add(worker)  # again at every registration: somebody may have cleared its row away meanwhile
+            self._untold.add(worker)  # at every registration: another worker may have removed this worker's row
         self._start()
         self._poke()
 
@@ -140,7 +147,7 @@ class NotifyBell:
                 try:
                     os.write(self._wake[1], b"\0")
                 except BlockingIOError:
-                    pass  # full: it is awake already
+                    pass  # the pipe is full, so the thread is awake already
 
     def _run(self) -> None:
         pause_s = _TRY_AGAIN_S[0]
@@ -152,7 +159,7 @@ class NotifyBell:
                 self._attend(connection)
             except (psycopg.Error, StoreError, OSError) as error:
                 log.info("the doorbell of %s fell silent: %s; connecting again", self._connections.where, " ".join(str(error).split()))
-            except Exception:  # an error of ours must not end it for good: nobody would ever be woken up again (T13)
+            except Exception:  # a bug must not end the thread: no listener would ever be woken again
                 log.exception("the doorbell of %s fell silent; connecting again", self._connections.where)
             finally:
                 self.listening = False
@@ -167,10 +174,10 @@ class NotifyBell:
         self._close_wake()
 
     def _attend(self, connection: Connection) -> None:
-        """Be there for as long as the connection lives."""
+        """Listen, ring and hold locks, until the connection breaks."""
         connection.execute(f"LISTEN {CHANNEL}".encode())
         if not connection.direct and not self._is_ours(connection):
-            connection.execute(b"UNLISTEN *")  # or the proxy's connection would listen for ever, for nobody
+            connection.execute(b"UNLISTEN *")  # without this, the proxy's own connection would listen for ever
             connection.close()
             self._attend_deaf()
             return
@@ -183,7 +190,7 @@ class NotifyBell:
             self._serve(connection)
             if self._hears(connection, self._patience(quiet_since_s)):
                 quiet_since_s = time.monotonic()
-                if self.crowd > 1:  # the others wake up at this very moment too
+                if self.crowd > 1:  # all other workers also wake up at this very moment
                     time.sleep(random.random() * min((self.crowd - 1) * _SPREAD_S, _MOST_SPREAD_S))
                 self._ring_here()
             elif time.monotonic() - quiet_since_s >= _IDLE_S:
@@ -191,7 +198,7 @@ class NotifyBell:
                 quiet_since_s = time.monotonic()
 
     def _attend_deaf(self) -> None:
-        """Behind a proxy that pools transactions: only ring for others."""
+        """Attend to the bell behind a proxy that pools transactions: only ring for other processes."""
         log.info("%s is behind a proxy that pools transactions: what others commit is noticed by looking", self._connections.where)
         self._attending.set()
         while not self._stopping:
@@ -201,7 +208,10 @@ class NotifyBell:
                 self._notify_at_once()
 
     def _disclaim(self) -> None:
-        """Say that there is no lock to judge us by: we live, and a lock that is missing for long would speak against us."""
+        """Record that the workers of this process have no session lock now.
+
+        These workers are alive, and without the record a missing lock would count as silence.
+        """
         with self._lock:
             told = self._wanted - self._untold
         try:
@@ -211,18 +221,22 @@ class NotifyBell:
                 with self._lock:
                     self._untold.add(worker)
         except (psycopg.Error, StoreError):
-            pass  # nobody is there to hear it; it is said again
+            pass  # the server cannot be reached; the caller tries again later
 
     def _is_ours(self, connection: Connection) -> bool:
-        """Whether this connection hears what is sent over another one: then the session is ours, whatever stands in between."""
+        """Does this connection hear what another connection sends?
+
+        Then the session belongs to this connection alone, even through a proxy.
+        """
         processes = set()
-        # More than once, and each time from the same server process: behind a proxy it can be heard by luck.
+        # Test several times, and require the same server process each time: behind a proxy, one test may succeed by
+        # chance.
         for _ in range(_PROBES):
             token = uuid.uuid4().hex
             with self._connections.lent() as other:
                 other.execute(_NOTIFY, (CHANNEL, token))
-            # Without a statement of its own meanwhile: with that a proxy could happen to lend us the process that has listened. Others
-            # ring at the same time.
+            # Do not send a statement on this connection in between: for that statement, a proxy could by chance choose
+            # the server process that listens. Other processes may ring at the same time, so look for the token.
             if all(note.payload != token for note in connection.notifies(timeout=_PROBE_S)):
                 return False
             processes.add((connection.execute("SELECT pg_backend_pid()").fetchone() or ())[0])
@@ -237,20 +251,21 @@ class NotifyBell:
         return 0.5 if undone else max(_IDLE_S - (time.monotonic() - quiet_since_s), 0.0)
 
     def _serve(self, connection: Connection) -> None:
-        """Do what was asked for meanwhile."""
+        """Send a ring, and take or free session locks, if a caller has asked for that meanwhile."""
         with self._lock:
             ringing, self._ringing = self._ringing, False
             wanted, untold = set(self._wanted), set(self._untold)
         if ringing:
             connection.execute(_NOTIFY, tuple(self._words.values()))
         for worker in wanted - self._held:
-            # Refused while the server has not noticed yet that our last connection is gone: then the old lock speaks for us.
+            # The lock is refused until the server has noticed that the bell's last connection is gone. Until then, the
+            # old lock counts.
             if (connection.execute(_LOCK, (worker,)).fetchone() or (False,))[0]:
                 self._held.add(worker)
-                if self._missed:  # whoever saw it without a connection sees that it is back
+                if self._missed:  # other workers may have seen this worker without a connection: show that it is back
                     PostgresCursor(connection).change("beat", {"worker": worker, "now": 0})
         for worker in untold & self._held:
-            # Nothing changes while it is only just registering, and its row is not there yet: then once more in a moment.
+            # While the worker is registering, it has no row yet, and no row is changed. Then this is tried again soon.
             if PostgresCursor(connection).change("has_session", (worker,)) == 1:
                 with self._lock:
                     self._untold.discard(worker)
@@ -259,9 +274,9 @@ class NotifyBell:
             self._held.discard(worker)
 
     def _hears(self, connection: Connection, patience_s: float) -> bool:
-        """Wait for a ring from elsewhere, or for something to do; whether it was a ring."""
+        """Wait for a ring of another process, or for a call of `_poke`. True: there was a ring."""
         assert self._wake is not None
-        # What came along with the answer to a statement lies with the driver, and there is nothing in the socket to wait for.
+        # If a notification came with the answer to a statement, it is in the driver's memory, not in the socket.
         if notes := list(connection.notifies(timeout=0)):
             return self._is_ring(notes)
         waiting = select.poll()
@@ -278,11 +293,11 @@ class NotifyBell:
         return any(note.payload.startswith(f"{self._schema} ") and not note.payload.endswith(self._token) for note in notes)
 
     def _ask(self, connection: Connection) -> None:
-        asking = Asking()
+        asking = RoundTripClock()
         ((server_us,),) = PostgresCursor(connection).all("clock")
         self._connections.measured(asking.heard(server_us))
 
-    # -- small ones ---------------------------------------------------------------------------------------------------
+    # -- helpers ------------------------------------------------------------------------------------------------------
     def _ring_here(self) -> None:
         self.heard += 1
         self._own.ring()
@@ -293,7 +308,7 @@ class NotifyBell:
             with self._connections.lent() as connection:
                 connection.execute(_NOTIFY, tuple(self._words.values()))
         except (psycopg.Error, StoreError):
-            pass  # a hint: those who did not hear it look by themselves
+            pass  # the ring is only a hint: listeners that did not hear it poll
 
     def _sleep(self, seconds: float) -> None:
         assert self._wake is not None

@@ -1,4 +1,4 @@
-"""Opening a connection: what durability rests on is looked at before the first statement, and no wait is without an end."""
+"""Opens connections, checks the settings that durability needs, and compares the server's clock with the machine's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import itertools
 import os
 import re
 import socket
-from typing import Any
+import time
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import conninfo
@@ -18,18 +19,70 @@ from perdure.errors import InvalidInput, StoreError, StoreUnavailable
 from perdure.store.descriptors import OUT_OF_FILES, TOO_MANY_FILES
 from perdure.store.liveness import closed_in_children
 from perdure.store.postgres import arrays
-from perdure.store.postgres.clocks import Ahead, Asking
 from perdure.store.postgres.faults import translated
 from perdure.store.url import shown_url
+
+# -- the server's clock: the wall clock of this machine may be set at any moment, even while the server is asked
+_SAME_US = 100_000  # clocks that differ by less count as equal
+# The steady clock: a clock that cannot be set. If the system has such a clock that also counts while the machine
+# sleeps, as the wall clock does, that clock is used.
+_STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class Ahead(NamedTuple):
+    """How far the server's clock was ahead of this machine's wall clock when the server was asked."""
+
+    us: int
+    beyond_us: int  # how far the wall clock was ahead of the steady clock when the server was asked
+
+    @classmethod
+    def nothing(cls) -> Ahead:
+        return cls(0, _beyond_us())
+
+    def by_now_us(self) -> int:
+        """How far the server's clock is ahead now: corrected if this machine's wall clock was set since then."""
+        set_us = _beyond_us() - self.beyond_us
+        return self.us - set_us if abs(set_us) > _SAME_US else self.us
+
+
+class RoundTripClock:
+    """Measures the difference of the clocks. Create the object right before the server is asked for its time."""
+
+    def __init__(self) -> None:
+        self._asked_us = _steady_us()
+
+    def heard(self, server_us: int) -> Ahead:
+        """The difference, given the server's answer.
+
+        It is 0 if the difference is within the error of measurement, so that the time does not jitter.
+        """
+        heard_us, beyond_us = _steady_us(), _beyond_us()
+        # Measure by the steady clock. The wall clock may be set between the question and this line: then the time of
+        # this process would be wrong from then on, and sleeping runs would wake early.
+        difference_us = server_us - (self._asked_us + heard_us) // 2 - beyond_us
+        return Ahead(difference_us if abs(difference_us) > heard_us - self._asked_us + _SAME_US else 0, beyond_us)
+
+
+def _steady_us() -> int:
+    return time.clock_gettime_ns(_STEADY) // 1000
+
+
+def _beyond_us() -> int:
+    return time.time_ns() // 1000 - _steady_us()
+
+
+# -- connections: the server's settings are checked before the first statement, and every wait has a timeout
+
 
 OLDEST = 130000  # xid8 and pg_current_xact_id came with version 13
 CONNECT_S = 5
 ANSWER_S = 10.0  # how long a server may take to answer before its connection is closed
-# How a server may ask who we are. Not in this list: "password", for which libpq would send the password as it is, and "md5", whose
-# answer is as good as the password to whoever has seen it; a hostile server asks for one of these. By SCRAM the server learns neither.
-# "none" is a server that does not ask (trust, peer, client certificates) and so learns nothing; "gss" is Kerberos.
+# The authentication methods that a server may ask for. Two methods are not in this list, because a hostile server
+# would ask for one of them: "password", for which libpq would send the password in clear text, and "md5", whose answer
+# can be used like the password. With SCRAM the server learns neither the password nor such an answer. "none" is a
+# server that asks for nothing (trust, peer, client certificates), and so learns nothing; "gss" is Kerberos.
 REQUIRE_AUTH = "scram-sha-256,gss,none"
-# Both give up by themselves on a peer that has vanished, also while nobody waits.
+# With these settings, the kernel closes a connection whose peer has vanished, even if no statement is under way.
 _KEEP_ALIVE = {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3", "tcp_user_timeout": "15000"}
 _LOOK = """
 SELECT current_setting('server_version_num')::int, current_setting('server_encoding'), current_setting('client_encoding'), pg_is_in_recovery(),
@@ -40,19 +93,19 @@ SELECT current_setting('server_version_num')::int, current_setting('server_encod
 
 
 class Connection(psycopg.Connection[tuple[Any, ...]]):
-    """A connection that is closed when the server does not answer in time: a half-open peer would never answer at all."""
+    """A connection that is closed if the server does not answer in time: a vanished peer would never answer."""
 
     answer_s = ANSWER_S
-    ahead: Ahead  # of ours the server's clock was when this connection was made
-    direct = False  # nobody stands between us and our server process: what the session remembers is ours
+    ahead: Ahead  # how far the server's clock was ahead of this machine's when this connection was made
+    direct = False  # there is no proxy in between: the session on the server belongs to this connection alone
     schema = ""
-    number = ""  # of the transaction that it is in
-    for_tools = False  # a tool may have it in its hands
+    number = ""  # the id of the connection's present transaction
+    for_tools = False  # this connection is lent to tools
     _descriptor = -1
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.statements: dict[object, bytes] = {}  # what `wire` has prepared, and under which name
+        self.statements: dict[object, bytes] = {}  # the statements that `wire` has prepared, with their names
         self.numbers = itertools.count()
 
     def wait(self, gen: PQGen[Any], interval: float = 0.1, timeout: float | None = None) -> Any:
@@ -60,10 +113,10 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
             return super().wait(gen, interval, self.answer_s if timeout is None else timeout)
         except psycopg.errors._WaitTimeout:
             if timeout is not None:
-                raise  # whoever waits for notifications has asked for it
+                raise  # the caller waits for notifications and has set this timeout
             self.close()
             raise psycopg.OperationalError(f"no answer within {self.answer_s:g} s") from None
-        except psycopg.OperationalError:  # after the time-out, which is one of these too
+        except psycopg.OperationalError:  # must come after _WaitTimeout, which is a subclass
             self._not_to_be_closed()
             raise
 
@@ -72,22 +125,26 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
         super().close()
 
     def keep_from_children(self) -> None:
-        """A child that a tool forks would keep the connection alive after this process has died, and with it the session's lock."""
+        """Close the socket in forked children.
+
+        Otherwise a child would keep the connection and its session lock open after the death of this process.
+        """
         self._descriptor = self.fileno()
         closed_in_children.add(self._descriptor)
 
     def _not_to_be_closed(self) -> None:
-        # libpq closes the socket of a connection that broke, and the number may belong to another file the next moment.
+        # libpq closes the socket of a broken connection. After that, its descriptor number may belong to another file.
         closed_in_children.discard(self._descriptor)
 
 
 def parameters(url: str) -> dict[str, Any]:
-    """What the URL says, with an end to every wait where it says nothing about it."""
+    """The connection parameters of the URL. If the URL has no timeouts, they are added."""
     try:
         said = conninfo.conninfo_to_dict(url)
     except psycopg.Error as error:
         words = " ".join(str(error).split())
-        # It quotes what it did not understand, which may be a part of the password; not so a setting's name in its place.
+        # The message quotes the text that libpq did not understand, and this text may be a part of the password. It is
+        # shown only if it is clearly the name of a setting.
         if "@" not in url.partition("?")[2] and (named := re.search(r'invalid URI query parameter: "(\w+)"', words)):
             raise InvalidInput(
                 f"{shown_url(url)!r}: there is no setting {named[1]!r} for a connection; leave it out, or see to its spelling"
@@ -95,9 +152,10 @@ def parameters(url: str) -> dict[str, Any]:
         raise _not_a_url(url, re.sub(r'"[^"]*"', '"…"', words)) from None
     address = url.partition("://")[2].partition("?")[0]
     if re.search("[/@]", address.rpartition("@")[0]) or not re.fullmatch(r"[\d,]*", str(said.get("port") or "")):
-        # Somebody's password would be taken for a part of the address, and shown as such.
+        # libpq would treat a part of the password as a part of the address, and messages would show it.
         raise _not_a_url(url, "something in it is not where it belongs")
-    own_word = {} if os.environ.get("PGREQUIREAUTH") else {"require_auth": REQUIRE_AUTH}  # libpq reads the variable by itself
+    # libpq itself reads the variable PGREQUIREAUTH.
+    own_word = {} if os.environ.get("PGREQUIREAUTH") else {"require_auth": REQUIRE_AUTH}
     return {
         **own_word,
         "connect_timeout": CONNECT_S,
@@ -117,24 +175,24 @@ def _not_a_url(url: str, why: str) -> InvalidInput:
 
 
 def where(said: dict[str, Any]) -> str:
-    """The database in messages: never with a password."""
+    """The name of the database for messages, never with a password."""
     host = said.get("host") or said.get("hostaddr") or "the local socket"
     return f"PostgreSQL at {host}:{said.get('port') or 5432}/{said.get('dbname') or said.get('user') or ''}"
 
 
 def connect(said: dict[str, Any], place: str, answer_s: float = ANSWER_S) -> Connection:
-    """A connection on which every statement is a transaction of its own unless somebody begins one."""
+    """A connection in autocommit mode: outside of a transaction, every statement is a transaction of its own."""
     try:
         connection = Connection.connect(**said, autocommit=True, cursor_factory=psycopg.RawCursor)
     except psycopg.Error as error:
         raise translated(error, place) from None
     except OSError as error:
-        # While it waits for the server psycopg has a descriptor of its own, and no error of its own for when there is none.
+        # psycopg needs a descriptor to wait for the server, and raises a plain OSError if no descriptor is left.
         why = TOO_MANY_FILES if error.errno in OUT_OF_FILES else f"{error.strerror}; nothing was sent, so that it can be tried again"
         raise StoreUnavailable(f"{place} cannot be reached: {why}") from None
     connection.answer_s = answer_s
     try:
-        asking = Asking()
+        asking = RoundTripClock()
         found = connection.execute(_LOOK).fetchone()
         assert found is not None
         version, encoding, ours, standby, read_only, commits, server_us, host, port, process, schema = found
@@ -148,14 +206,17 @@ def connect(said: dict[str, Any], place: str, answer_s: float = ANSWER_S) -> Con
         raise
     connection.keep_from_children()
     connection.schema = schema
-    # Behind a proxy that pools transactions the next statement may meet another server process, which has never heard of what was
-    # prepared on this one. The number of the process tells, which a proxy makes up, and address and port, which are its own. Neither is
-    # enough alone: a proxy on this machine may well get the same port number for its side that we have got for ours.
+    # Behind a proxy that pools transactions, the next statement may reach another server process, which does not have
+    # this connection's prepared statements. There are two signs of a proxy: the proxy invents the process id that it
+    # reports, and the server sees the proxy's address and port instead of this connection's. One sign alone is not
+    # enough: a proxy on this machine may by chance use the same port number to the server.
     connection.direct = process == connection.info.backend_pid and (host, port) == _own_address(connection)
-    # A migration must see what others have committed while it waited for its turn, whatever the default is there.
+    # A migration must see what other processes have committed while it waited for its lock, whatever the server's
+    # default is.
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     connection.prepare_threshold = 1 if connection.direct else None
-    # One type for all numbers: PostgreSQL would choose by their size, and every choice is another statement to prepare.
+    # Use one type for all numbers: psycopg would choose the type by the size of the number, and each type would be
+    # another statement to prepare.
     connection.adapters.register_dumper(int, Int8BinaryDumper)
     connection.adapters.register_dumper(int, Int8Dumper)
     connection.adapters.register_dumper(str, StrDumper)
@@ -169,14 +230,14 @@ def _check(place: str, version: int, encoding: str, ours: str, read_only: bool, 
     if encoding != "UTF8":
         raise StoreError(f"{place} keeps text as {encoding}, and a journal is UTF-8; create a database for it with ENCODING 'UTF8'")
     if ours != "UTF8":
-        # What we send as UTF-8 would be kept as something else, and its hash would not be that of what is read.
+        # The server would convert the text that perdure sends as UTF-8, and the hash would not match the stored text.
         raise StoreError(f"{place} takes our text for {ours}; whatever stands in between must let client_encoding=UTF8 through")
     if read_only:
         raise StoreUnavailable(
             f"{place} takes no writes: it is a read-only standby, or default_transaction_read_only is on; connect to the primary"
         )
     if commits == "off":
-        # G1: an acknowledged append survives what the server's own commit survives, and such a commit survives nothing.
+        # An acknowledged append must survive a crash of the server. With this setting, a commit may not survive it.
         raise StoreError(
             f"{place}: synchronous_commit is off, so that a commit is told before it is kept; ALTER ROLE … SET synchronous_commit = on"
         )
@@ -185,7 +246,7 @@ def _check(place: str, version: int, encoding: str, ours: str, read_only: bool, 
 
 
 def _own_address(connection: Connection) -> tuple[Any, Any]:
-    """As the server would see it; a local socket has none."""
+    """The connection's own address and port, as the server would see them; (None, None) for a local socket."""
     try:
         with socket.socket(fileno=os.dup(connection.fileno())) as ours:
             address = ours.getsockname()

@@ -1,7 +1,11 @@
-"""The few connections of a process: taken for one statement or one transaction, thrown away at the first doubt about them.
+"""The connection pool of a process.
 
-A server that is away is asked again after a pause that grows; meanwhile whoever wants a connection hears so at once. So nobody waits
-twice for the same dead server, nothing spins, and the log has one line when it goes and one when it comes back.
+A connection is lent for one statement or transaction. If it is not certain that the connection still works, it is
+closed.
+
+If the server cannot be reached, the pool tries it again after a pause, which grows. During the pause, a caller that
+wants a connection gets the error at once. So no caller waits a second time for the same dead server, and the log has
+one line when the server goes away and one line when it is back.
 """
 
 from __future__ import annotations
@@ -17,17 +21,16 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.store.postgres.clocks import Ahead
-from perdure.store.postgres.connect import ANSWER_S, Connection, connect, parameters, where
+from perdure.store.postgres.connect import ANSWER_S, Ahead, Connection, connect, parameters, where
 
 log = logging.getLogger("perdure.store")
 LIMIT = 10
-_IDLE_S = 60.0  # kept open for the next one this long
+_IDLE_S = 60.0  # how long an idle connection is kept
 _FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 
 
 class Connections:
-    """Thread-safe. At most `limit` at a time; the one used last is the first to be used again."""
+    """The pool, thread-safe. It has at most `limit` connections; the connection that was used last is reused first."""
 
     def __init__(self, url: str, limit: int = LIMIT, answer_s: float = ANSWER_S) -> None:
         self._said = parameters(url)
@@ -47,9 +50,10 @@ class Connections:
 
     @contextmanager
     def lent(self, *, to_tool: bool = False) -> Iterator[Connection]:
-        """A connection for this caller alone. It is kept for the next one if it comes back as it went out.
+        """A connection for this caller alone. If it comes back outside of a transaction, it is kept for reuse.
 
-        What a tool has had in its hands is emptied of everything that the tool may have left in the session, and goes to tools only.
+        A connection that was lent to a tool is cleared of everything that the tool may have left in the session, and
+        is lent to tools only.
         """
         connection = self._take(to_tool)
         try:
@@ -62,7 +66,10 @@ class Connections:
             self.give_back(connection)
 
     def take_idle(self) -> Connection | None:
-        """One that lies idle, for a caller that must not wait; None if there is none. To be given back."""
+        """An idle connection, for a caller that must not wait. None: no connection is idle.
+
+        Return the connection with `give_back`.
+        """
         with self._freed:
             idle = None if self._closed else self._idle_one(to_tool=False)
             if idle is not None:
@@ -70,13 +77,13 @@ class Connections:
             return idle
 
     def open(self) -> Connection:
-        """A connection that is not one of the few: the caller keeps it, and closes it."""
+        """A connection outside of the pool: the caller keeps the connection, and closes it."""
         with self._freed:
             self._refuse_if_away()
         return self._connect()
 
     def lost(self) -> None:
-        """Somebody's connection broke: the idle ones went with the same server."""
+        """Close all idle connections. Call this when a connection broke: the idle connections may be broken too."""
         with self._freed:
             idle, self._idle = self._idle, []
         for _, connection in idle:
@@ -100,7 +107,8 @@ class Connections:
                 if self._out < self.limit:
                     self._refuse_if_away()
                     if self._out + len(self._idle) >= self.limit:
-                        self._idle.pop(0)[1].close()  # one of the other kind makes room
+                        # To make room, close an idle connection of the other kind (for tools, or not for tools).
+                        self._idle.pop(0)[1].close()
                     self._out += 1
                     break
                 if not self._freed.wait(deadline_s - time.monotonic()):
@@ -116,11 +124,12 @@ class Connections:
                 self._freed.notify()
             raise
         if to_tool:
-            connection.for_tools, connection.prepare_threshold = True, None  # what is emptied forgets what was prepared
+            # Do not prepare statements on this connection: DISCARD ALL would drop them.
+            connection.for_tools, connection.prepare_threshold = True, None
         return connection
 
     def _idle_one(self, to_tool: bool) -> Connection | None:
-        """The one of that kind that was used last, if it is still there."""
+        """The idle connection of this kind (for tools, or not) that was used last and is still usable."""
         for place in range(len(self._idle) - 1, -1, -1):
             since_s, connection = self._idle[place]
             if connection.for_tools is to_tool:
@@ -131,10 +140,10 @@ class Connections:
         return None
 
     def give_back(self, connection: Connection) -> None:
-        """Whoever took it has done with it. It is kept if it is as it was."""
+        """Return a connection to the pool. It is kept for reuse if it is open and outside of a transaction."""
         keep = not connection.closed and connection.pgconn.transaction_status == TransactionStatus.IDLE
         if keep and connection.for_tools:
-            keep = connection.direct and _emptied(connection)  # behind a proxy the session is not ours to empty
+            keep = connection.direct and _emptied(connection)  # behind a proxy, do not clear the session
         if not keep:
             connection.close()
         connection.answer_s = self.answer_s
@@ -144,7 +153,8 @@ class Connections:
             now_s = time.monotonic()
             if keep and not self._closed:
                 self._idle.append((now_s, connection))
-                # The oldest lie at the front: a burst leaves no connections behind for good.
+                # Close connections that were idle for too long; these are at the front of the list. Otherwise they
+                # would stay open for ever after a busy time.
                 while self._idle and now_s - self._idle[0][0] > _IDLE_S:
                     stale.append(self._idle.pop(0)[1])
             elif keep:
@@ -161,7 +171,8 @@ class Connections:
         try:
             connection = connect(self._said, self.where, self.answer_s)
         except StoreError as error:
-            # Who was let in before waits: a password that is being changed, or a database that is being restored, is no reason to end.
+            # If this process was connected before, the error tells the caller to retry: the process must not end only
+            # because a password is being changed, or a database is being restored.
             told = StoreUnavailable(str(error)) if self._reached else error
             self._is_away(told)
             raise told from None
@@ -170,11 +181,14 @@ class Connections:
 
     @property
     def ahead_us(self) -> int:
-        """By how much the server's clock is ahead of ours: as it was measured last, and also if ours was set since then."""
+        """How far the server's clock is ahead of this machine's clock, by the last measurement.
+
+        The result is corrected if this machine's clock was set since then.
+        """
         return self._ahead.by_now_us()
 
     def measured(self, ahead: Ahead) -> None:
-        """Our own clock has just been compared with the server's."""
+        """Store a new measurement of the clocks."""
         self._ahead = ahead
 
     def _is_away(self, error: StoreError) -> None:
@@ -186,7 +200,7 @@ class Connections:
             self._why = error
             self._again_s = time.monotonic() + self._pause_s
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
-        if first and self._reached:  # else whoever wanted to open it hears it, and says it
+        if first and self._reached:  # before the first connection, the caller that opens the store reports the error
             log.warning("%s", error)
 
     def _is_back(self, connection: Connection) -> None:
@@ -206,7 +220,10 @@ def _emptied(connection: Connection) -> bool:
 
 
 def _is_usable(connection: Connection) -> bool:
-    """Whether nothing has happened to it while it lay idle: a server that has gone away leaves an end of file in the socket."""
+    """Is the connection still open, with nothing to read?
+
+    If the server has closed the connection, the socket has an end of file to read.
+    """
     if connection.closed:
         return False
     waiting = select.poll()

@@ -1,4 +1,7 @@
-"""One database: the only place where a transaction begins and ends, and where a COMMIT without an answer is cleared up."""
+"""One PostgreSQL database: begins and ends every transaction.
+
+If the answer to a COMMIT is lost, this module finds out whether the transaction was committed.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +17,28 @@ from psycopg.pq import TransactionStatus
 
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.store.cursor import Cursor, Params, Row
-from perdure.store.postgres.confined import confined, ours
 from perdure.store.postgres.connect import Connection
 from perdure.store.postgres.connections import Connections
-from perdure.store.postgres.cursor import PostgresCursor
 from perdure.store.postgres.faults import is_loss, is_rolled_back, translated, unstorable
+from perdure.store.postgres.queries import PostgresCursor
+from perdure.store.postgres.tool_connection import confined, ours
 
 T = TypeVar("T")
 log = logging.getLogger("perdure.store")
-_ROUNDS = 6  # of a transaction that others rolled back
+_ROUNDS = 6  # how often a transaction is tried that the server rolls back because of other transactions
 _SLOW_S = 2.0
-# A worker that is paused inside a transaction must not keep its rows from everybody for as long as it sleeps.
+# The idle timeout is for a worker that is suspended inside a transaction: it must not keep its rows locked all that
+# time.
 _BEGIN = (
     "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = {idle}; SET LOCAL lock_timeout = {lock}; "
     "SELECT pg_current_xact_id()::text"
 )
 _STATUS = "SELECT pg_xact_status($1::text::xid8)"
-TOOL_S = 600.0  # a tool's own statements may take as long as its time-out lets it
+TOOL_S = 600.0  # how long a tool's own statement may take; the tool's timeout limits it as well
 
 
 class PostgresDatabase:
-    """Thread-safe: every statement or transaction has a connection to itself for as long as it takes."""
+    """Runs statements and transactions, each on a connection of its own. Thread-safe."""
 
     def __init__(self, connections: Connections) -> None:
         self.connections = connections
@@ -44,9 +48,11 @@ class PostgresDatabase:
     def write(
         self, work: Callable[[Cursor], T], arrived: Callable[[Cursor, T], bool], *, again: bool = True, patience_s: float | None = None
     ) -> T:
-        """See Database. `again` is False for work that must not be done twice, not even when the first time was rolled back.
+        """Like Database.write.
 
-        `patience_s` is how long to wait for what others have locked; Locked after that.
+        `again` is False for work that must not be done twice, even if it was rolled back the first time.
+
+        `patience_s` is how many seconds to wait for a lock; after that time, Locked is raised.
         """
         for left in range(_ROUNDS - 1, -1, -1):
             try:
@@ -54,7 +60,8 @@ class PostgresDatabase:
             except psycopg.Error as error:
                 if not (again and left and is_rolled_back(error)):
                     raise translated(error, self.where) from None
-                # Two transactions met in opposite order, and the server has ended ours: whoever comes back at once meets it again.
+                # There was a deadlock, and the server has rolled this transaction back. Wait a little: without a
+                # pause, it could meet the other transaction again.
                 log.info("%s: a transaction was rolled back because of another one; doing it again", self.where)
                 time.sleep(random.uniform(0.001, 0.02) * (_ROUNDS - left))
             except UnicodeEncodeError as error:
@@ -62,17 +69,20 @@ class PostgresDatabase:
         raise AssertionError("unreachable")
 
     def read(self, name: str, params: Params = ()) -> list[Row]:
-        """A connection that broke has told us nothing, and reading changes nothing: it is done again, once, on a new one."""
+        """All rows of a statement that changes nothing.
+
+        If the connection breaks, the statement is repeated once on another connection.
+        """
         return self.reading(lambda cursor: cursor.all(name, params))
 
     def reading(self, look: Callable[[PostgresCursor], T]) -> T:
-        """Statements that change nothing, each for itself."""
+        """Run statements that change nothing, each statement in a transaction of its own."""
         for last in (False, True):
             try:
                 with self.connections.lent() as connection:
                     return look(PostgresCursor(connection))
             except UnicodeEncodeError:
-                return look(_Nothing())  # type: ignore[arg-type]  # a lone surrogate: nothing in here can be called that
+                return look(_Nothing())  # type: ignore[arg-type]  # a lone surrogate in a parameter matches no stored text
             except psycopg.Error as error:
                 if last or not (is_loss(error) or is_rolled_back(error)):
                     raise translated(error, self.where) from None
@@ -93,7 +103,7 @@ class PostgresDatabase:
             connection.answer_s = self.connections.answer_s
 
     def _take_back(self, connection: Connection) -> None:
-        """The tool has returned: what comes now must belong to the transaction that was lent to it."""
+        """Check, after the tool has returned, that the connection is still in the same transaction."""
         ours(connection, self.where, f"SET LOCAL idle_in_transaction_session_timeout = {round(self.connections.answer_s * 1000)}")
         if ours(connection, self.where, "SELECT pg_current_xact_id()::text") != (connection.number,):
             raise StoreError(
@@ -122,8 +132,9 @@ class PostgresDatabase:
                     raise
                 lost = error
         if lost is not None:
-            # The crash window: COMMIT was sent, and nobody has heard what became of it. Looked up only now that the dead connection has been
-            # given back: after a restart of the server everybody who commits is here, and all connections could be theirs.
+            # COMMIT was sent, and its answer was lost. Look the transaction up only now, when the dead connection is
+            # no longer counted in the pool. After a restart of the server, all threads that commit are at this point,
+            # and their dead connections could be the whole pool.
             self.connections.lost()
             self._clear_up(xid, lost, lambda fresh: arrived(fresh, done))
         self.committed_since(began_s)
@@ -142,7 +153,7 @@ class PostgresDatabase:
                 try:
                     xid = self._begin(connection, patience_s)
                 except psycopg.Error as error:
-                    # Nothing was asked of it yet but to begin: a connection that died while it lay idle costs nothing.
+                    # Only BEGIN was sent. If the connection broke while it was idle, another connection can be used.
                     if last or not is_loss(error):
                         raise
                     connection.close()
@@ -152,10 +163,10 @@ class PostgresDatabase:
                 return
 
     def _begin(self, connection: Connection, patience_s: float | None) -> str:
-        """The transaction's number."""
+        """Begin a transaction. Returns its id."""
         idle_ms = round(self.connections.answer_s * 1000)
         lock_ms = round(self.connections.answer_s * 500) if patience_s is None else round(patience_s * 1000)
-        # Several statements in one message, so that beginning costs one round trip.
+        # Send several statements in one message, so that the begin costs one round trip.
         cursor = psycopg.Cursor(connection)
         cursor.execute(_BEGIN.format(idle=idle_ms, lock=lock_ms).encode())
         while cursor.nextset():
@@ -167,30 +178,32 @@ class PostgresDatabase:
 
     def _commit(self, connection: Connection) -> None:
         if connection.execute(b"COMMIT").statusmessage != "COMMIT":
-            # PostgreSQL answers ROLLBACK, and no error, when a statement before it had failed.
+            # If an earlier statement had failed, PostgreSQL answers ROLLBACK to the COMMIT, without an error.
             raise StoreError(f"{self.where} rolled the transaction back: one of its statements had failed; nothing was written")
 
     def _clear_up(self, xid: str, error: psycopg.Error, arrived: Callable[[Cursor], bool]) -> None:
-        """Return when the transaction is there; raise when it is not, or when nobody can tell in time.
+        """Return if the transaction was committed. Raise `error` if it was not, or if the outcome stays unknown.
 
-        Its number tells only whether it is over. A server that has recovered from a crash, or a standby that took over, may have lost it
-        and given the number to somebody else: that it is there is proven by its traces alone.
+        The transaction's id tells only whether the transaction has ended. A server that has recovered from a crash, or
+        a standby that took over, may have lost the transaction and given its id to another transaction. So only the
+        rows of the transaction prove that it was committed (`arrived`).
         """
-        # Longer than the server waits for the next word of a transaction: by then it has ended, one way or the other.
+        # This is longer than the server's timeout for an idle transaction: by then the transaction has ended,
+        # committed or not.
         deadline_s = time.monotonic() + 1.2 * self.connections.answer_s
         while time.monotonic() < deadline_s:
             try:
                 if self.reading(lambda cursor: _status_of(cursor.connection, xid)) != "in progress":
                     break
             except StoreUnavailable:
-                pass  # nobody is there to ask
+                pass  # the server cannot be reached yet
             time.sleep(0.05)
         if not self.reading(arrived):
             raise translated(error, self.where)
 
 
 def _status_of(connection: Connection, xid: str) -> str | None:
-    """What the server says about the number; None when it cannot tell: it has never heard of it, or it is not quite PostgreSQL."""
+    """The server's status of the transaction. None: the server does not know it, or does not have the function."""
     try:
         found = connection.execute(_STATUS, (xid,)).fetchone()
     except psycopg.Error as error:
@@ -205,11 +218,11 @@ def _roll_back(connection: Connection) -> None:
         if not connection.closed and connection.pgconn.transaction_status != TransactionStatus.IDLE:
             connection.execute(b"ROLLBACK")
     except psycopg.Error:
-        connection.close()  # the server rolls back what nobody commits
+        connection.close()  # after that, the server rolls the transaction back
 
 
 class _Nothing:
-    """A database in which nothing is found."""
+    """A cursor that finds no rows, as on an empty database."""
 
     def all(self, name: str, params: Params = ()) -> list[Row]:
         return []

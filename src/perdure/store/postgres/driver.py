@@ -1,4 +1,4 @@
-"""Whether there is a driver at all: the one module of this package that can be imported without it."""
+"""Checks that the driver is installed: the only module of this package that can be imported without psycopg."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from perdure.errors import InvalidInput
 
 
 def require_psycopg() -> None:
-    """InvalidInput unless psycopg, with the library that it needs, is installed."""
+    """Raise InvalidInput unless psycopg and its libpq can be imported."""
     try:
         import psycopg  # noqa: F401
     except ImportError as error:

@@ -1,4 +1,7 @@
-"""What PostgreSQL says, in our words: one line that names the thing, the rule and the way out. No psycopg error leaves this package."""
+"""Translates PostgreSQL's errors into errors of perdure: one line that says what happened, why, and what to do.
+
+Only the SQL of a transaction tool can raise an error of psycopg out of this package.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ import psycopg
 
 from perdure.errors import InvalidInput, StoreCorrupt, StoreError, StoreUnavailable
 from perdure.store.api import Moved
-from perdure.store.closing import moved_error
+from perdure.store.archive import moved_error
 from perdure.store.cursor import Locked
 from perdure.store.descriptors import TOO_MANY_FILES, are_used_up
 
-# The whole transaction was rolled back because of what somebody else did at the same time: doing it again is all there is to do.
+# The server rolled the whole transaction back because of another transaction at the same time: do it again.
 _ROLLED_BACK = frozenset(("40001", "40P01"))
-_FILES_OF_A_CONNECTION = 2  # its socket, and what it takes to look the host up
+_FILES_OF_A_CONNECTION = 2  # the socket, and one file for the lookup of the host
 _MOVED = "PM001"  # raised by perdure_check_open in the schema
 _BUSY = {
     "53300": "has no connection left for us; raise max_connections, or use fewer or smaller workers (perdure keeps a few for each process)",
@@ -30,8 +33,9 @@ _REFUSED = {
     "28": "does not let us in ({error}); check user and password in the URL, and pg_hba.conf",
     "3D": "has no such database ({error}); create it first: createdb NAME",
 }
-# While a connection is being made libpq passes on what the server says, and not its number: without a look at the words a wrong password
-# would be waited for like a server that is away. In other languages than this it still is, with the server's words in the log.
+# While a connection is being made, libpq gives the server's message without its SQLSTATE. So the words of the message
+# are searched: otherwise a wrong password would be retried, like a server that cannot be reached. If the server's
+# messages are not in English, a wrong password is still retried, and the log has the server's words.
 _SAID_AT_THE_DOOR = (
     (re.compile(r'database "[^"]*" does not exist'), "3D000"),
     (
@@ -44,7 +48,8 @@ _SAID_AT_THE_DOOR = (
     (re.compile("too many clients|too many connections|connection slots are reserved"), "53300"),
 )
 
-# Said by libpq itself, before anything was sent: that nothing was acknowledged goes without saying.
+# Messages of libpq itself, from before anything was sent. For these, the error need not say that nothing was
+# acknowledged.
 _NOBODY_THERE = re.compile(
     "Connection refused|failed to resolve host|could not translate host name|Name or service not known|No route to host"
     "|Network is unreachable|No such file or directory"
@@ -67,7 +72,7 @@ _HOW_TO_GET_IN = (
 
 
 def is_loss(error: psycopg.Error) -> bool:
-    """Whether the connection is gone, so that nobody has heard what became of the statement."""
+    """Is the connection gone, so that the outcome of the statement is unknown?"""
     state = error.sqlstate
     if state is None:
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
@@ -75,17 +80,20 @@ def is_loss(error: psycopg.Error) -> bool:
 
 
 def is_rolled_back(error: psycopg.Error) -> bool:
-    """A deadlock or a serialization failure: nothing was written, and the same work may be done again at once."""
+    """Was the error a deadlock or a serialization failure?
+
+    Then nothing was written, and the work may be done again at once.
+    """
     return error.sqlstate in _ROLLED_BACK
 
 
 def is_crowded(error: psycopg.Error) -> bool:
-    """Others have what is wanted, for the moment: rows, memory, room on the disk."""
+    """Does the server lack something for the moment: rows that are locked, connections, memory, room on the disk?"""
     return error.sqlstate == "55P03" or (error.sqlstate or "").startswith("53")
 
 
 def translated(error: psycopg.Error, where: str) -> StoreError:
-    """The StoreError that tells a caller what to do about it; which type it is says whether trying again makes sense."""
+    """The StoreError that tells the caller what to do. The type of the error says whether a retry makes sense."""
     said = _one_line(error)
     state = error.sqlstate or _state_at_the_door(error, said)
     if state in _BUSY:
@@ -127,7 +135,7 @@ def _state_at_the_door(error: psycopg.Error, said: str) -> str:
 
 
 def unstorable(error: UnicodeEncodeError | struct.error) -> InvalidInput:
-    """For what no column can hold."""
+    """The error for a value that no column can store."""
     if isinstance(error, UnicodeEncodeError):
         return InvalidInput(f"text with a lone surrogate cannot be stored: {ascii(error.object)[:80]}")
     return InvalidInput(f"a number of more than 64 bits cannot be stored ({error})")

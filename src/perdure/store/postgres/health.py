@@ -1,4 +1,4 @@
-"""What doctor asks of a PostgreSQL server. What of it is well is not judged here."""
+"""Collects facts about a PostgreSQL server, for `perdure doctor`, which judges the facts."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from msgspec import Struct
 from perdure.store.postgres.bell import CHANNEL
 from perdure.store.postgres.connect import Connection
 from perdure.store.postgres.connections import Connections
-from perdure.store.postgres.cursor import PostgresCursor
 from perdure.store.postgres.faults import translated
 from perdure.store.postgres.migrate import MIGRATIONS, applied
+from perdure.store.postgres.queries import PostgresCursor
 
 _HEAR_S = 1.0
 
 
 class DeadRows(Struct, frozen=True):
-    """What is left of changed and deleted rows in a table, by the server's own count."""
+    """Live and dead rows of a table, by the server's own count."""
 
     table: str
     live: int
@@ -36,7 +36,7 @@ class OpenTransaction(Struct, frozen=True):
 class Health(Struct, frozen=True):
     where: str  # the database, without a password
     schema: str
-    version: int | None  # of our schema there; 0: there is no journal; None: this user may not look
+    version: int | None  # the version of perdure's schema; 0: there is no journal; None: this user may not read it
     latest: int
     server: str
     size: str
@@ -44,16 +44,17 @@ class Health(Struct, frozen=True):
     max_connections: int
     connections_used: int
     ahead_us: int
-    direct: bool  # nobody stands between us and the server
+    direct: bool  # there is no proxy between this process and the server
     hears: bool  # LISTEN works
-    missing: list[str]  # of what a worker needs, such as "UPDATE on perdure_runs"
-    missing_to_decide: list[str]  # of what somebody needs who decides approvals, beside reading
+    missing: list[str]  # privileges that a worker needs and this user lacks, such as "UPDATE on perdure_runs"
+    # Privileges that a user who decides approvals needs and this user lacks, without the privileges to read.
+    missing_to_decide: list[str]
     dead: list[DeadRows]
     oldest: OpenTransaction | None
 
 
 def look(url: str, answer_s: float) -> Health:
-    """The server's state, over two connections that are closed afterwards; nothing is made and nothing changed."""
+    """The server's state, read over two connections, which are then closed. Nothing is created or changed."""
     connections = Connections(url, 2, answer_s)
     try:
         with connections.lent() as connection:
@@ -65,7 +66,7 @@ def look(url: str, answer_s: float) -> Health:
 
 
 def schema_version(url: str, answer_s: float) -> tuple[str, int]:
-    """The database in words, and the version of our schema in it: 0 when it has none."""
+    """The name of the database, and the version of perdure's schema in it; 0 if it has no such schema."""
     connections = Connections(url, 1, answer_s)
     try:
         with connections.lent() as connection:
@@ -102,7 +103,7 @@ def _look(connection: Connection, connections: Connections) -> Health:
 
 
 def _missing(cursor: PostgresCursor) -> dict[str, list[str]]:
-    """What this user may not do, by the role that must; without a journal there are no tables that anybody could have rights on."""
+    """The privileges that this user lacks, by role. Without a journal there are no tables, and the lists are empty."""
     lacks: dict[str, list[str]] = {"worker": [], "decider": []}
     if cursor.one("has_schema_table") is not None:
         for role, table, privilege in cursor.all("missing_privileges"):
@@ -111,8 +112,8 @@ def _missing(cursor: PostgresCursor) -> dict[str, list[str]]:
 
 
 def _hears(connection: Connection, connections: Connections) -> bool:
-    """Whether this connection hears what is sent over another one: behind a proxy that pools transactions it does not."""
-    token = uuid.uuid4().hex  # no worker takes it for a ring
+    """Does this connection hear what another connection sends? Not behind a proxy that pools transactions."""
+    token = uuid.uuid4().hex  # no worker treats this payload as a ring
     connection.execute(f"LISTEN {CHANNEL}".encode())
     with connections.lent() as other:
         other.execute("SELECT pg_notify($1::text, $2::text)", (CHANNEL, token))

@@ -1,7 +1,8 @@
-"""Appends on PostgreSQL: those of many runs in one statement, and one whose answer was lost cleared up before anything else.
+"""Appends on PostgreSQL: the appends of many runs in one statement; and what to do if the answer to an append is lost.
 
-One statement is one transaction and one round trip; a run that is given up takes two in one, of which the first locks it. An append from
-which more follows (an approval, a child, a budget) takes the common path, with everything that it touches locked first.
+One statement is one transaction and one round trip. To release a run takes two statements in one round trip; the
+first of them locks the run. An append with consequences (an approval, a child, a budget) takes the common path: a
+transaction that first locks everything that it changes.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from psycopg.pq.abc import PGresult
 from perdure.core.events import RunCancelled, RunSucceeded, Terminal
 from perdure.errors import StoreUnavailable
 from perdure.store.api import FINISHED, Append, Appended, Committed, Lease, Refused
-from perdure.store.consequences import consequential
 from perdure.store.cursor import Cursor, Locked
 from perdure.store.journal import Journal, gives_up, latest, leaves_work, refusal, wake_at
 from perdure.store.part import Means
-from perdure.store.postgres import flight, wire
+from perdure.store.postgres import wire
 from perdure.store.postgres.arrays import Array, Bools, Byteas, Int8s, Texts
 from perdure.store.postgres.database import PostgresDatabase
 from perdure.store.postgres.faults import is_loss, is_rolled_back, translated, unstorable
 from perdure.store.postgres.queries import QUERIES, shown
+from perdure.store.projections import consequential
 from perdure.store.rows import event_row
 
 log = logging.getLogger("perdure.store")
@@ -43,10 +44,11 @@ _EVENT_COLUMNS = 8
 _FEW_EVENTS = 8
 _ID_BYTES = 16
 _PATIENCE_S = 0.2
-_ENDS = (RunSucceeded, RunCancelled)  # a failure is told to people, and takes the common path for it
+_ENDS = (RunSucceeded, RunCancelled)  # RunFailed is not here: a failure needs a notice, and takes the common path
 
 
-_Statements = tuple[bytes, Sequence[Any], tuple[bytes, Sequence[Any]] | None]  # and what goes before it, in the same transaction
+# The SQL, its values, and the statement that is sent before it.
+_Statements = tuple[bytes, Sequence[Any], tuple[bytes, Sequence[Any]] | None]
 _Settled = tuple[list[Appended], dict[tuple[str, int], bool]]  # the answers, and which leases were still held
 
 
@@ -55,22 +57,23 @@ class PostgresJournal(Journal):
 
     def __init__(self, means: Means) -> None:
         super().__init__(means)
-        self._nonces: dict[tuple[str, int], list[bytes]] = {}  # of leases that were fenced by ourselves: all that may be there now
-        # Tools may take their time, and everybody else needs connections meanwhile: leases are renewed over them.
+        # The leases that this process has fenced: for each lease, all nonces that may be in the run's row now.
+        self._nonces: dict[tuple[str, int], list[bytes]] = {}
+        # Tools may take long. Half of the connections are kept for everything else, such as the heartbeats.
         self._room_for_tools = threading.BoundedSemaphore(max(self._database.connections.limit // 2, 1))
-        self._doubtful: set[str] = set()  # first event ids of appends of which nobody knows whether they have arrived
+        self._doubtful: set[str] = set()  # for each append whose outcome is unknown: the id of its first event
 
     def append(self, batch: Sequence[Append]) -> list[Appended]:
         called_s = time.monotonic()
         if (self._doubtful or self._nonces) and any(map(self._is_doubtful, batch)):
             return self._settle(batch, called_s)
-        plain, rest = self._split(batch)
+        plain, _ = self._split(batch)
         try:
             committed = self._append_plain(plain) if plain else set()
         except Locked:
-            committed = set()  # nothing was written: the common path waits for a moment for whoever has one of them
+            committed = set()  # nothing was written: the common path waits a moment for the lock
         except _Lost as lost:
-            # The crash window: the statement was sent, and nobody has heard what became of it.
+            # The statement was sent, and its answer was lost.
             log.warning("%s; looking what became of %d appends", lost, len(plain))
             return self._settle(batch, called_s)
         except (UnicodeEncodeError, struct.error) as error:
@@ -79,7 +82,8 @@ class PostgresJournal(Journal):
         try:
             answers = dict(zip(map(id, rest), self._append_rest(rest, called_s), strict=True)) if rest else {}
         except Exception:
-            # The caller hears one answer for all of them, and sends those again that have arrived: they must not be refused then.
+            # The caller gets one error for the whole batch, and sends all appends again, also those that were
+            # committed. These must not be refused then.
             self._doubtful.update(name for append in plain if id(append) in committed and (name := _name(append)) is not None)
             raise
         heard = [answers.get(id(append), _COMMITTED) for append in batch]
@@ -87,7 +91,10 @@ class PostgresJournal(Journal):
         return heard
 
     def send(self, batch: Sequence[Append], loop: asyncio.AbstractEventLoop, done: Callable[[list[Appended | None]], None]) -> list[Append]:
-        """As writer.Sends: what goes in one statement, over a connection that lies ready. Nothing follows from it for which to ring."""
+        """Like writer.Sends.send: send the appends that fit into one statement, over an idle connection.
+
+        An append that needs a ring is not sent.
+        """
         if (self._doubtful or self._nonces) and any(map(self._is_doubtful, batch)):
             return list(batch)
         plain, rest = self._split(list(filter(may_be_sent, batch)))
@@ -101,22 +108,24 @@ class PostgresJournal(Journal):
         def landed(answer: PGresult | psycopg.Error) -> None:
             error = answer if isinstance(answer, psycopg.Error) else None
             if error is not None and is_loss(error):
-                # The crash window: the statement was sent, and nobody has heard what became of it. Whoever appends them now is
-                # answered only when that is known.
+                # The statement was sent, and its answer was lost. When the same append is sent again, `_settle` first
+                # finds out whether it was committed.
                 log.warning("%s; looking what became of %d appends", translated(error, self._database.where), len(flying))
                 self._doubtful.update(name for append in flying if (name := _name(append)) is not None)
                 self._database.connections.lost()
-            committed = set() if isinstance(answer, psycopg.Error) else written(answer)
             self._database.connections.give_back(connection)
-            self._database.committed_since(sent_s)
+            committed: set[int] = set()
+            if not isinstance(answer, psycopg.Error):
+                committed = written(answer)
+                self._database.committed_since(sent_s)
             heard: list[Appended | None] = [_COMMITTED if id(append) in committed else None for append in flying]
             self._forget(flying, heard)
             done(heard)
 
         try:
             statements, written = self._plain_statement(plain)
-            flight.fly(loop, connection, wire.sent(connection, *statements), landed)
-        except (UnicodeEncodeError, struct.error):  # nothing was sent: whoever appends it hears why
+            wire.fly(loop, connection, wire.sent(connection, *statements), landed)
+        except (UnicodeEncodeError, struct.error):  # nothing was sent: `append` will raise the error
             connection.close()
             self._database.connections.give_back(connection)
             return list(batch)
@@ -127,7 +136,7 @@ class PostgresJournal(Journal):
         if not self._room_for_tools.acquire(timeout=self._database.connections.answer_s):
             raise StoreUnavailable(f"{self._database.where}: other transaction tools of this process have taken all connections; try again")
         try:
-            # The time of an approval goes on while its call waits here (G9).
+            # Add the time that was spent waiting for a connection: an approval may have expired meanwhile.
             waited_us = round((time.monotonic() - asked_s) * 1e6)
             return super().transact(structs.replace(head, at=head.at + waited_us), work)
         finally:
@@ -135,7 +144,7 @@ class PostgresJournal(Journal):
 
     # -- many at once -------------------------------------------------------------------------------------------------
     def _split(self, batch: Sequence[Append]) -> tuple[list[Append], list[Append]]:
-        """Those that can go in one statement, at most one of each run; and the others, which keep their order behind them."""
+        """The appends that can be in one statement, at most one per run; and the other appends, which come later."""
         plain: list[Append] = []
         rest: list[Append] = []
         seen: set[str] = set()
@@ -146,19 +155,25 @@ class PostgresJournal(Journal):
         return plain, rest
 
     def _append_plain(self, plain: list[Append]) -> set[int]:
-        """The ids (of the objects) of those whose guard held. The others have changed nothing, and the common path says why."""
+        """Append in one statement. Returns the ids (of the objects) of the appends whose guard held.
+
+        The other appends have changed nothing, and the common path finds out why.
+        """
         statements, written = self._plain_statement(plain)
         return self._statement(lambda connection: written(connection.wait(wire.sent(connection, *statements))))
 
     def _plain_statement(self, plain: list[Append]) -> tuple[_Statements, Callable[[PGresult], set[int]]]:
-        """What `wire.sent` takes, and how to read from its answer whose guard held. What is given is sorted in place."""
+        """The arguments for `wire.sent`, and a function that finds in its answer the appends whose guard held.
+
+        Sorts `plain` in place.
+        """
         given_up = [self._keys[append.lease.run_id] for append in plain if _releases(append)]
         lock = QUERIES["lock_to_release"]
         first = (lock.sql.encode(), lock.values({"keys": Int8s.of(given_up)})) if given_up else None
         if len(plain) == 1 and 0 < len(plain[0].events) <= _FEW_EVENTS and not plain[0].consumed and not _ends(plain[0]):
             append = plain[0]
             return (*self._one(append), first), lambda answer: {id(append)} if wire.count(answer) == len(append.events) else set()
-        plain.sort(key=lambda append: self._keys[append.lease.run_id])  # the order in which everybody locks
+        plain.sort(key=lambda append: self._keys[append.lease.run_id])  # every transaction locks runs in this order
         keys = {self._keys[append.lease.run_id]: id(append) for append in plain}
         many = QUERIES["append_many"]
         return (many.sql.encode(), many.values(self._many(plain)), first), lambda answer: {keys[key] for key in wire.numbers(answer)}
@@ -231,16 +246,17 @@ class PostgresJournal(Journal):
     # -- the common path ----------------------------------------------------------------------------------------------
     def _append_rest(self, rest: list[Append], called_s: float) -> list[Appended]:
         try:
-            # Little patience: a run whose row a tool's transaction has must not hold up the others of this worker.
+            # Wait only briefly: a run whose row is locked by a tool's transaction must not delay the other runs.
             return self._database.write(
                 lambda cursor: self._append_all(cursor, rest, called_s),
                 lambda cursor, answers: self._arrived(cursor, rest, answers),
                 patience_s=min(_PATIENCE_S, self._database.connections.answer_s / 2),
             )
         except Locked:
-            raise  # nothing was written, for certain
+            raise  # it is certain that nothing was written
         except StoreUnavailable:
-            # Most likely nothing was written; whoever sends them again is answered only once that is certain.
+            # Most likely nothing was written, but that is not certain. When one of these appends is sent again,
+            # `_settle` first finds out whether it was committed.
             self._doubtful.update(name for append in rest if (name := _name(append)) is not None)
             raise
 
@@ -257,9 +273,12 @@ class PostgresJournal(Journal):
         keys = [self._keys.get(append.lease.run_id) or self._look_up_key(cursor, append.lease.run_id) for append in batch]
         return [key for key in keys if key is not None]
 
-    # -- appends without an answer ------------------------------------------------------------------------------------
+    # -- appends whose answer was lost --------------------------------------------------------------------------------
     def _settle(self, batch: Sequence[Append], called_s: float) -> list[Appended]:
-        """Find out what has arrived, append what has not, and make sure that nothing of it arrives later."""
+        """Find out which appends were committed, and append the others.
+
+        A fence (a new nonce in the run's row) makes the server refuse an earlier copy of an append that arrives later.
+        """
         names = {name for append in batch if (name := _name(append)) is not None}
         self._doubtful |= names
         deadline_s = time.monotonic() + self._database.connections.answer_s / 2
@@ -276,14 +295,16 @@ class PostgresJournal(Journal):
             self._doubtful -= names
             self._forget(batch, answers)
             for lease, is_held in held.items():
-                if not is_held:  # that lease is over
+                if not is_held:  # the lease is gone, so its nonces are not needed any more
                     self._nonces.pop(lease, None)
             return answers
 
     def _next_nonce(self, lease: Lease) -> bytes:
-        """Remembered before it is sent: whether the clearing up arrives can be unknown as well.
+        """The nonce for the next fence of this lease.
 
-        One that only a clearing up has had is used again: no append that may come late bears it.
+        The nonce is stored in `_nonces` before it is sent, because the outcome of its own commit may be unknown too.
+
+        If a nonce was only used for a fence, it is used again: no append that may arrive late has this nonce.
         """
         known = self._nonces.setdefault(_lease_name(lease), [lease.nonce])
         if len(known) == 1:
@@ -298,7 +319,10 @@ class PostgresJournal(Journal):
         )
 
     def _settled(self, cursor: Cursor, fresh: dict[tuple[str, int], bytes], written: Sequence[Append]) -> bool:
-        """Whether this very clearing up is there: nobody else has its nonces or its events. What was there before it proves nothing."""
+        """Was this very transaction committed? Its nonces, and the events that it wrote, prove it.
+
+        Events that were in the journal before prove nothing.
+        """
         for (run_id, _), nonce in fresh.items():
             key = self._look_up_key(cursor, run_id)
             if key is not None and cursor.all("guard_of_run", (key,))[0][4] == nonce:
@@ -335,12 +359,14 @@ class PostgresJournal(Journal):
             found = cursor.one("event_at", (key, last)) if append.events else None
             was_ours = held[name] or (append.row is not None and gives_up(append.row))
             if found is not None and found[0] == append.events[-1].hash and was_ours:
-                # It was one transaction: its last event proves it whole. Its first does not: a tool's transaction whose answer was lost before
-                # may have begun with the same events, and ended with others.
+                # The append was one transaction, so its last event proves that the whole append was committed. Its
+                # first event proves nothing: an earlier transaction of a tool, whose answer was lost, may have begun
+                # with the same events and ended with other events.
                 answers.append(_COMMITTED)
             elif found is not None or not held[name]:
                 why = refusal(cursor, append, key)
-                # Also where it is there: the run was taken from this worker since, and what the append was to begin must not begin.
+                # The append is refused even if it was committed: another worker has taken the run over since, and this
+                # worker must not begin the attempts that follow the append.
                 answers.append(why or Refused(f"run {lease.run_id}: something else has been written as event {last}"))
             else:
                 owned = structs.replace(append, lease=structs.replace(lease, nonce=fresh[name]))
@@ -350,18 +376,18 @@ class PostgresJournal(Journal):
         return answers, held
 
     def _is_doubtful(self, append: Append) -> bool:
-        """Whether nobody knows if it is there, or under which nonce its lease is."""
+        """Is it unknown whether this append was committed, or which nonce its lease has now?"""
         return _name(append) in self._doubtful or len(self._nonces.get(_lease_name(append.lease), ())) > 1
 
     def _current(self, lease: Lease) -> Lease:
-        """The lease under the nonce that it has now."""
+        """The lease with the nonce that the run's row has now."""
         if not self._nonces:
             return lease
         known = self._nonces.get(_lease_name(lease))
         return lease if known is None else structs.replace(lease, nonce=known[-1])
 
     def _forget(self, batch: Sequence[Append], answers: Sequence[Appended | None]) -> None:
-        """What was given up needs nothing remembered."""
+        """Drop the cached keys and nonces of runs that these appends have released."""
         for append, answer in zip(batch, answers, strict=True):
             gives_up = append.row is not None and (append.row.release or append.row.status in FINISHED)
             if gives_up and isinstance(answer, Committed):
@@ -370,7 +396,10 @@ class PostgresJournal(Journal):
 
 
 def _columns(plain: Sequence[Append], keys: Sequence[int]) -> dict[str, Array]:
-    """All their events as append_many takes them, column by column: a row for each and its columns afterwards took twice as long."""
+    """The parameters of append_many for the events of all appends.
+
+    They are built column by column, because row by row took twice as long.
+    """
     sealed = [one for append in plain for one in append.events]
     events = [one.event for one in sealed]
     seqs, epochs = [event.seq for event in events], [event.epoch for event in events]
@@ -402,14 +431,15 @@ def _name(append: Append) -> str | None:
 
 
 def may_be_sent(append: Append) -> bool:
-    """Whether `send` takes it, over a connection that lies ready."""
-    # One without an event has no name to be doubted by: should its answer be lost, it has to be fenced right there, as `append` does.
-    # And of what others have to hear somebody rings who may wait.
+    """May `send` send this append?"""
+    # An append without events may not be sent: it has no event id for `_doubtful`. So if its answer is lost, its lease
+    # has to be fenced at once, and only `append` does this. An append that leaves work for other workers may not be
+    # sent either: `append` rings for it, and a ring may have to wait.
     return bool(append.events) and _is_plain(append) and not leaves_work(append)
 
 
 def _is_plain(append: Append) -> bool:
-    """Whether nothing follows from it but what the one statement does."""
+    """Is one statement enough for this append, because it has no other consequences?"""
     if append.blobs or append.charge is not None:
         return False
     events = consequential(append)
@@ -426,7 +456,7 @@ def _releases(append: Append) -> bool:
 
 @lru_cache(maxsize=64)
 def _composed(advance: str, events: int) -> bytes:
-    """The guard and so many events in one statement, made of the guard's own text and a count."""
+    """One statement that checks the guard and inserts `events` events. It contains the guard's statement `advance`."""
     first = max(int(number) for number in re.findall(r"\$(\d+)", advance)) + 1
     rows = ", ".join(
         _EVENT.format(*range(start, start + _EVENT_COLUMNS)) for start in range(first, first + events * _EVENT_COLUMNS, _EVENT_COLUMNS)

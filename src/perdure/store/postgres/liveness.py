@@ -1,7 +1,8 @@
-"""Who is alive, over several machines. A lock file proves a death on this machine only; elsewhere the database has to tell.
+"""Which workers are alive? Lock files show it on this machine, session locks in the database on other machines.
 
-What it tells is never a proof: a connection that is gone may be a process that is gone, or a cable. So it counts as silence, and only
-after some seconds in which the worker could have come back.
+A lock file proves a death on this machine only. A session lock is never a proof: a connection may be gone because its
+process is dead, or because the network is down. So a missing session lock only counts as silence, and only after some
+seconds in which the worker could have come back.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ log = logging.getLogger("perdure.store")
 
 
 class MachineLocks:
-    """The lock files of this machine's workers for one database, and the session locks that others see."""
+    """The lock files of this machine's workers for one database, and the session locks that other machines see."""
 
     def __init__(self, bell: NotifyBell, database: str) -> None:
         self._bell = bell
@@ -37,7 +38,7 @@ class MachineLocks:
                 self._hold_file(worker)
                 self._held.add(worker)
             except StoreUnavailable as error:
-                # Nothing is lost but time: that this worker has died is noticed when its lease runs out.
+                # Without the lock file, the death of this worker is noticed later: when its lease runs out.
                 log.warning("%s", error)
         self._bell.hold(worker)
         return newly
@@ -46,7 +47,7 @@ class MachineLocks:
         try:
             self._files.hold(worker)
         except StoreUnavailable:
-            self._files.hold(worker)  # another process may have left meanwhile, and removed the folder as the last one
+            self._files.hold(worker)  # retry: another process, the last one in the folder, may have just removed it
 
     def refresh(self, worker: str) -> None:
         if worker in self._held:
@@ -54,7 +55,7 @@ class MachineLocks:
                 self._files.refresh(worker)
             except StoreUnavailable as error:
                 self._held.discard(worker)
-                log.warning("%s", error)  # as above: its sign of life goes to the database all the same
+                log.warning("%s", error)  # as in `hold`; the worker's heartbeat still goes to the database
 
     def free(self, worker: str) -> None:
         self._bell.free(worker)
@@ -78,6 +79,6 @@ class MachineLocks:
     def close(self) -> None:
         self._files.close()
         try:
-            self._folder.rmdir()  # the last one; where somebody's lock file still lies, it stays
+            self._folder.rmdir()  # succeeds only if no lock file is left
         except OSError:
             pass

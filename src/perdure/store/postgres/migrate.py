@@ -1,4 +1,4 @@
-"""The schema's versions: numbered SQL files, applied in one transaction under a lock, each remembered with its checksum."""
+"""Migrates the schema: numbered SQL files, applied in one transaction under a lock, recorded with checksums."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import psycopg
 from perdure.errors import StoreCorrupt
 from perdure.store.migrations import Migration, check_applied, load
 from perdure.store.postgres.connect import Connection
-from perdure.store.postgres.cursor import PostgresCursor
 from perdure.store.postgres.faults import translated
+from perdure.store.postgres.queries import PostgresCursor
 
 _PATIENCE_S = 30.0
-_LONGEST_S = 3600.0  # a large table may take its time
+_LONGEST_S = 3600.0  # the longest time for a migration, because a large table may take long
 MIGRATIONS: tuple[Migration, ...] = load("postgres")
 
 
 def require_journal(connection: Connection, where: str) -> None:
-    """Raise StoreCorrupt unless there is a journal; the database is left alone either way."""
+    """Raise StoreCorrupt unless the database has a journal. The database is not changed."""
     if not applied(connection, where):
         raise StoreCorrupt(
             f"{where} has no perdure journal in schema {connection.schema!r} and was left alone; name the right database with --url or "
@@ -25,16 +25,17 @@ def require_journal(connection: Connection, where: str) -> None:
 
 
 def migrate(connection: Connection, where: str) -> None:
-    """Bring the schema up to this perdure's; StoreVersion when a newer perdure has written it."""
-    # Looked at without a lock first: opening a journal that is up to date must not wait for anybody.
+    """Update the schema to the version of this perdure. StoreVersion if a newer perdure has written the schema."""
+    # Check first without a lock: to open a journal that is up to date, a process must not wait for other processes.
     if applied(connection, where) == len(MIGRATIONS):
         return
     connection.answer_s = _LONGEST_S
     try:
         with connection.transaction():
             cursor = PostgresCursor(connection)
-            # Held until the commit: of twenty workers that start at once, one makes the schema and the others find it made.
-            cursor.patience(_PATIENCE_S)  # a waiter whose client has left would wait on, and take a connection each
+            # The lock is held until the commit: if twenty workers start at the same time, one worker creates the
+            # schema, and the other workers find that it exists.
+            cursor.patience(_PATIENCE_S)  # without a timeout, the server would wait on even if the client is gone
             cursor.all("migrating")
             for migration in MIGRATIONS[_applied(cursor, where) :]:
                 psycopg.Cursor(connection).execute(migration.sql.encode())
@@ -44,7 +45,7 @@ def migrate(connection: Connection, where: str) -> None:
 
 
 def applied(connection: Connection, where: str) -> int:
-    """How many versions of the schema are there; 0 when there is no journal."""
+    """How many versions of the schema were applied; 0 if there is no journal."""
     try:
         return _applied(PostgresCursor(connection), where)
     except psycopg.Error as error:

@@ -1,23 +1,71 @@
-"""The statements of queries.sql by name, with their parameters numbered as PostgreSQL wants them."""
+"""Runs the statements of common.sql and queries.sql on one connection, inside the connection's present transaction."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+import psycopg
 from msgspec import Struct
 
-from perdure.store.cursor import Params
-from perdure.store.statements import load
+from perdure.store.cursor import Params, Row, load
+from perdure.store.postgres.connect import Connection
 
-_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)|\?(\d*)")  # :name, ?, ?3; and not the cast ::type
+
+class PostgresCursor:
+    """Runs statements. When a method returns, its statement is complete."""
+
+    __slots__ = ("_cursor", "connection")
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._cursor = psycopg.RawCursor(connection)
+
+    def all(self, name: str, params: Params = ()) -> list[Row]:
+        return self._run(name, params).fetchall()
+
+    def one(self, name: str, params: Params = ()) -> Row | None:
+        return self._run(name, params).fetchone()
+
+    def change(self, name: str, params: Params = ()) -> int:
+        return self._run(name, params).rowcount
+
+    def each(self, name: str, many: Sequence[Params]) -> None:
+        if not many:
+            return
+        statement = QUERIES[name]
+        *most, last = [statement.values(params) for params in many]
+        if most:
+            # psycopg sends all these statements before it waits for the first answer: this costs one round trip.
+            self._cursor.executemany(statement.sql, most)
+        # Send the last statement separately. psycopg ends a pipeline with a Flush, and after a Flush the server does
+        # not apply its timeout for idle transactions: a worker that is suspended at that moment would keep its rows
+        # locked.
+        self._cursor.execute(statement.sql, last, binary=True)
+
+    def alone(self, key: str) -> None:
+        """Lock a row that stands for the key. This works on every database that locks rows."""
+        self._run("make_lock", (key,))
+        self._run("take_lock", (key,))
+
+    def patience(self, seconds: float) -> None:
+        self.connection.execute(f"SET LOCAL lock_timeout = {max(round(seconds * 1000), 1)}".encode())
+
+    def _run(self, name: str, params: Params) -> psycopg.RawCursor[Any]:
+        statement = QUERIES[name]
+        return self._cursor.execute(statement.sql, statement.values(params), binary=True)
+
+
+# -- the statements of queries.sql by name, with numbered parameters ($1, $2, …)
+
+
+_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)|\?(\d*)")  # :name, ?, ?3; but not the cast ::type
 
 
 class Statement(Struct, frozen=True):
     sql: str
-    names: tuple[str, ...] = ()  # in the order of their numbers; empty when they come in a row
+    names: tuple[str, ...] = ()  # the parameters' names in the order of their numbers; empty if they have no names
 
     def values(self, params: Params) -> Sequence[Any]:
         """The parameters in the order of their numbers."""
@@ -27,7 +75,7 @@ class Statement(Struct, frozen=True):
 
 
 def numbered(sql: str) -> Statement:
-    """`:name` and `?` as `$1`, `$2` …"""
+    """The statement with `$1`, `$2` … in place of `:name` and `?`."""
     names: list[str] = []
     count = 0
 
@@ -44,12 +92,10 @@ def numbered(sql: str) -> Statement:
 
 
 def shown(value: Any) -> Any:
-    """The value as PostgreSQL can hold it."""
-    # PostgreSQL's text holds every character but this one. It occurs in what people read (an error, a note), never in the journal's
-    # own JSON, where it is escaped.
+    """The value in a form that PostgreSQL can store."""
+    # PostgreSQL's text can contain every character except NUL. NUL can occur in texts for people (an error, a note),
+    # but never in the journal's own JSON, where NUL is escaped.
     return value.replace("\0", "\u2400") if type(value) is str and "\0" in value else value
 
 
-QUERIES: dict[str, Statement] = {
-    name: numbered(sql) for name, sql in load(Path(__file__).with_name("queries.sql").read_text("utf-8")).items()
-}
+QUERIES: dict[str, Statement] = {name: numbered(sql) for name, sql in load("postgres").items()}

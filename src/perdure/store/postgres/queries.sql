@@ -1,32 +1,35 @@
--- Every statement that perdure sends to PostgreSQL by name, under the names that the SQLite journal has, with the same parameters.
--- Values come in as parameters only; nothing here is ever assembled from data.
+-- The statements that perdure sends only to PostgreSQL, by name; common.sql has the others. A statement that SQLite has too
+-- has the same name and parameters there.
+-- Values are passed as parameters only; no statement is ever assembled from data.
 --
--- What differs from SQLite: there are several writers at a time. So whatever is read in order to be changed is locked (FOR NO KEY
--- UPDATE; several runs always in ascending order of their numbers), claims pass by what others are at (SKIP LOCKED), and leases are
--- judged by the clock of the database.
+-- What differs from SQLite: there are several writers at a time. So a transaction locks the rows that it reads in order to
+-- change them (FOR NO KEY UPDATE; several runs always in ascending order of their keys). Claims skip rows that other
+-- transactions have locked (SKIP LOCKED). Leases are judged by the clock of the database.
 
 -- == The append path ==================================================================================================
 
 -- name: advance
--- The guard: exactly one row changes, or somebody else has the run or its seq has moved.
+-- The guard: exactly one row changes. If no row changes, another worker has the run, or the run's seq has changed.
 UPDATE perdure_runs SET seq = ?1, head = coalesce(?2::bytea, head), updated_at = greatest(updated_at, ?3::bigint)
 WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8
 
 -- name: advance_and_project
--- The guard, and what the events did to the projection. `holder` and `ready_at` stay as they are, and so do their indexes.
+-- The guard, and the new projection. `holder` and `ready_at` are not set, so their indexes do not change.
 UPDATE perdure_runs SET seq = ?1, head = coalesce(?2::bytea, head), updated_at = greatest(updated_at, ?3::bigint),
     status = ?9, waiting_for = ?10, error = ?11, crashes = CASE WHEN ?12 THEN 0 ELSE crashes END, attention = ?13
 WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8
 
 -- name: advance_and_release
--- The guard, and the holder gives the run up: to whoever claims it from ready_at on, or for good.
+-- The guard, and the holder releases the run. Any worker may claim the run from ready_at on; if ready_at is NULL, no
+-- worker may.
 UPDATE perdure_runs SET seq = ?1, head = coalesce(?2::bytea, head), updated_at = greatest(updated_at, ?3::bigint),
     status = ?9, waiting_for = ?10, error = ?11, crashes = CASE WHEN ?12 THEN 0 ELSE crashes END, attention = ?13, ready_at = ?14,
     holder = NULL, nonce = NULL
 WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8
 
 -- name: advance_and_park
--- As advance_and_release, goes right behind lock_to_release. Ready at ?15 when something lies in its inbox that the holder has not seen (?16).
+-- Like advance_and_release; it is sent right after lock_to_release. ?16 are the inbox rows that the holder has seen. If the
+-- inbox has another row, the run is ready at ?15.
 UPDATE perdure_runs SET seq = ?1, head = coalesce(?2::bytea, head), updated_at = greatest(updated_at, ?3::bigint),
     status = ?9, waiting_for = ?10, error = ?11, crashes = CASE WHEN ?12 THEN 0 ELSE crashes END, attention = ?13, holder = NULL, nonce = NULL,
     ready_at = CASE WHEN ?15::bigint IS NOT NULL AND EXISTS (SELECT 1 FROM perdure_inbox AS i WHERE i.run = ?4 AND i.id <> ALL (?16::bigint[]))
@@ -34,14 +37,15 @@ UPDATE perdure_runs SET seq = ?1, head = coalesce(?2::bytea, head), updated_at =
 WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8 AND current_setting('transaction_isolation') = 'read committed'
 
 -- name: lock_runs
--- Before an append that touches more than its own run, or gives its run up: those runs and the parents of those that end, in the order
--- in which everybody locks. What is read after this is what was committed before: an inbox looked at earlier could be out of date.
+-- For appends that change more than their own run, or release it. Lock these runs, and the parents of the runs that end, in
+-- the order in which every transaction locks. A read after this statement sees all earlier commits; an inbox that was read
+-- before the lock could be out of date.
 SELECT id FROM perdure_runs
 WHERE id = ANY (:keys::bigint[]) OR run_id = ANY (ARRAY(SELECT r.parent FROM perdure_runs AS r WHERE r.id = ANY (:ending::bigint[])))
 ORDER BY id FOR NO KEY UPDATE
 
 -- name: lock_budgets
--- Before appends that charge: all budgets that any of them charges, in the order in which everybody locks.
+-- For appends that charge. Lock all budgets that these appends charge, in the order in which every transaction locks.
 WITH RECURSIVE applies (run) AS (
     SELECT ledger FROM perdure_runs WHERE id = ANY (:keys::bigint[])
     UNION
@@ -50,20 +54,22 @@ WITH RECURSIVE applies (run) AS (
 SELECT run FROM perdure_budgets WHERE run IN (SELECT run FROM applies) ORDER BY run FOR NO KEY UPDATE
 
 -- name: fence
--- After an append without an answer: waits for it if it is under way, and refuses it if it comes later. The nonce is one of those that
--- this lease has had; the epoch stays, since the same worker goes on.
+-- For an append whose answer was lost. If that append is under way, this statement waits for it at the row lock. If that
+-- append comes later, the new nonce makes the server refuse it. :nonces are all nonces that this lease may have. The epoch
+-- stays, since the same worker continues.
 UPDATE perdure_runs SET nonce = :nonce WHERE id = :id AND epoch = :epoch AND holder = :worker AND nonce = ANY (:nonces::bytea[])
 
 -- name: lock_to_release
--- Goes right before append_many, in its transaction, for runs that are given up: what is read after this is what was committed before.
--- An inbox that append_many looked at while somebody was posting could be out of date. Whoever has a row locked is not waited for. Where
--- transactions are stricter than READ COMMITTED both would see the same, so that append_many leaves such runs to the common path there.
+-- For runs that are released: sent right before append_many or advance_and_park, in the same transaction. A read after this
+-- statement sees all earlier commits. Without it, the next statement could read an inbox just before a post is committed.
+-- NOWAIT: do not wait for a locked row. If transactions are stricter than READ COMMITTED, both statements would have the
+-- same snapshot; then append_many leaves such runs to the common path.
 SELECT id FROM perdure_runs WHERE id = ANY (:keys::bigint[]) ORDER BY id FOR NO KEY UPDATE NOWAIT
 
 -- name: append_many
--- The guarded appends of many runs in one statement, which is one transaction and one round trip. Each run's guard is its own; what it
--- guards is written, and the rest is not. Only for appends from which nothing else follows. A run that is given up is ready at once when
--- something lies in its inbox that its holder has not seen; see lock_to_release.
+-- The guarded appends of many runs in one statement, which is one transaction and one round trip. Each append is written
+-- only if its own guard holds. This is only for appends without other consequences. If a run is released, and its inbox has
+-- a row that its holder has not seen, the run is ready at once; see lock_to_release.
 WITH given AS (
     SELECT * FROM unnest(:ids::bigint[], :epochs::bigint[], :nonces::bytea[], :holders::text[], :befores::bigint[], :seqs::bigint[],
         :heads::bytea[], :times::bigint[], :projects::boolean[], :statuses::text[], :waits::text[], :errors::text[], :progresses::boolean[],
@@ -108,62 +114,44 @@ INSERT INTO perdure_events (run, seq, event_id, ts, epoch, call, cause, data, ha
 INSERT INTO perdure_blobs (digest, data) VALUES (?, ?) ON CONFLICT (digest) DO NOTHING
 
 -- name: blobs_to_keep
--- Those that are there, which stay until the commit that says who uses them: nobody finds in between that they are not needed any more.
--- KEY SHARE: all who store the same blob may have it at once, and only a prune waits. It takes the right to UPDATE, as every row lock does.
+-- The digests whose blobs exist. The blobs stay locked until this transaction has recorded which run uses them: no prune can
+-- delete them before. With KEY SHARE, several transactions may store the same blob at once, and only a prune waits. Like
+-- every row lock, it needs the UPDATE privilege.
 SELECT digest FROM perdure_blobs WHERE digest = ANY (ARRAY(SELECT decode(value, 'hex') FROM jsonb_array_elements_text(:digests::jsonb) AS v (value)))
 ORDER BY digest FOR KEY SHARE
 
--- name: consume_inbox
--- The events of this commit stand for these rows now.
-DELETE FROM perdure_inbox WHERE id = ? AND run = ?
-
 -- name: unread_inbox_of_run
--- Whether anything has arrived that this commit does not stand for.
+-- Is there an inbox row that this commit does not record?
 SELECT 1 FROM perdure_inbox WHERE run = ? AND id NOT IN (SELECT value::bigint FROM jsonb_array_elements_text(?::jsonb) AS v (value)) LIMIT 1
 
--- name: guard_of_run
--- What a refused append ran into, to say so in words.
-SELECT status, seq, epoch, holder, nonce FROM perdure_runs WHERE id = ?
-
--- name: run_key
-SELECT id FROM perdure_runs WHERE run_id = ?
-
 -- name: event_at
--- Told by its hash: the id of one that came through the inbox is the same whoever has journaled it.
+-- The code identifies the event by its hash, not by its event id: an event from the inbox has the same event id whichever
+-- worker appends it.
 SELECT hash FROM perdure_events WHERE run = ? AND seq = ?
 
 -- == Reading ==========================================================================================================
 
--- name: run_by_id
-SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
-FROM perdure_runs WHERE run_id = ?
-
 -- name: run_to_change
--- As run_by_id, and nobody else writes to the run before this transaction ends.
-SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
+-- Like run_by_id, and the run stays locked until this transaction ends.
+SELECT {run}
 FROM perdure_runs WHERE run_id = ? FOR NO KEY UPDATE
 
 -- name: family_of_run
--- Those below it: a child's id is its parent's, a slash and a number, and '0' comes right after '/'.
-SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
+-- The unfinished runs below the run. A child's id is its parent's id, a slash and a number; '0' is the character after '/'.
+SELECT {run}
 FROM perdure_runs
 WHERE run_id > :run_id::text || '/' AND run_id < :run_id::text || '0' AND status NOT IN ('succeeded', 'failed', 'cancelled')
 
 -- name: family_to_change
--- As family_of_run, the oldest first, and nobody else writes to them before this transaction ends.
-SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
+-- Like family_of_run, the oldest run first, and the runs stay locked until this transaction ends.
+SELECT {run}
 FROM perdure_runs
 WHERE run_id > :run_id::text || '/' AND run_id < :run_id::text || '0' AND status NOT IN ('succeeded', 'failed', 'cancelled')
 ORDER BY id FOR NO KEY UPDATE
 
 -- name: list_runs
--- Newest first. created_at pages, and id settles ties.
-SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
+-- The newest run first, paged by created_at. If two runs have the same created_at, the run with the higher id is first.
+SELECT {run}
 FROM perdure_runs
 WHERE (:before::bigint IS NULL OR created_at < :before)
     AND (:status::text IS NULL OR status = :status)
@@ -171,8 +159,13 @@ WHERE (:before::bigint IS NULL OR created_at < :before)
     AND (:tenant::text IS NULL OR tenant = :tenant)
 ORDER BY created_at DESC, id DESC LIMIT :limit
 
+-- name: count_by_status
+SELECT status, count(*) FROM perdure_runs
+WHERE (:agent::text IS NULL OR agent = :agent) AND (:tenant::text IS NULL OR tenant = :tenant)
+GROUP BY status ORDER BY status
+
 -- name: read_events
--- data as bytes: those that were hashed.
+-- Read `data` as bytes: these are the very bytes that were hashed.
 SELECT seq, event_id, ts, epoch, call, cause, convert_to(data, 'UTF8')
 FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND seq > :after ORDER BY seq
 
@@ -188,12 +181,12 @@ FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run
 SELECT hash FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = ?) AND seq = ?
 
 -- name: growing_runs
--- What may have changed since somebody knew all runs up to a place: those that are new, and those that had not finished.
--- Ids and transaction numbers are given before the commit. Only what was born before every transaction that is still under way counts:
--- nothing can appear below it any more. A dump that was restored into a younger server has numbers from its future; those are old.
--- Each part by itself, with conditions on the columns alone, so that the index gives the rows of a page in their order.
-SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id, commit
+-- The runs that may have changed since a reader knew all runs up to a place: new runs, and unfinished runs.
+-- Ids and transaction numbers are given before the commit. So a run counts only if its transaction is older than every
+-- transaction that is still under way: no run with an earlier place can appear any more. If a dump was restored into another
+-- server, its transaction numbers may be in the future there; such runs are old, and their place begins with 0.
+-- Each part is a query of its own, with conditions on plain columns, so that the index returns the rows of a page in order.
+SELECT {run}, commit
 FROM (
     (SELECT r.*, 0::bigint AS commit FROM perdure_runs AS r
     WHERE born >= pg_snapshot_xmax(pg_current_snapshot()) AND :after_commit::bigint = 0 AND id > :after::bigint
@@ -208,7 +201,7 @@ FROM (
 ORDER BY commit, id LIMIT :limit
 
 -- name: journals_without_run
--- From the first event of one journal straight to that of the next, however long they are.
+-- Jump from the first event of one journal to the first event of the next journal, so that long journals cost nothing.
 WITH RECURSIVE journals (number) AS (
     SELECT min(run) FROM perdure_events
     UNION
@@ -226,14 +219,11 @@ WHERE NOT t.tgisinternal AND c.relname LIKE 'perdure\_%' AND c.relnamespace = cu
 -- name: functions
 SELECT proname, prosrc FROM pg_proc WHERE proname LIKE 'perdure\_%' AND pronamespace = current_schema()::regnamespace ORDER BY 1
 
--- name: blob
-SELECT data FROM perdure_blobs WHERE digest = ?
-
 -- == Creating and posting =============================================================================================
 
 -- name: insert_run
--- A child stands under the budget that its parent stands under, unless it gets one of its own. No row when the id is taken, or was
--- that of a run that is pruned (T14).
+-- A child is under its parent's budget, unless the child gets its own budget. No row is returned if the id is taken, or
+-- belonged to a run that was pruned.
 INSERT INTO perdure_runs (run_id, agent, version, tenant, actor, queue, target, input_digest, status, ready_at, seq, head, epoch,
     created_at, updated_at, priority, parent, parent_call, parent_seq, depth, line, ledger)
 SELECT :run_id::text, :agent::text, :version::text, :tenant::text, :actor::text, :queue::text, :target::text, :input_digest::text, 'queued',
@@ -243,12 +233,14 @@ WHERE NOT EXISTS (SELECT 1 FROM perdure_pruned WHERE run_id IN (:run_id::text, :
 ON CONFLICT (run_id) DO NOTHING RETURNING id, ledger
 
 -- name: create_run
--- As insert_run and insert_event for a run that nobody else has to do with, in one statement. No row when its line is not there yet, the id
--- is taken, or was that of a run that is pruned: what it is then is found out by those two. A run that is just being pruned is looked for by
--- the same snapshot as its tombstone, which has one of them: ON CONFLICT alone would wait for the end of the prune, and find neither (T14).
--- The last column: whether it has rung for those who listen; they hear it once this is committed. Only one transaction at a time rings so,
--- one that is alone in its process, and the others by themselves afterwards: all that ring wait for each other's commit, and so could not
--- share the disk's.
+-- Like insert_run and insert_event in one statement, for a run without parent, budget and blobs. No row is returned if the
+-- run's line does not exist yet, if the id is taken, or if it belonged to a run that was pruned: insert_run then finds out
+-- which of these is true. The statement looks for the run and for its tombstone in the same snapshot, which has one of the
+-- two even while a prune is under way. ON CONFLICT alone would wait for the end of the prune, and would find neither.
+-- The last column: has this statement rung the bell? Listeners hear the bell when the statement is committed. Only one
+-- transaction at a time rings in this way, and only if no other such statement is under way in its process. Every other
+-- transaction rings after its commit, in a statement of its own: transactions that ring wait for each other's commit, so
+-- they could not share one flush of the disk.
 WITH made AS (
     INSERT INTO perdure_runs (run_id, agent, version, tenant, actor, queue, target, input_digest, status, ready_at, seq, head, epoch,
         created_at, updated_at, priority, depth, line)
@@ -259,8 +251,7 @@ WITH made AS (
         AND NOT EXISTS (SELECT 1 FROM perdure_pruned WHERE run_id = :run_id::text AND status <> 'returned')
         AND NOT EXISTS (SELECT 1 FROM perdure_runs WHERE run_id = :run_id::text)
     ON CONFLICT (run_id) DO NOTHING
-    RETURNING run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-        seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
+    RETURNING {run}
 ), written AS (
     INSERT INTO perdure_events (run, seq, event_id, ts, epoch, data, hash)
     SELECT made.id, 1, :event_id::bytea, :ts, 0, :data::text, :head FROM made
@@ -269,10 +260,11 @@ SELECT made.*, CASE WHEN :alone::boolean AND pg_try_advisory_xact_lock(hashtexte
 FROM made
 
 -- name: signal_at_once
--- A signal into the journal of a run that is parked, in one statement: as post_to_unheld, insert_event and remember_signal, and the ring
--- that goes with them; the answer is whether it has rung (see create_run). No row when the run is not parked or has something in its inbox,
--- somebody has it locked or has changed it since this statement began, or it has had this very signal (:once is its key, or what stands for
--- one that was found not to have arrived): the common path finds out which. The chain is that of perdure.core.identity.link.
+-- Append a signal to the journal of a parked run, in one statement: like post_to_unheld, insert_event and remember_signal. It
+-- may also ring the bell; the answer says whether it has (see create_run). No row is returned if the run is not parked, has a
+-- row in its inbox, is locked, was changed since this statement began, or has had this very signal. Then the common path
+-- finds out which of these is true. :once is the key of the signal; if the signal has no key, it is the key that Mailbox.post
+-- stores for a signal whose answer was lost. The hash is computed as in perdure.core.identity.link.
 WITH seen AS MATERIALIZED (
     SELECT r.id, r.seq FROM perdure_runs AS r
     WHERE r.run_id = :run_id AND r.holder IS NULL AND r.status = ANY (:parked::text[])
@@ -299,7 +291,7 @@ SELECT CASE WHEN :alone::boolean AND pg_try_advisory_xact_lock(hashtextextended(
 FROM posted
 
 -- name: post_to_unheld
--- Nobody holds the run, or a dead worker does: what was posted is in its journal.
+-- The run is not held, or its holder is dead, so the posted event goes into the journal.
 UPDATE perdure_runs SET seq = :seq, head = :head, updated_at = greatest(updated_at, :now::bigint), status = :status::text,
     waiting_for = :waiting_for, attention = CASE WHEN :status::text = 'needs_attention' THEN attention END, ready_at = :ready_at,
     holder = NULL, nonce = NULL, lost = CASE WHEN holder IS NULL THEN lost ELSE 2 END,
@@ -307,7 +299,7 @@ UPDATE perdure_runs SET seq = :seq, head = :head, updated_at = greatest(updated_
 WHERE id = :id
 
 -- name: end_unheld
--- As post_to_unheld, and it is the last that the run takes.
+-- Like post_to_unheld, for a terminal event.
 UPDATE perdure_runs SET seq = :seq, head = :head, updated_at = greatest(updated_at, :now::bigint), status = :status, waiting_for = NULL,
     attention = NULL, error = :error, crashes = 0, ready_at = NULL, holder = NULL, nonce = NULL
 WHERE id = :id
@@ -315,16 +307,9 @@ WHERE id = :id
 -- name: first_event
 SELECT convert_to(data, 'UTF8') FROM perdure_events WHERE run = ? AND seq = 1
 
--- name: insert_inbox
-INSERT INTO perdure_inbox (run, call, event_id, ts, data) VALUES (:id, :call, :event_id, :now, :data)
-
 -- name: event_of_run
--- Whether a post has arrived in the journal, asked after a COMMIT with an unknown outcome.
+-- Is a posted event in the journal? The code asks after a COMMIT with unknown outcome.
 SELECT 1 FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND event_id = :event_id
-
--- name: inbox_event_of_run
--- Whether a post has arrived in the inbox, asked after a COMMIT with an unknown outcome.
-SELECT 1 FROM perdure_inbox WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND event_id = :event_id
 
 -- name: inbox_of_worker
 SELECT i.id, r.run_id, i.call, convert_to(i.data, 'UTF8'), i.event_id
@@ -338,14 +323,10 @@ FROM perdure_runs AS r JOIN perdure_inbox AS i ON i.run = r.id WHERE r.run_id = 
 SELECT id, call, event_id, convert_to(data, 'UTF8') FROM perdure_inbox WHERE run = ? ORDER BY id
 
 -- name: remember_signal
--- Changes nothing when the run has had a signal with this key on this topic.
+-- If the run has had a signal with this key on this topic before, nothing changes.
 INSERT INTO perdure_signals (run, topic, key) VALUES (?, ?, ?) ON CONFLICT DO NOTHING
 
 -- == What follows from events =========================================================================================
-
--- name: begin_append
--- One append of several: when what follows from its events is refused, it alone is undone.
-SAVEPOINT perdure_append
 
 -- name: keep_append
 RELEASE SAVEPOINT perdure_append
@@ -353,30 +334,10 @@ RELEASE SAVEPOINT perdure_append
 -- name: undo_append
 ROLLBACK TO SAVEPOINT perdure_append
 
--- name: relations_of_run
-SELECT run_id, tenant, actor, queue, priority, depth, parent, parent_call, parent_seq, ledger IS NOT NULL,
-    EXISTS (SELECT 1 FROM perdure_approvals AS a WHERE a.run = r.id AND a.status = 'pending')
-FROM perdure_runs AS r WHERE id = ?
-
 -- name: insert_approval
--- Changes nothing when the id is taken.
+-- If the id is taken, nothing changes.
 INSERT INTO perdure_approvals (approval, run, seq, call, action, asked_at, deciders, expires_at)
 VALUES (:approval, :run, :seq, :call, :action, :asked_at, :deciders, :expires_at) ON CONFLICT DO NOTHING
-
--- name: consume_approval
--- G9: this very call with these very arguments, approved, not used before and not expired; or nothing changes.
-UPDATE perdure_approvals SET status = 'consumed'
-WHERE approval = :approval AND run = :run AND call = :call AND action = :tool AND digest = :digest AND status = 'approved'
-    AND (expires_at IS NULL OR expires_at > :ts)
-
--- name: withdraw_approvals
--- The run has ended: nobody wants the answer any more.
-UPDATE perdure_approvals SET status = 'withdrawn', settled_at = :ts WHERE run = :run AND status = 'pending'
-
--- name: change_approval
-UPDATE perdure_approvals SET status = :status, deciders = :deciders, expires_at = :expires_at, escalated = :escalated, voters = :voters,
-    digest = :digest, settled_by = :settled_by, note = :note, settled_at = :settled_at
-WHERE id = :id
 
 -- name: approval_by_id
 SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
@@ -385,14 +346,15 @@ FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_
 WHERE a.approval = ?
 
 -- name: approval_to_change
--- As approval_by_id, for whoever holds its run with run_to_change: always that one first.
+-- Like approval_by_id, in a transaction that changes the approval. The caller has already locked the approval's run with
+-- run_to_change: all code locks in that order.
 SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
     a.voters, a.digest, a.settled_by, a.note, a.id, a.seq, convert_to(e.data, 'UTF8')
 FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_events AS e ON e.run = a.run AND e.seq = a.seq
 WHERE a.approval = ? FOR NO KEY UPDATE OF a
 
 -- name: list_approvals
--- Their events are looked up for those alone that are shown: how many approvals have a status is more than the planner knows.
+-- The events are joined only to the approvals of the page: the planner cannot know how many approvals have a status.
 SELECT a.approval, a.run_id, a.call, a.agent, a.tenant, a.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
     a.voters, a.digest, a.settled_by, a.note, a.id, a.seq, convert_to(e.data, 'UTF8')
 FROM (
@@ -406,15 +368,9 @@ ORDER BY a.expires_at NULLS LAST, a.asked_at, a.id
 
 -- == Budgets and costs ================================================================================================
 
--- name: insert_budget
-INSERT INTO perdure_budgets (run, above, limit_usd_micros, limit_tokens, limit_calls, limit_busy_us, on_exceed)
-VALUES (:run, :above, :usd_micros, :tokens, :calls, :busy_us, :on_exceed)
-
--- name: own_ledger
-UPDATE perdure_runs SET ledger = id WHERE id = ?
-
 -- name: charge_budgets
--- The run's budget and all above it, or the sum of the parts would exceed the whole. The root first: everybody locks in that order.
+-- Count the charge in the run's budget and in all budgets above it: so the runs together cannot exceed a budget above. The
+-- budget of the root is locked first, as in every transaction.
 WITH RECURSIVE applies (run) AS (
     SELECT ledger FROM perdure_runs WHERE id = :run
     UNION
@@ -434,31 +390,8 @@ INSERT INTO perdure_reserved AS r (run, usd_micros, tokens, calls, busy_us) VALU
 ON CONFLICT (run) DO UPDATE SET usd_micros = r.usd_micros + excluded.usd_micros, tokens = r.tokens + excluded.tokens,
     calls = r.calls + excluded.calls, busy_us = r.busy_us + excluded.busy_us
 
--- name: give_back
-DELETE FROM perdure_reserved WHERE run = ? RETURNING usd_micros, tokens, calls, busy_us
-
--- name: reserved_by_run
-SELECT usd_micros, tokens, calls, busy_us FROM perdure_reserved WHERE run = (SELECT id FROM perdure_runs WHERE run_id = ?)
-
--- name: raise_budget
--- What has no limit keeps none.
-UPDATE perdure_budgets SET limit_usd_micros = limit_usd_micros + :usd_micros, limit_tokens = limit_tokens + :tokens,
-    limit_calls = limit_calls + :calls, limit_busy_us = limit_busy_us + :busy_us
-WHERE run = :run
-
--- name: ledgers_of_run
-WITH RECURSIVE applies (run, distance) AS (
-    SELECT ledger, 0 FROM perdure_runs WHERE run_id = ?
-    UNION
-    SELECT b.above, applies.distance + 1 FROM perdure_budgets AS b JOIN applies ON b.run = applies.run
-)
-SELECT r.run_id, b.limit_usd_micros, b.limit_tokens, b.limit_calls, b.limit_busy_us, b.on_exceed,
-    b.spent_usd_micros, b.spent_tokens, b.spent_calls, b.spent_busy_us,
-    b.reserved_usd_micros, b.reserved_tokens, b.reserved_calls, b.reserved_busy_us
-FROM applies JOIN perdure_budgets AS b ON b.run = applies.run JOIN perdure_runs AS r ON r.id = b.run ORDER BY applies.distance
-
 -- name: over_budget
--- Of the runs under this budget, those that stand still for want of one, each with its last word about that.
+-- The runs under this budget that have stopped because of a budget, each with its last budget_exceeded event.
 WITH RECURSIVE below (run) AS (
     SELECT id FROM perdure_runs WHERE run_id = ?
     UNION
@@ -472,8 +405,8 @@ WHERE r.status = 'needs_attention' AND r.attention = 'budget'
 ORDER BY r.id
 
 -- name: attempts_told
--- The beginnings, ends and settlements of attempts, by runs and in order, from a place on. Not by e.type, which is for people:
--- a role that may read the table may not be allowed to call a function.
+-- The events that begin, end and settle attempts: run by run and in order, after the position (:run, :seq). The statement
+-- does not use e.type, which calls a function: a role that may read the table may not be allowed to call that function.
 SELECT r.id, e.seq, r.run_id, r.agent, r.tenant, e.call, kind.of_event, e.ts, convert_to(e.data, 'UTF8')
 FROM perdure_runs AS r JOIN perdure_events AS e ON e.run = r.id CROSS JOIN LATERAL (SELECT split_part(left(e.data, 100), '"', 4)) AS kind (of_event)
 WHERE (e.run, e.seq) > (:run::bigint, :seq::bigint) AND r.updated_at >= :since AND (:tenant::text IS NULL OR r.tenant = :tenant)
@@ -483,58 +416,22 @@ ORDER BY e.run, e.seq LIMIT :limit
 
 -- == Notices ==========================================================================================================
 
--- name: insert_notice
-INSERT INTO perdure_notices (run, seq, next_at) VALUES (?, ?, ?)
-
--- name: due_notices
-SELECT id, run, seq, attempts FROM perdure_notices WHERE next_at <= ? ORDER BY next_at, id LIMIT ?
-
 -- name: notices_to_take
--- As due_notices, for one taker at a time: what another one is just taking is passed by.
+-- Like due_notices, and the notices are locked. Notices that another process is just taking are skipped.
 SELECT id, run, seq, attempts FROM perdure_notices WHERE next_at <= ? ORDER BY next_at, id LIMIT ? FOR UPDATE SKIP LOCKED
-
--- name: take_notice
--- Until next_at it belongs to whoever has taken it.
-UPDATE perdure_notices SET next_at = ?, attempts = attempts + 1 WHERE id = ?
-
--- name: notice
-SELECT next_at, attempts FROM perdure_notices WHERE id = ?
 
 -- name: event_of_notice
 SELECT r.run_id, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, convert_to(e.data, 'UTF8')
 FROM perdure_runs AS r JOIN perdure_events AS e ON e.run = r.id WHERE r.id = ? AND e.seq = ?
 
--- name: delete_notice
-DELETE FROM perdure_notices WHERE id = ?
-
--- name: put_notice_off
-UPDATE perdure_notices SET next_at = ?, error = ? WHERE id = ?
-
--- name: failing_notices
--- How many have been tried in vain, and what was said about the youngest of them.
-SELECT count(*), (SELECT error FROM perdure_notices WHERE error IS NOT NULL ORDER BY id DESC LIMIT 1)
-FROM perdure_notices WHERE error IS NOT NULL
-
--- name: next_notice
-SELECT min(next_at) FROM perdure_notices
-
--- == Who works ========================================================================================================
-
--- name: line
-SELECT id FROM perdure_lines WHERE agent = ? AND version = ? AND queue = ? AND tenant = ? AND priority = ?
+-- == Workers, lines and claims ========================================================================================
 
 -- name: insert_line
--- Changes nothing when somebody else has made it.
+-- If another transaction has inserted the same line, nothing changes.
 INSERT INTO perdure_lines (agent, version, queue, tenant, priority) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
 
--- name: kind_of_run
-SELECT agent, queue, tenant, priority FROM perdure_runs WHERE id = ?
-
--- name: move_run
-UPDATE perdure_runs SET version = ?, line = ? WHERE id = ?
-
 -- name: lines_with_ready_runs
--- The served lines whose first run is ready, each with that and its tenant's last turn.
+-- The served lines whose first run is ready; each line with the ready_at of that run, and with the tenant's last turn.
 SELECT l.id, l.queue, l.tenant, l.priority, h.ready_at,
     coalesce((SELECT turn FROM perdure_turns AS t WHERE t.queue = l.queue AND t.tenant = l.tenant), 0)
 FROM jsonb_array_elements(:served::jsonb) AS s (value)
@@ -543,9 +440,9 @@ FROM jsonb_array_elements(:served::jsonb) AS s (value)
 WHERE :queues::jsonb IS NULL OR l.queue IN (SELECT jsonb_array_elements_text(:queues::jsonb))
 
 -- name: ready_below
--- The ready runs of a family; see family_of_run. Suspects only if they are wanted. What another worker is just taking is passed by.
-SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
+-- The ready runs below a run (see family_of_run). If :suspects is false, suspects are left out. Locked runs are skipped:
+-- another worker is just claiming them.
+SELECT {run}
 FROM perdure_runs
 WHERE run_id > :run_id::text || '/' AND run_id < :run_id::text || '0' AND ready_at <= :now AND :queues::jsonb IS NULL
     AND (:suspects::boolean OR crashes + (lost > 0)::int < 2)
@@ -553,35 +450,23 @@ WHERE run_id > :run_id::text || '/' AND run_id < :run_id::text || '0' AND ready_
 ORDER BY ready_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 
 -- name: ready_of_line
--- The ready runs of a line from a place on, those that have waited longest first. Suspects only if they are wanted.
--- What another worker is just taking is passed by.
-SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
+-- The ready runs of a line, after the position (:after_ready, :after_id); the run that has been ready longest is first. If
+-- :suspects is false, suspects are left out. Locked runs are skipped: another worker is just claiming them.
+SELECT {run}
 FROM perdure_runs
 WHERE line = :line AND ready_at <= :now AND (ready_at, id) > (:after_ready::bigint, :after_id::bigint)
     AND (:suspects::boolean OR crashes + (lost > 0)::int < 2)
 ORDER BY ready_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 
--- name: suspects_of_worker
-SELECT crashes, lost_with FROM perdure_runs WHERE holder = ? AND crashes >= 2
-
--- name: held_suspects
--- Of all workers.
-SELECT holder, crashes, lost_with FROM perdure_runs WHERE holder IS NOT NULL AND crashes >= 2
-
--- name: load_of_worker
--- How many runs it holds, and how many suspects among them.
-SELECT count(*), count(*) FILTER (WHERE crashes >= 2) FROM perdure_runs WHERE holder = ?
-
 -- name: held_by_party
--- How many runs of each tenant in each queue are held. Counted in the index of held runs alone.
+-- How many runs are held, per queue and tenant. This reads only the index of held runs, and the lines.
 SELECT l.queue, l.tenant, sum(h.held)::bigint
 FROM (SELECT line, count(*) AS held FROM perdure_runs WHERE holder IS NOT NULL GROUP BY line) AS h
     JOIN perdure_lines AS l ON l.id = h.line
 GROUP BY l.queue, l.tenant
 
 -- name: ready_by_party
--- How many runs of each tenant in each queue are ready, and since when the one of them that has waited longest.
+-- How many runs are ready, per queue and tenant; and the ready_at of the run that has been ready longest.
 SELECT l.queue, l.tenant, sum(h.ready)::bigint, min(h.since)
 FROM (SELECT line, count(*) AS ready, min(ready_at) AS since FROM perdure_runs WHERE ready_at <= :now GROUP BY line) AS h
     JOIN perdure_lines AS l ON l.id = h.line
@@ -591,7 +476,7 @@ GROUP BY l.queue, l.tenant
 SELECT coalesce(max(turn), 0) FROM perdure_turns
 
 -- name: had_turn
--- Whose turn it was is told by whoever gets to it: nobody waits for another worker that writes down the same at the same moment.
+-- If another worker updates the same row at the same moment, do not wait for it: only that worker's turn is stored.
 WITH free AS (
     SELECT queue, tenant FROM perdure_turns WHERE queue = ?1 AND tenant = ?2 FOR NO KEY UPDATE SKIP LOCKED
 ), kept AS (
@@ -600,21 +485,24 @@ WITH free AS (
 INSERT INTO perdure_turns (queue, tenant, turn) VALUES (?1, ?2, ?3) ON CONFLICT (queue, tenant) DO NOTHING
 
 -- name: claim_run
--- A new epoch over the old one: whoever held the run before is refused from here on.
+-- The epoch becomes higher: from now on, appends of the earlier holder are refused.
 UPDATE perdure_runs SET epoch = :epoch, nonce = :nonce, holder = :worker, seq = :seq, head = :head, crashes = :crashes, lost_with = :lost_with,
     lost = 0, ready_at = NULL, waiting_for = NULL, error = NULL, attention = NULL, updated_at = greatest(updated_at, :now::bigint),
     status = CASE WHEN status = 'cancelling' THEN status ELSE 'running' END
 WHERE id = :id
 
 -- name: claim_at_once
--- The first ready runs of the only served line that has any, taken in one statement, which is one transaction and one round trip: as
--- claim_run, insert_event and had_turn. The first columns of every row say what there was: how many such runs, whether something has to be
--- weighed (then nothing is taken), and when the next run of any served line is ready. A row with a run is one that was taken. The others
--- have its number alone, and an event of its journal, unless that is long, or what lies in its inbox: both are of the seq at which it was
--- taken, and while nobody holds a run nothing is put into its inbox.
--- What somebody else is just taking, or has changed since this statement began, is passed by; nothing is waited for. The seq is guard enough:
--- nobody takes a ready run, stops it or ends it without an event. The chain is that of perdure.core.identity.link. Nonces and event ids are
--- made of a secret of this claim. Whoever wants to know for certain what it has taken asks for the same advisory lock.
+-- Claim the first ready runs, if only one served line has ready runs, in one statement, which is one transaction and one
+-- round trip: like claim_run, insert_event and had_turn.
+-- The answer has three kinds of rows. (1) A claimed run; its first columns say how many ready runs there were, whether turns,
+-- limits or suspects have to be weighed (then nothing is claimed), and when the next run of any served line is ready. If no
+-- run was claimed, there is one such row without a run. (2) An event of a claimed run, with the run's key; if the journal is
+-- long, its events are left out. (3) An inbox row of a claimed run, with the run's key. The events and inbox rows are
+-- complete for the seq at which the run was claimed: while a run is not held, nothing is put into its inbox.
+-- A run that another transaction has locked, or has changed since this statement began, is skipped: the statement never
+-- waits. The seq is a sufficient guard: no transaction claims, stops or ends a ready run without an event. The hash is
+-- computed as in perdure.core.identity.link. Nonces and event ids are derived from a secret of this claim. The advisory lock
+-- is for claim_is_over, which waits for the end of this statement.
 WITH served AS (
     SELECT l.id, l.queue, l.tenant, EXISTS (SELECT 1 FROM perdure_runs WHERE line = l.id AND ready_at <= :now::bigint) AS ready,
         (SELECT ready_at FROM perdure_runs WHERE line = l.id AND ready_at > :now ORDER BY ready_at LIMIT 1) AS later
@@ -679,17 +567,16 @@ SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, N
 FROM taken AS t JOIN perdure_inbox AS i ON i.run = t.id
 
 -- name: claimed_at_once
--- What a claim with this secret has taken, if that is over.
-SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id, nonce
+-- The runs that the claim with this secret has taken. If the claim is still under way, there are no rows.
+SELECT {run}, nonce
 FROM perdure_runs WHERE holder = :worker AND nonce = substr(sha256(:secret::bytea || int8send(id)), 1, 16) ORDER BY id
 
 -- name: claim_is_over
--- Waits for the end of a claim that takes this lock, should it be under way; one that comes while this transaction lasts takes nothing.
+-- If the claim with this token is under way, wait for its end. If the claim comes during this transaction, it claims nothing.
 SELECT pg_advisory_xact_lock(:token::bigint)
 
 -- name: next_ready
--- The head of each served line, whether it is ready or sleeps.
+-- The earliest ready_at of all served lines, in the past or in the future.
 SELECT min(h.ready_at)
 FROM jsonb_array_elements(:served::jsonb) AS s (value)
     JOIN perdure_lines AS l ON l.agent = s.value ->> 0 AND l.version = s.value ->> 1
@@ -697,7 +584,8 @@ FROM jsonb_array_elements(:served::jsonb) AS s (value)
 WHERE :queues::jsonb IS NULL OR l.queue IN (SELECT jsonb_array_elements_text(:queues::jsonb))
 
 -- name: left_behind
--- From ready children in lines that are not served upwards, until a parent is of a kind that is: that one can name the kind below it.
+-- Start at ready children in lines that are not served, and go up to the first ancestor whose agent is served. A replay
+-- of that ancestor finds the agent of the run right below that ancestor.
 WITH RECURSIVE served (agent, version) AS (SELECT value ->> 0, value ->> 1 FROM jsonb_array_elements(:served::jsonb) AS s (value)),
 below (agent, version, parent) AS (
     SELECT l.agent, l.version, c.parent
@@ -714,25 +602,21 @@ WHERE EXISTS (SELECT 1 FROM served AS s WHERE s.agent = p.agent AND s.version = 
 GROUP BY 1, 2, 3, 4
 
 -- name: insert_worker
--- Again for the same worker: what it serves now. Its lease counts by the clock of the database.
+-- If the worker already has a row, update what the worker serves. The lease of a worker counts by the clock of the database.
 INSERT INTO perdure_workers AS w (worker, name, pid, started_at, beat_at, serves, queues)
 VALUES (:worker, :name, :pid, :now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, :served, :queues)
 ON CONFLICT (worker) DO UPDATE SET name = excluded.name, pid = excluded.pid, beat_at = excluded.beat_at, serves = excluded.serves,
     queues = excluded.queues, started_at = CASE WHEN w.pid = excluded.pid THEN w.started_at ELSE excluded.started_at END
 
--- name: delete_worker
-DELETE FROM perdure_workers WHERE worker = ?
-
 -- name: beat
--- Whatever the last one said: a clock that was set back must not keep a worker alive that has died since.
+-- The new time may be lower than the last time. If a clock was set back, the higher time must not stay: it would make a
+-- worker that has died since look alive.
 UPDATE perdure_workers SET beat_at = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 WHERE worker = :worker AND :now::bigint IS NOT NULL
 
--- name: worker_by_id
-SELECT name, beat_at FROM perdure_workers WHERE worker = ?
-
 -- name: list_workers
--- The last column: whether its lease has run out, by the clock of the database. What is held is counted once for all of them.
+-- The last column: has the worker's lease run out, by the clock of the database? The held runs are counted once for all
+-- workers.
 SELECT w.worker, w.name, w.pid, w.started_at, w.beat_at, coalesce(h.runs, 0), w.serves, w.queues,
     w.beat_at < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - :lease_us::bigint AND :now::bigint IS NOT NULL
 FROM perdure_workers AS w LEFT JOIN (
@@ -741,7 +625,8 @@ FROM perdure_workers AS w LEFT JOIN (
 ORDER BY w.started_at, w.worker
 
 -- name: workers_without_session
--- Those whose connection, with the lock that it held, is gone: dead, or cut off for the moment. Only who holds a run has something to lose.
+-- The workers whose connection, with its session lock, is gone: each is dead, or cut off for the moment. Only workers that
+-- hold a run are returned.
 SELECT w.worker, w.beat_at FROM perdure_workers AS w
 WHERE w.session AND EXISTS (SELECT 1 FROM perdure_runs AS r WHERE r.holder = w.worker) AND NOT EXISTS (
     SELECT 1 FROM pg_locks AS l
@@ -752,11 +637,11 @@ WHERE w.session AND EXISTS (SELECT 1 FROM perdure_runs AS r WHERE r.holder = w.w
 UPDATE perdure_workers SET session = TRUE WHERE worker = ?
 
 -- name: has_no_session
--- Its connection is gone, and it lives: only its lease counts until it has another one.
+-- The worker's connection is gone, but the worker is alive: until it has a new session lock, only its lease counts.
 UPDATE perdure_workers SET session = FALSE, beat_at = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint WHERE worker = ?
 
 -- name: forget_workers
--- Those that have been silent for very long and hold nothing: their machines are gone.
+-- Delete workers that have been silent for :silent_us and hold no run: their machines are gone.
 DELETE FROM perdure_workers AS w
 WHERE beat_at < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - :silent_us::bigint
     AND NOT EXISTS (SELECT 1 FROM perdure_runs AS r WHERE r.holder = w.worker)
@@ -766,25 +651,23 @@ SELECT DISTINCT holder FROM perdure_runs AS r
 WHERE holder IS NOT NULL AND NOT EXISTS (SELECT 1 FROM perdure_workers AS w WHERE w.worker = r.holder)
 
 -- name: lose_runs
--- Their holder is gone: claimable at once, and the next claim knows that it is a takeover, and how many others may be to blame.
--- What somebody is just writing to is passed by; the next look finds it.
+-- The holder is gone, so its runs become claimable at once. `lost` tells the next claim that it is a takeover, and
+-- `lost_with` tells how many other runs may be to blame. Runs that are just being written to are skipped; the next reap
+-- finds them.
 UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :now::bigint, updated_at = greatest(updated_at, :now::bigint),
     status = CASE WHEN status = 'cancelling' THEN status ELSE 'queued' END,
     lost_with = CASE WHEN crashes >= 2 THEN :beside_suspects::bigint ELSE :beside::bigint END
 WHERE id IN (SELECT id FROM perdure_runs WHERE holder = :worker ORDER BY id FOR NO KEY UPDATE SKIP LOCKED)
 
--- name: held_by_worker
-SELECT run_id, epoch FROM perdure_runs WHERE holder = ?
-
 -- name: lose_run
--- As lose_runs, for one of them, unless it was claimed anew since we looked.
+-- Like lose_runs, for one run. If the run was claimed again, it has another epoch, and nothing changes.
 UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :now::bigint, updated_at = greatest(updated_at, :now::bigint),
     status = CASE WHEN status = 'cancelling' THEN status ELSE 'queued' END,
     lost_with = CASE WHEN crashes >= 2 THEN :beside_suspects::bigint ELSE :beside::bigint END
 WHERE run_id = :run_id AND holder = :worker AND epoch = :epoch
 
 -- name: lose_runs_of_silent_worker
--- As lose_runs, unless the worker has given another sign of life since.
+-- Like lose_runs. If the worker has sent another heartbeat since :beat_at, nothing changes.
 UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :now::bigint, updated_at = greatest(updated_at, :now::bigint),
     status = CASE WHEN status = 'cancelling' THEN status ELSE 'queued' END,
     lost_with = CASE WHEN crashes >= 2 THEN :beside_suspects::bigint ELSE :beside::bigint END
@@ -792,33 +675,26 @@ WHERE id IN (SELECT id FROM perdure_runs WHERE holder = :worker ORDER BY id FOR 
     AND EXISTS (SELECT 1 FROM perdure_workers AS w WHERE w.worker = :worker AND w.beat_at = :beat_at)
 
 -- name: count_workers
--- How many there are whose lease runs, and how many that have been silent for very long and hold nothing.
+-- How many workers have a valid lease, and how many have been silent for :silent_us and hold no run.
 SELECT count(*) FILTER (WHERE w.beat_at >= (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - :lease_us::bigint),
     count(*) FILTER (WHERE w.beat_at < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - :silent_us::bigint
         AND NOT EXISTS (SELECT 1 FROM perdure_runs AS r WHERE r.holder = w.worker))
 FROM perdure_workers AS w
 
--- == Rates ============================================================================================================
-
--- name: rate
-SELECT due, paused_until, seen_at FROM perdure_rates WHERE key = ?
+-- == Rate limits ======================================================================================================
 
 -- name: make_rate
--- So that there is a row to lock, and of all who come for a place one goes first.
+-- Make sure that the rate has a row. The workers lock this row, so that only one worker at a time takes a place.
 INSERT INTO perdure_rates (key, due, paused_until, seen_at) VALUES (?, 0, 0, 0) ON CONFLICT DO NOTHING
 
 -- name: rate_to_change
 SELECT due, paused_until, seen_at FROM perdure_rates WHERE key = ? FOR NO KEY UPDATE
 
--- name: book_rate
-INSERT INTO perdure_rates (key, due, paused_until, seen_at) VALUES (:key, :due, :paused_until, :seen_at)
-ON CONFLICT (key) DO UPDATE SET due = excluded.due, paused_until = excluded.paused_until, seen_at = excluded.seen_at
-
 -- name: hold_rate_back
 INSERT INTO perdure_rates AS r (key, due, paused_until, seen_at) VALUES (:key, 0, :until, 0)
 ON CONFLICT (key) DO UPDATE SET paused_until = greatest(r.paused_until, excluded.paused_until)
 
--- == What one transaction at a time may do ============================================================================
+-- == Exclusive locks by key ===========================================================================================
 
 -- name: make_lock
 INSERT INTO perdure_locks (key) VALUES (?) ON CONFLICT DO NOTHING
@@ -828,30 +704,12 @@ SELECT 1 FROM perdure_locks WHERE key = ? FOR UPDATE
 
 -- == Moving, pruning ==================================================================================================
 
--- name: moved
-SELECT state, to_url, by, at FROM perdure_moved
-
 -- name: lock_journal
--- Waits for every transaction that is writing to a run, and keeps others from beginning: what comes after this one finds the journal closed.
+-- Wait for every transaction that is writing to a run, and block new transactions, which then find the journal closed.
 LOCK TABLE perdure_runs IN EXCLUSIVE MODE
 
 -- name: lock_workers
 LOCK TABLE perdure_workers IN SHARE ROW EXCLUSIVE MODE
-
--- name: close_journal
-INSERT INTO perdure_moved (id, state, to_url, by, at) VALUES (1, 'moving', ?, ?, ?)
-
--- name: finish_move
-UPDATE perdure_moved SET state = 'moved' WHERE state = 'moving'
-
--- name: reopen_journal
-DELETE FROM perdure_moved WHERE state = 'moving'
-
--- name: count_held
-SELECT count(*) FROM perdure_runs WHERE holder IS NOT NULL
-
--- name: count_runs
-SELECT count(*) FROM perdure_runs
 
 -- name: other_tables
 SELECT relname::text FROM pg_class
@@ -859,11 +717,11 @@ WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p') AN
 ORDER BY 1
 
 -- name: roots
--- Those that stand above a family, in the order of their numbers.
+-- The runs without a parent, in the order of their keys.
 SELECT id, run_id FROM perdure_runs WHERE id > :after AND strpos(run_id, '/') = 0 ORDER BY id LIMIT :limit
 
 -- name: families
--- All runs of these families; see family_of_run.
+-- All runs of these families (see family_of_run).
 SELECT root.value, r.run_id, r.id, r.seq, r.head, r.status, r.updated_at
 FROM jsonb_array_elements_text(:roots::jsonb) AS root (value) JOIN perdure_runs AS r ON r.run_id = root.value
 UNION ALL
@@ -878,7 +736,8 @@ SELECT run_id, seq, head FROM perdure_runs WHERE run_id = ANY (ARRAY(SELECT json
 SELECT run_id, events, head FROM perdure_pruned WHERE run_id = ANY (ARRAY(SELECT jsonb_array_elements_text(:run_ids::jsonb))) AND status <> 'returned'
 
 -- name: whole_runs
--- Everything but what is this database's own affair: numbers, and who held it. The last column: whose budget applies first.
+-- All columns that are also valid in another database: no keys and no holder. The last column is the id of the run whose
+-- budget applies first.
 SELECT id, run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at, seq, head, epoch, lost, crashes,
     error, created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth, lost_with,
     (SELECT l.run_id FROM perdure_runs AS l WHERE l.id = r.ledger)
@@ -897,7 +756,7 @@ SELECT run, topic, key FROM perdure_signals WHERE run = ANY (ARRAY(SELECT value:
 ORDER BY run, topic, key
 
 -- name: whole_budgets
--- The first columns: whose it is, and whose the one above it is.
+-- The first column is the run that has the budget. The second column is the run that has the next budget above.
 SELECT b.run, (SELECT r.run_id FROM perdure_runs AS r WHERE r.id = b.above), limit_usd_micros, limit_tokens, limit_calls, limit_busy_us,
     on_exceed, spent_usd_micros, spent_tokens, spent_calls, spent_busy_us, reserved_usd_micros, reserved_tokens, reserved_calls, reserved_busy_us
 FROM perdure_budgets AS b WHERE b.run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
@@ -916,33 +775,22 @@ SELECT run, digest FROM perdure_blob_uses WHERE run = ANY (ARRAY(SELECT value::b
 ORDER BY run, digest
 
 -- name: take_in_run
--- A run from another journal, with the time of its next wake-up and everything else. No row when the id is taken.
+-- Insert a run from another journal, with its ready_at. No row is returned if the id is taken.
 INSERT INTO perdure_runs (run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at, seq, head, epoch, lost, crashes, error,
     created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth, lost_with, line, ledger)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT ledger FROM perdure_runs WHERE run_id = ?::text))
 ON CONFLICT (run_id) DO NOTHING RETURNING id
 
 -- name: take_in_events
--- Those of many runs.
+-- Insert the events of many runs.
 INSERT INTO perdure_events (run, seq, event_id, ts, epoch, call, cause, data, hash)
 SELECT e.* FROM unnest(:runs::bigint[], :seqs::bigint[], :ids::bytea[], :times::bigint[], :epochs::bigint[], :calls::bigint[],
     :causes::bigint[], :data::text[], :hashes::bytea[]) AS e (run, seq, event_id, ts, epoch, call, cause, data, hash)
-
--- name: take_in_approval
-INSERT INTO perdure_approvals (run, approval, seq, call, action, asked_at, status, deciders, expires_at, escalated, voters, digest, settled_by,
-    note, settled_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: take_in_budget
 INSERT INTO perdure_budgets (run, above, limit_usd_micros, limit_tokens, limit_calls, limit_busy_us, on_exceed, spent_usd_micros,
     spent_tokens, spent_calls, spent_busy_us, reserved_usd_micros, reserved_tokens, reserved_calls, reserved_busy_us)
 VALUES (?, (SELECT id FROM perdure_runs WHERE run_id = ?::text), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-
--- name: take_in_inbox
-INSERT INTO perdure_inbox (run, call, event_id, ts, data) VALUES (?, ?, ?, ?, ?)
-
--- name: take_in_notice
-INSERT INTO perdure_notices (run, seq, next_at, attempts, error) VALUES (?, ?, ?, ?, ?)
 
 -- name: use_blob
 INSERT INTO perdure_blob_uses (run, digest) VALUES (?, ?) ON CONFLICT DO NOTHING
@@ -950,15 +798,13 @@ INSERT INTO perdure_blob_uses (run, digest) VALUES (?, ?) ON CONFLICT DO NOTHING
 -- name: known_blobs
 SELECT digest FROM perdure_blobs WHERE digest = ANY (ARRAY(SELECT decode(value, 'hex') FROM jsonb_array_elements_text(:digests::jsonb) AS v (value)))
 
--- name: rates
-SELECT key, due, paused_until, seen_at FROM perdure_rates
-
 -- name: run_to_keep
--- For whoever adds to its family: it is not pruned before this transaction ends.
+-- For a transaction that adds a run to the family of this run: this run cannot be pruned before that transaction ends.
 SELECT id FROM perdure_runs WHERE run_id = ? FOR KEY SHARE
 
 -- name: prunable
--- Families whose root has ended so and of which nothing has happened since: how many runs and events they have.
+-- The families that ended before :before, whose root has one of :statuses, and which have no notice left to send. Each
+-- with the number of its runs and events.
 SELECT r.id, r.run_id,
     1 + (SELECT count(*) FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0')::bigint,
     (r.seq + (SELECT coalesce(sum(k.seq), 0) FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0'))::bigint
@@ -974,12 +820,12 @@ WHERE r.id > :after AND strpos(r.run_id, '/') = 0 AND r.status = ANY (ARRAY(SELE
 ORDER BY r.id LIMIT :limit
 
 -- name: runs_to_prune
--- Nobody else touches them, or adds to their families, before this transaction ends.
+-- Lock these runs: until this transaction ends, no other transaction can change them, or add runs to their families.
 SELECT id FROM perdure_runs WHERE id = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
 ORDER BY id FOR UPDATE
 
 -- name: unsent_notices
--- The runs of which somebody still has to hear.
+-- The runs that have notices left to send.
 SELECT DISTINCT run FROM perdure_notices WHERE run = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
 
 -- name: bury
@@ -1015,35 +861,23 @@ DELETE FROM perdure_events WHERE run = ANY (ARRAY(SELECT value::bigint FROM json
 DELETE FROM perdure_runs WHERE id = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
 
 -- name: blobs_to_prune
--- Locked before it is looked at who uses them: whoever is just putting one of them there again has it locked until then, and is seen.
+-- Lock the blobs before prune_blobs checks which blobs are used. A transaction that is storing one of these blobs again has
+-- a lock on it until its commit, so prune_blobs sees that the blob is used.
 SELECT digest FROM perdure_blobs WHERE digest = ANY (ARRAY(SELECT decode(value, 'hex') FROM jsonb_array_elements_text(:digests::jsonb) AS v (value))) ORDER BY digest FOR UPDATE
 
 -- name: prune_blobs
 DELETE FROM perdure_blobs WHERE digest = ANY (ARRAY(SELECT decode(value, 'hex') FROM jsonb_array_elements_text(:digests::jsonb) AS v (value)))
     AND NOT EXISTS (SELECT 1 FROM perdure_blob_uses AS u WHERE u.digest = perdure_blobs.digest)
 
--- name: tombstone
--- The last one, if it has several: a copy may have been taken back more than once.
-SELECT id, run_id, agent, tenant, status, events, head, created_at, finished_at, pruned_at, by FROM perdure_pruned WHERE run_id = ? AND status <> 'returned' ORDER BY id DESC LIMIT 1
-
--- name: tombstones
-SELECT id, run_id, agent, tenant, status, events, head, created_at, finished_at, pruned_at, by FROM perdure_pruned WHERE id > :after ORDER BY id LIMIT :limit
-
--- name: take_in_tombstone
-INSERT INTO perdure_pruned (run_id, agent, tenant, status, events, head, created_at, finished_at, pruned_at, by) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-
--- name: count_pruned
-SELECT count(*), max(pruned_at) FROM perdure_pruned WHERE status <> 'returned'
-
-
 -- == Opening ==========================================================================================================
 
 -- name: migrating
--- Of several processes that start at once, one makes the schema. For this transaction only: nothing is left behind in a session.
+-- If several processes start at the same time, only one creates the schema. The lock belongs to the transaction, so that no
+-- lock stays in the session.
 SELECT pg_advisory_xact_lock(hashtextextended('perdure schema ' || current_schema(), 0))
 
 -- name: has_schema_table
--- Not to_regclass: it would answer from what this session remembers of its first look, before it waited for whoever was migrating.
+-- Do not use to_regclass: it would answer from the session's cache, as of before the wait for the process that migrated.
 SELECT 1 FROM pg_class WHERE relname = 'perdure_schema' AND relnamespace = current_schema()::regnamespace
 
 -- name: applied_migrations
@@ -1056,35 +890,36 @@ INSERT INTO perdure_schema (version, checksum, applied_at) VALUES (?, ?, (extrac
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 
 -- name: facts
--- Connections are not counted in pg_stat_activity: there one sees only those of one's own user.
+-- Do not count the connections in pg_stat_activity: it shows a user only the connections of that user.
 SELECT current_setting('server_version'), pg_size_pretty(pg_database_size(current_database())), current_setting('fsync'),
     current_setting('synchronous_commit'), current_setting('max_connections'),
     (SELECT coalesce(sum(numbackends), 0)::bigint FROM pg_stat_database)
 
--- == What doctor asks ==================================================================================================
+-- == For perdure doctor ================================================================================================
 
 -- name: durability
 SELECT name, setting FROM pg_settings
 WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit', 'synchronous_standby_names', 'autovacuum', 'track_counts')
 
 -- name: dead_rows
--- What autovacuum has not cleared away yet, of the tables in which rows are changed all the time.
+-- Dead rows that autovacuum has not removed yet, in the tables whose rows change all the time.
 SELECT relname::text, n_live_tup, n_dead_tup, (extract(epoch FROM greatest(last_vacuum, last_autovacuum)) * 1000000)::bigint
 FROM pg_stat_user_tables
 WHERE schemaname = current_schema() AND relname IN ('perdure_runs', 'perdure_workers', 'perdure_inbox', 'perdure_budgets')
 ORDER BY n_dead_tup DESC
 
 -- name: oldest_transaction
--- The one that has been open longest: as long as it is, no vacuum clears away what was changed since. Of other users one sees only that they
--- are there, unless one is a member of pg_read_all_stats.
+-- The transaction that has been open longest: until it ends, no vacuum removes rows that were changed since it began. Unless
+-- this user is a member of pg_read_all_stats, it sees only that the transactions of other users exist.
 SELECT pid::bigint, coalesce(application_name, ''), coalesce(state, ''), (extract(epoch FROM clock_timestamp() - xact_start) * 1000000)::bigint
 FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
 ORDER BY xact_start LIMIT 1
 
 -- name: missing_privileges
--- What a worker needs, or who decides, and this user may not do. The journal itself is only ever added to. UPDATE is a matter of columns;
--- of a table whose rows are only locked it takes a single one.
+-- The privileges that a worker, or a user who decides approvals, needs and this user lacks. The journal itself is
+-- append-only, so no UPDATE on it is needed. UPDATE is granted per column; for a table whose rows are only locked, one column
+-- is enough.
 SELECT t.role, t.name, p.privilege
 FROM (VALUES ('worker', 'perdure_schema', 'SELECT', ''), ('worker', 'perdure_moved', 'SELECT', ''), ('worker', 'perdure_pruned', 'SELECT', ''),
         ('worker', 'perdure_events', 'SELECT, INSERT', ''), ('worker', 'perdure_blobs', 'SELECT, INSERT, UPDATE', 'digest'),

@@ -1,4 +1,4 @@
-"""The Store on PostgreSQL."""
+"""The Store on PostgreSQL, and the function that opens it by its URL."""
 
 from __future__ import annotations
 
@@ -8,25 +8,48 @@ from collections.abc import Callable, Sequence
 import psycopg
 
 from perdure.core.events import AnyBody, SignalReceived
-from perdure.store.api import Append, Appended, NewRun, RunRow, Status
+from perdure.errors import StoreUnavailable
+from perdure.store.api import Append, Appended, NewRun, RunRow, Status, Store
+from perdure.store.archive import Wholes
 from perdure.store.creation import first_event
+from perdure.store.cursor import Cursor, Row
 from perdure.store.delivery import Letter
 from perdure.store.journal import concerns_others
 from perdure.store.part import Means
-from perdure.store.postgres import soundness
+from perdure.store.postgres import integrity
+from perdure.store.postgres.arrays import Array, Byteas, Int8s, Texts
 from perdure.store.postgres.bell import NotifyBell
 from perdure.store.postgres.claims import GRACE_S, PostgresClaims
 from perdure.store.postgres.connections import LONGEST_PAUSE_S, Connections
-from perdure.store.postgres.creation import AnswerLost, create_at_once
 from perdure.store.postgres.database import PostgresDatabase
+from perdure.store.postgres.fast_writes import AnswerLost, LetterLost, create_at_once, signal_at_once
 from perdure.store.postgres.journal import PostgresJournal
 from perdure.store.postgres.liveness import MachineLocks
-from perdure.store.postgres.migrate import MIGRATIONS
-from perdure.store.postgres.posting import LetterLost, signal_at_once
-from perdure.store.postgres.wholes import PostgresWholes
+from perdure.store.postgres.migrate import MIGRATIONS, migrate, require_journal
 from perdure.store.sql import SqlStore
 
-# How often a look is due although nobody has rung: a bell that is heard makes looking a second net, and without one it is all there is.
+_COLUMNS: tuple[tuple[str, type[Array]], ...] = (
+    *(("runs", Int8s), ("seqs", Int8s), ("ids", Byteas), ("times", Int8s), ("epochs", Int8s)),
+    *(("calls", Int8s), ("causes", Int8s), ("data", Texts), ("hashes", Byteas)),
+)
+
+
+class PostgresWholes(Wholes):
+    """Inserts the events of whole runs in one statement.
+
+    With one statement for each event, each event would cost a trigger call.
+    """
+
+    def _take_in_events(self, cursor: Cursor, events: Sequence[Row]) -> None:
+        columns = zip(*events, strict=True)
+        cursor.change("take_in_events", {name: kind.of(column) for (name, kind), column in zip(_COLUMNS, columns, strict=True)})
+
+
+# -- the store
+
+
+# The time between two polls if no bell has rung: the first number if this process can hear the bell, the second if it
+# cannot.
 _LOOK_S, _LOOK_DEAF_S = 1.0, 0.25
 
 
@@ -35,7 +58,7 @@ class PostgresStore(PostgresJournal, PostgresClaims, PostgresWholes, SqlStore):
 
     remote = True
     pause_s = LONGEST_PAUSE_S
-    cut_off_after_s = GRACE_S - 1.0  # some of it for what is done at the end of that time
+    cut_off_after_s = GRACE_S - 1.0  # one second earlier than GRACE_S, to be on the safe side
     _database: PostgresDatabase
     _bell: NotifyBell
 
@@ -54,7 +77,8 @@ class PostgresStore(PostgresJournal, PostgresClaims, PostgresWholes, SqlStore):
         try:
             row = create_at_once(self._database, self._notify, new)
         except AnswerLost:
-            # The crash window: what is there now may have been made by the statement whose answer was lost. It is as new as if we had heard.
+            # If the run exists now, it may have been created by the statement whose answer was lost. Then the run
+            # counts as created by this call.
             row, created = super().create_run(new)
             self._notify.ring()
             return row, created or self.hash_at(new.run_id, 1) == first_event(new).hash
@@ -87,7 +111,10 @@ class PostgresStore(PostgresJournal, PostgresClaims, PostgresWholes, SqlStore):
         return answers
 
     def version(self) -> int:
-        """Changes when anything was committed here or heard of, and from time to time anyway. Nothing is asked of the server for it."""
+        """A number that changes with every commit of this process, with every ring, and also as time passes.
+
+        The server is not asked.
+        """
         look_s = _LOOK_S if self._notify.listening else _LOOK_DEAF_S
         return self._database.commits + self._notify.heard + int(time.monotonic() / look_s)
 
@@ -107,4 +134,33 @@ class PostgresStore(PostgresJournal, PostgresClaims, PostgresWholes, SqlStore):
         }
 
     def problems(self) -> list[str]:
-        return soundness.problems(self._database)
+        return integrity.problems(self._database)
+
+
+# -- opening a store by its postgresql: URL
+
+
+_STARTING_S = 30.0
+
+
+def open_postgres(url: str, *, create: bool = True, answer_s: float = 10.0, connections: int = 10) -> Store:
+    """Open the journal in the URL's database. If needed, create the journal or update its schema."""
+    pool = Connections(url, connections, answer_s)
+    deadline_s = time.monotonic() + _STARTING_S
+    while True:
+        try:
+            with pool.lent() as connection:
+                if not create:
+                    require_journal(connection, pool.where)
+                migrate(connection, pool.where)
+                return PostgresStore(url, pool, connection.schema)
+        except StoreUnavailable as error:
+            # A server that is starting up or recovering says so in its message, and will soon be ready: try again. The
+            # caller gets any other error.
+            if ("starting up" not in str(error) and "recovery" not in str(error)) or time.monotonic() > deadline_s:
+                pool.close()
+                raise
+            time.sleep(0.2)
+        except BaseException:
+            pool.close()
+            raise

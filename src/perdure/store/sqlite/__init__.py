@@ -1,1 +1,1 @@
-"""The journal in one SQLite file, or in memory: the dialect, and what a file needs that a server does not."""
+"""The journal in one SQLite file, or in memory: the SQL dialect, and the code that only a file needs, not a server."""

@@ -1,4 +1,4 @@
-"""Opening a connection: every pragma that durability rests on is set, read back and asserted."""
+"""Opens a connection. Every pragma that durability needs is set, read back and checked."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ def connect_file(path: Path, synchronous: str, busy_s: float) -> apsw.Connection
                 f"{path} is read-only; a journal is written to: change the permissions of the file or remount its file system"
             )
         connection.set_busy_timeout(int(busy_s * 1000))
-        # For a new file only. Of events of two kilobytes, which is what people and models say, half of every page of 4 KiB would stay empty.
+        # The page size takes effect in a new file only. With pages of 4 KiB, events of about 2 KiB (a typical size of
+        # messages) would leave half of every page empty.
         connection.pragma("page_size", _PAGE_BYTES)
         _enter_wal(connection, path, busy_s)
         connection.pragma("synchronous", SYNCHRONOUS[synchronous])
-        # A commit that makes the log longer costs the disk half as much again as one that writes over an old part of it: it is short,
-        # so that it is soon written over.
+        # A commit that extends the log costs the disk one and a half times as much as a commit that overwrites an old
+        # part of the log. So keep the log short, so that it is soon overwritten.
         connection.wal_autocheckpoint(_LOG_PAGES)
         _harden(connection)
         if connection.pragma("synchronous") != SYNCHRONOUS[synchronous]:
@@ -47,14 +48,15 @@ def connect_file(path: Path, synchronous: str, busy_s: float) -> apsw.Connection
 
 
 def connect_memory() -> apsw.Connection:
-    """A database of its own that lives as long as the connection."""
+    """A private database in memory, which exists until the connection is closed."""
     connection = apsw.Connection(":memory:", statementcachesize=_CACHED_STATEMENTS)
     _harden(connection)
     return connection
 
 
 def _enter_wal(connection: apsw.Connection, path: Path, busy_s: float) -> None:
-    # SQLite does not wait here when several processes make the change at once: it says busy, or stays in the old mode.
+    # If several processes change the mode at the same time, SQLite does not wait: it answers that it is busy, or keeps
+    # the old mode.
     deadline = time.monotonic() + busy_s
     while True:
         try:
@@ -72,6 +74,7 @@ def _enter_wal(connection: apsw.Connection, path: Path, busy_s: float) -> None:
 
 def _harden(connection: apsw.Connection) -> None:
     connection.pragma("foreign_keys", 1)
-    connection.pragma("trusted_schema", 0)  # a file from elsewhere cannot smuggle functions into our statements
+    # The file may come from another machine. Its schema must not be able to call functions in perdure's statements.
+    connection.pragma("trusted_schema", 0)
     if connection.pragma("foreign_keys") != 1 or connection.pragma("trusted_schema") != 0:
         raise StoreError("SQLite did not accept foreign_keys=1 and trusted_schema=0; this build of it cannot be used")

@@ -1,4 +1,4 @@
-"""One file: a connection that writes, one that reads, and the only place where a transaction begins and ends."""
+"""One SQLite file, with one connection for writing and one for reading. Begins and ends every transaction."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any, TypeVar
 import apsw
 
 from perdure.errors import InvalidInput, StoreError, StoreUnavailable
-from perdure.store.closing import moved_error, moved_from
+from perdure.store.archive import moved_error, moved_from
 from perdure.store.cursor import Cursor, Params, Row
-from perdure.store.sqlite.confined import ToolConnection, confined
 from perdure.store.sqlite.connect import check_synchronous, connect_file, connect_memory
 from perdure.store.sqlite.faults import not_text, translated
 from perdure.store.sqlite.guard import unwatch, watch
 from perdure.store.sqlite.migrate import migrate
 from perdure.store.sqlite.place import check_place, create_private
 from perdure.store.sqlite.queries import QUERIES
+from perdure.store.sqlite.tool_connection import ToolConnection, confined
 
 T = TypeVar("T")
-MOVED = "this journal was moved"  # as the triggers of the schema say it
+MOVED = "this journal was moved"  # the message of the schema's triggers
 _BEGIN, _COMMIT, _ROLLBACK, _DATA_VERSION = (QUERIES[name] for name in ("begin", "commit", "rollback", "data_version"))
 
 
 class SqliteCursor:
-    """Every statement has run to its end when a method returns: nothing stays open beside the next one."""
+    """Runs statements. When a method returns, its statement is complete: at most one statement is open at a time."""
 
     __slots__ = ("_cursor", "connection")
 
@@ -51,14 +51,17 @@ class SqliteCursor:
         self._cursor.executemany(QUERIES[name], many)
 
     def alone(self, key: str) -> None:
-        """Nothing to do: a transaction that writes is alone from its BEGIN IMMEDIATE on."""
+        """No effect: after BEGIN IMMEDIATE, no other transaction can write."""
 
     def patience(self, seconds: float) -> None:
-        """Nothing to do: for the same reason there is nothing left to wait for."""
+        """No effect: after BEGIN IMMEDIATE there is no lock left to wait for."""
 
 
 class SqliteDatabase:
-    """Thread-safe. In memory (path None) there is one connection, and readers wait for the writer."""
+    """A SQLite database, thread-safe.
+
+    A database in memory (path None) has only one connection, so readers wait for the writer.
+    """
 
     def __init__(self, path: Path | None, synchronous: str, busy_s: float) -> None:
         check_synchronous(synchronous)
@@ -90,7 +93,7 @@ class SqliteDatabase:
         self._file = None if path is None else os.stat(path)
 
     def write(self, work: Callable[[Cursor], T], arrived: Callable[[Cursor, T], bool], *, again: bool = True) -> T:
-        """Do the work in one transaction, alone with the file from its first statement on."""
+        """Do the work in one transaction, which holds the write lock from its first statement."""
         with self._write_lock:
             self._check_file()
             try:
@@ -122,7 +125,10 @@ class SqliteDatabase:
             return done
 
     def _check_file(self) -> None:
-        """A file that was deleted or replaced takes every commit with it, and SQLite does not notice."""
+        """Raise if the file was deleted or replaced.
+
+        Commits into the old file would be lost, and SQLite does not notice.
+        """
         if self.path is None or self._file is None:
             return
         try:
@@ -140,7 +146,7 @@ class SqliteDatabase:
             try:
                 return self._reader.execute(QUERIES[name], params).fetchall()
             except UnicodeEncodeError:
-                return []  # a lone surrogate: nothing in here can be called that
+                return []  # a parameter has a lone surrogate: no stored text can match the parameter
             except UnicodeDecodeError:
                 raise not_text(self.where) from None
             except apsw.Error as error:
@@ -148,7 +154,7 @@ class SqliteDatabase:
 
     @contextmanager
     def lend(self, cursor: Cursor) -> Iterator[ToolConnection]:
-        """The connection, for as long as the tool's transaction lasts; StoreError when the tool's own SQL has ended that."""
+        """The connection for a tool, until the tool ends. StoreError if the tool's own SQL ended the transaction."""
         assert isinstance(cursor, SqliteCursor), cursor
         with confined(cursor.connection) as connection:
             yield connection
@@ -156,7 +162,11 @@ class SqliteDatabase:
             raise StoreError("the tool's SQL rolled its transaction back (OR ROLLBACK); nothing has happened")
 
     def version(self) -> int:
-        """Grows with every commit: data_version tells those of other connections, the counter our own."""
+        """A number that changes with every commit.
+
+        data_version changes with the commits of other connections, `_commits` with the commits of this object. A
+        commit of this object may count in both.
+        """
         with self._read_lock:
             try:
                 seen: int = self._reader.execute(_DATA_VERSION).get
@@ -165,7 +175,7 @@ class SqliteDatabase:
         return seen + self._commits
 
     def pragma(self, name: str) -> Any:
-        """What the reading connection answers; for `doctor`."""
+        """The value of a pragma on the reading connection; for `perdure doctor`."""
         with self._read_lock:
             try:
                 return self._reader.pragma(name)
@@ -173,7 +183,7 @@ class SqliteDatabase:
                 raise translated(error, self.where) from None
 
     def close(self) -> None:
-        """Close both connections; the last one of all processes empties the log into the file."""
+        """Close both connections. With the last connection of all processes, SQLite moves the log into the file."""
         with self._write_lock, self._read_lock:
             if self._closed:
                 return
@@ -201,10 +211,10 @@ class SqliteDatabase:
         return self._writer
 
     def _find_out(self, error: apsw.Error, arrived: Callable[[Cursor], bool]) -> None:
-        """COMMIT has failed: return if it took effect all the same, and raise its error if it did not."""
+        """COMMIT has failed with `error`. If the commit took effect nevertheless, return; else raise the error."""
         if self.path is None:
             raise error
-        # The outcome is unknown, and after a failed fsync this connection would show things that are not on the disk.
+        # The outcome is unknown, and after a failed fsync this connection would show data that is not on the disk.
         self._discard_writer()
         if not self._look(arrived):
             if isinstance(error, apsw.FullError):
@@ -219,21 +229,23 @@ class SqliteDatabase:
             self._discard_writer()
 
     def _empty_log(self) -> None:
-        """After a full disk: the log may be what fills it, and short of its usual length nothing else would ever empty it.
+        """The disk is full: empty the log, since the log may use the space.
 
-        The work is not tried again here, since a transaction's tool may be part of it: whoever asked for it does, and finds room.
+        SQLite starts a checkpoint only when the log has reached a certain length, and on a full disk the log cannot
+        reach it. The work is not retried here, since a tool may be part of the work: the caller retries, and finds
+        room.
         """
         if self.path is None:
             return
         try:
             connection = self._connection()
-            connection.set_busy_timeout(0)  # somebody who reads is no reason to wait: the next write comes by here again
+            connection.set_busy_timeout(0)  # do not wait for a reader: the next write that fails tries again
             try:
                 connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             finally:
                 connection.set_busy_timeout(int(self._busy_s * 1000))
         except (apsw.Error, StoreError):
-            pass  # the file would have to grow for it, or somebody is at it: what the caller hears is that the disk is full
+            pass  # the file would have to grow, or another process uses the file: the caller gets the first error
 
     def _discard_writer(self) -> None:
         if self.path is None or self._writer is None:
@@ -245,4 +257,4 @@ class SqliteDatabase:
         try:
             return arrived(SqliteCursor(self._connection().cursor()))
         except (apsw.Error, StoreError):
-            return False  # still unknown: the caller tries again later, with the same event ids
+            return False  # the outcome is still unknown: the caller tries again later, with the same event ids

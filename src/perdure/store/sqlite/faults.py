@@ -1,4 +1,7 @@
-"""What SQLite says, in our words: one line that names the thing, the rule and the way out. No apsw error leaves this package."""
+"""Translates SQLite's errors into errors of perdure: one line that says what happened, why, and what to do.
+
+No error of apsw leaves this package.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ from perdure.store.descriptors import TOO_MANY_FILES, are_used_up
 
 _UNUSABLE = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError)
 _NO_ACCESS = (apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError)
-_FILES_OF_A_STORE = 8  # two connections with a database, a log and shared memory each; and the folder
+# How many files a store may have open: two connections, each with a database, a log and shared memory; and the folder.
+_FILES_OF_A_STORE = 8
 
 
 def translated(error: apsw.Error, where: str) -> StoreError:
-    """The StoreError that tells a caller what to do about it; which type it is says whether trying again makes sense."""
+    """The StoreError that tells the caller what to do. The type of the error says whether a retry makes sense."""
     match error:
         case apsw.BusyError() | apsw.LockedError():
             return StoreUnavailable(
@@ -40,5 +44,5 @@ def translated(error: apsw.Error, where: str) -> StoreError:
 
 
 def not_text(where: str) -> StoreCorrupt:
-    """For text that is not UTF-8, which perdure never writes: apsw stumbles over it when it hands out a row."""
+    """The error for text that is not UTF-8. perdure never writes such text; apsw raises an error for such a row."""
     return StoreCorrupt(f"{where} is damaged (it has text that is not UTF-8); do not write to it: restore a backup")

@@ -1,7 +1,8 @@
-"""Two SQLite libraries must never open one file in one process.
+"""Keeps two SQLite libraries from opening one file in one process.
 
-Closing a handle drops every POSIX lock that the process has on the file, also those of the other library, which goes on writing
-without them: a trial corrupted its journal that way. So the standard library's sqlite3 is refused our files while we have them open.
+When a process closes a descriptor of a file, the kernel drops every POSIX lock of the process on that file. So one
+library's close drops the locks of the other library too, which then continues to write without locks. In a trial this
+corrupted a journal. So the standard library's sqlite3 must not open a journal while perdure has that journal open.
 """
 
 from __future__ import annotations
@@ -16,27 +17,27 @@ from urllib.parse import unquote, urlsplit
 
 from perdure.errors import StoreError
 
-# Facts about the process, not about a store: a file lock and an audit hook belong to the process as a whole.
+# These are global, not per store, because file locks and audit hooks belong to the whole process.
 opening = threading.Lock()
 _ours: Counter[tuple[int, int]] = Counter()
 _hooked = False
 
 
 def watch(path: Path) -> tuple[int, int]:
-    """Refuse this file to other SQLite libraries from now on; the answer is what unwatch takes."""
+    """From now on, do not let the standard library's sqlite3 open this file. Returns the argument for `unwatch`."""
     global _hooked
     status = os.stat(path)
     identity = (status.st_dev, status.st_ino)
     with opening:
         _ours[identity] += 1
         if not _hooked:
-            sys.addaudithook(_audit)  # stays for the life of the process: Python has no way to take one back
+            sys.addaudithook(_audit)  # the hook stays until the process ends: Python cannot remove an audit hook
             _hooked = True
     return identity
 
 
 def unwatch(identity: tuple[int, int]) -> None:
-    """The file is closed; when nobody else of us has it open, anybody may open it."""
+    """A store has closed the file. If no other store of this process has it open, sqlite3 may open the file again."""
     with opening:
         _ours[identity] -= 1
         if _ours[identity] <= 0:
@@ -44,7 +45,7 @@ def unwatch(identity: tuple[int, int]) -> None:
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
-    # Called for every audit event of the process: nothing may stand before this test.
+    # Python calls this for every audit event of the process: this test must come first, to keep the hook cheap.
     if event != "sqlite3.connect" or not _ours:
         return
     for path in _paths(args[0]):

@@ -1,4 +1,4 @@
-"""The schema's versions: numbered SQL files, each applied in one transaction, each remembered with its checksum."""
+"""Migrates the schema: numbered SQL files, each applied in one transaction and recorded with its checksum."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from perdure.errors import StoreCorrupt
 from perdure.store.migrations import Migration, check_applied, load
 from perdure.store.sqlite.queries import QUERIES
 
-APPLICATION_ID = int.from_bytes(b"perd", "big")  # what `file journal.db` shows
+APPLICATION_ID = int.from_bytes(b"perd", "big")  # shown by `file journal.db`
 MIGRATIONS = load("sqlite")
 
 
 def migrate(connection: apsw.Connection, where: str) -> None:
-    """Bring the schema up to this perdure's; StoreVersion when a newer perdure has written it."""
-    # Looked at without the write lock first: opening a journal that is up to date must not wait for its writers.
+    """Update the schema to the version of this perdure. StoreVersion if a newer perdure has written the schema."""
+    # Check first without the write lock: to open a journal that is up to date, a process must not wait for writers.
     while (applied := _applied(connection, where)) < len(MIGRATIONS):
         connection.execute(QUERIES["begin"])
         try:
-            # Looked at again under the lock: of several processes that start at once, one makes the schema.
+            # Check again under the lock: if several processes start at the same time, only one creates the schema.
             if _applied(connection, where) == applied:
                 _apply(connection, MIGRATIONS[applied])
             connection.execute(QUERIES["commit"])

@@ -1,8 +1,9 @@
-"""Whose database a file is, found out without a lock, a log or a byte changed.
+"""Finds out to which program a database file belongs, without taking a lock, creating a log, or changing a byte.
 
-Only the file's header is read, and through SQLite's own file layer: closing a descriptor of ours would drop the locks of whoever has
-the database open in this process. Not through a connection: reading past the log, as one would have to that must not touch it, a
-sound journal looks damaged for as long as a checkpoint is under way, and for ever after one that was killed.
+Only the file's header is read, through SQLite's own file layer. A descriptor opened by Python would be wrong: its
+close would drop the locks of other connections of this process to the same file. A SQLite connection would be wrong
+too: to leave the log unchanged, the connection would have to ignore the log. Then a sound journal looks damaged while
+a checkpoint is under way, and for ever if the process was killed during the checkpoint.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ _FLAGS = apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
 _APPLICATION_ID = slice(68, 72)
-_FIRST_TABLE = b"CREATE TABLE perdure_schema"  # as SQLite writes down the first table that every journal gets
+_FIRST_TABLE = b"CREATE TABLE perdure_schema"  # the text by which SQLite stores the first table of every journal
 _CHUNK = 1 << 20
 
 
 def require_journal(path: Path) -> None:
-    """Raise StoreCorrupt unless there is a journal in the file; it is left alone either way."""
+    """Raise StoreCorrupt unless there is a journal in the file. The file is not changed."""
     if not holds_journal(path):
         raise StoreCorrupt(
             f"{path} has no perdure journal in it and was left alone; name the right file with --url or PERDURE_URL, "
@@ -34,7 +35,7 @@ def require_journal(path: Path) -> None:
 
 
 def holds_journal(path: Path) -> bool:
-    """Whether there is a journal in the file; StoreCorrupt when it is no database at all, or that of another program."""
+    """Is there a journal in the file? StoreCorrupt if the file is not a database, or belongs to another program."""
     check_place(path)
     try:
         header = _header(path)
@@ -49,7 +50,7 @@ def holds_journal(path: Path) -> bool:
 
 
 def _header(path: Path) -> bytes:
-    """The first bytes of the database; empty when it has none yet."""
+    """The first bytes of the database; empty if the file is empty."""
     file = apsw.VFSFile("", str(path), [_FLAGS, 0])
     try:
         if file.xFileSize() == 0:
@@ -63,9 +64,11 @@ def _header(path: Path) -> bytes:
 
 
 def _is_announced(log: Path) -> bool:
-    """Whether the log makes a journal: nobody has moved it to the file yet, and if its maker was killed nobody may have for long.
+    """Does the log create a journal?
 
-    No lock ever lies on the log, so that a descriptor of ours does no harm here.
+    The log may not have been moved into the file yet. If the process that wrote it was killed, that can take long.
+
+    SQLite takes no lock on the log, so Python may open and close the log without harm.
     """
     try:
         with log.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Where a journal's file may lie: checked before SQLite touches it, so that every refusal can say what to do."""
+"""Checks whether a journal's file can be at a path, before SQLite opens it, so that every error can say what to do."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from perdure.store.private_folder import PrivateFolder
 from perdure.store.sqlite.guard import opening
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
-# Their locks or their shared memory do not work between machines, and WAL needs both.
+# File systems whose locks or shared memory do not work between machines; WAL needs both.
 NETWORK_FILE_SYSTEMS = frozenset(("nfs", "nfs4", "cifs", "smb", "smbfs", "smb3", "9p", "fuse.sshfs"))
 
 
 def check_place(path: Path, mounts: str | None = None) -> None:
-    """Raise StoreUnavailable when no journal can live there."""
+    """Raise StoreUnavailable if there can be no journal at this path."""
     folder = path.parent
     if not folder.is_dir():
         raise StoreUnavailable(f"the folder {folder} does not exist; create it first: mkdir -p {shell.quote(str(folder))}")
@@ -39,13 +39,14 @@ def check_place(path: Path, mounts: str | None = None) -> None:
 
 
 def workers_folder(path: Path) -> PrivateFolder:
-    """Where the workers of this journal keep their lock files and bells."""
+    """The folder in which the workers of this journal keep their lock files and bells."""
     return PrivateFolder(path.with_name(f"{path.name}-workers"), journal=path)
 
 
 def create_private(path: Path) -> None:
-    """Create the file for its owner alone, unless it exists; SQLite gives its log the same permissions."""
-    # O_EXCL: closing a descriptor of a database that is open in this process would drop SQLite's locks on it.
+    """Create the file, with access for its owner only, unless it exists. SQLite's log gets the same permissions."""
+    # O_EXCL opens no existing file: if the database is open in this process, closing another descriptor of it would
+    # drop SQLite's locks.
     with opening:
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
@@ -60,14 +61,14 @@ def create_private(path: Path) -> None:
 
 
 def file_system_of(folder: Path, mounts: str) -> str:
-    """The type of the file system that the folder lies on, by the text of /proc/mounts; empty when it is not there."""
+    """The type of the folder's file system, from the text of /proc/mounts; empty if the text does not list it."""
     found, longest, folder = "", -1, folder.resolve()
     for line in mounts.splitlines():
         fields = line.split(" ")
         if len(fields) < 3:
             continue
         point = _OCTAL.sub(lambda escape: chr(int(escape[1], 8)), fields[1])  # \040 is a space
-        # >=: of two mounts on one point the later one is what a path leads to.
+        # Use >=, because if there are two mounts on one point, the later mount is visible.
         if folder.is_relative_to(point) and len(point) >= longest:
             found, longest = fields[2], len(point)
     return found
@@ -77,4 +78,4 @@ def _mounts() -> str:
     try:
         return Path("/proc/mounts").read_text("utf-8", "surrogateescape")
     except OSError:
-        return ""  # not Linux, or hidden: then nothing can be said about the file system
+        return ""  # the system is not Linux, or the file is hidden: the type of the file system is unknown

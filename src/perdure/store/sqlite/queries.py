@@ -1,9 +1,7 @@
-"""The statements of queries.sql by name. Loaded once."""
+"""The statements of this dialect by name, loaded once."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from perdure.store.cursor import load
 
-from perdure.store.statements import load
-
-QUERIES = load(Path(__file__).with_name("queries.sql").read_text("utf-8"))
+QUERIES = load("sqlite")

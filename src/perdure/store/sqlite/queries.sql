@@ -1,8 +1,9 @@
--- Every statement that perdure sends to SQLite, under the name by which the code calls it.
--- Values come in as parameters only; nothing here is ever assembled from data.
+-- The statements that perdure sends only to SQLite; common.sql has the others. The code calls each statement by the name
+-- above it.
+-- Values are passed as parameters only; no statement is ever assembled from data.
 
 -- name: begin
--- Takes the write lock at once, so that nothing can come between the guard and the insert.
+-- Take the write lock at once, so that no other write can come between the guard and the insert.
 BEGIN IMMEDIATE
 
 -- name: commit
@@ -14,18 +15,19 @@ ROLLBACK
 -- == The append path ==================================================================================================
 
 -- name: advance
--- The guard: exactly one row changes, or somebody else has the run or its seq has moved.
+-- The guard: exactly one row changes. If no row changes, another worker has the run, or the run's seq has changed.
 UPDATE perdure_runs SET seq = ?1, head = coalesce(?2, head), updated_at = max(updated_at, ?3)
 WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8
 
 -- name: advance_and_project
--- The guard, and what the events did to the projection. `holder` and `ready_at` stay as they are, and so do their indexes.
+-- The guard, and the new projection. `holder` and `ready_at` are not set, so their indexes do not change.
 UPDATE perdure_runs SET seq = ?1, head = coalesce(?2, head), updated_at = max(updated_at, ?3),
     status = ?9, waiting_for = ?10, error = ?11, crashes = iif(?12, 0, crashes), attention = ?13
 WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8
 
 -- name: advance_and_release
--- The guard, and the holder gives the run up: to whoever claims it from ready_at on, or for good.
+-- The guard, and the holder releases the run. Any worker may claim the run from ready_at on; if ready_at is NULL, no
+-- worker may.
 UPDATE perdure_runs SET seq = ?1, head = coalesce(?2, head), updated_at = max(updated_at, ?3),
     status = ?9, waiting_for = ?10, error = ?11, crashes = iif(?12, 0, crashes), attention = ?13, ready_at = ?14, holder = NULL, nonce = NULL
 WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8
@@ -38,60 +40,41 @@ INSERT INTO perdure_events (id, event_id, ts, epoch, call, cause, data, hash) VA
 INSERT OR IGNORE INTO perdure_blobs (digest, data) VALUES (?, ?)
 
 -- name: blobs_to_keep
--- Those that are there: all of them, since nobody else writes meanwhile.
+-- The digests whose blobs exist. On SQLite that is every digest, since no other transaction writes meanwhile.
 SELECT digest FROM perdure_blobs WHERE digest IN (SELECT unhex(value) FROM json_each(:digests))
 
--- name: consume_inbox
--- The events of this commit stand for these rows now.
-DELETE FROM perdure_inbox WHERE id = ? AND run = ?
-
 -- name: unread_inbox_of_run
--- Whether anything has arrived that this commit does not stand for.
+-- Is there an inbox row that this commit does not record?
 SELECT 1 FROM perdure_inbox WHERE run = ? AND id NOT IN (SELECT value FROM json_each(?)) LIMIT 1
 
--- name: guard_of_run
--- What a refused append ran into, to say so in words.
-SELECT status, seq, epoch, holder, nonce FROM perdure_runs WHERE id = ?
-
--- name: run_key
-SELECT id FROM perdure_runs WHERE run_id = ?
-
 -- name: event_at
--- Told by its hash: the id of one that came through the inbox is the same whoever has journaled it.
+-- The code identifies the event by its hash, not by its event id: an event from the inbox has the same event id whichever
+-- worker appends it.
 SELECT hash FROM perdure_events WHERE id = (? << 32 | ?)
 
 -- == Reading ==========================================================================================================
 
--- name: run_by_id
-SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
-FROM perdure_runs WHERE run_id = ?
-
 -- name: run_to_change
--- As run_by_id, and nobody else writes to the run before this transaction ends: here nobody could in any case.
-SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
+-- Like run_by_id. The row stays locked until this transaction ends: on SQLite no other transaction can write anyway.
+SELECT {run}
 FROM perdure_runs WHERE run_id = ?
 
 -- name: family_of_run
--- Those below it: a child's id is its parent's, a slash and a number, and '0' comes right after '/'.
-SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
+-- The unfinished runs below the run. A child's id is its parent's id, a slash and a number; '0' is the character after '/'.
+SELECT {run}
 FROM perdure_runs
 WHERE run_id > :run_id || '/' AND run_id < :run_id || '0' AND status NOT IN ('succeeded', 'failed', 'cancelled')
 
 -- name: family_to_change
--- As family_of_run, the oldest first, for whoever writes to them.
-SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
+-- Like family_of_run, the oldest run first, in a transaction that changes these runs.
+SELECT {run}
 FROM perdure_runs
 WHERE run_id > :run_id || '/' AND run_id < :run_id || '0' AND status NOT IN ('succeeded', 'failed', 'cancelled')
 ORDER BY id
 
 -- name: list_runs
--- Newest first. created_at pages, and id settles ties.
-SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
+-- The newest run first, paged by created_at. If two runs have the same created_at, the run with the higher id is first.
+SELECT {run}
 FROM perdure_runs
 WHERE (:before IS NULL OR created_at < :before)
     AND (:status IS NULL OR status = :status)
@@ -99,8 +82,13 @@ WHERE (:before IS NULL OR created_at < :before)
     AND (:tenant IS NULL OR tenant = :tenant)
 ORDER BY created_at DESC, id DESC LIMIT :limit
 
+-- name: count_by_status
+SELECT status, count(*) FROM perdure_runs
+WHERE (:agent IS NULL OR agent = :agent) AND (:tenant IS NULL OR tenant = :tenant)
+GROUP BY status ORDER BY status
+
 -- name: read_events
--- data as a blob: the very bytes that were hashed, even when they are no longer text.
+-- Read `data` as a blob: so the code gets the very bytes that were hashed, even if they are damaged and not text any more.
 SELECT seq, event_id, ts, epoch, call, cause, CAST(data AS BLOB)
 FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + :after
     AND id < (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + 4294967296
@@ -111,8 +99,8 @@ SELECT id >> 32, seq, event_id, ts, epoch, call, cause, CAST(data AS BLOB)
 FROM perdure_events WHERE id IN (SELECT (value << 32) + 1 FROM json_each(?))
 
 -- name: stored_events
--- For verify, which also finds what a damaged page still shows: data that is no text any more, and a key that no longer is the run's,
--- which a scan of the keys between two others would not look at.
+-- For verify, which also has to find damage. If `data` is not text any more, it is NULL. A row whose column `run` names
+-- another run is left out; the range of keys alone would not show such a row.
 SELECT seq, event_id, ts, epoch, call, cause, CASE typeof(data) WHEN 'text' THEN CAST(data AS BLOB) END, hash
 FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id)
     AND id < (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + 4294967296
@@ -123,17 +111,17 @@ ORDER BY id
 SELECT hash FROM perdure_events WHERE id = (SELECT id << 32 FROM perdure_runs WHERE run_id = ?) + ?
 
 -- name: growing_runs
--- What may have changed since somebody knew all runs up to :newest: those that are new, and those that had not finished.
--- A place is (0, id): one writer at a time gives ids in the order of commits.
-SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id, 0
+-- The runs that may have changed since a reader knew all runs up to :newest: new runs, and unfinished runs.
+-- A place is (0, id): with one writer at a time, ids are given in the order of commits.
+SELECT {run}, 0
 FROM perdure_runs
 WHERE id > :after AND (id > :newest OR status NOT IN ('succeeded', 'failed', 'cancelled'))
 ORDER BY id LIMIT :limit
 
 -- name: journals_without_run
--- From the first event of one journal straight to that of the next, however long they are. UNION: a forged key must not lead in circles.
--- `number`, not `run`: inside, that would be the column of perdure_events.
+-- Jump from the first event of one journal to the first event of the next journal, so that long journals cost nothing.
+-- Use UNION, not UNION ALL: a forged key must not lead into an endless loop. The column is called `number`, because `run`
+-- would be the column of perdure_events.
 WITH RECURSIVE journals (number) AS (
     SELECT min(id) >> 32 FROM perdure_events
     UNION
@@ -151,11 +139,9 @@ SELECT count(*), min(run_id) FROM perdure_runs WHERE line IS NULL AND ready_at I
 SELECT type, name, sql FROM sqlite_schema WHERE name LIKE 'perdure\_%' ESCAPE '\' ORDER BY type, name
 
 -- name: damage
--- Every page, and every index against its table: a run that an index has lost would not be listed, and so not be verified either.
+-- Check every page, and every index against its table. A run that is missing from an index would not be listed, and so
+-- would not be verified.
 PRAGMA integrity_check(10)
-
--- name: blob
-SELECT data FROM perdure_blobs WHERE digest = ?
 
 -- name: data_version
 PRAGMA data_version
@@ -163,8 +149,9 @@ PRAGMA data_version
 -- == Creating and posting =============================================================================================
 
 -- name: insert_run
--- A child stands under the budget that its parent stands under, unless it gets one of its own. No row when the id is taken, or was
--- that of a run that is pruned (T14). Its number is new as well: SQLite would use that of the youngest run again once that is gone.
+-- A child is under its parent's budget, unless the child gets its own budget. No row is returned if the id is taken, or
+-- belonged to a run that was pruned. The statement also computes a new key: by itself, SQLite would reuse the key of the
+-- newest run after that run is deleted.
 INSERT INTO perdure_runs (id, run_id, agent, version, tenant, actor, queue, target, input_digest, status, ready_at, seq, head, epoch,
     created_at, updated_at, priority, parent, parent_call, parent_seq, depth, line, ledger)
 SELECT max(ifnull((SELECT max(id) FROM perdure_runs), 0), ifnull((SELECT max(number) FROM perdure_pruned), 0)) + 1,
@@ -174,14 +161,14 @@ WHERE NOT EXISTS (SELECT 1 FROM perdure_pruned WHERE run_id IN (:run_id, :root) 
 ON CONFLICT (run_id) DO NOTHING RETURNING id, ledger
 
 -- name: post_to_unheld
--- Nobody holds the run, or a dead worker does: what was posted is in its journal.
+-- The run is not held, or its holder is dead, so the posted event goes into the journal.
 UPDATE perdure_runs SET seq = :seq, head = :head, updated_at = max(updated_at, :now), status = :status, waiting_for = :waiting_for,
     attention = iif(:status = 'needs_attention', attention, NULL), ready_at = :ready_at, holder = NULL, nonce = NULL,
     lost = iif(holder IS NULL, lost, 2), lost_with = iif(holder IS NULL, lost_with, :beside)
 WHERE id = :id
 
 -- name: end_unheld
--- As post_to_unheld, and it is the last that the run takes.
+-- Like post_to_unheld, for a terminal event.
 UPDATE perdure_runs SET seq = :seq, head = :head, updated_at = max(updated_at, :now), status = :status, waiting_for = NULL,
     attention = NULL, error = :error, crashes = 0, ready_at = NULL, holder = NULL, nonce = NULL
 WHERE id = :id
@@ -189,18 +176,11 @@ WHERE id = :id
 -- name: first_event
 SELECT CAST(data AS BLOB) FROM perdure_events WHERE id = (? << 32 | 1)
 
--- name: insert_inbox
-INSERT INTO perdure_inbox (run, call, event_id, ts, data) VALUES (:id, :call, :event_id, :now, :data)
-
 -- name: event_of_run
--- Whether a post has arrived in the journal, asked after a COMMIT with an unknown outcome.
+-- Is a posted event in the journal? The code asks after a COMMIT with unknown outcome.
 SELECT 1 FROM perdure_events
 WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id)
     AND id < (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + 4294967296 AND event_id = :event_id
-
--- name: inbox_event_of_run
--- Whether a post has arrived in the inbox, asked after a COMMIT with an unknown outcome.
-SELECT 1 FROM perdure_inbox WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND event_id = :event_id
 
 -- name: inbox_of_worker
 SELECT i.id, r.run_id, i.call, CAST(i.data AS BLOB), i.event_id
@@ -214,14 +194,10 @@ FROM perdure_runs AS r JOIN perdure_inbox AS i ON i.run = r.id WHERE r.run_id = 
 SELECT id, call, event_id, CAST(data AS BLOB) FROM perdure_inbox WHERE run = ? ORDER BY id
 
 -- name: remember_signal
--- Changes nothing when the run has had a signal with this key on this topic.
+-- If the run has had a signal with this key on this topic before, nothing changes.
 INSERT OR IGNORE INTO perdure_signals (run, topic, key) VALUES (?, ?, ?)
 
 -- == What follows from events =========================================================================================
-
--- name: begin_append
--- One append of several: when what follows from its events is refused, it alone is undone.
-SAVEPOINT perdure_append
 
 -- name: keep_append
 RELEASE perdure_append
@@ -229,30 +205,10 @@ RELEASE perdure_append
 -- name: undo_append
 ROLLBACK TO perdure_append
 
--- name: relations_of_run
-SELECT run_id, tenant, actor, queue, priority, depth, parent, parent_call, parent_seq, ledger IS NOT NULL,
-    EXISTS (SELECT 1 FROM perdure_approvals AS a WHERE a.run = r.id AND a.status = 'pending')
-FROM perdure_runs AS r WHERE id = ?
-
 -- name: insert_approval
--- Changes nothing when the id is taken.
+-- If the id is taken, nothing changes.
 INSERT OR IGNORE INTO perdure_approvals (approval, run, seq, call, action, asked_at, deciders, expires_at)
 VALUES (:approval, :run, :seq, :call, :action, :asked_at, :deciders, :expires_at)
-
--- name: consume_approval
--- G9: this very call with these very arguments, approved, not used before and not expired; or nothing changes.
-UPDATE perdure_approvals SET status = 'consumed'
-WHERE approval = :approval AND run = :run AND call = :call AND action = :tool AND digest = :digest AND status = 'approved'
-    AND (expires_at IS NULL OR expires_at > :ts)
-
--- name: withdraw_approvals
--- The run has ended: nobody wants the answer any more.
-UPDATE perdure_approvals SET status = 'withdrawn', settled_at = :ts WHERE run = :run AND status = 'pending'
-
--- name: change_approval
-UPDATE perdure_approvals SET status = :status, deciders = :deciders, expires_at = :expires_at, escalated = :escalated, voters = :voters,
-    digest = :digest, settled_by = :settled_by, note = :note, settled_at = :settled_at
-WHERE id = :id
 
 -- name: approval_by_id
 SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
@@ -261,7 +217,8 @@ FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_
 WHERE a.approval = ?
 
 -- name: approval_to_change
--- As approval_by_id, for whoever holds its run with run_to_change: always that one first.
+-- Like approval_by_id, in a transaction that changes the approval. The caller has already locked the approval's run with
+-- run_to_change: all code locks in that order.
 SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
     a.voters, a.digest, a.settled_by, a.note, a.id, a.seq, CAST(e.data AS BLOB)
 FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_events AS e ON e.id = (a.run << 32 | a.seq)
@@ -278,15 +235,8 @@ ORDER BY a.expires_at IS NULL, a.expires_at, a.asked_at, a.id LIMIT :limit
 
 -- == Budgets and costs ================================================================================================
 
--- name: insert_budget
-INSERT INTO perdure_budgets (run, above, limit_usd_micros, limit_tokens, limit_calls, limit_busy_us, on_exceed)
-VALUES (:run, :above, :usd_micros, :tokens, :calls, :busy_us, :on_exceed)
-
--- name: own_ledger
-UPDATE perdure_runs SET ledger = id WHERE id = ?
-
 -- name: charge_budgets
--- The run's budget and all above it, or the sum of the parts would exceed the whole.
+-- Count the charge in the run's budget and in all budgets above it: so the runs together cannot exceed a budget above.
 WITH RECURSIVE applies (run) AS (
     SELECT ledger FROM perdure_runs WHERE id = :run
     UNION
@@ -304,31 +254,9 @@ INSERT INTO perdure_reserved (run, usd_micros, tokens, calls, busy_us) VALUES (?
 ON CONFLICT (run) DO UPDATE SET usd_micros = usd_micros + excluded.usd_micros, tokens = tokens + excluded.tokens,
     calls = calls + excluded.calls, busy_us = busy_us + excluded.busy_us
 
--- name: give_back
-DELETE FROM perdure_reserved WHERE run = ? RETURNING usd_micros, tokens, calls, busy_us
-
--- name: reserved_by_run
-SELECT usd_micros, tokens, calls, busy_us FROM perdure_reserved WHERE run = (SELECT id FROM perdure_runs WHERE run_id = ?)
-
--- name: raise_budget
--- What has no limit keeps none.
-UPDATE perdure_budgets SET limit_usd_micros = limit_usd_micros + :usd_micros, limit_tokens = limit_tokens + :tokens,
-    limit_calls = limit_calls + :calls, limit_busy_us = limit_busy_us + :busy_us
-WHERE run = :run
-
--- name: ledgers_of_run
-WITH RECURSIVE applies (run, distance) AS (
-    SELECT ledger, 0 FROM perdure_runs WHERE run_id = ?
-    UNION
-    SELECT b.above, applies.distance + 1 FROM perdure_budgets AS b JOIN applies ON b.run = applies.run
-)
-SELECT r.run_id, b.limit_usd_micros, b.limit_tokens, b.limit_calls, b.limit_busy_us, b.on_exceed,
-    b.spent_usd_micros, b.spent_tokens, b.spent_calls, b.spent_busy_us,
-    b.reserved_usd_micros, b.reserved_tokens, b.reserved_calls, b.reserved_busy_us
-FROM applies JOIN perdure_budgets AS b ON b.run = applies.run JOIN perdure_runs AS r ON r.id = b.run ORDER BY applies.distance
-
 -- name: over_budget
--- Of the runs under this budget, those that stand still for want of one, each with its last word about that. CROSS JOIN: from budgets to runs.
+-- The runs under this budget that have stopped because of a budget, each with its last budget_exceeded event.
+-- CROSS JOIN fixes the order of the join: from budgets to runs.
 WITH RECURSIVE below (run) AS (
     SELECT id FROM perdure_runs WHERE run_id = ?
     UNION
@@ -342,8 +270,8 @@ WHERE r.status = 'needs_attention' AND r.attention = 'budget'
 ORDER BY r.id
 
 -- name: attempts_told
--- The beginnings, ends and settlements of attempts, by runs and in order, from a place on.
--- CROSS JOIN: from runs to events, so that nothing is sorted.
+-- The events that begin, end and settle attempts: run by run and in order, after the position (:run, :seq).
+-- CROSS JOIN fixes the order of the join: from runs to events, so that nothing has to be sorted.
 SELECT r.id, e.seq, r.run_id, r.agent, r.tenant, e.call, e.type, e.ts, CAST(e.data AS BLOB)
 FROM perdure_runs AS r CROSS JOIN perdure_events AS e ON e.id > (r.id << 32 | iif(r.id = :run, :seq, 0)) AND e.id <= (r.id << 32 | 4294967295)
 WHERE r.id >= :run AND r.updated_at >= :since AND (:tenant IS NULL OR r.tenant = :tenant)
@@ -353,58 +281,23 @@ ORDER BY r.id, e.id LIMIT :limit
 
 -- == Notices ==========================================================================================================
 
--- name: insert_notice
-INSERT INTO perdure_notices (run, seq, next_at) VALUES (?, ?, ?)
-
--- name: due_notices
-SELECT id, run, seq, attempts FROM perdure_notices WHERE next_at <= ? ORDER BY next_at, id LIMIT ?
-
 -- name: notices_to_take
--- As due_notices, for one taker at a time.
+-- Like due_notices, inside the transaction that takes the notices.
 SELECT id, run, seq, attempts FROM perdure_notices WHERE next_at <= ? ORDER BY next_at, id LIMIT ?
-
--- name: take_notice
--- Until next_at it belongs to whoever has taken it.
-UPDATE perdure_notices SET next_at = ?, attempts = attempts + 1 WHERE id = ?
-
--- name: notice
-SELECT next_at, attempts FROM perdure_notices WHERE id = ?
 
 -- name: event_of_notice
 SELECT r.run_id, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, CAST(e.data AS BLOB)
 FROM perdure_runs AS r JOIN perdure_events AS e ON r.id = ? AND e.id = (r.id << 32 | ?)
 
--- name: delete_notice
-DELETE FROM perdure_notices WHERE id = ?
-
--- name: put_notice_off
-UPDATE perdure_notices SET next_at = ?, error = ? WHERE id = ?
-
--- name: failing_notices
--- How many have been tried in vain, and what was said about the youngest of them.
-SELECT count(*), (SELECT error FROM perdure_notices WHERE error IS NOT NULL ORDER BY id DESC LIMIT 1)
-FROM perdure_notices WHERE error IS NOT NULL
-
--- name: next_notice
-SELECT min(next_at) FROM perdure_notices
-
--- == Who works ========================================================================================================
-
--- name: line
-SELECT id FROM perdure_lines WHERE agent = ? AND version = ? AND queue = ? AND tenant = ? AND priority = ?
+-- == Workers, lines and claims ========================================================================================
 
 -- name: insert_line
--- Changes nothing when somebody else has made it.
+-- If another transaction has inserted the same line, nothing changes.
 INSERT OR IGNORE INTO perdure_lines (agent, version, queue, tenant, priority) VALUES (?, ?, ?, ?, ?)
 
--- name: kind_of_run
-SELECT agent, queue, tenant, priority FROM perdure_runs WHERE id = ?
-
--- name: move_run
-UPDATE perdure_runs SET version = ?, line = ? WHERE id = ?
-
 -- name: lines_with_ready_runs
--- The served lines whose first run is ready, each with that and its tenant's last turn. CROSS JOIN: from what is served to its lines.
+-- The served lines whose first run is ready; each line with the ready_at of that run, and with the tenant's last turn.
+-- CROSS JOIN fixes the order of the join: from the served agents to their lines.
 SELECT l.id, l.queue, l.tenant, l.priority,
     (SELECT ready_at FROM perdure_runs WHERE line = l.id AND ready_at <= :now ORDER BY ready_at LIMIT 1) AS ready_at,
     ifnull((SELECT turn FROM perdure_turns AS t WHERE t.queue = l.queue AND t.tenant = l.tenant), 0)
@@ -413,9 +306,8 @@ WHERE (:queues IS NULL OR l.queue IN (SELECT value FROM json_each(:queues)))
     AND EXISTS (SELECT 1 FROM perdure_runs WHERE line = l.id AND ready_at <= :now)
 
 -- name: ready_below
--- The ready runs of a family; see family_of_run. Suspects only if they are wanted.
-SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
+-- The ready runs below a run (see family_of_run). If :suspects is false, suspects are left out.
+SELECT {run}
 FROM perdure_runs
 WHERE run_id > :run_id || '/' AND run_id < :run_id || '0' AND ready_at <= :now AND :queues IS NULL
     AND (:suspects OR crashes + (lost > 0) < 2)
@@ -423,34 +315,23 @@ WHERE run_id > :run_id || '/' AND run_id < :run_id || '0' AND ready_at <= :now A
 ORDER BY ready_at, id LIMIT :limit
 
 -- name: ready_of_line
--- The ready runs of a line from a place on, those that have waited longest first. Suspects only if they are wanted.
-SELECT run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at,
-    seq, head, epoch, holder, crashes, error, created_at, updated_at, priority, attention, parent, parent_call, lost, lost_with, id
+-- The ready runs of a line, after the position (:after_ready, :after_id); the run that has been ready longest is first.
+-- If :suspects is false, suspects are left out.
+SELECT {run}
 FROM perdure_runs
 WHERE line = :line AND ready_at <= :now AND (ready_at, id) > (:after_ready, :after_id)
     AND (:suspects OR crashes + (lost > 0) < 2)
 ORDER BY ready_at, id LIMIT :limit
 
--- name: suspects_of_worker
-SELECT crashes, lost_with FROM perdure_runs WHERE holder = ? AND crashes >= 2
-
--- name: held_suspects
--- Of all workers.
-SELECT holder, crashes, lost_with FROM perdure_runs WHERE holder IS NOT NULL AND crashes >= 2
-
--- name: load_of_worker
--- How many runs it holds, and how many suspects among them.
-SELECT count(*), count(*) FILTER (WHERE crashes >= 2) FROM perdure_runs WHERE holder = ?
-
 -- name: held_by_party
--- How many runs of each tenant in each queue are held. Counted in the index of held runs alone.
+-- How many runs are held, per queue and tenant. This reads only the index of held runs, and the lines.
 SELECT l.queue, l.tenant, sum(h.held)
 FROM (SELECT line, count(*) AS held FROM perdure_runs WHERE holder IS NOT NULL GROUP BY line) AS h
     CROSS JOIN perdure_lines AS l ON l.id = h.line
 GROUP BY l.queue, l.tenant
 
 -- name: ready_by_party
--- How many runs of each tenant in each queue are ready, and since when the one of them that has waited longest.
+-- How many runs are ready, per queue and tenant; and the ready_at of the run that has been ready longest.
 SELECT l.queue, l.tenant, sum(h.ready), min(h.since)
 FROM (SELECT line, count(*) AS ready, min(ready_at) AS since FROM perdure_runs WHERE ready_at <= :now GROUP BY line) AS h
     CROSS JOIN perdure_lines AS l ON l.id = h.line
@@ -463,20 +344,21 @@ SELECT ifnull(max(turn), 0) FROM perdure_turns
 INSERT INTO perdure_turns (queue, tenant, turn) VALUES (?, ?, ?) ON CONFLICT (queue, tenant) DO UPDATE SET turn = excluded.turn
 
 -- name: claim_run
--- A new epoch over the old one: whoever held the run before is refused from here on.
+-- The epoch becomes higher: from now on, appends of the earlier holder are refused.
 UPDATE perdure_runs SET epoch = :epoch, nonce = :nonce, holder = :worker, seq = :seq, head = :head, crashes = :crashes, lost_with = :lost_with,
     lost = 0, ready_at = NULL, waiting_for = NULL, error = NULL, attention = NULL, updated_at = max(updated_at, :now),
     status = iif(status = 'cancelling', status, 'running')
 WHERE id = :id
 
 -- name: next_ready
--- The head of each served line, whether it is ready or sleeps.
+-- The earliest ready_at of all served lines, in the past or in the future.
 SELECT min((SELECT ready_at FROM perdure_runs WHERE line = l.id AND ready_at IS NOT NULL ORDER BY ready_at LIMIT 1))
 FROM json_each(:served) AS s CROSS JOIN perdure_lines AS l ON l.agent = s.value ->> 0 AND l.version = s.value ->> 1
 WHERE :queues IS NULL OR l.queue IN (SELECT value FROM json_each(:queues))
 
 -- name: left_behind
--- From ready children in lines that are not served upwards, until a parent is of a kind that is: that one can name the kind below it.
+-- Start at ready children in lines that are not served, and go up to the first ancestor whose agent is served. A replay
+-- of that ancestor finds the agent of the run right below that ancestor.
 WITH RECURSIVE served (agent, version) AS (SELECT value ->> 0, value ->> 1 FROM json_each(:served)),
 below (agent, version, parent) AS (
     SELECT l.agent, l.version, c.parent
@@ -492,24 +374,19 @@ WHERE (p.agent, p.version) IN served AND p.run_id NOT IN (SELECT value FROM json
 GROUP BY 1, 2, 3, 4
 
 -- name: insert_worker
--- Again for the same worker: what it serves now.
+-- If the worker already has a row, update what the worker serves.
 INSERT INTO perdure_workers (worker, name, pid, started_at, beat_at, serves, queues)
 VALUES (:worker, :name, :pid, :now, :now, :served, :queues)
 ON CONFLICT (worker) DO UPDATE SET name = excluded.name, pid = excluded.pid, beat_at = excluded.beat_at, serves = excluded.serves,
     queues = excluded.queues, started_at = iif(pid = excluded.pid, started_at, excluded.started_at)
 
--- name: delete_worker
-DELETE FROM perdure_workers WHERE worker = ?
-
 -- name: beat
--- Always another one than the last, or nobody would see it; and whatever that one said: a clock may have been set back.
+-- The new value must differ from the last value, or other workers would not see the heartbeat. The new value may be lower:
+-- a clock may have been set back.
 UPDATE perdure_workers SET beat_at = iif(beat_at = :now, :now + 1, :now) WHERE worker = :worker
 
--- name: worker_by_id
-SELECT name, beat_at FROM perdure_workers WHERE worker = ?
-
 -- name: list_workers
--- The last column: whether its lease has run out.
+-- The last column: has the worker's lease run out?
 SELECT worker, name, pid, started_at, beat_at, (SELECT count(*) FROM perdure_runs WHERE holder = worker), serves, queues,
     beat_at < :now - :lease_us
 FROM perdure_workers ORDER BY started_at, worker
@@ -519,41 +396,32 @@ SELECT DISTINCT holder FROM perdure_runs
 WHERE holder IS NOT NULL AND holder NOT IN (SELECT worker FROM perdure_workers)
 
 -- name: lose_runs
--- Their holder is gone: claimable at once, and the next claim knows that it is a takeover, and how many others may be to blame.
+-- The holder is gone, so its runs become claimable at once. `lost` tells the next claim that it is a takeover, and
+-- `lost_with` tells how many other runs may be to blame.
 UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :now, updated_at = max(updated_at, :now),
     status = iif(status = 'cancelling', status, 'queued'), lost_with = iif(crashes >= 2, :beside_suspects, :beside)
 WHERE holder = :worker
 
--- name: held_by_worker
-SELECT run_id, epoch FROM perdure_runs WHERE holder = ?
-
 -- name: lose_run
--- As lose_runs, for one of them, unless it was claimed anew since we looked.
+-- Like lose_runs, for one run. If the run was claimed again, it has another epoch, and nothing changes.
 UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :now, updated_at = max(updated_at, :now),
     status = iif(status = 'cancelling', status, 'queued'), lost_with = iif(crashes >= 2, :beside_suspects, :beside)
 WHERE run_id = :run_id AND holder = :worker AND epoch = :epoch
 
 -- name: lose_runs_of_silent_worker
--- As lose_runs, unless the worker has given another sign of life since.
+-- Like lose_runs. If the worker has sent another heartbeat since :beat_at, nothing changes.
 UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :now, updated_at = max(updated_at, :now),
     status = iif(status = 'cancelling', status, 'queued'), lost_with = iif(crashes >= 2, :beside_suspects, :beside)
 WHERE holder = :worker AND EXISTS (SELECT 1 FROM perdure_workers AS w WHERE w.worker = :worker AND w.beat_at = :beat_at)
 
--- == Rates ============================================================================================================
-
--- name: rate
-SELECT due, paused_until, seen_at FROM perdure_rates WHERE key = ?
+-- == Rate limits ======================================================================================================
 
 -- name: make_rate
--- So that there is a row to change, and of all who come for a place one goes first.
+-- Make sure that the rate has a row, which can then be changed.
 INSERT OR IGNORE INTO perdure_rates (key, due, paused_until, seen_at) VALUES (?, 0, 0, 0)
 
 -- name: rate_to_change
 SELECT due, paused_until, seen_at FROM perdure_rates WHERE key = ?
-
--- name: book_rate
-INSERT INTO perdure_rates (key, due, paused_until, seen_at) VALUES (:key, :due, :paused_until, :seen_at)
-ON CONFLICT (key) DO UPDATE SET due = excluded.due, paused_until = excluded.paused_until, seen_at = excluded.seen_at
 
 -- name: hold_rate_back
 INSERT INTO perdure_rates (key, due, paused_until, seen_at) VALUES (:key, 0, :until, 0)
@@ -561,40 +429,22 @@ ON CONFLICT (key) DO UPDATE SET paused_until = max(paused_until, excluded.paused
 
 -- == Moving, pruning ==================================================================================================
 
--- name: moved
-SELECT state, to_url, by, at FROM perdure_moved
-
 -- name: lock_journal
--- Nothing to do: whoever writes is alone.
+-- No effect: on SQLite only one transaction writes at a time.
 SELECT 1
 
 -- name: lock_workers
 SELECT 1
 
--- name: close_journal
-INSERT INTO perdure_moved (id, state, to_url, by, at) VALUES (1, 'moving', ?, ?, ?)
-
--- name: finish_move
-UPDATE perdure_moved SET state = 'moved' WHERE state = 'moving'
-
--- name: reopen_journal
-DELETE FROM perdure_moved WHERE state = 'moving'
-
--- name: count_held
-SELECT count(*) FROM perdure_runs WHERE holder IS NOT NULL
-
--- name: count_runs
-SELECT count(*) FROM perdure_runs
-
 -- name: other_tables
 SELECT name FROM sqlite_schema WHERE type = 'table' AND substr(name, 1, 8) <> 'perdure_' AND substr(name, 1, 7) <> 'sqlite_' ORDER BY name
 
 -- name: roots
--- Those that stand above a family, in the order of their numbers.
+-- The runs without a parent, in the order of their keys.
 SELECT id, run_id FROM perdure_runs WHERE id > :after AND instr(run_id, '/') = 0 ORDER BY id LIMIT :limit
 
 -- name: families
--- All runs of these families; see family_of_run. CROSS JOIN: from the roots to the runs.
+-- All runs of these families (see family_of_run). CROSS JOIN fixes the order of the join: from the roots to the runs.
 SELECT root.value, r.run_id, r.id, r.seq, r.head, r.status, r.updated_at
 FROM json_each(:roots) AS root CROSS JOIN perdure_runs AS r ON r.run_id = root.value
 UNION ALL
@@ -609,7 +459,8 @@ SELECT r.run_id, r.seq, r.head FROM json_each(:run_ids) AS j CROSS JOIN perdure_
 SELECT run_id, events, head FROM perdure_pruned WHERE run_id IN (SELECT value FROM json_each(:run_ids)) AND status <> 'returned'
 
 -- name: whole_runs
--- Everything but what is this database's own affair: numbers, and who held it. The last column: whose budget applies first.
+-- All columns that are also valid in another database: no keys and no holder. The last column is the id of the run whose
+-- budget applies first.
 SELECT r.id, run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at, seq, head, epoch, lost, crashes,
     error, created_at, updated_at, priority, attention, r.parent, parent_call, parent_seq, depth, lost_with,
     (SELECT l.run_id FROM perdure_runs AS l WHERE l.id = r.ledger)
@@ -627,7 +478,7 @@ FROM perdure_approvals WHERE run IN (SELECT value FROM json_each(:runs)) ORDER B
 SELECT run, topic, key FROM perdure_signals WHERE run IN (SELECT value FROM json_each(:runs)) ORDER BY run, topic, key
 
 -- name: whole_budgets
--- The first columns: whose it is, and whose the one above it is.
+-- The first column is the run that has the budget. The second column is the run that has the next budget above.
 SELECT b.run, (SELECT r.run_id FROM perdure_runs AS r WHERE r.id = b.above), limit_usd_micros, limit_tokens, limit_calls, limit_busy_us,
     on_exceed, spent_usd_micros, spent_tokens, spent_calls, spent_busy_us, reserved_usd_micros, reserved_tokens, reserved_calls, reserved_busy_us
 FROM perdure_budgets AS b WHERE b.run IN (SELECT value FROM json_each(:runs))
@@ -645,27 +496,16 @@ SELECT run, seq, next_at, attempts, error FROM perdure_notices WHERE run IN (SEL
 SELECT run, digest FROM perdure_blob_uses WHERE run IN (SELECT value FROM json_each(:runs)) ORDER BY run, digest
 
 -- name: take_in_run
--- A run from another journal, with the time of its next wake-up and everything else. No row when the id is taken.
+-- Insert a run from another journal, with its ready_at. No row is returned if the id is taken.
 INSERT INTO perdure_runs (id, run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at, seq, head, epoch, lost, crashes, error,
     created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth, lost_with, line, ledger)
 VALUES ((SELECT max(ifnull((SELECT max(id) FROM perdure_runs), 0), ifnull((SELECT max(number) FROM perdure_pruned), 0)) + 1), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT ledger FROM perdure_runs WHERE run_id = ?))
 ON CONFLICT (run_id) DO NOTHING RETURNING id
 
--- name: take_in_approval
-INSERT INTO perdure_approvals (run, approval, seq, call, action, asked_at, status, deciders, expires_at, escalated, voters, digest, settled_by,
-    note, settled_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-
 -- name: take_in_budget
 INSERT INTO perdure_budgets (run, above, limit_usd_micros, limit_tokens, limit_calls, limit_busy_us, on_exceed, spent_usd_micros,
     spent_tokens, spent_calls, spent_busy_us, reserved_usd_micros, reserved_tokens, reserved_calls, reserved_busy_us)
 VALUES (?, (SELECT id FROM perdure_runs WHERE run_id = ?), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-
--- name: take_in_inbox
-INSERT INTO perdure_inbox (run, call, event_id, ts, data) VALUES (?, ?, ?, ?, ?)
-
--- name: take_in_notice
-INSERT INTO perdure_notices (run, seq, next_at, attempts, error) VALUES (?, ?, ?, ?, ?)
 
 -- name: use_blob
 INSERT OR IGNORE INTO perdure_blob_uses (run, digest) VALUES (?, ?)
@@ -673,15 +513,13 @@ INSERT OR IGNORE INTO perdure_blob_uses (run, digest) VALUES (?, ?)
 -- name: known_blobs
 SELECT digest FROM perdure_blobs WHERE digest IN (SELECT unhex(value) FROM json_each(:digests))
 
--- name: rates
-SELECT key, due, paused_until, seen_at FROM perdure_rates
-
 -- name: run_to_keep
--- For whoever adds to its family: it is not pruned before this transaction ends.
+-- For a transaction that adds a run to the family of this run: this run cannot be pruned before that transaction ends.
 SELECT id FROM perdure_runs WHERE run_id = ?
 
 -- name: prunable
--- Families whose root has ended so and of which nothing has happened since: how many runs and events they have.
+-- The families that ended before :before, whose root has one of :statuses, and which have no notice left to send. Each
+-- with the number of its runs and events.
 SELECT r.id, r.run_id,
     1 + (SELECT count(*) FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0'),
     (r.seq + (SELECT ifnull(sum(k.seq), 0) FROM perdure_runs AS k WHERE k.run_id > r.run_id || '/' AND k.run_id < r.run_id || '0'))
@@ -697,11 +535,11 @@ WHERE r.id > :after AND instr(r.run_id, '/') = 0 AND r.status IN (SELECT value F
 ORDER BY r.id LIMIT :limit
 
 -- name: runs_to_prune
--- Nothing to wait for: whoever writes is alone.
+-- No lock is needed: on SQLite only one transaction writes at a time.
 SELECT id FROM perdure_runs WHERE id IN (SELECT value FROM json_each(:runs)) ORDER BY id
 
 -- name: unsent_notices
--- The runs of which somebody still has to hear.
+-- The runs that have notices left to send.
 SELECT DISTINCT run FROM perdure_notices WHERE run IN (SELECT value FROM json_each(:runs))
 
 -- name: bury
@@ -739,26 +577,12 @@ DELETE FROM perdure_events WHERE id IN (
 DELETE FROM perdure_runs WHERE id IN (SELECT value FROM json_each(:runs))
 
 -- name: blobs_to_prune
--- Those that the runs have put there.
+-- The blobs that these runs have stored.
 SELECT digest FROM perdure_blobs WHERE digest IN (SELECT unhex(value) FROM json_each(:digests))
 
 -- name: prune_blobs
 DELETE FROM perdure_blobs WHERE digest IN (SELECT unhex(value) FROM json_each(:digests))
     AND NOT EXISTS (SELECT 1 FROM perdure_blob_uses AS u WHERE u.digest = perdure_blobs.digest)
-
--- name: tombstone
--- The last one, if it has several: a copy may have been taken back more than once.
-SELECT id, run_id, agent, tenant, status, events, head, created_at, finished_at, pruned_at, by FROM perdure_pruned WHERE run_id = ? AND status <> 'returned' ORDER BY id DESC LIMIT 1
-
--- name: tombstones
-SELECT id, run_id, agent, tenant, status, events, head, created_at, finished_at, pruned_at, by FROM perdure_pruned WHERE id > :after ORDER BY id LIMIT :limit
-
--- name: take_in_tombstone
-INSERT INTO perdure_pruned (run_id, agent, tenant, status, events, head, created_at, finished_at, pruned_at, by) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-
--- name: count_pruned
-SELECT count(*), max(pruned_at) FROM perdure_pruned WHERE status <> 'returned'
-
 
 -- == Opening ==========================================================================================================
 

@@ -10,15 +10,15 @@ from perdure.store.bell import Listeners
 from perdure.store.liveness import FileLocks, InProcess
 from perdure.store.part import Means
 from perdure.store.sql import SqlStore
-from perdure.store.sqlite import soundness
+from perdure.store.sqlite import integrity
+from perdure.store.sqlite.bell import PipeBell
 from perdure.store.sqlite.database import SqliteDatabase
 from perdure.store.sqlite.migrate import MIGRATIONS
-from perdure.store.sqlite.pipes import PipeBell
 from perdure.store.sqlite.place import workers_folder
 
 
 class SqliteStore(SqlStore):
-    """A journal in one SQLite file, or in memory when there is no path."""
+    """A journal in one SQLite file, or in memory if there is no path."""
 
     _database: SqliteDatabase
 
@@ -47,7 +47,7 @@ class SqliteStore(SqlStore):
         }
 
     def problems(self) -> list[str]:
-        return soundness.problems(self._database)
+        return integrity.problems(self._database)
 
 
 def _size(path: Path, suffix: str) -> int:

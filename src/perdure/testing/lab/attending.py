@@ -1,4 +1,4 @@
-"""What a run waits for from outside, and the lab gives it, alike in every trial: a yes or no, signals, time, and the truth about doubts."""
+"""What the lab does for a waiting run, the same in every trial: approvals, signals, skipped time, settled doubts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perdure.core.state import fold
 from perdure.errors import Conflict, InvalidInput, NotPermitted, RunEnded
 from perdure.store.api import FINISHED, ApprovalRow, RunRow
 from perdure.testing.lab.carrier import Late
-from perdure.testing.lab.ledger import Ledger, of_call
+from perdure.testing.lab.ledger import EffectLedger, of_call
 from perdure.testing.lab.spec import Spec
 from perdure.testing.lab.warp import Warp
 
@@ -21,9 +21,9 @@ _ROLE = "role:"
 
 
 class Attendant:
-    """Stands beside one run in one process. `settled` are the doubts that it has ended."""
+    """Attends to one run in one process. `settled` are the doubts that this object has settled."""
 
-    def __init__(self, app: Perdure, spec: Spec, warp: Warp, ledger: Ledger, late: Late) -> None:
+    def __init__(self, app: Perdure, spec: Spec, warp: Warp, ledger: EffectLedger, late: Late) -> None:
         self._app = app
         self._spec = spec
         self._warp = warp
@@ -33,7 +33,7 @@ class Attendant:
         self.settled: list[str] = []
 
     async def attend(self, row: RunRow) -> bool:
-        """Do one thing that brings the run on; False when it has ended, or there is nothing that the lab can do for it."""
+        """Do one thing that lets the run continue. False if the run has ended, or if the lab can do nothing for it."""
         if row.status in FINISHED:
             return False
         family = [row, *await self._app.ask(lambda: self._app.store.family(row.run_id))]
@@ -41,7 +41,7 @@ class Attendant:
 
     # -- doubts -------------------------------------------------------------------------------------------------------
     async def _settle(self, family: list[RunRow]) -> bool:
-        """Say about calls in doubt what the ledger knows: that the function had returned, or that it was never called."""
+        """Settle calls in doubt if the ledger says that the function has returned, or that it was never called."""
         found = False
         for row in family:
             if row.status == "needs_attention" and row.attention == "in_doubt":
@@ -51,7 +51,8 @@ class Attendant:
         return found
 
     async def _settle_call(self, run_id: str, number: int, attempt: int, tool: str) -> bool:
-        await asyncio.to_thread(self._late.arrive, run_id, number)  # what a person would see in the end
+        # First let the late request arrive: when a person looks, the late effect has happened too.
+        await asyncio.to_thread(self._late.arrive, run_id, number)
         entries = self._ledger.entries()
         facts = {entry.fact: entry for entry in of_call(entries, run_id, number) if entry.attempt == attempt}
         returned = facts.get("returned")
@@ -63,7 +64,7 @@ class Attendant:
             await self._app.resolve(run_id, number, did_not_happen=True, final=True, by=WHO)
             self.settled.append(f"{tool} (call {number}): it did not happen")
             return True
-        return False  # it was cut off in the middle: nobody can know, and a person would have to look
+        return False  # the function was cut off in its middle: only a person could find out whether it happened
 
     # -- people -------------------------------------------------------------------------------------------------------
     async def _decide(self, family: list[RunRow]) -> bool:
@@ -74,7 +75,7 @@ class Attendant:
         return bool(decided)
 
     async def _answer(self, asked: ApprovalRow) -> bool:
-        """Say yes or no as whoever may, as often as it takes."""
+        """Approve or reject in the name of everyone who may decide, until the approval is settled."""
         standing = asked.standing
         roles = [one.removeprefix(_ROLE) for one in standing.request.by if one.startswith(_ROLE)]
         for who in _deciders(standing):
@@ -86,7 +87,7 @@ class Attendant:
             except (NotPermitted, InvalidInput):
                 continue
             except Conflict:
-                return True  # its time is over: the run goes on by itself
+                return True  # the approval has expired: the run continues without a decision
             if row.status != "pending":
                 return True
         return False
@@ -98,14 +99,14 @@ class Attendant:
         topic, payload = self._spec.signals[self._sent]
         self._sent += 1
         try:
-            # The key: whoever resumes begins with the first one again, and each is taken once.
+            # The signal has a key: a resumed process sends all signals again, and each signal must count only once.
             await self._app.signal(self._spec.run_id, topic, payload, key=f"{WHO}-{self._sent}", by=WHO)
         except RunEnded:
             return False
         return True
 
     async def _let_time_pass(self, family: list[RunRow]) -> bool:
-        """Go to where the next timer is due, or the next retry; at the pace of whatever is outside, if it is that which takes the time."""
+        """Jump to the next timer or retry. While an effect may still become visible outside, wait in real time."""
         due = [row.ready_at for row in family if row.ready_at is not None and row.status != "waiting_approval"]
         if not due or not self._spec.warp:
             return False

@@ -1,12 +1,14 @@
-"""Requests that arrive late: the process that sent one is dead, and the service acts on it when it has been asked about it already.
+"""Late requests: the process that sent the request is dead, and the request takes effect after a hook looked for it.
 
-The process that is to die forks a *carrier* where the tool's function would be called. The carrier has what the function needs: the
-arguments, the key, the working folder, and all that the process had prepared, such as clients and variables. It survives the SIGKILL,
-and waits. A later process of the trial lets it go on at the worst moment that is still within what was promised: right after the
-reconcile hook has looked for the effect for the first time; where no hook is asked, right after the call was made again; and at the
-latest when the run rests. So the request always arrives after a truthful "not found", and before `timeout` and `settle` are over.
+The process that is to be killed forks a *carrier* at the point where the tool's function would be called. The carrier
+has everything that the function needs: the arguments, the key, the working folder, and everything that the process had
+prepared, such as clients and variables. The carrier survives the SIGKILL and waits. A later process of the trial lets
+the carrier call the function at the worst moment that the tool's declaration still allows. That is right after the
+reconcile hook has looked for the effect for the first time. If no hook is asked, it is right after the call was made
+again. At the latest it is when the run has ended or parked. So the request always arrives after a truthful "not
+found", and before `timeout` and `settle` are over.
 
-A carrier belongs to the group of processes of its trial, and ends with it; it never returns to perdure's code.
+A carrier belongs to the process group of its trial, and ends with the group. It never returns to perdure's code.
 """
 
 from __future__ import annotations
@@ -26,19 +28,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from perdure.testing.forking import fork, let_signals_in
-from perdure.testing.lab.ledger import Ledger, attempt_of
+from perdure.testing.lab.ledger import EffectLedger, attempt_of
 from perdure.testing.lab.lifeline import hang_on_as_before
 from perdure.testing.lab.warp import Warp
 
 _POLL_S = 0.003
 _READY_S, _TRIES = 5.0, 3
-Perform = Callable[[], Any]  # calls the tool's function; of an async one, it returns the coroutine
-Note = Callable[[Literal["returned", "raised"], Any], None]  # writes down what the function returned, or which error it raised
+Perform = Callable[[], Any]  # calls the tool's function. If the function is async, this returns the coroutine
+Note = Callable[[Literal["returned", "raised"], Any], None]  # writes the function's result or error to the ledger
 
 
-# -- in the process that dies -----------------------------------------------------------------------------------------------
+# -- in the process that is killed ------------------------------------------------------------------------------------
 def leave_behind(home: Path, perform: Perform, note: Note) -> None:
-    """Fork a carrier. Returns when it is ready, in this process alone."""
+    """Fork a carrier, and return when the carrier is ready. The carrier itself never returns from this function."""
     mark = _mark(home, os.getpid())
     for _ in range(_TRIES):
         ready, told = os.pipe()
@@ -47,27 +49,27 @@ def leave_behind(home: Path, perform: Perform, note: Note) -> None:
             if carrier == 0:
                 _carry(mark, told, perform, note)
         except OSError:
-            traceback.print_exc()  # no process to be had: nothing arrives, and the report says so
+            traceback.print_exc()  # fork failed: no late request will arrive, and the report says so
             os.close(told)
             os.close(ready)
             return
         os.close(told)
-        heard, _, _ = select.select([ready], [], [], _READY_S)  # a byte, or the end of a carrier that died
+        heard, _, _ = select.select([ready], [], [], _READY_S)  # the pipe has a byte, or EOF if the carrier died
         os.close(ready)
         if heard:
             return
-        # A tool's function is called in a thread. Another thread may have held a lock of a C library when this one forked; in the
-        # carrier nothing ever opens that lock again. The next fork comes at another moment.
+        # A tool's function is called in a thread. If another thread held a lock of a C library at the fork, the
+        # carrier waits for this lock for ever. Fork again: then the lock is probably free.
         os.kill(carrier, signal.SIGKILL)
         os.waitpid(carrier, 0)
 
 
 def _carry(mark: Path, told: int, perform: Perform, note: Note) -> None:
-    """What the carrier does, from its first line to its end. What the fork has inherited of perdure's own, it has closed by itself."""
+    """Everything that the carrier does. At the fork, perdure's hooks closed the lock files and event loops in it."""
     try:
         let_signals_in()
         hang_on_as_before()
-        # As long as this lock is held the carrier lives: others wait for its end by it.
+        # The carrier holds this lock until it ends. Other processes see by the lock whether the carrier has ended.
         descriptor = os.open(mark, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         os.write(descriptor, str(os.getpid()).encode())
@@ -75,7 +77,7 @@ def _carry(mark: Path, told: int, perform: Perform, note: Note) -> None:
         os.close(told)
         while not _go(mark).exists():
             time.sleep(_POLL_S)
-        # In a thread of its own: the thread that was forked may be in the middle of an event loop that must not go on here.
+        # Use a new thread: the forked thread may be inside an event loop, which must not continue here.
         context = contextvars.copy_context()
         thread = threading.Thread(target=context.run, args=(_perform, perform, note))
         thread.start()
@@ -106,11 +108,11 @@ def _go(mark: Path) -> Path:
     return mark.with_suffix(".go")
 
 
-# -- in the processes after it ------------------------------------------------------------------------------------------------
+# -- in the processes after it ----------------------------------------------------------------------------------------
 class Late:
-    """The late requests that earlier processes of the trial have left behind."""
+    """The late requests of earlier processes of the trial."""
 
-    def __init__(self, home: Path, ledger: Ledger, warp: Warp, patience_s: float) -> None:
+    def __init__(self, home: Path, ledger: EffectLedger, warp: Warp, patience_s: float) -> None:
         self._home = home
         self._ledger = ledger
         self._warp = warp
@@ -122,11 +124,11 @@ class Late:
         return any((one.run, one.call) == (run, call) for one in self._sent)
 
     def is_waiting(self, run: str, call: int) -> bool:
-        """Whether a request of this call has not been let go yet."""
+        """Does a carrier of this call still wait?"""
         return any((one.run, one.call) == (run, call) for one in self._waiting)
 
     def arrive(self, run: str, call: int) -> None:
-        """Let the requests of this call take effect, and wait until they have. The run's own time stands still meanwhile."""
+        """Let the late requests of this call take effect, and wait for that. The run's clock stands still then."""
         for one in [one for one in self._waiting if (one.run, one.call) == (run, call)]:
             with self._warp.held():
                 self._let_go(_mark(self._home, one.pid))
@@ -138,14 +140,15 @@ class Late:
 
     def _let_go(self, mark: Path) -> None:
         if not mark.exists():
-            return  # there was no process to be had for it
+            return  # the fork had failed, so there is no carrier
         _go(mark).touch()
         until_s = time.monotonic() + self._patience_s
         descriptor = os.open(mark, os.O_RDONLY)
         try:
             while not _is_free(descriptor):
                 if time.monotonic() > until_s:
-                    # Whenever it acted after this, it would be later than was promised. It lives, since it holds the lock: the pid is its own.
+                    # Kill the carrier: an effect after this would be later than the tool declares. The pid in the file
+                    # still belongs to the carrier: the lock is held, so the carrier is alive.
                     os.kill(int(os.read(descriptor, 20)), signal.SIGKILL)
                     return
                 time.sleep(_POLL_S)
@@ -153,7 +156,10 @@ class Late:
             os.close(descriptor)
 
     def show(self, run: str, call: int, settle_s: float) -> bool:
-        """Give what has arrived late `settle_s` real seconds to show before it is looked for. False: the lab had no patience for that."""
+        """Wait until `settle_s` real seconds after the late arrival, so that the effect can be found.
+
+        False if that takes longer than the lab's patience.
+        """
         mine = {attempt_of(one) for one in self._sent if (one.run, one.call) == (run, call)}
         arrived = [entry.at for entry in self._ledger.entries() if entry.fact == "returned" and attempt_of(entry) in mine]
         left_s = max(arrived, default=0.0) + settle_s - time.time()

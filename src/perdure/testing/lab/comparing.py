@@ -1,4 +1,8 @@
-"""The world after a trial beside the world after two undisturbed runs: what differs, and what could not be compared."""
+"""The effects of a trial (files, user's ledger) against two undisturbed runs: what differs, what cannot be compared.
+
+If something already differs between the two undisturbed runs, it "differs by itself". Then it is compared only in part
+or not at all.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,21 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from perdure.testing.lab.contents import MOST_BYTES, FileSeen
-from perdure.testing.lab.facts import Facts, Undisturbed
+from perdure.testing.lab.facts import TrialFacts, Undisturbed
 
 Kind = Literal["more", "fewer", "extra", "missing", "other"]
-_TOLERANCE = 0.25  # a time or an id in a text may be shorter or longer by so much of the whole
+_TOLERANCE = 0.25  # the size of a file that differs by itself may differ by this share
 
 
 class Difference(Struct, frozen=True):
-    """How the world is not as it should be: "extra" is a file too many, "more" a line or an entry too many in one."""
+    """A difference in the effects. "extra" and "missing" are about whole files, "more" and "fewer" about lines."""
 
     kind: Kind
     words: str
 
 
 class Unsure(Struct, frozen=True):
-    """Something that differs by itself, so that nobody can say how it should be."""
+    """A thing that differs by itself, so it is not known what would be right."""
 
     words: str
 
@@ -32,8 +36,8 @@ class Unsure(Struct, frozen=True):
 Said = Difference | Unsure
 
 
-def why_not(case: Facts, base: Undisturbed) -> str | None:
-    """Why nobody can say how the world should be after this trial; None when it should be as after the undisturbed run."""
+def why_not(case: TrialFacts, base: Undisturbed) -> str | None:
+    """Why the effects of this trial cannot be compared. None if they should equal those of the undisturbed run."""
     if case.told is None:
         return "the run did not come to rest"
     if case.in_doubt:
@@ -45,8 +49,8 @@ def why_not(case: Facts, base: Undisturbed) -> str | None:
     return None
 
 
-def differences(case: Facts, base: Undisturbed) -> list[Said]:
-    """What is not as it should be, and what could not be compared."""
+def differences(case: TrialFacts, base: Undisturbed) -> list[Said]:
+    """What differs from the undisturbed runs, and what could not be compared."""
     if why_not(case, base) is not None:
         return []
     now, first, second = (facts.evidence for facts in (case, base.first, base.second))
@@ -64,13 +68,14 @@ def differences(case: Facts, base: Undisturbed) -> list[Said]:
         found.extend(_bag(f"{folder}/" if folder != "." else "the working folder", *bags))
     said = list(_ledger(now.world, first.world, second.world))
     if first.world is not None and not any(isinstance(one, Unsure) for one in said):
-        # The user has said what counts, and it could be compared: a file that differs by itself takes nothing from that.
+        # The user's ledger says which effects count, and the ledger could be compared. So files that differ by
+        # themselves do not matter.
         found = [one for one in found if not isinstance(one, Unsure)]
     return [*found, *said]
 
 
 def loose(base: Undisturbed) -> Iterator[str]:
-    """What the report has to say about how the world was compared."""
+    """Remarks for the report: which effects could be compared only in part, or not at all."""
     first, second = base.first.evidence, base.second.evidence
     for path in sorted(first.files.keys() & second.files.keys()):
         one, other = first.files[path], second.files[path]
@@ -93,13 +98,13 @@ def _how(one: FileSeen, other: FileSeen) -> str:
     return "it was compared by its number of lines, and roughly by its size"
 
 
-# -- files --------------------------------------------------------------------------------------------------------------------
+# -- files ------------------------------------------------------------------------------------------------------------
 def _folders(paths: Any) -> set[str]:
     return {".", *(str(parent) for path in paths for parent in PurePath(path).parents)}
 
 
 def _folder(path: str, known: set[str]) -> str:
-    """The nearest folder above it that both undisturbed runs have."""
+    """The nearest folder above the path that both undisturbed runs have."""
     return next(str(parent) for parent in PurePath(path).parents if str(parent) in known)
 
 
@@ -123,7 +128,10 @@ def _counted(path: str, now: FileSeen, first: FileSeen) -> Difference | None:
 
 
 def _unsteady(path: str, now: FileSeen, first: FileSeen, second: FileSeen) -> Iterator[Said]:
-    """A file that differs by itself: as many lines, entries or rows, and the same wherever two undisturbed runs agree."""
+    """Compare a file that differs by itself.
+
+    The number of lines, entries or rows must be equal, and the parts that are equal in both undisturbed runs.
+    """
     units = {one.unit for one in (now, first, second)}
     if len(units) > 1 or "bytes" in units or first.count != second.count:
         yield Unsure(f"{path} differs by itself")
@@ -160,7 +168,10 @@ def _is_about(now: int, first: int, second: int) -> bool:
 
 
 def _bag(where: str, now: Sequence[FileSeen], first: Sequence[FileSeen], second: Sequence[FileSeen]) -> Iterator[Said]:
-    """Files whose names are others each time: as many of them, with the same contents, as far as undisturbed runs agree on that."""
+    """Compare files whose names differ in each run.
+
+    Their number must be equal. If their contents are equal in both undisturbed runs, the contents must be equal too.
+    """
     if len(first) != len(second):
         yield Unsure(f"files in {where} come and go by themselves")
     elif len(now) != len(first):
@@ -190,9 +201,9 @@ def _digests(files: Sequence[FileSeen]) -> Counter[str]:
     return Counter(file.digest for file in files)
 
 
-# -- the user's own ledger ----------------------------------------------------------------------------------------------------
+# -- the user's own ledger --------------------------------------------------------------------------------------------
 def _ledger(now: Any, first: Any, second: Any) -> Iterator[Said]:
-    """The same, or where two undisturbed runs differ by themselves, as much of it."""
+    """Compare the user's ledger. If it is a list that differs by itself, only the length is compared."""
     if isinstance(now, list) and isinstance(first, list) and isinstance(second, list):
         if len(first) != len(second):
             yield Unsure("the ledger differs by itself")

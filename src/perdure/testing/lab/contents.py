@@ -1,7 +1,7 @@
-"""What a file holds, where that can be told: lines, the entries of a JSON document, the rows of a SQLite database.
+"""What a file contains: lines, the entries of a JSON document, or the rows of a SQLite database.
 
-A file with a time in it differs from run to run, and yet one entry more in it is an effect more. So it is taken apart: what two
-undisturbed runs agree on in it, part by part, is expected of every trial.
+A file that contains a time differs from run to run. But one more entry in the file is still one more effect. So files
+are split into parts. The parts that are equal in two undisturbed runs must be equal in every trial.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from typing import Any
 
 from msgspec import Struct
 
-SIDECARS = ("-wal", "-shm", "-journal")  # of a SQLite database; they belong to it
+SIDECARS = ("-wal", "-shm", "-journal")  # the files beside a SQLite database that belong to it
 _SQLITE = b"SQLite format 3\0"
-MOST_BYTES = 16_000_000  # what is larger is not taken apart
+MOST_BYTES = 16_000_000  # a larger file is not split into parts
 _CHUNK = 1 << 20
-_SHORT = 40  # characters of a file that are shown
+_SHORT = 40  # a file of at most this many bytes is shown whole in the report
 
-Part = tuple[int, str]  # how many values, and the digest of them all, whatever their order
+Part = tuple[int, str]  # the number of values, and a digest of all of them that does not depend on their order
 
 
 class FileSeen(Struct, frozen=True):
     digest: str
     count: int
     size: int = 0
-    unit: str = "lines"  # or "entries", "rows"; "bytes" of what cannot be read
-    parts: dict[str, Part] = {}  # by path in the document, or by column
-    large: bool = False  # it was not taken apart, and its lines were compared in their order
-    text: str = ""  # all of it, if that is little
+    unit: str = "lines"  # or "entries", "rows"; "bytes" for binary files
+    parts: dict[str, Part] = {}  # the keys are paths in the JSON document, or columns of the database
+    large: bool = False  # the file is too large to be split, so its bytes are compared in their order
+    text: str = ""  # the whole content, if it is short
 
 
 def seen(path: Path, content: bytes, plain: Callable[[str], str]) -> FileSeen:
-    """The file; `content` is what it has with the run's own ids and keys taken out, which `plain` does to a text."""
+    """Describe the file. In `content` the run's ids and keys are already replaced. `plain` replaces them in a text."""
     if content.startswith(_SQLITE):
         try:
             return _apart(_columns(path), content, "rows", plain)
         except sqlite3.Error:
-            pass  # it says that it is one
+            pass  # the header says that this is a database, but it cannot be read as one
     if content[:1] in (b"[", b"{"):
         try:
             return _apart(_leaves("", json.loads(content)), content, "entries", plain)
         except (ValueError, RecursionError):
-            pass  # one document in each line, perhaps
-    # Sorted: calls that run side by side may come to their lines in any order.
+            pass  # perhaps one JSON document per line
+    # Sort the lines: concurrent calls may write their lines in any order.
     lines = sorted(content.split(b"\n"))
     unit = "bytes" if b"\0" in content or not _is_text(content) else "lines"
     text = b"\n".join(lines).decode().strip() if unit == "lines" and len(content) <= _SHORT else ""
@@ -59,7 +59,7 @@ def seen(path: Path, content: bytes, plain: Callable[[str], str]) -> FileSeen:
 
 
 def seen_large(path: Path) -> FileSeen:
-    """A file that is too large to be held in memory, piece by piece; what nobody has written into it is passed over."""
+    """Describe a file that is too large for memory, chunk by chunk. The holes of a sparse file are skipped."""
     digest, lines, is_text = hashlib.sha256(), 0, True
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
@@ -75,14 +75,14 @@ def seen_large(path: Path) -> FileSeen:
 
 
 def _written(descriptor: int, size: int) -> Iterator[int]:
-    """Where there are pieces that are more than a hole."""
+    """The offsets of all chunks that contain data, and not only a hole."""
     offset = 0
     while offset < size:
         yield offset
         offset += _CHUNK
         try:
             data = os.lseek(descriptor, offset, os.SEEK_DATA)
-        except OSError:  # nothing but a hole from here on
+        except OSError:  # the rest of the file is a hole
             return
         offset = max(offset, data - data % _CHUNK)
 
@@ -97,7 +97,8 @@ def _apart(values: Iterator[tuple[str, Any]], content: bytes, unit: str, plain: 
     for path, value in values:
         found[path].append(plain(repr(value)))
     parts = {path: (len(texts), _digest("\n".join(sorted(texts)).encode())) for path, texts in sorted(found.items())}
-    # Of a list of entries with three fields each, or of a table with three columns, the longest path is how many there are.
+    # Each entry has several paths, and each row has several columns. So the number of entries or rows is the largest
+    # count of any path or column.
     counts: dict[str, int] = {}
     for path, (many, _) in parts.items():
         table = path.partition(".")[0] if unit == "rows" else ""
@@ -106,7 +107,7 @@ def _apart(values: Iterator[tuple[str, Any]], content: bytes, unit: str, plain: 
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The leaves of a JSON value. The places in a list are one path: calls that run side by side come there in any order."""
+    """The leaves of a JSON value. All items of a list have the same path: concurrent calls add items in any order."""
     match value:
         case dict() if value:
             for key, one in value.items():
@@ -119,7 +120,10 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _columns(path: Path) -> Iterator[tuple[str, Any]]:
-    """Every value of every table, read from a copy: a reader may have to finish what the dead process began."""
+    """Every value of every table, read from a copy of the database.
+
+    If the original were opened, SQLite could roll back what the killed process had begun.
+    """
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, "copy.db")
         for suffix in ("", *SIDECARS[::2]):
@@ -132,7 +136,7 @@ def _columns(path: Path) -> Iterator[tuple[str, Any]]:
                 cursor = database.execute('SELECT * FROM "{}"'.format(table.replace('"', '""')))
                 names = [column[0] for column in cursor.description]
                 for row in cursor:
-                    yield f"{table}.", row  # what belongs together
+                    yield f"{table}.", row  # also the whole row: without it, values swapped between rows are not found
                     yield from ((f"{table}.{name}", value) for name, value in zip(names, row, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Tools, models and reconcile hooks with a line in the ledger for each time that they are called and return."""
+"""Wraps tools, models and reconcile hooks: each call and each return writes a line to the ledger."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from perdure.core.events import OF_MODEL
 from perdure.errors import NotEncodable
 from perdure.models.prices import is_priced
 from perdure.testing.lab.carrier import Late, Note, Perform
-from perdure.testing.lab.ledger import Ledger
+from perdure.testing.lab.ledger import EffectLedger
 from perdure.testing.lab.warp import Warp
 from perdure.tool import Call, Hook, Outcome
 
-# Told right after the line that says so, with how to call the function and how to note its end; what it returns is called right before
-# the end is noted.
+# A function that is called right after the line `begun` was written to the ledger. Perform calls the tool's function,
+# and Note writes its end to the ledger. The function that it returns is called right before the end is written.
 Begun = Callable[[Call, Any, Perform, Note], Callable[[], None]]
-_MOST_BYTES = 65_536  # of a file that is looked into, to see that it has changed
+_MOST_BYTES = 65_536  # of a larger file only the size and the times are compared
 _OURS_OUTSIDE = ("perdure.models.anthropic", "perdure.models.openai")
 
 
 class Around(Struct, frozen=True):
-    """What is done around a function. `before` and `after` may block for long, and are called in a thread where that matters."""
+    """What is done around a function. `before` and `after` may block. For an async function they run in a thread."""
 
-    noted: Callable[[Any], Any]  # takes what the function returned, and gives what is passed on
+    noted: Callable[[Any], Any]  # gets the function's result, and returns the result that the caller gets
     before: Callable[[], None] | None = None
     after: Callable[[], None] | None = None
 
 
 class Counting:
-    """What is performed in the place of each tool, in one process."""
+    """Makes the counted versions of tools, in one process."""
 
-    def __init__(self, ledger: Ledger, warp: Warp, begun: Begun, late: Late, settle_s: float, world: Path | None = None) -> None:
-        """`settle_s`: of a tool that does not say; `world`: the working folder, where it is to be noted which calls change something there."""
+    def __init__(self, ledger: EffectLedger, warp: Warp, begun: Begun, late: Late, settle_s: float, world: Path | None = None) -> None:
+        """`settle_s`: for tools that declare none. `world`: the working folder; None if its changes are not noted."""
         self._late = late
         self._settle_s = settle_s
         self._world = world
@@ -51,9 +51,11 @@ class Counting:
         self._begun = begun
 
     def counted(self, tool: Any) -> Any:
-        """The tool, or the question to a model, whose calls are written down; its reconcile hook too."""
+        """A copy of the tool or model call that writes its calls to the ledger. So does its reconcile hook."""
         if tool.isolate:
-            # Its function runs in another process, which loads it by its name. Whether that goes on cannot be seen from here either.
+            # The tool's function runs in another process, which imports the function by name. So its calls cannot be
+            # counted. This process does not know whether the function is under way, so the clock must not jump any
+            # more.
             self._ledger.note("unseen", tool=tool.name)
             self._warp.allowed = False
             return tool
@@ -119,7 +121,8 @@ class Counting:
             self._ledger.note("begun", **about)
             over = self._begun(call, tool, perform, note)
             try:
-                # Made again with its key, without that a hook was asked: the late one comes after it.
+                # If a late request of this call still waits, no hook was asked, and the call is made again with its
+                # key. The late request arrives right after the call.
                 yield Around(returned, after=self._arrival(call))
             except BaseException as error:
                 if not ended:
@@ -167,7 +170,7 @@ class Counting:
         return partial(self._late.arrive, call.run_id, call.number) if waiting else None
 
     def _heard(self, said: Any, about: dict[str, Any], *, hurried: bool) -> Any:
-        """What the hook has said; "not found" only if there was the time that perdure gives an effect to be found."""
+        """The hook's answer. If the lab has waited less than perdure would have, a "not found" becomes unknown."""
         place, kind = (about["run"], about["call"]), said.kind if isinstance(said, Outcome) else ""
         if kind == "in_progress":
             self._warp.expect(place, about["tool"])
@@ -180,7 +183,10 @@ class Counting:
 
 
 def _look_of(folder: Path) -> dict[str, tuple[int, ...]]:
-    """What is in the folder, as far as it takes to see that a call has changed something. A clock that ticks too slowly hides nothing small."""
+    """The state of the folder: names, sizes, times, and checksums of small files.
+
+    The checksum finds a change that is so soon after another change that the file has the same time.
+    """
     found: dict[str, tuple[int, ...]] = {}
     for root, folders, names in os.walk(folder):
         found.update((os.path.join(root, name), ()) for name in folders)
@@ -190,7 +196,7 @@ def _look_of(folder: Path) -> dict[str, tuple[int, ...]]:
                 stat = os.lstat(path)
                 small = Path(path).read_bytes() if os.path.isfile(path) and stat.st_size <= _MOST_BYTES else b""
             except OSError:
-                continue  # somebody else's call has removed it
+                continue  # another call has removed the file meanwhile
             found[path] = (stat.st_size, stat.st_mtime_ns, stat.st_ino, zlib.crc32(small))
     return found
 
@@ -215,7 +221,7 @@ def _shown(tool: Any, value: Any) -> str | None:
 
 
 def _is_paid(tool: Any) -> bool:
-    """Whether asking costs money: a model of ours that goes to a provider, or one of the user's that has a price there or of its own."""
+    """Does a call cost money? Calls of perdure's providers do, and calls of a user's model that has a price."""
     if tool.events is not OF_MODEL:
         return False
     model = tool.model

@@ -1,30 +1,97 @@
-"""The course of the experiment: twice undisturbed, then one trial after another, and the judge at the end."""
+"""The whole experiment: two undisturbed runs, then the trials, then the judgement and the records of the report."""
 
 from __future__ import annotations
 
+import hashlib
+import platform
 import random
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 from msgspec import Struct
 
+from perdure import __version__
 from perdure.agent import Agent
+from perdure.core import codec
 from perdure.errors import InvalidInput, RunFailed
-from perdure.testing.lab.facts import Facts, Undisturbed
+from perdure.testing.lab.comparing import loose
+from perdure.testing.lab.facts import TrialFacts, Undisturbed
 from perdure.testing.lab.judge import judge, once_each, tools_seen
-from perdure.testing.lab.records import Problem, Trial
+from perdure.testing.lab.records import Baseline, Figures, Outcome, Problem, Subject, Trial
 from perdure.testing.lab.report import Report
 from perdure.testing.lab.spec import RUN_ID
-from perdure.testing.lab.summary import baseline_of, figures_of, subject_of
 from perdure.testing.lab.trials import BROKEN, Evidence, Given, Lab, Planned, Point, points
 
-Progress = Callable[[int, int, str], None]  # done, of how many, what now
+# -- The facts and figures of the report
+
+
+def baseline_of(
+    first: Evidence, base: Undisturbed, models: dict[str, int], all_points: Sequence[Point], remarks: tuple[str, ...]
+) -> Baseline:
+    told = first.told
+    assert told is not None
+    return Baseline(
+        status=told.status,
+        output=base.first.output,
+        waiting_for=told.waiting_for,
+        calls=len(told.calls),
+        boundaries=tuple(str(point.kill.boundary) for point in all_points),
+        seconds=round(told.rested_at - told.began_at, 4),
+        same_output=base.same_output,
+        models=models,
+        world=first.world,
+        also=tuple(tuple(map(str, point.names[1:])) for point in all_points),
+        remarks=(*remarks, *loose(base)),
+    )
+
+
+def figures_of(trials: Sequence[Trial], evidence: Sequence[Evidence], boundaries: int, planned: int, seconds: float) -> Figures:
+    resumed = [trial.resume_s * 1e3 for trial in trials] or [0.0]
+    count = {outcome: sum(trial.outcome == outcome for trial in trials) for outcome in get_args(Outcome)}
+    return Figures(
+        boundaries=boundaries,
+        tried=len({trial.boundaries[0] for trial in trials if trial.kills and trial.outcome != "not_reached"}),
+        trials=len(trials),
+        planned=planned,
+        kills=sum(one.reached for one in evidence),
+        **count,
+        unkilled=sum(trial.outcome == "wrong" and trial.kills < len(trial.boundaries) for trial in trials),
+        seconds=round(seconds, 2),
+        resume_median_ms=round(statistics.median(resumed), 2),
+        resume_most_ms=round(max(resumed), 2),
+    )
+
+
+def subject_of(agent: Agent[Any, Any], target: str, given: Given, started_at: datetime) -> Subject:
+    target = target or agent.target or f"{agent.home}:{agent.name}"
+    # The target is "/folder/file.py:name". For a plan it is "/folder/plan.toml --tools /folder/tools.py".
+    file = Path(target.partition(" --tools ")[0].rpartition(":")[0] or target.partition(" --tools ")[0])
+    return Subject(
+        target=target,
+        agent=agent.name,
+        version=agent.version,
+        source_digest=hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None,
+        input=codec.decode(given.input),
+        store="PostgreSQL" if given.shared else "SQLite",
+        perdure=__version__,
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        started_at=started_at.isoformat(timespec="seconds"),
+    )
+
+
+# -- The course of the experiment
+
+
+Progress = Callable[[int, int, str], None]  # gets: trials done, trials in all, what is done now
 
 
 class Setup(Struct, frozen=True):
-    """What the caller wants."""
+    """The options of `crash_matrix`."""
 
     agent: Agent[Any, Any]
     fresh: tuple[str, ...]
@@ -43,9 +110,9 @@ def experiment(lab: Lab, setup: Setup, given: Given, *, forks: bool) -> Report:
     setup.progress(0, 0, "undisturbed")
     first = _undisturbed(lab, 0, fresh=False)
     models = _models(first, setup)
-    # In an interpreter of its own where there is one: the order of a set differs there, as it will after a crash.
+    # Use a fresh interpreter if possible: in a fresh interpreter the order of a set differs, as after a real crash.
     second = first if setup.learn_only else _undisturbed(lab, 1, fresh=bool(setup.fresh))
-    base = Undisturbed(Facts(first), Facts(second))
+    base = Undisturbed(TrialFacts(first), TrialFacts(second))
     all_points = points(first, second)
     chosen = _chosen(all_points, setup)
     evidence, planned = _trials(lab, setup, chosen)
@@ -63,7 +130,7 @@ def experiment(lab: Lab, setup: Setup, given: Given, *, forks: bool) -> Report:
     )
 
 
-# -- the undisturbed run ------------------------------------------------------------------------------------------------------
+# -- the undisturbed run ----------------------------------------------------------------------------------------------
 def _undisturbed(lab: Lab, number: int, *, fresh: bool) -> Evidence:
     (evidence,) = lab.make([Planned(number, (), fresh=fresh)])
     told = evidence.told
@@ -84,7 +151,7 @@ def _how_it_ended(end: str, last: str, lab: Lab) -> str:
         return f"could not be run: {last}"
     if end != "timeout":
         return f"ended its process ({end}): {last}"
-    timers = "; with --url timers are sat through" if lab.is_shared else ""
+    timers = "; with --url timers are waited for in real time" if lab.is_shared else ""
     return (
         f"did not come to rest in time, which is --timeout (timeout_s), {lab.timeout_s:g} s: {last}; "
         f"raise it if a tool takes that long{timers}"
@@ -92,7 +159,7 @@ def _how_it_ended(end: str, last: str, lab: Lab) -> str:
 
 
 def _models(first: Evidence, setup: Setup) -> dict[str, int]:
-    """Questions by model; InvalidInput when going on would cost money that nobody has agreed to."""
+    """A dict: model → number of calls. InvalidInput if the trials would cost money and `allow_models` is not set."""
     asked: dict[str, int] = {}
     paid: dict[str, int] = {}
     for entry in first.entries:
@@ -125,8 +192,8 @@ def _remarks(setup: Setup, base: Undisturbed, *, forks: bool) -> tuple[str, ...]
     return tuple(said)
 
 
-def _isolated(facts: Facts) -> list[str]:
-    """Tools whose effects may come late, and run where the lab cannot hold them up."""
+def _isolated(facts: TrialFacts) -> list[str]:
+    """The tools whose effects may come late, but that run in their own process: there the lab cannot delay effects."""
     apart = {entry.tool for entry in facts.evidence.entries if entry.fact == "unseen"}
     return sorted({call.tool for call in facts.calls.values() if call.tool in apart and call.meets_late_effects})
 
@@ -141,7 +208,7 @@ def _unwaited(evidence: Sequence[Evidence]) -> tuple[str, ...]:
 
 
 def _chosen(all_points: Sequence[Point], setup: Setup) -> list[Point]:
-    """The points to kill it at."""
+    """The points at which the agent is killed."""
     if setup.learn_only:
         return []
     wanted = setup.boundaries
@@ -161,9 +228,9 @@ def _chosen(all_points: Sequence[Point], setup: Setup) -> list[Point]:
     return chosen
 
 
-# -- the trials -----------------------------------------------------------------------------------------------------------------
+# -- the trials -------------------------------------------------------------------------------------------------------
 def _trials(lab: Lab, setup: Setup, chosen: Sequence[Point]) -> tuple[list[Evidence], int]:
-    """The evidence, and how many trials there would be without the limit."""
+    """The evidence of the trials, and how many trials there would be without the limit."""
     chance = random.Random(setup.seed)
     singles = [((point.kill,), tuple(map(str, point.names[1:]))) for point in chosen]
     planned = _numbered(drawn(singles, setup.limit, chance), 2, fresh=bool(setup.fresh))
@@ -185,14 +252,14 @@ def _in_order(evidence: Sequence[Evidence]) -> list[Evidence]:
 
 
 def drawn(items: list[Any], limit: int, chance: random.Random) -> list[Any]:
-    """So many of them, in their order; the same ones for the same chance."""
+    """At most `limit` of the items, drawn at random, in their order. The same seed draws the same items."""
     if len(items) <= limit:
         return items
     return [items[at] for at in sorted(chance.sample(range(len(items)), limit))]
 
 
 def _numbered(kills: Sequence[Any], first: int, *, fresh: bool) -> list[Planned]:
-    # Two of them are resumed by an interpreter that has nothing in common with the one that was killed.
+    # Two of the trials are resumed by a fresh interpreter. It has no memory in common with the killed process.
     fresh_ones = {len(kills) // 2, len(kills) - 1} if fresh else set()
     return [Planned(first + at, where, also, at in fresh_ones) for at, (where, also) in enumerate(kills)]
 

@@ -1,4 +1,4 @@
-"""One trial as the rules look at it: ledger and journal side by side, by call, under names that are the same in every trial."""
+"""One trial as the rules see it: for each call, the ledger and the journal. The ids are the same in every trial."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from perdure.testing.lab.spec import CallTold
 from perdure.testing.lab.trials import Evidence
 from perdure.testing.lab.world import normal
 
-Place = tuple[str, int, str]  # the run below the one that was started, the number of the call, its tool
+Place = tuple[str, int, str]  # the run's id relative to the run that was started, the call's number, the call's tool
 
-INSIDE = "transaction"  # in the journal itself, which is rolled back with the process: nothing of it is outside
-HARMLESS = ("read", "model")  # declared to change nothing, so that they say nothing about how the world should be
+INSIDE = "transaction"  # such an effect is only in the journal's database, and is rolled back when the process dies
+HARMLESS = ("read", "model")  # calls that are declared to have no effect
 
 
-class Facts:
-    """What is known about one trial."""
+class TrialFacts:
+    """Everything that is known about one trial."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
@@ -36,7 +36,7 @@ class Facts:
         return run_id.removeprefix(self.evidence.run_id)
 
     def begun(self, place: Place) -> int:
-        """How often the function was called; where nobody counts, how often the journal says that it was to be."""
+        """How often the function was called. If its calls are not counted (isolate=True): the number of intents."""
         seen = len(self.of(place, "begun"))
         return seen if seen or place not in self.calls else len(self.calls[place].intents)
 
@@ -49,17 +49,17 @@ class Facts:
 
     @property
     def asked(self) -> dict[Place, str | None]:
-        """The calls, with what they were given."""
+        """All calls, each with the digest of its arguments."""
         return {place: call.digest for place, call in self.calls.items()}
 
     @property
     def changing(self) -> dict[Place, CallTold]:
-        """The calls that change the world, by what they declare."""
+        """The calls that are declared to have an effect."""
         return {place: call for place, call in self.calls.items() if call.effect not in HARMLESS}
 
     @property
     def cut_off(self) -> list[Place]:
-        """The calls in whose middle a process was killed."""
+        """The calls whose function was under way when a process was killed."""
         killed = {entry.pid for entry in self.evidence.entries if entry.fact == "killed"}
         return [place for place in self.lines if any(self._is_open(place, pid) for pid in killed)]
 
@@ -68,23 +68,24 @@ class Facts:
         return facts.count("begun") > facts.count("returned") + facts.count("raised")
 
     def late(self, place: Place) -> list[Entry]:
-        """The attempts at this call whose request was to arrive late."""
+        """The ledger's lines `late` of this call: one for each attempt whose request was planned to arrive late."""
         return self.of(place, "late")
 
     def arrival(self, place: Place, sent: Entry) -> Entry | None:
-        """The line that says how a late request ended: `returned` or `raised`; None when it never did."""
+        """The line `returned` or `raised` about the end of a late request. None if there is no such line."""
         ends = [entry for entry in self.lines[place] if entry.fact in ("returned", "raised") and attempt_of(entry) == attempt_of(sent)]
         return ends[0] if ends else None
 
     def is_ruled_out(self, place: Place, sent: Entry) -> bool:
-        """Whether the hook has said of that attempt that it will never happen."""
+        """Has the hook said that this attempt can never happen (final=True)?"""
         return any(entry.final and entry.attempt == sent.attempt for entry in self.of(place, "told"))
 
     @property
     def missed(self) -> list[tuple[Place, Entry | None]]:
-        """The late requests that did not arrive, with what they raised; None: not even that.
+        """The late requests that did not arrive, each with the line about its error, or None if there is no line.
 
-        A service may refuse one that was ruled out, or whose key it has seen. That one has arrived.
+        A service may refuse a late request if the hook said that the attempt can never happen, or if it has seen the
+        key before. Such a request has arrived.
         """
         found = []
         for place in self.lines:
@@ -97,13 +98,13 @@ class Facts:
         return found
 
     def effect(self, place: Place) -> str:
-        """The effect class that the tool declares; "model" for a model."""
+        """The effect class that the tool declares. "model" for a model."""
         if place in self.calls:
             return self.calls[place].effect
         return "model" if self.lines[place][0].model else "once"
 
     def result(self, place: Place) -> Any:
-        """What the journal has as the call's result, comparable between trials."""
+        """The call's result from the journal, with the run's own ids replaced."""
         call = self.calls.get(place)
         return None if call is None or call.result is None else self.value(call.result)
 
@@ -116,12 +117,12 @@ class Facts:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether the run rests because nobody knows what became of a call."""
+        """Is the run parked because a call is in doubt?"""
         return self.told is not None and self.told.status == "needs_attention" and self.told.attention == "in_doubt"
 
     @property
     def doubted(self) -> list[Place]:
-        """The calls that a person was asked about: those that the lab has settled in their place too."""
+        """The calls that needed a person, including the calls that the lab settled in the place of a person."""
         return [
             place
             for place, call in self.calls.items()
@@ -129,12 +130,12 @@ class Facts:
         ]
 
     def age_of(self, pid: int | None) -> int:
-        """Which of the trial's processes it is; one that has left no line in the ledger is the last."""
+        """The position of this process among the trial's processes. A process without a line in the ledger is last."""
         pids = self.evidence.pids
         return pids.index(pid) if pid in pids else len(pids)
 
     def effects(self) -> dict[str, int]:
-        """By tool: how often its function was called."""
+        """A dict: tool → how often its function was called."""
         total: dict[str, int] = {}
         for place in self.places:
             total[place[2]] = total.get(place[2], 0) + self.begun(place)
@@ -142,9 +143,9 @@ class Facts:
 
 
 class Undisturbed:
-    """Two runs that nobody has killed: what they agree on can be expected of every other."""
+    """The two runs without a kill. What is the same in both must be the same in every trial."""
 
-    def __init__(self, first: Facts, second: Facts) -> None:
+    def __init__(self, first: TrialFacts, second: TrialFacts) -> None:
         self.first = first
         self.second = second
         assert first.told is not None and second.told is not None
@@ -154,42 +155,45 @@ class Undisturbed:
         mine, others = (_given_by_tool(facts) for facts in (first, second))
         self._asked_alike = {tool for tool in mine if mine[tool] == others.get(tool)}
 
-    def went_the_same_way(self, case: Facts) -> bool:
-        """Whether the trial made the calls that the undisturbed run made."""
+    def went_the_same_way(self, case: TrialFacts) -> bool:
+        """Did the trial make the calls that the undisturbed run made?"""
         return set(case.calls) == set(self.first.calls)
 
-    def changed_the_same(self, case: Facts) -> bool:
-        """Whether the world should be the same: calls that change it were as many, of the same tools, with the same arguments."""
+    def changed_the_same(self, case: TrialFacts) -> bool:
+        """Should the effects be the same? Yes, if the same tools with effects were called with equal arguments."""
         return self._changes(case) == self._changes(self.first)
 
-    def _changes(self, case: Facts) -> Counter[tuple[str, str | None]]:
-        # What two undisturbed runs already give to a tool differently, such as a time, may differ in a trial too.
+    def _changes(self, case: TrialFacts) -> Counter[tuple[str, str | None]]:
+        # Arguments that differ between the undisturbed runs, such as a time, may differ in a trial too.
         return Counter((place[2], call.digest if place[2] in self._asked_alike else None) for place, call in case.changing.items())
 
-    def called_less(self, case: Facts) -> bool:
-        """Whether a function was called less often than undisturbed: a retry was not needed, or its first attempt was never begun."""
+    def called_less(self, case: TrialFacts) -> bool:
+        """Was a function called less often than in the undisturbed runs?
+
+        That is possible if a retry was not needed, or if an attempt never began.
+        """
         return any(case.begun(place) < min(self.first.begun(place), self.second.begun(place)) for place in case.calls)
 
     def shows(self, tool: str) -> bool:
-        """Whether something of what the tool does can be seen: by the user's ledger, or in the working folder."""
+        """Can an effect of the tool be seen, in the user's ledger or in the working folder?"""
         both = [facts.evidence for facts in (self.first, self.second)]
         if any(one.world for one in both):
             return True
         lines = [entry for one in both for entry in one.entries if entry.tool == tool]
-        if any(entry.fact == "unseen" for entry in lines):  # where nobody looks at each call, all that is left is the whole
+        if any(entry.fact == "unseen" for entry in lines):  # the tool's calls are not seen: any file may be its effect
             return any(one.files for one in both)
         return any(entry.fact == "changed" for entry in lines)
 
     def is_steady(self, place: Place) -> bool:
-        """Whether the call's result is the same whenever nobody is killed."""
+        """Is the call's result the same in both undisturbed runs?"""
         return bool(self.first.result(place) == self.second.result(place))
 
     def expected(self, place: Place) -> int:
-        """How often the function is called when nobody is killed."""
+        """How often the function is called without a kill."""
         return max(self.first.begun(place), self.second.begun(place), 1)
 
 
-def _given_by_tool(facts: Facts) -> dict[str, Counter[str | None]]:
+def _given_by_tool(facts: TrialFacts) -> dict[str, Counter[str | None]]:
     found: dict[str, Counter[str | None]] = defaultdict(Counter)
     for place, call in facts.changing.items():
         found[place[2]][call.digest] += 1

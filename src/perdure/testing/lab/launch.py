@@ -1,8 +1,9 @@
-"""Processes of the lab: forked from this one, which has imported the target already, or fresh interpreters.
+"""Starts the processes of the lab: forks of the lab's process, which has imported the target already, or interpreters.
 
-A fork costs milliseconds, and carries only the thread that forks: where the target's import has left threads behind, what they hold
-would be held for ever, and fresh interpreters are used. Each process leads a session of its own, so that whatever it starts can be
-ended with it, and ends when this one is gone.
+A fork takes only milliseconds, but it copies only the thread that forks. If the import of the target has started
+threads, their locks could stay locked for ever in a fork. Then fresh interpreters are used. Each process is the leader
+of its own session, so that all processes that it starts can be killed with it. Each process ends when the lab's
+process has ended.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from perdure.testing.lab.lifeline import Lifeline, hang_on
 from perdure.testing.lab.spec import Spec
 
 T = TypeVar("T")
-Steps = Generator[Spec, "int | None", T]  # asks for one process after another, is told how each ended: None when it had to be stopped
+# Yields the spec of each process, one after the other. Each yield returns the exit code, or None after a timeout.
+Steps = Generator[Spec, "int | None", T]
 _POLL_S = 0.003
 
 
@@ -36,30 +38,30 @@ class Process(Protocol):
     pid: int
 
     def poll(self) -> int | None:
-        """How it ended: its exit code, or minus the signal; None while it lives. Its number stays taken until `reap`."""
+        """The exit code, or minus the signal. None while the process is alive. Its pid is not reused before `reap`."""
 
     def reap(self) -> None:
-        """Give its number back, now that it has ended."""
+        """Reap the process after its end. From now on its pid may be reused."""
 
 
 def has_threads() -> bool:
-    """Whether this process has threads besides this one, those that Python knows nothing of among them."""
+    """Does this process have other threads, including threads that Python does not know?"""
     try:
         return len(os.listdir("/proc/self/task")) > 1
     except OSError:
         return threading.active_count() > 1
 
 
-# -- forked -----------------------------------------------------------------------------------------------------------------
+# -- forked -----------------------------------------------------------------------------------------------------------
 class Forked:
-    """Forks this process."""
+    """Starts a process as a fork of this process."""
 
     def __init__(self, work: Callable[[Spec], None], lifeline: Lifeline) -> None:
         self._work = work
         self._lifeline = lifeline
 
     def begin(self, spec: Spec) -> Process:
-        gc.freeze()  # or every collection in a child would touch, and so copy, all that is here
+        gc.freeze()  # without this, every garbage collection in the child would write to all memory, and so copy it
         sys.stdout.flush()
         sys.stderr.flush()
         pid = fork()
@@ -94,8 +96,11 @@ class _Child:
 
 
 def _ended(pid: int) -> int | None:
-    """How a child ended, and leave it unreaped: as long as it is, no other group of processes gets its number, and what it has left
-    behind can be ended by that."""
+    """The exit code of a child, which is not reaped. None while the child is alive.
+
+    Until the child is reaped, no other process group can get its number. So the processes that the child has left
+    behind can be killed by this number.
+    """
     if not hasattr(os, "waitid"):  # macOS, before CPython 3.13
         gone, status = os.waitpid(pid, os.WNOHANG)
         return os.waitstatus_to_exitcode(status) if gone else None
@@ -109,7 +114,7 @@ def _reap(pid: int) -> None:
     try:
         os.waitpid(pid, 0)
     except ChildProcessError:
-        pass  # where the end of a child is only to be learned with that
+        pass  # if there is no os.waitid, `_ended` has already reaped the process
 
 
 def _settle_in(spec: Spec, lifeline: Lifeline) -> None:
@@ -122,7 +127,7 @@ def _settle_in(spec: Spec, lifeline: Lifeline) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
-    # Whatever stood in the place of these here, such as what a test runner reads along with, is not for a victim.
+    # Make new file objects: in the parent sys.stdout may be replaced, for example by a test runner that captures it.
     sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
     here = os.getcwd()
     sys.path[:] = [os.path.join(here, entry) for entry in sys.path]
@@ -131,18 +136,18 @@ def _settle_in(spec: Spec, lifeline: Lifeline) -> None:
 
 
 def in_process(agent: Agent[Any, Any], agents: Sequence[Agent[Any, Any]]) -> Callable[[Spec], None]:
-    """What a forked process does."""
+    """The function that a forked process runs."""
     from perdure.testing.lab.victim import live
 
-    import_module("perdure.store.sqlite.store")  # here, so that what takes long to import is imported once
+    import_module("perdure.store.sqlite.store")  # import it in the parent, so that the slow import happens only once
     return lambda spec: live(spec, agent, agents)
 
 
-# -- fresh ------------------------------------------------------------------------------------------------------------------
+# -- fresh ------------------------------------------------------------------------------------------------------------
 class Fresh:
-    """Starts an interpreter with this command, which reads from its stdin what to do, and is given the lifeline's number.
+    """Starts an interpreter with this command. The interpreter reads its spec from stdin, and inherits the lifeline.
 
-    A file without a name is its stdin: settings have passwords in them, which are nobody's who finds the folder later (G15).
+    Its stdin is an unnamed file: the settings contain passwords, which must not stay in the folder (guarantee G15).
     """
 
     def __init__(self, command: Sequence[str], lifeline: Lifeline) -> None:
@@ -170,7 +175,8 @@ class Fresh:
 class _Started:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.pid = process.pid
-        self._process = process  # kept: let go before its end is known to it, it would be reaped by whoever starts the next one
+        # Keep the object: when Popen starts a process, it reaps older processes whose objects were deleted.
+        self._process = process
         self._code: int | None = None
 
     def poll(self) -> int | None:
@@ -182,7 +188,7 @@ class _Started:
         self._process.wait()
 
 
-# -- many at a time -----------------------------------------------------------------------------------------------------------
+# -- many at a time ---------------------------------------------------------------------------------------------------
 class _Going:
     def __init__(self, index: int, steps: Steps[Any]) -> None:
         self.index = index
@@ -193,7 +199,10 @@ class _Going:
 
 
 def run_all(work: Iterable[Steps[T]], begin: Callable[[Spec], Process], *, jobs: int, timeout_s: float) -> Iterator[tuple[int, T]]:
-    """Do all of it, so many at a time; each with its place as it is done. Whatever still lives when this ends is killed."""
+    """Run all work, `jobs` trials at a time. Yields (index, result) as soon as a trial is done.
+
+    At the end, processes that are still alive are killed.
+    """
     waiting = iter(enumerate(work))
     going: list[_Going] = []
     try:
@@ -226,14 +235,14 @@ def run_all(work: Iterable[Steps[T]], begin: Callable[[Spec], Process], *, jobs:
 
 
 def _next(one: _Going, code: int | None, begin: Callable[[Spec], Process], timeout_s: float, *, first: bool = False) -> tuple[Any] | None:
-    """Let it go on; what it comes to, once it has."""
+    """Start the next process of this work. Returns None, or the result in a tuple if the work is done."""
     try:
         spec = next(one.steps) if first else one.steps.send(code)
     except StopIteration as done:
         return (done.value,)
     try:
         one.process = begin(spec)
-    except OSError as error:  # a folder that is gone, a full disk: this trial's affair, and nobody else's
+    except OSError as error:  # for example a removed folder or a full disk: only this trial is broken
         return _broken(one, error)
     one.begun.append(one.process)
     one.until_s = time.monotonic() + timeout_s
@@ -258,10 +267,10 @@ def _end(process: Process) -> None:
 
 
 def _end_groups(leaders: Iterable[Process]) -> None:
-    """What the processes of a trial have started, and left behind when they were killed. They have ended, and are reaped after this."""
+    """Kill the processes that a trial's processes have left behind, then reap the trial's processes."""
     for leader in leaders:
         try:
             os.killpg(leader.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
-            pass  # nothing was left of it
+            pass  # the group is empty
         leader.reap()

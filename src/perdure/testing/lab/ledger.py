@@ -1,7 +1,7 @@
-"""What tools really did: a file of its own that perdure neither writes nor reads, one line per fact, whole or not there.
+"""What tools really did: a file with one line per fact. perdure itself neither writes nor reads it.
 
-A line is in the kernel's hands when `note` returns, so that SIGKILL a moment later does not take it back. It is not synced: the lab
-kills processes, not machines.
+A line is either complete or absent. When `note` returns, the kernel has the line, so a later SIGKILL does not lose the
+line. The file is not synced: the lab kills processes, not machines.
 """
 
 from __future__ import annotations
@@ -22,11 +22,16 @@ Fact = Literal["begun", "returned", "raised", "asked", "told", "unwaited", "unse
 
 
 class Entry(Struct, frozen=True, omit_defaults=True):
-    """One fact. `asked` and `told` are a reconcile hook's.
+    """One fact of a trial.
 
-    `changed`: the working folder was another one after the call; `unwaited`: it did not find the effect, and perdure would have waited longer than the lab does; `unseen`: a tool that runs in a process
-    of its own, where nobody counts; `late`: the attempt's process dies now, and a carrier performs its function later. The carrier's
-    `returned` or `raised` has the pid of the process that died, since it is that attempt's.
+    - `begun`, `returned`, `raised`: about a tool's function.
+    - `asked`, `told`: about a reconcile hook: perdure asked the hook, and the hook answered.
+    - `unwaited`: the hook did not find the effect, and perdure would have waited longer than the lab does.
+    - `unseen`: the tool runs in its own process (isolate=True), where its calls are not counted.
+    - `changed`: the call changed the working folder.
+    - `late`: the process of the attempt is killed now, and a carrier calls the function later. The carrier writes its
+      `returned` or `raised` with the pid of the killed process, because the line belongs to that attempt.
+    - `killed`: the process kills itself now.
     """
 
     fact: Fact
@@ -34,21 +39,21 @@ class Entry(Struct, frozen=True, omit_defaults=True):
     at: float
     tool: str = ""
     model: bool = False
-    run: str = ""  # its id
+    run: str = ""  # the id of the run
     call: int = 0
     attempt: int = 0
     key: str = ""
-    result: str | None = None  # JSON; of `told` the kind of outcome
-    final: bool = False  # of `told`: the hook has ruled it out for good
-    outside: bool = False  # a model that is asked over a network, and paid for
+    result: str | None = None  # JSON. For `raised`: the type of the error. For `told`: the kind of outcome
+    final: bool = False  # only for the fact `told`: the hook said that this attempt can never happen
+    outside: bool = False  # True for a model call that costs money
 
 
-class Ledger:
-    """Append-only facts of one trial. Every process opens it anew."""
+class EffectLedger:
+    """The append-only facts of one trial. Every process of the trial opens the file itself."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._pid = os.getpid()  # a carrier that is forked from this process writes in its name
+        self._pid = os.getpid()  # a carrier that is forked from this process later also writes this pid
 
     def note(self, fact: Fact, **told: object) -> None:
         """Write one line."""
@@ -57,17 +62,17 @@ class Ledger:
             os.write(descriptor, line)
 
     def entries(self) -> list[Entry]:
-        """The facts so far, in order."""
+        """All facts so far, in order."""
         if not self.path.exists():
             return []
         whole = self.path.read_bytes().rpartition(b"\n")[0]
         return [msgspec.json.decode(line, type=Entry) for line in whole.splitlines()]
 
     def has_begun(self, tool: str) -> bool:
-        """Whether the function of this tool was called in this trial; where nobody counts, whether it may have been.
+        """Was the function of this tool called in this trial? Also true if its calls are not counted (`unseen`).
 
-        A late request does not count: the lab itself lets it arrive, between two questions to the hook, and waits until it has had its
-        time to show before the second one.
+        A late request does not count: the lab itself lets the request arrive, after the hook was asked once. Then the
+        lab waits until the effect can be found, before the hook is asked again.
         """
         entries = self.entries()
         late = {attempt_of(entry) for entry in entries if entry.fact == "late"}
@@ -78,11 +83,12 @@ class Ledger:
 
 
 class _Locked:
-    """The file, in the hands of one process: two of a trial never mix their lines."""
+    """The file under an exclusive lock, so that the lines of two processes never mix."""
 
     def __init__(self, path: Path, flags: int) -> None:
         self._descriptor = os.open(path, flags, 0o600)
-        closed_in_children.add(self._descriptor)  # a carrier that another thread forks meanwhile must not keep the lock
+        # If another thread forks a carrier now, the carrier must not keep the lock.
+        closed_in_children.add(self._descriptor)
 
     def __enter__(self) -> int:
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
@@ -90,14 +96,14 @@ class _Locked:
         return self._descriptor
 
     def __exit__(self, *_: object) -> None:
-        # Unlocked by name: a process that was forked between the two lines above has the same lock until it ends.
+        # Unlock explicitly: closing the file is not enough if a process that was forked meanwhile has the file open.
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         closed_in_children.discard(self._descriptor)
         os.close(self._descriptor)
 
 
 def _cut_half_a_line(descriptor: int) -> None:
-    """What somebody was killed over has not been said."""
+    """Remove an incomplete last line. Its process was killed while it wrote the line."""
     size = os.fstat(descriptor).st_size
     if size and os.pread(descriptor, 1, size - 1) != b"\n":
         whole = os.pread(descriptor, size, 0)
@@ -109,5 +115,5 @@ def of_call(entries: list[Entry], run: str, call: int) -> Iterator[Entry]:
 
 
 def attempt_of(entry: Entry) -> tuple[str, int, int, int]:
-    """Which attempt at which call the line is about, and of which process."""
+    """The run, call, attempt and process to which the line belongs."""
     return entry.run, entry.call, entry.attempt, entry.pid

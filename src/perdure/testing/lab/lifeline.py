@@ -1,4 +1,4 @@
-"""What ends the processes of the lab when the lab itself is gone, by SIGKILL too."""
+"""Ends the processes of the lab when the lab's own process has ended, even if it was killed by SIGKILL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 
 
 class Lifeline:
-    """A pipe that nobody writes to. Its end, when this process is gone, is the end of all that were started with it."""
+    """A pipe that is never written. When the lab's process ends, all processes that it started read EOF from it."""
 
     def __init__(self) -> None:
         self.reading, self._writing = os.pipe()
@@ -23,15 +23,15 @@ class Lifeline:
         os.close(self._writing)
 
     def let_go(self) -> None:
-        """In a child: the end that keeps others alive is not ours."""
+        """Call this in a child. It closes the writing end, which must be open only in the lab's process."""
         os.close(self._writing)
 
 
-_lifelines: list[int] = []  # that this process hangs on, for one that is forked from it: at most one
+_lifelines: list[int] = []  # the lifeline of this process (at most one), kept for processes that are forked from it
 
 
 def hang_on(lifeline: int) -> None:
-    """End this process, and those that it has started, when whoever holds the other end is gone."""
+    """Kill this process and its process group when the process of the lab has ended: the lifeline reads EOF then."""
     _lifelines[:] = [lifeline]
 
     def wait() -> None:
@@ -42,6 +42,6 @@ def hang_on(lifeline: int) -> None:
 
 
 def hang_on_as_before() -> None:
-    """In a process that a process of the lab has forked, which has none of its threads."""
+    """Call `hang_on` again after a fork: a forked process does not have the thread that waits."""
     for lifeline in _lifelines.copy():
         hang_on(lifeline)

@@ -1,9 +1,9 @@
-"""Trials under names that are the same in every one of them.
+"""Makes trials comparable: values that are computed from a run's id are replaced by the same aliases in every trial.
 
-Each trial is a run with an id of its own, as each is in real life: a service outside that drops duplicate keys, or is asked for one by
-a reconcile hook, knows nothing of the trials before. What follows from the id (keys, ids of children and approvals, `run.uuid()`)
-differs from trial to trial for no other reason, and is taken out before anything is compared. `run.random` comes out the same in all,
-since an agent may go by it.
+Each trial is a run with its own id, as in production: an outside service, which drops duplicate keys or is asked by a
+reconcile hook, must not confuse two trials. So the values that are computed from the id (keys, ids of children and
+approvals, `run.uuid()`) differ between trials. They are replaced by aliases before anything is compared. `run.random`
+gives the same values in all trials, because the decisions of an agent may depend on these values.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from msgspec import structs
 
 from perdure.core import codec, identity
 from perdure.testing.lab.ledger import Entry
-from perdure.testing.lab.spec import RUN_ID, CallTold, Told
+from perdure.testing.lab.spec import RUN_ID, CallTold, TrialTold
 from perdure.testing.lab.world import Aliases, normal, plain
 
-_TENANT = "default"  # of every run that the lab starts
-_BEGINNINGS = (32, 24, 20, 16, 12, 10, 8)  # characters; shorter ones would be found where they are not
+_TENANT = "default"  # the tenant of every run that the lab starts
+_BEGINNINGS = (32, 24, 20, 16, 12, 10, 8)  # lengths in characters; a shorter beginning could match by chance
 
 
 class Chance:
-    """The chance that runs of this process see; counts the UUIDs that each has asked for."""
+    """The seeds of random values in this process. Also counts the UUIDs that each run has drawn."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
@@ -31,7 +31,7 @@ class Chance:
         self._uuids: dict[str, int] = {}
 
     def take_over(self) -> None:
-        """From here on, in this process, which is the lab's own. What an agent sees is still the same whenever it is replayed."""
+        """Replace the seeds in this process, which belongs to the lab. A replay still gets the same values."""
         identity.seed = self.seed
 
     def seed(self, run_id: str, purpose: str) -> int:
@@ -42,12 +42,15 @@ class Chance:
 
     @property
     def uuids(self) -> tuple[tuple[str, int], ...]:
-        """By run, how many UUIDs it has seen."""
+        """Pairs: a run, and how many UUIDs it has drawn."""
         return tuple(self._uuids.items())
 
 
-def known_as(run_id: str, told: Told | None) -> Aliases:
-    """What everything that follows from the run's id stands for; of keys and UUIDs their beginnings too, which many show in their place."""
+def known_as(run_id: str, told: TrialTold | None) -> Aliases:
+    """A dict: value that is computed from the run's id → its alias.
+
+    The beginnings of keys and UUIDs have aliases too, because tools often show only the beginning.
+    """
     own: dict[str, str] = {}
     for call in told.calls if told else ():
         where = f"call {call.number} of {call.run.removeprefix(run_id) or 'the run'}"
@@ -59,12 +62,13 @@ def known_as(run_id: str, told: Told | None) -> Aliases:
             value = uuid.UUID(int=identity.seed(run, f"uuid {number}") >> 128, version=4)
             stands_for = f"<uuid {number} of {run.removeprefix(run_id) or 'the run'}>"
             own |= dict.fromkeys((str(value), *(value.hex[:length] for length in (32, *_BEGINNINGS))), stands_for)
-    # The longest first: what begins with another one must not be taken for it. The run's own id begins those of its children.
+    # The longest values come first, so that a beginning is not replaced inside a longer value. The run's own id comes
+    # last, because other values contain it.
     return {**dict(sorted(own.items(), key=lambda item: -len(item[0]))), run_id: "<run>"}
 
 
-def alike(told: Told, run_id: str, known: Aliases) -> Told:
-    """What the journal says, as if the run had the id that all have in the report."""
+def alike(told: TrialTold, run_id: str, known: Aliases) -> TrialTold:
+    """The report about the journal, with the run's id replaced by RUN_ID."""
     return structs.replace(
         told,
         calls=tuple(_call_alike(call, run_id, known) for call in told.calls),
@@ -79,9 +83,10 @@ def _call_alike(call: CallTold, run_id: str, known: Aliases) -> CallTold:
 
 
 def lines_alike(entries: Iterable[Entry], run_id: str) -> tuple[Entry, ...]:
-    """The ledger in the same names. Of what a reconcile hook has said about an attempt the last word alone.
+    """The ledger's lines, with the run's id replaced by RUN_ID. Of a hook's answers about an attempt, only the last.
 
-    Perdure asks again where "not found" proves nothing yet: an answer that it did not believe is no lie.
+    While "not found" proves nothing yet, perdure asks the hook again. perdure did not believe the earlier answers, so
+    they are not a fault of the hook.
     """
     last = {(entry.run, entry.call, entry.attempt): entry for entry in entries if entry.fact == "told"}
     return tuple(

@@ -1,4 +1,4 @@
-"""`crash_matrix`: learn an agent's boundaries, kill it at each of them, and judge what came of it."""
+"""`crash_matrix`: learn an agent's boundaries, kill the agent at each boundary, and judge the outcome."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from perdure.testing.lab.spec import Approve
 from perdure.testing.lab.trials import Given, Lab, WorldLedger
 
 MOST_TRIALS = 500
-_PARK_AFTER_S = 0.05  # a wait above this is a boundary of its own, and costs no time
+_PARK_AFTER_S = 0.05  # if a wait is longer, the run parks: the park is a boundary too, and the warp skips the wait
 
 
 def crash_matrix(
@@ -52,21 +52,29 @@ def crash_matrix(
     progress: Progress | None = None,
     keep: Path | str | None = None,
 ) -> Report:
-    """Run the agent undisturbed, then once per boundary with a SIGKILL there, resume it, and report what was repeated and what is wrong.
+    """Run the agent undisturbed. Then, for each boundary, run it again, kill it there by SIGKILL, and resume it.
 
-    `pairs` kills the resumed process as well, at every one of its own boundaries; of more than `limit` trials that many are drawn by
-    `seed`. `boundaries` chooses by a boundary's words, "after_tool_effect: charge (call 3)", or is a list of parts of them. `ledger` is asked about each trial, with its
-    working folder, and answers in JSON values what the world has seen; `world` is the folder that each begins with a copy of. Approvals
-    are answered and `signals` sent by the lab. At "late_tool_effect" the effect of the killed process comes after its reconcile hook has
-    looked for it, or after the call was made again with its key. Waits cost no time, except for those in which an effect may still show outside: a
-    reconcile hook is asked when perdure would ask it, if that is within half of `timeout_s`, and else its "not found" counts as unknown.
-    Every trial is a run with a new id, in a new SQLite file or in the database that `url` names.
+    The report says which calls were repeated, and which problems were found.
 
-    `agents` are those that the agent calls, `learn_only` ends after the undisturbed run, `fresh` is the command of an interpreter that
-    loads `target` by itself.
+    `pairs`: also kill the resumed process, at every one of its own boundaries. `limit`: the most trials. If more are
+    possible, `limit` trials are drawn at random, with `seed`. `boundaries`: a function that gets the text of a
+    boundary, such as "after_tool_effect: charge (call 3)", and says whether to kill there; or a list of parts of such
+    texts. `ledger`: a function that is called for each trial with the trial's working folder, and returns the effects
+    outside as JSON values. `world`: a folder; each trial begins with a copy of this folder. The lab decides approvals
+    as `approve` says, and sends `signals`.
 
-    RunFailed when the undisturbed run does not succeed or wait; InvalidInput when it asks a model that costs money, without
-    `allow_models`. Nothing of it outlives the call, unless `keep` names a folder for it.
+    At the boundary "late_tool_effect" the effect of the killed process happens after the reconcile hook has looked for
+    it, or after the call was made again with its key. Waits are skipped, except while an effect may still become
+    visible outside. Then a reconcile hook is asked when perdure would ask it, if that is within half of `timeout_s`.
+    If that is later, the hook's "not found" counts as unknown. Every trial is a run with a new id, in a new SQLite
+    file or in the database that `url` names.
+
+    `agents`: the agents that the agent calls. `learn_only`: end after the undisturbed run. `fresh`: the command of an
+    interpreter that loads `target` itself.
+
+    RunFailed if the undisturbed run neither succeeds nor waits. InvalidInput if it calls a model that costs money, and
+    `allow_models` is not set. After the call no process is left. No files are left either, unless `keep` names a
+    folder for them.
     """
     if not limit >= 1:
         raise InvalidInput(f"limit={limit}: the number of trials, 1 or more")
@@ -78,7 +86,7 @@ def crash_matrix(
     if url is not None and not is_postgres(url):
         raise InvalidInput(f"url={url!r}: without one every trial has a new SQLite file; only postgresql://… can be shared by them")
     if url is not None:
-        open_store(url).close()  # what is wrong with it is not the agent's fault, and known before anything is tried
+        open_store(url).close()  # if the database cannot be used, this raises now, before any trial
     given = Given(
         input=agent.bind(tuple(args), dict(kwargs or {})),
         settings=_settings(settings or Settings(), url),
@@ -101,10 +109,10 @@ def crash_matrix(
 
 
 def _settings(wanted: Settings, url: str | None) -> Settings:
-    """The user's, except for what only costs time, and whom nobody should be told."""
+    """The user's settings, but with short waits and without a webhook."""
     lab: dict[str, Any] = {"park_after_s": _PARK_AFTER_S, "webhook_url": "", "webhook_secret": ""}
-    # A file of its own: nobody else writes there, so that nobody need look; and a killed process takes nothing back that it has
-    # handed to the kernel. What power loss takes is not tried here.
+    # If each trial has its own file, no other process writes to the file, so polling is not needed. A killed process
+    # does not lose data that the kernel already has, so commits need no fsync. The lab does not test power losses.
     own: dict[str, Any] = {"synchronous": "normal", "poll_s": 60.0}
     return msgspec.structs.replace(wanted, **lab, **(own if url is None else {"url": url}))
 

@@ -1,4 +1,7 @@
-"""What each effect class promises, held against what was seen (docs: tools and effects). One function per rule."""
+"""The rules: what each effect class promises (docs/tools-and-effects.md) against what was seen. One function per rule.
+
+A rule yields a Problem for each violation, each open question and each note that the rule finds in one trial.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Iterator
 
 from perdure.core.codec import shown
 from perdure.testing.lab.comparing import differences, why_not
-from perdure.testing.lab.facts import HARMLESS, INSIDE, Facts, Place, Undisturbed
+from perdure.testing.lab.facts import HARMLESS, INSIDE, Place, TrialFacts, Undisturbed
 from perdure.testing.lab.records import Problem, Repeat
 from perdure.testing.lab.spec import Resolution
 from perdure.testing.lab.trials import BROKEN
@@ -15,7 +18,7 @@ REPORT_IT = "this is a bug of perdure, please report it; --keep leaves the journ
 _MAKE_ROOM = "have room below TMPDIR, and no tool that removes the folder it works in"
 _LOOK_FOR_IT = "have the hook look for this very call, by call.key"
 NOT_FINAL = "say final=True only when the service refuses the request from then on; else not_happened(), which is believed after timeout= and settle="
-_CLOCKS_S = 0.1  # that a clock of the system may be set by, while the journal counts seconds with it
+_CLOCKS_S = 0.1  # the journal uses the system clock, which may be adjusted by up to this much during a trial
 _NOT_CARRIED = (
     "a function that needs the event loop, the threads or the connections of its own process cannot be carried; "
     "try its hook against a service that is slow"
@@ -29,22 +32,22 @@ _MAY_REPEAT = {
 }
 
 
-def wrong(rule: str, case: Facts, sentence: str, way_out: str, tool: str = "") -> Problem:
+def wrong(rule: str, case: TrialFacts, sentence: str, way_out: str, tool: str = "") -> Problem:
     return Problem(rule, "wrong", tool, sentence, way_out, case.where)
 
 
-def note(rule: str, case: Facts, sentence: str, way_out: str, tool: str = "") -> Problem:
+def note(rule: str, case: TrialFacts, sentence: str, way_out: str, tool: str = "") -> Problem:
     return Problem(rule, "note", tool, sentence, way_out, case.where)
 
 
-def unknown(rule: str, case: Facts, sentence: str, way_out: str, tool: str = "") -> Problem:
+def unknown(rule: str, case: TrialFacts, sentence: str, way_out: str, tool: str = "") -> Problem:
     return Problem(rule, "open", tool, sentence, way_out, case.where)
 
 
-def repeats(case: Facts, base: Undisturbed) -> list[Repeat]:
-    """The calls whose function was called more often than in the undisturbed run, and what to think of that."""
+def repeats(case: TrialFacts, base: Undisturbed) -> list[Repeat]:
+    """The calls whose function was called more often than in the undisturbed run, and whether that is allowed."""
     found = []
-    for place in case.places if case.told else ():  # without a journal nobody knows what was declared
+    for place in case.places if case.told else ():  # without the journal the declared effect class is not known
         begun, effect = case.begun(place), case.effect(place)
         if begun > base.expected(place):
             fault = broken_promise(case, base, place)
@@ -53,13 +56,13 @@ def repeats(case: Facts, base: Undisturbed) -> list[Repeat]:
     return found
 
 
-def _who_said_no(case: Facts, place: Place) -> str:
+def _who_said_no(case: TrialFacts, place: Place) -> str:
     by = {resolution.by for resolution in case.calls[place].resolutions if resolution.outcome == "did_not_happen"}
     return "its reconcile hook said that it had not happened" if "reconcile" in by else "the lab's ledger had it as never begun"
 
 
-def broken_promise(case: Facts, base: Undisturbed, place: Place) -> str | None:
-    """What perdure promises of every call and has not kept about this one."""
+def broken_promise(case: TrialFacts, base: Undisturbed, place: Place) -> str | None:
+    """The promise of perdure that was broken for this call. None if no promise was broken."""
     call = case.calls.get(place)
     if call is None:
         return None if case.told is None else "its function was called, and the journal knows of no such call"
@@ -74,21 +77,24 @@ def broken_promise(case: Facts, base: Undisturbed, place: Place) -> str | None:
             return "its function was called before the intent was durable"
     settled = sum(resolution.outcome == "did_not_happen" for resolution in call.resolutions)
     if call.effect == "once" and len(begun) > base.expected(place) + settled:
-        return "it is declared once, and its function was called again though nobody had said that it did not happen"
+        return "it is declared once, and its function was called again before a hook or a person had said that it did not happen"
     if any(resolution.after_s < call.quiet_s - _CLOCKS_S for resolution in _denials(case, place)):
         return "its reconcile hook did not find it, and was believed before its time-out and settle were over"
     return None
 
 
-def _denials(case: Facts, place: Place) -> list[Resolution]:
-    """Where the hook's "not found" was believed about a late request, though the hook had not ruled it out."""
+def _denials(case: TrialFacts, place: Place) -> list[Resolution]:
+    """The resolutions in which perdure believed the hook's "not found" about a late request, without final=True."""
     late = {sent.attempt for sent in case.late(place) if not case.is_ruled_out(place, sent)}
     found = case.calls[place].resolutions if place in case.calls else ()
     return [one for one in found if (one.by, one.outcome) == ("reconcile", "did_not_happen") and one.attempt in late]
 
 
-def asked_too_late(case: Facts) -> bool:
-    """Whether a hook was first asked when it was to be believed already. The late request came after that, and so later than promised."""
+def asked_too_late(case: TrialFacts) -> bool:
+    """Was a hook asked for the first time when perdure already believed a "not found"?
+
+    Then the late request, which arrives after the first question to the hook, came later than the tool declares.
+    """
     return any(
         sum(entry.attempt == denial.attempt for entry in case.of(place, "asked")) == 1
         for place in case.lines
@@ -97,8 +103,8 @@ def asked_too_late(case: Facts) -> bool:
     )
 
 
-def promises(case: Facts, base: Undisturbed) -> Iterator[Problem]:
-    """Perdure's own part."""
+def promises(case: TrialFacts, base: Undisturbed) -> Iterator[Problem]:
+    """Rule: perdure keeps its own promises."""
     for place in case.places:
         if (fault := broken_promise(case, base, place)) is not None:
             yield wrong("promise", case, f"in call {place[1]}, {fault}", REPORT_IT, place[2])
@@ -106,8 +112,8 @@ def promises(case: Facts, base: Undisturbed) -> Iterator[Problem]:
         yield wrong("promise", case, f"perdure verify finds a fault: {fault}", REPORT_IT)
 
 
-def rest(case: Facts, base: Undisturbed) -> Iterator[Problem]:
-    """Whether the run came to where the undisturbed one came to."""
+def rest(case: TrialFacts, base: Undisturbed) -> Iterator[Problem]:
+    """Rule: the run ends or parks with the same status as the undisturbed run."""
     told, end = case.told, case.evidence.end
     if end == BROKEN:
         yield unknown("not_made", case, f"this trial could not be made: {case.evidence.log}", _MAKE_ROOM)
@@ -129,11 +135,11 @@ def rest(case: Facts, base: Undisturbed) -> Iterator[Problem]:
         yield from _other_end(case, base)
 
 
-def _last_words(case: Facts) -> str:
+def _last_words(case: TrialFacts) -> str:
     return next((line for line in reversed(case.evidence.log.splitlines()) if line.strip()), "it said nothing")
 
 
-def _other_end(case: Facts, base: Undisturbed) -> Iterator[Problem]:
+def _other_end(case: TrialFacts, base: Undisturbed) -> Iterator[Problem]:
     assert case.told is not None
     words = f"{case.told.status}{f' ({case.told.error})' if case.told.error else ''} instead of {base.status}"
     again = [place for place in case.places if len(case.of(place, "begun")) > base.expected(place) and case.of(place, "raised")]
@@ -145,8 +151,8 @@ def _other_end(case: Facts, base: Undisturbed) -> Iterator[Problem]:
         yield wrong("status", case, f"the run is {words}", f"if no tool of yours can make that difference: {REPORT_IT}")
 
 
-def results(case: Facts, base: Undisturbed) -> Iterator[Problem]:
-    """A call that was made twice answers the same."""
+def results(case: TrialFacts, base: Undisturbed) -> Iterator[Problem]:
+    """Rule: a call that was made twice returns the same result."""
     for place in case.places:
         effect, tool = case.effect(place), place[2]
         seen = [case.value(entry.result) for entry in case.of(place, "returned") if entry.result is not None]
@@ -166,8 +172,8 @@ def results(case: Facts, base: Undisturbed) -> Iterator[Problem]:
             yield note("result_differs", case, sentence, way_out, tool)
 
 
-def hooks(case: Facts, base: Undisturbed) -> Iterator[Problem]:
-    """A reconcile hook says what is so."""
+def hooks(case: TrialFacts, base: Undisturbed) -> Iterator[Problem]:
+    """Rule: a reconcile hook tells the truth."""
     for place, lines in case.lines.items():
         for at, line in enumerate(lines):
             if line.fact != "told":
@@ -190,8 +196,11 @@ def hooks(case: Facts, base: Undisturbed) -> Iterator[Problem]:
             yield wrong("reconcile_wrong", case, sentence, way_out, place[2])
 
 
-def ruled_out(case: Facts, base: Undisturbed) -> Iterator[Problem]:
-    """What a reconcile hook rules out for good does not come later; unless the service drops it, so that nothing shows of it."""
+def ruled_out(case: TrialFacts, base: Undisturbed) -> Iterator[Problem]:
+    """Rule: if a hook says with final=True that an attempt can never happen, it does not happen later.
+
+    It is no problem if the request arrives later, but the effects show that the service dropped it.
+    """
     for place in case.lines:
         ends = [case.arrival(place, sent) for sent in case.late(place) if case.is_ruled_out(place, sent)]
         if not any(end is not None and end.fact == "returned" for end in ends) or _shows_nothing(case, base, place[2]):
@@ -200,24 +209,24 @@ def ruled_out(case: Facts, base: Undisturbed) -> Iterator[Problem]:
         yield wrong("reconcile_final", case, sentence, NOT_FINAL, place[2])
 
 
-def _shows_nothing(case: Facts, base: Undisturbed, tool: str) -> bool:
+def _shows_nothing(case: TrialFacts, base: Undisturbed, tool: str) -> bool:
     return why_not(case, base) is None and base.shows(tool) and not differences(case, base)
 
 
-def missed(case: Facts, base: Undisturbed) -> Iterator[Problem]:
-    """A late request that could not be had."""
+def missed(case: TrialFacts, base: Undisturbed) -> Iterator[Problem]:
+    """Rule: a note for each late request that could not be tried."""
     for place, end in case.missed:
         how = "did not end in time" if end is None else f"raised {end.result} there"
         sentence = f"its request was to arrive late, carried by another process than its own, and its function {how}: this was not tried"
         yield note("late_missed", case, sentence, _NOT_CARRIED, place[2])
 
 
-def _is_unseen(case: Facts, place: Place) -> bool:
+def _is_unseen(case: TrialFacts, place: Place) -> bool:
     return any(entry.fact == "unseen" and entry.tool == place[2] for entry in case.evidence.entries)
 
 
-def doubts(case: Facts, base: Undisturbed) -> Iterator[Problem]:
-    """A call that only a person could settle: as declared, and it can be better."""
+def doubts(case: TrialFacts, base: Undisturbed) -> Iterator[Problem]:
+    """Rule: a note for each call that only a person could settle. That is as declared, but a hook would be better."""
     for place in case.doubted:
         tool, call = place[2], case.calls[place]
         if call.reconcile:
@@ -228,8 +237,8 @@ def doubts(case: Facts, base: Undisturbed) -> Iterator[Problem]:
             yield note("no_reconcile", case, sentence, f"give it a hook that finds out: @{tool}.reconcile", tool)
 
 
-def unseen(case: Facts, base: Undisturbed) -> Iterator[Problem]:
-    """A tool that was called again, of which nothing can be seen: whether it had its effect twice, nobody knows."""
+def unseen(case: TrialFacts, base: Undisturbed) -> Iterator[Problem]:
+    """Rule: a note for each tool that was called again and whose effects cannot be seen. It may have acted twice."""
     for tool in unseen_again(case, base):
         sentence = (
             "it was called again, and its effect was not seen: undisturbed, too, it changes neither the working folder nor the ledger"
@@ -243,13 +252,13 @@ def unseen(case: Facts, base: Undisturbed) -> Iterator[Problem]:
         )
 
 
-def unseen_again(case: Facts, base: Undisturbed) -> list[str]:
+def unseen_again(case: TrialFacts, base: Undisturbed) -> list[str]:
     again = dict.fromkeys(one.tool for one in repeats(case, base) if one.effect not in (*HARMLESS, INSIDE))
     return [tool for tool in again if not base.shows(tool)]
 
 
-def output(case: Facts, base: Undisturbed) -> Iterator[Problem]:
-    """The same output, or the name of the tool that made it another one."""
+def output(case: TrialFacts, base: Undisturbed) -> Iterator[Problem]:
+    """Rule: the output is the same as in the undisturbed run. If it is not: which tool returned another result?"""
     if not base.same_output or case.output is None or case.output == base.first.output or not base.went_the_same_way(case):
         return
     changed = [place for place in case.calls if base.is_steady(place) and case.result(place) != base.first.result(place)]

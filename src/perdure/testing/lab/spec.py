@@ -1,4 +1,4 @@
-"""What a process of the lab is told, and what it tells when it is done in a small file beside the journal."""
+"""What a process of the lab gets (`Spec`), and what it writes to a file beside the journal (`TrialTold`)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from msgspec import Struct
 from perdure.settings import Settings
 from perdure.testing.boundaries import Boundary
 
-RUN_ID = "crashtest"  # what the ids of all trials begin with, and the one that stands for each of them in a report
-VARIABLE = "PERDURE_CRASHTEST_DIR"  # names the working folder of the trial, for whoever wants to look from outside
+RUN_ID = "crashtest"  # the run ids of all trials begin with this text; in a report it replaces the whole run id
+VARIABLE = "PERDURE_CRASHTEST_DIR"  # the working folder of the trial, for the user's tools and ledger
 Approve = Literal["all", "reject", "none"]
 
 
 class Kill(Struct, frozen=True):
-    """Where a process dies; inside an effect after so many seconds of it."""
+    """Where a process is killed. If that is inside an effect: `after_s` seconds after the effect began."""
 
     boundary: Boundary
     after_s: float = 0.0
@@ -27,7 +27,7 @@ class Spec(Struct, frozen=True):
     """One process of one trial."""
 
     folder: str
-    process: int  # 1 starts the run; the others resume it
+    process: int  # process 1 starts the run; the other processes resume it
     run_id: str
     input: bytes
     settings: Settings
@@ -35,8 +35,8 @@ class Spec(Struct, frozen=True):
     approve: Approve = "all"
     signals: tuple[tuple[str, Any], ...] = ()
     warp: bool = True
-    patience_s: float = 15.0  # in which whatever is outside may still come late, at the pace of real time
-    target: str = ""  # where the code is, for a fresh interpreter
+    patience_s: float = 15.0  # how many real seconds the lab waits for an effect outside
+    target: str = ""  # where the agent's code is; a fresh interpreter needs it
 
     @property
     def home(self) -> Path:
@@ -61,7 +61,7 @@ class Spec(Struct, frozen=True):
 
 
 class Visit(Struct, frozen=True):
-    """A point that a process came to, with all of its names."""
+    """A point that a process reached, with all names of the point."""
 
     names: tuple[Boundary, ...]
     at: float
@@ -69,42 +69,42 @@ class Visit(Struct, frozen=True):
 
 class Intent(Struct, frozen=True):
     attempt: int
-    pid: int  # of the worker that wrote it
+    pid: int  # the pid of the worker that wrote the intent
 
 
 class Resolution(Struct, frozen=True):
     attempt: int
     outcome: str
     by: str
-    after_s: float = 0.0  # in the run's own time, since its worker had taken the run
+    after_s: float = 0.0  # seconds after the worker claimed the run, by the run's own clock
 
 
 class CallTold(Struct, frozen=True):
-    """A call as the journal has it."""
+    """A call, as it is in the journal."""
 
-    run: str  # its id
+    run: str  # the id of the call's run
     number: int
     tool: str
-    effect: str  # "model" for a question to a model
+    effect: str  # "model" for a model call
     key: str
     phase: str
     digest: str | None
     reconcile: bool
     intents: tuple[Intent, ...]
-    completed_by: int | None  # the pid of the worker that recorded its result
+    completed_by: int | None  # the pid of the worker that recorded the result
     resolutions: tuple[Resolution, ...]
     result: str | None  # JSON
     args: str | None = None  # JSON
-    quiet_s: float = 0.0  # its time-out and `settle`: how long "not found" proves nothing after its worker has died
+    quiet_s: float = 0.0  # timeout plus `settle`: within this time after the worker's death "not found" proves nothing
 
     @property
     def meets_late_effects(self) -> bool:
-        """Whether a late effect would meet a hook that has looked for it, or the same call made again with its key."""
+        """Can a late effect matter? Yes, if a hook is asked about the call, or the call is made again with its key."""
         return self.effect == "keyed" or (self.effect == "once" and self.reconcile)
 
 
-class Told(Struct, frozen=True):
-    """What the journal says when the run rests."""
+class TrialTold(Struct, frozen=True):
+    """What the journals contain when the run has ended or parked."""
 
     status: str
     output: str | None  # JSON
@@ -112,15 +112,15 @@ class Told(Struct, frozen=True):
     waiting_for: str | None
     attention: str | None
     calls: tuple[CallTold, ...]
-    faults: tuple[str, ...]  # what `perdure verify` finds
+    faults: tuple[str, ...]  # the faults that `perdure verify` finds
     settled: tuple[str, ...]
     began_at: float
     rested_at: float
-    uuids: tuple[tuple[str, int], ...] = ()  # by run, how many it has seen
+    uuids: tuple[tuple[str, int], ...] = ()  # pairs: a run, and how many UUIDs it has drawn
 
 
 def read_visits(path: Path) -> list[Visit]:
-    """The points that a process came to, in order; half a line was never reached."""
+    """The points that a process reached, in order. An incomplete last line is ignored."""
     if not path.exists():
         return []
     return [msgspec.json.decode(line, type=Visit) for line in path.read_bytes().rpartition(b"\n")[0].splitlines()]

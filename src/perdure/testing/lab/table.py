@@ -1,11 +1,11 @@
-"""A report as text: what is wrong first, then the table, then the figures in sentences."""
+"""A report as text: the problems first, then the table, then the figures in sentences."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from perdure.inspect.words import plural
+from perdure.inspect.text import plural
 from perdure.testing.lab.records import Findings, Problem, Repeat, Trial
 
 HEADERS = ("killed at", "of", "repeated", "function called", "output", "resumed in", "outcome")
@@ -21,7 +21,10 @@ _WORDS = {
 
 
 def rows(report: Findings) -> list[tuple[str, ...]]:
-    """The trials; those that differ in nothing but the call are one row. Of pairs that are as declared, one row for each first kill."""
+    """The trials as rows.
+
+    Trials that differ only in the call share a row. Pairs with the outcome "ok" share a row for each first kill.
+    """
     groups: dict[tuple[str, ...], list[Trial]] = {}
     for trial in report.trials:
         if not _is_quiet_pair(trial):
@@ -42,7 +45,7 @@ def rows(report: Findings) -> list[tuple[str, ...]]:
 
 
 def _span(trials: Sequence[Trial]) -> str:
-    """From the start of the process that took over until it went on; of several trials the shortest and the longest."""
+    """The time until the resumed run continued. For several trials: the shortest and the longest time."""
     times = sorted(trial.resume_s * 1e3 for trial in trials)
     return f"{times[0]:.0f} ms" if len(times) == 1 else f"{times[0]:.0f}–{times[-1]:.0f} ms"
 
@@ -52,13 +55,13 @@ def _is_quiet_pair(trial: Trial) -> bool:
 
 
 def outcome_of(trial: Trial) -> str:
-    """In words; whom a person was asked about."""
+    """The outcome in words, with the calls that needed a person."""
     whom = f" about {', '.join(trial.asked)}" if trial.outcome == "doubt" and trial.asked else ""
     return _WORDS[trial.outcome] + whom
 
 
 def stacked(report: Findings) -> Iterator[str]:
-    """The rows in two lines each, for a terminal that the table is too wide for."""
+    """The rows in two lines each, for a terminal that is too narrow for the table."""
     for names, whose, again, begun, output, resumed, outcome in rows(report):
         yield f"{names}: {whose}"
         yield f"  {outcome}; repeated: {again}; called: {begun}; output: {output}; resumed in {resumed}"
@@ -69,7 +72,7 @@ def name_of(boundary: str) -> str:
 
 
 def about(boundary: str) -> str:
-    """What the boundary is about: a tool and its call; the run itself."""
+    """The part of a boundary's text that names a tool and its call. "the run" if there is no such part."""
     return boundary.partition(": ")[2] or "the run"
 
 
@@ -85,12 +88,12 @@ def repeated(trial: Trial) -> str:
 
 
 def _which(one: Repeat, of: int) -> str:
-    """The tool; where several of its calls were repeated, which of them."""
+    """The tool's name. If several calls of the tool were repeated, the call is named too."""
     return one.tool if of == 1 else f"{one.tool} ({f'child {one.run}, ' if one.run else ''}call {one.call})"
 
 
 def called(trial: Trial) -> str:
-    """How often tools were called, where that is not as in the undisturbed run."""
+    """The tools that were called more often than in the undisturbed run, and how often."""
     more: Counter[str] = Counter()
     for one in trial.repeated:
         more[one.tool] += one.begun - one.expected
@@ -101,7 +104,7 @@ def called(trial: Trial) -> str:
 
 
 def findings(problems: Sequence[Problem]) -> Iterator[str]:
-    """Each problem in two lines: what, and what to do."""
+    """Each problem in two lines: what is wrong, and what to do."""
     for problem in problems:
         who = f"tool {problem.tool}: " if problem.tool else ""
         trials = f" (and {problem.trials - 1} more)" if problem.trials > 1 else ""
@@ -114,7 +117,7 @@ def when(problem: Problem) -> str:
 
 
 def unsaid(report: Findings) -> Iterator[str]:
-    """What this matrix says nothing about."""
+    """The things that this crash matrix did not find out."""
     if report.untried:
         yield f"{plural(report.untried, 'boundary was', 'boundaries were')} not tried"
     if report.figures.not_compared:
@@ -145,7 +148,7 @@ def summary(report: Findings) -> Iterator[str]:
 
 
 def text(report: Findings) -> str:
-    """All of it."""
+    """The whole report as text."""
     lines = list(findings(report.problems))
     cells = [HEADERS, *rows(report)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(HEADERS))]

@@ -1,4 +1,4 @@
-"""The journal of a run and of those below it, read when the run rests: what the judge compares with the ledger."""
+"""Reads the journals of a run and of the runs below it, at the end of a process. The judge compares them later."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from perdure.core.events import (
 )
 from perdure.core.state import CallState, fold
 from perdure.inspect.verify import verify_run
-from perdure.testing.lab.spec import CallTold, Intent, Resolution, Told
+from perdure.testing.lab.spec import CallTold, Intent, Resolution, TrialTold
 
 
-def tell(app: Perdure, run_id: str, settled: Sequence[str], began_at: float) -> Told:
-    """What has become of the run."""
+def tell(app: Perdure, run_id: str, settled: Sequence[str], began_at: float) -> TrialTold:
+    """The run's status, output and calls, from its journals."""
     row = app.reading.get(run_id)
     assert row is not None, run_id
     journals = {one: app.reading.read(one) for one in _family(app, run_id)}
     ended = [event.body for event in journals[run_id] if isinstance(event.body, RunSucceeded)]
-    return Told(
+    return TrialTold(
         status=row.status,
         output=app.load(ended[-1].output).decode() if ended else None,
         error=row.error,
@@ -44,7 +44,7 @@ def tell(app: Perdure, run_id: str, settled: Sequence[str], began_at: float) -> 
 
 
 def _family(app: Perdure, run_id: str) -> Iterator[str]:
-    """The run and all below it, those that have ended too."""
+    """The run and all runs below it, including runs that have ended."""
     yield run_id
     for event in app.reading.read(run_id):
         if isinstance(event.body, ChildStarted):

@@ -1,4 +1,4 @@
-"""Trials: folders, the processes of each, and what they leave behind as evidence for the judge."""
+"""Trials: the folder and the processes of each trial, the evidence that it leaves, and the points for the kills."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from perdure.store.open import open_store
 from perdure.testing.boundaries import Boundary
 from perdure.testing.lab import world as worlds
 from perdure.testing.lab.launch import Process, Steps, run_all
-from perdure.testing.lab.ledger import Entry, Ledger
+from perdure.testing.lab.ledger import EffectLedger, Entry
 from perdure.testing.lab.likeness import alike, known_as, lines_alike
-from perdure.testing.lab.spec import RUN_ID, VARIABLE, Approve, Kill, Spec, Told, Visit, read_visits
+from perdure.testing.lab.spec import RUN_ID, VARIABLE, Approve, Kill, Spec, TrialTold, Visit, read_visits
 from perdure.testing.lab.victim import DURING, LATE
 from perdure.testing.lab.world import Aliases, FileSeen
 
 WorldLedger = Callable[[Path], Any]
-LONG_EFFECT_S = 0.01  # an effect that takes longer can be cut off in its middle
+LONG_EFFECT_S = 0.01  # if an effect takes longer than this, there is also a trial with a kill in its middle
 _LOG_CHARS = 2_000
 _KILLED = -9
-BROKEN = "broken"  # how a trial ends that could not be made
-_LITTLE = 1_000_000  # bytes; with less than that on the disk, whatever dies may have died of it
+BROKEN = "broken"  # the `end` of a trial that an error of the operating system stopped
+_LITTLE = 1_000_000  # if fewer bytes are free, a full disk may be the reason why a process ended
 
 
 class Given(Struct, frozen=True):
-    """What is the same for every trial."""
+    """What all trials have in common."""
 
     input: bytes
     settings: Settings
-    shared: bool  # the journal is one database for all trials, and perhaps for others
+    shared: bool  # True: all trials, and perhaps other programs, use one database
     approve: Approve = "all"
     signals: tuple[tuple[str, Any], ...] = ()
     world: Path | None = None
@@ -47,7 +47,7 @@ class Given(Struct, frozen=True):
 
 
 class Planned(Struct, frozen=True):
-    """A trial to make."""
+    """A trial that will be made."""
 
     number: int
     kills: tuple[Kill, ...]
@@ -56,25 +56,25 @@ class Planned(Struct, frozen=True):
 
 
 class Evidence(Struct, frozen=True):
-    """What one trial has left."""
+    """Everything that one trial has left behind."""
 
     planned: Planned
-    run_id: str  # the one that stands for that of every trial
-    reached: int  # how many of its kills have happened
-    end: str  # "rested", "timeout", BROKEN, or how its last process ended
-    log: str  # the last words of that process
-    pids: tuple[int, ...]  # of its processes, in order
-    told: Told | None
+    run_id: str  # the alias that stands for the run's id in every trial
+    reached: int  # how many of the planned kills have happened
+    end: str  # "rested" (the run has ended or parked), "timeout", BROKEN, or how the last process ended
+    log: str  # the last part of the last process's log
+    pids: tuple[int, ...]  # the pids of the processes that wrote to the ledger, in order
+    told: TrialTold | None
     entries: tuple[Entry, ...]
-    visits: tuple[Visit, ...]  # of the process that began after the first kill; of an undisturbed run, its own
+    visits: tuple[Visit, ...]  # the visits of the process after the first kill; without a kill, of the only process
     files: dict[str, FileSeen]
-    world: Any  # what the user's ledger says
+    world: Any  # what the user's ledger function returned
     known: Aliases
     resume_s: float
 
 
 class Lab:
-    """Makes trials in a folder of its own."""
+    """Runs trials. Each trial has its own folder below `folder`."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Lab:
         self._fresh: set[str] = set()
 
     def make(self, plan: Iterable[Planned]) -> Iterator[Evidence]:
-        """Make these trials; the evidence of each as it is there."""
+        """Run these trials. Yields the evidence of each trial as soon as the trial is done."""
         for _, evidence in run_all(map(self._trial, plan), self._start, jobs=self._jobs, timeout_s=self.timeout_s):
             yield evidence
 
@@ -111,8 +111,8 @@ class Lab:
         return self._begin(spec)
 
     def _trial(self, planned: Planned) -> Steps[Evidence]:
-        # Another one in each, as in real life: a service that has seen the key of one trial must not take the next for the same. Equally
-        # long in all: it may be in what is measured.
+        # Each trial has a new id: with the same id, a service would drop the calls of a trial as duplicates of the
+        # calls of an earlier trial. All ids have the same length, because the size of a file may depend on the length.
         run_id = f"{RUN_ID}-{self._token}-{planned.number:05}"
         home = self._folder / f"trial-{planned.number:05}"
         try:
@@ -138,7 +138,7 @@ class Lab:
         return self._collect(planned, home, run_id, reached, _end(code, last), last)
 
     def _broken(self, planned: Planned, error: OSError) -> Evidence:
-        """Of a trial that the system did not let be made."""
+        """The evidence of a trial that an error of the operating system has stopped."""
         why = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
         return Evidence(planned, RUN_ID, 0, BROKEN, why.replace(str(self._folder), "…"), (), None, (), (), {}, None, {}, 0.0)
 
@@ -163,15 +163,15 @@ class Lab:
             kill=kill,
             approve=given.approve,
             signals=given.signals,
-            # Where others look at the same clock nobody may turn it.
+            # With a shared database there is no warp: the clock of the database does not belong to the lab alone.
             warp=not given.shared,
             patience_s=self.timeout_s / 2,
             target=given.target,
         )
 
     def _collect(self, planned: Planned, home: Path, run_id: str, reached: int, end: str, last: Spec) -> Evidence:
-        told = msgspec.json.decode(last.told.read_bytes(), type=Told) if end == "rested" else None
-        entries = lines_alike(Ledger(home / "ledger").entries(), run_id)
+        told = msgspec.json.decode(last.told.read_bytes(), type=TrialTold) if end == "rested" else None
+        entries = lines_alike(EffectLedger(home / "ledger").entries(), run_id)
         known = known_as(run_id, told)
         first = 2 if planned.kills else 1
         visits = read_visits(home / f"visits-{first}")
@@ -192,14 +192,14 @@ class Lab:
         )
 
     def _look(self, folder: Path, known: Aliases) -> Any:
-        """What the user's own ledger says."""
+        """The result of the user's ledger function."""
         if self._ledger is None:
             return None
         before = os.environ.get(VARIABLE)
         os.environ[VARIABLE] = str(folder)
         try:
             seen = self._ledger(folder)
-        except OSError as error:  # the user's, and no trial's
+        except OSError as error:  # this is an error of the user's function, not of the trial
             raise InvalidInput(f"the ledger: {type(error).__name__}: {error}") from error
         finally:
             if before is None:
@@ -210,7 +210,10 @@ class Lab:
 
 
 def _end(code: int, last: Spec) -> str:
-    """How the last process ended, which was to be this one. To rest is to leave word: a process can also say 0 and be gone."""
+    """How the last process ended.
+
+    For "rested" there must also be the report file of the process: a tool may have ended the process with code 0.
+    """
     if code == 0 and last.told.exists():
         return "rested"
     if code == -1:
@@ -224,7 +227,7 @@ def _log(last: Spec) -> str:
 
 
 def _waits_for(last: Spec) -> str:
-    """What the journal says that the run was waiting for when its time was over."""
+    """What the run was waiting for at the timeout, according to the database."""
     try:
         with closing(open_store(last.settings.url, create=False)) as store:
             row = store.get(last.run_id)
@@ -243,15 +246,15 @@ def _copy(world: Path, to: Path) -> None:
         raise InvalidInput(f"the world {world}: {source} cannot be copied: {why}") from None
 
 
-def _resumed_after_s(told: Told | None, visits: Sequence[Visit]) -> float:
-    """Until the first thing that the process did besides taking the run up; if there was none, until it rested."""
+def _resumed_after_s(told: TrialTold | None, visits: Sequence[Visit]) -> float:
+    """Seconds until the process did something other than claim the run. If it did nothing else: until its end."""
     if told is None:
         return 0.0
     new = (visit.at for visit in visits if not any("claim" in name.name or "run_created" in name.name for name in visit.names))
     return max(next(new, told.rested_at) - told.began_at, 0.0)
 
 
-# -- what there is to be killed at --------------------------------------------------------------------------------------------
+# -- the points at which to kill --------------------------------------------------------------------------------------
 class Point(Struct, frozen=True):
     """A point in time at which the run may be killed."""
 
@@ -260,14 +263,15 @@ class Point(Struct, frozen=True):
 
 
 def points(evidence: Evidence, again: Evidence | None = None) -> list[Point]:
-    """Every point that a process came to, in order, by the first of its names; the middles of effects that take their time; and the
-    effects that may come late.
+    """The points for the kills: each point that the process reached, the middles of long effects, and late effects.
 
-    They take their time if they did `again`: a busy machine makes a short one long now and then, and in the next trial nobody would be
-    killed there.
+    The points are in order. The kill of a point uses the first name of the point. An effect counts as long only if it
+    was long in `again` too: a busy machine can make a short effect long once, and then the trial would not reach the
+    kill.
     """
     found = []
-    late: dict[tuple[str, int], Point] = {}  # to stand behind the point where the effect has come in time
+    # The points for late effects. Each is put into `found` after the next point of the same effect.
+    late: dict[tuple[str, int], Point] = {}
     for visit in evidence.visits:
         name = visit.names[0]
         found.append(Point(Kill(name), visit.names))
@@ -289,7 +293,7 @@ def _may_come_late(evidence: Evidence, name: Boundary) -> bool:
 
 
 def _effect_s(evidence: Evidence, name: Boundary) -> float:
-    """How long the nth call of the function took; 0 when it has not returned."""
+    """How long the nth call of the function took. 0 if the call has not ended."""
     run_id = f"{evidence.run_id}{name.run}"
     pids = {entry.pid for entry in evidence.entries if entry.fact == "killed"}
     mine = [entry for entry in evidence.entries if (entry.run, entry.call) == (run_id, name.call) and entry.pid not in pids]

@@ -1,4 +1,7 @@
-"""What a process of the lab does: start the run, or find it started, and drive it until it rests; unless it is killed before."""
+"""What a process of the lab does: start the run, if it is not started yet, and drive it until it ends or parks.
+
+If the spec of the process names a kill, the process kills itself there.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from perdure.testing.boundaries import Boundary
 from perdure.testing.lab.attending import Attendant
 from perdure.testing.lab.carrier import Late, Note, Perform, leave_behind
 from perdure.testing.lab.counting import Counting
-from perdure.testing.lab.ledger import Ledger
+from perdure.testing.lab.ledger import EffectLedger
 from perdure.testing.lab.likeness import Chance
 from perdure.testing.lab.spec import VARIABLE, Spec, Visit
 from perdure.testing.lab.told import tell
@@ -27,11 +30,11 @@ from perdure.testing.watched import WatchedPerdure
 from perdure.tool import Call
 
 DURING = "during_tool_effect"
-LATE = "late_tool_effect"  # its process dies where the function would be called, and the effect comes later all the same
+LATE = "late_tool_effect"  # the process is killed where it would call the function, and the effect happens later
 
 
 def live(spec: Spec, agent: Agent[Any, Any], agents: Iterable[Agent[Any, Any]]) -> None:
-    """Do it, and leave word in `spec.told`. Does not return when the process is to die."""
+    """Run this process of the trial, and write the report file `spec.told`. Never returns if the process is killed."""
     os.environ[VARIABLE] = str(spec.world)
     fate = Fate(spec)
     warp = Warp(spec.home / "ahead", allowed=spec.warp, patience_s=spec.patience_s, begun=fate.ledger.has_begun)
@@ -60,10 +63,10 @@ async def _live(spec: Spec, agent: Agent[Any, Any], agents: Iterable[Agent[Any, 
         fate.app = app
         await app.start_encoded(agent, spec.input, id=spec.run_id, target=spec.target or agent.target)
         attendant = Attendant(app, spec, warp, fate.ledger, late)
-        wait = not spec.warp  # where time cannot be turned, timers are sat through
-        row = await app.drive(spec.run_id, wait=wait)
+        wait = not spec.warp  # without the warp, timers are waited for in real time
+        row = await app.engine.drive(spec.run_id, wait=wait)
         while await attendant.attend(row):
-            row = await app.drive(spec.run_id, wait=wait)
+            row = await app.engine.drive(spec.run_id, wait=wait)
         await asyncio.to_thread(late.arrive_all)
         told = tell(app, spec.run_id, attendant.settled, began_at)
         told = msgspec.structs.replace(told, uuids=chance.uuids)
@@ -73,14 +76,15 @@ async def _live(spec: Spec, agent: Agent[Any, Any], agents: Iterable[Agent[Any, 
 
 
 class LabPerdure(WatchedPerdure):
-    """Perdure, watched, with the ledger around every tool; nobody is notified of what happens in a laboratory."""
+    """WatchedPerdure that writes every tool call to the ledger, and sends no notices: trials must notify no one."""
 
     def __init__(self, *args: Any, counting: Counting, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._counting = counting
 
     def performing(self, tool: Any) -> Any:
-        # Inside the boundaries: "begun" is written after before_tool_effect, "returned" before after_tool_effect.
+        # The counted tool is inside the boundaries: the line "begun" is written after the boundary before_tool_effect,
+        # and the line "returned" before the boundary after_tool_effect.
         return super().performing(self._counting.counted(tool))
 
     def watched(self, store: Store) -> Store:
@@ -88,7 +92,7 @@ class LabPerdure(WatchedPerdure):
 
 
 class _Quiet:
-    """A store whose notices nobody takes: they would be somebody's whom the lab does not know."""
+    """A store that gives out no notices: the receivers of notices must not hear of trials."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -104,10 +108,10 @@ class _Quiet:
 
 
 class Fate:
-    """Keeps the list of points that this process came to, and ends it at the one it was told."""
+    """Records the points that this process reaches, and kills the process at the point in its spec."""
 
     def __init__(self, spec: Spec) -> None:
-        self.ledger = Ledger(spec.home / "ledger")
+        self.ledger = EffectLedger(spec.home / "ledger")
         self.app: LabPerdure | None = None
         self._home = spec.home
         self._kill = spec.kill
@@ -120,9 +124,12 @@ class Fate:
             self.die()
 
     def begun(self, call: Call, tool: Any, perform: Perform, note: Note) -> Callable[[], None]:
-        """An effect is under way: die in the middle of it, if that is what was told, or leave it to a carrier and die.
+        """Called when an effect begins.
 
-        What this returns says that it is over.
+        If the spec has a kill inside this effect, the process is killed `after_s` seconds later. If the spec has a
+        late effect here, a carrier is forked for the effect, and the process is killed at once.
+
+        The function that this returns must be called when the effect has ended.
         """
         assert self.app is not None
         below = self.app.points.below(call.run_id)
@@ -136,14 +143,14 @@ class Fate:
         return lambda: None
 
     def die(self) -> None:
-        """As kill -9 does."""
+        """Kill this process, as kill -9 does."""
         self.ledger.note("killed")
         os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(60)  # nothing of this process runs any further, whichever thread the signal meets first
+        time.sleep(60)  # this thread must do nothing more before the signal arrives
 
 
 class _Fuse:
-    """Burns for so long and then ends the process; never after `put_out` has returned."""
+    """Kills the process after `seconds` seconds. If `put_out` has returned before, the process is not killed."""
 
     def __init__(self, seconds: float, die: Callable[[], None]) -> None:
         self._die = die
@@ -154,7 +161,7 @@ class _Fuse:
         self._timer.start()
 
     def put_out(self) -> None:
-        with self._lock:  # whoever is about to die has it, and does not give it back
+        with self._lock:  # `_go_off` keeps the lock while it kills the process
             self._out = True
         self._timer.cancel()
 

@@ -1,11 +1,14 @@
-"""Waits that cost no time. Nothing that a resumed run waits for by itself (a timer, a retry, the deadline of an attempt that died) is
-worth a minute of a test: when a process has nothing in flight, its clock and its event loop go to the next thing that is due.
+"""A clock that skips waits: if a process has nothing in flight, its clock and event loop jump to the next due time.
 
-As long as a tool, a model or a reconcile hook is under way, time is what it is everywhere. So it is while a hook is about to be asked
-about an effect that somebody has begun: what is outside of the process takes its time until it can be found, and no clock of ours makes
-it faster. The lab has patience for so many seconds of that; a "not found" after it proves nothing.
+A run waits for timers, for retries, and for the deadline of an attempt whose process was killed. A test need not wait
+for these in real time.
 
-Where the lab itself decides when something outside happens (a late request), the run's clock stands still until it has happened: `held`.
+While a tool, a model or a reconcile hook is under way, the clock runs in real time. The clock also runs in real time
+while perdure waits to ask a hook about an effect that has begun: a service needs real time until the effect can be
+found. The lab waits like this for `patience_s` seconds in all. After that a "not found" proves nothing.
+
+For a late request the lab itself decides when the request arrives. Until it has arrived, the run's clock stands still:
+see `held`.
 """
 
 from __future__ import annotations
@@ -19,23 +22,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from perdure.worker.clock import Clock
+from perdure.engine.clock import Clock
 
-QUIET_S = 0.01  # without any event before time goes on by itself
+QUIET_S = 0.01  # the clock jumps after this many seconds without any event
 _SINGLE_STEPS = 5
-_ASKING = "reconcile "  # begins the name of the task that waits for a hook's time, and asks it; the rest is the tool's
+_ASKING = "reconcile "  # a task that waits and then asks a hook has this name, plus the name of the tool
 
 
 class Warp:
-    """How far this process is ahead of the real time. Kept in a file, so that the next process does not fall behind."""
+    """How far the clock of this process is ahead of real time. A file keeps this for the next process of the trial."""
 
     def __init__(self, path: Path, *, allowed: bool, patience_s: float = 0.0, begun: Callable[[str], bool] = lambda tool: False) -> None:
         self._path = path
         self.allowed = allowed
         self._patience_s = patience_s
-        self._patient_until_s: float | None = None  # by the real clock; from the first time that there is something to wait for
-        self._begun = begun  # whether a tool of that name has been called
-        self._expected: dict[Hashable, str] = {}  # what may come from outside, with the tool that it belongs to
+        self._patient_until_s: float | None = None  # by the real clock; it is set when the first effect is expected
+        self._begun = begun  # a function: was the tool with this name called?
+        self._expected: dict[Hashable, str] = {}  # effect that may still become visible outside → its tool
         self.ahead_s = float(path.read_text()) if path.exists() else 0.0
         self._in_flight = 0
         self._holds = 0
@@ -48,13 +51,13 @@ class Warp:
 
     @property
     def outside_s(self) -> float:
-        """How much longer something that is outside is waited for at its own pace."""
+        """How many more real seconds the lab waits for effects outside."""
         if not self._expected or self._patient_until_s is None:
             return 0.0
         return max(self._patient_until_s - time.monotonic(), 0.0)
 
     def expect(self, what: Hashable, tool: str) -> None:
-        """The effect of this tool may show any moment. One that was never begun cannot."""
+        """From now on the effect of this tool may become visible outside. If the tool was never called: no change."""
         if self.allowed and self._begun(tool):
             self._expected[what] = tool
             if self._patient_until_s is None:
@@ -64,12 +67,12 @@ class Warp:
         self._expected.pop(what, None)
 
     def is_hurried(self, tool: str) -> bool:
-        """Whether the tool's effect could still have shown when patience was at its end."""
+        """Did the lab's patience end while the effect of this tool could still become visible?"""
         return self.allowed and tool in self._expected.values() and self.outside_s == 0.0
 
     @contextmanager
     def real_time(self) -> Iterator[None]:
-        """Something of the user's is under way."""
+        """The clock does not jump in this block: a tool, a model or a hook is under way."""
         with self._lock:
             self._in_flight += 1
         try:
@@ -80,7 +83,7 @@ class Warp:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """The run's own time stands still, however long this takes."""
+        """The run's clock stands still in this block."""
         with self._lock:
             if not self._holds:
                 self._held_since_s = time.monotonic()
@@ -99,13 +102,13 @@ class Warp:
 
     @property
     def offset_s(self) -> float:
-        """How far the run's own time is ahead of the real one."""
+        """How far the run's clock is ahead of the real clock."""
         with self._lock:
             return self.ahead_s - (time.monotonic() - self._held_since_s if self._holds else 0.0)
 
     @property
     def loop_s(self) -> float:
-        """The run's own time, for its event loop."""
+        """The time of the run's clock, for the event loop."""
         with self._lock:
             return self.ahead_s + (self._held_since_s if self._holds else time.monotonic())
 
@@ -121,7 +124,7 @@ class Warp:
 
 
 class WarpedClock(Clock):
-    """The clock that the run goes by."""
+    """The run's clock: the real clock plus the warp."""
 
     def __init__(self, warp: Warp) -> None:
         super().__init__()
@@ -132,7 +135,7 @@ class WarpedClock(Clock):
 
 
 class WarpedLoop(asyncio.SelectorEventLoop):
-    """The event loop of the same time."""
+    """An event loop whose timers use the run's clock."""
 
     def __init__(self, warp: Warp) -> None:
         self._warp = warp
@@ -154,13 +157,13 @@ class _Selector(selectors.DefaultSelector):
     def __init__(self, warp: Warp) -> None:
         super().__init__()
         self._warp = warp
-        self._jumps = 0  # in a row
+        self._jumps = 0  # the number of jumps in a row, without an event between them
 
     def select(self, timeout: float | None = None) -> list[Any]:
         if not self._warp.idle:
             self._jumps = 0
         if self._warp.is_held and timeout:
-            return super().select(max(timeout, QUIET_S))  # timers do not come nearer: no need to look at them all the time
+            return super().select(max(timeout, QUIET_S))  # while the clock stands still, no timer can become due
         if (outside_s := self._warp.outside_s) > 0.0:
             return super().select(outside_s if timeout is None else min(timeout, outside_s))
         if timeout is None or timeout <= QUIET_S or not self._warp.idle:
@@ -169,7 +172,8 @@ class _Selector(selectors.DefaultSelector):
         if events or not self._warp.idle:
             self._jumps = 0
         else:
-            # Timers that only look whether there is something to do come every second: whoever waits for minutes goes in longer steps.
+            # Timers for polling are due every second. Later jumps in a row are longer, so that minutes can be skipped
+            # without hundreds of jumps.
             self._jumps += 1
             self._warp.jump((timeout - QUIET_S) * 2.0 ** max(self._jumps - _SINGLE_STEPS, 0))
         return events

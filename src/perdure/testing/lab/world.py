@@ -1,7 +1,7 @@
-"""The files that a trial leaves behind, to be compared with those of the undisturbed run.
+"""The files that a trial leaves behind. They are compared with the files of the undisturbed runs.
 
-Every trial works in a folder of its own. What differs from run to run for no other reason than that each has an id and keys of its own
-counts as the same.
+Every trial works in its own folder. Each run has its own id and its own keys. If two files differ only in these ids
+and keys, the files count as equal.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["Aliases", "FileSeen", "files", "normal", "plain"]
 
 
 def plain(text: str, known: Aliases) -> str:
-    """The text with what is the run's own taken out."""
+    """The text, with the ids and keys of the run replaced by their aliases."""
     for own, stands_for in known.items():
         text = text.replace(own, stands_for)
     return text
 
 
 def files(folder: Path, known: Aliases) -> dict[str, FileSeen]:
-    """Every regular file below the folder, by its path there; what SQLite keeps beside a database is part of it."""
+    """Every regular file below the folder, by its path. The sidecar files of a SQLite database are not listed."""
     found: dict[str, FileSeen] = {}
     for root, _, names in os.walk(folder):
         for name in names:
@@ -45,7 +45,7 @@ def files(folder: Path, known: Aliases) -> dict[str, FileSeen]:
 
 
 def normal(value: Any, known: Aliases) -> Any:
-    """A JSON value with what is the run's own taken out."""
+    """A JSON value, with the ids and keys of the run replaced by their aliases."""
     match value:
         case str():
             return plain(value, known)

@@ -1,0 +1,372 @@
+"""Following a plan, and undoing its completed steps if the plan fails.
+
+Each step waits for the steps in its `waits_for`. Once a failed step has stopped the plan, no other step begins. To
+undo steps, perdure calls the compensate hooks of their tools, the last completed step first. Each call of a hook is
+recorded like any other call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Literal, TypeGuard, TypeVar
+
+from msgspec import Struct
+
+from perdure import shell
+from perdure.agents.plan.check import CheckedStep, Sound
+from perdure.agents.plan.conditions import holds
+from perdure.agents.plan.refs import resolve
+from perdure.agents.plan.step import Callee
+from perdure.core import codec
+from perdure.core.approval import Approval
+from perdure.core.events import PlanGenerated
+from perdure.core.failures import IN_DOUBT_KINDS, clean
+from perdure.core.identity import is_id
+from perdure.errors import ChildFailed, InvalidInput, NotApproved, NotEncodable, PlanFailed, ResultNotEncodable, ToolFailed
+from perdure.run import Run
+from perdure.tool import Tool
+
+# -- undoing ------------------------------------------------------------------------------------------------------------
+_NAMED = 20  # a message names at most this many steps
+
+
+class DoneStep(Struct, frozen=True):
+    """A completed step."""
+
+    step: str
+    callee: Callee
+    arguments: dict[str, Any]
+    result: Any
+    told: bool = True  # False: the result of the step could not be recorded
+
+
+class Undone(Struct, frozen=True):
+    """The steps that were undone, and in `left` the steps that were not undone, each with the reason."""
+
+    steps: list[str]
+    left: list[tuple[str, str]]
+
+    def words(self, run_id: str, doubtful: Sequence[str]) -> str:
+        """The last part of the message of PlanFailed."""
+        parts = [f"; undone: {', '.join(self.steps[:_NAMED])}{_more(self.steps)}" if self.steps else "; nothing was undone"]
+        if self.left:
+            named = ", ".join(f"{step} [{why}]" for step, why in self.left[:_NAMED])
+            parts.append(f"; could not be undone: {named}{_more(self.left)}; once that is mended: perdure undo {_as_recorded(run_id)}")
+        if doubtful:
+            parts.append(f"; may have happened all the same: {', '.join(doubtful[:_NAMED])}{_more(doubtful)}")
+        return "".join(parts)
+
+
+def _as_recorded(run_id: str) -> str:
+    """The run's id as a word of a shell command.
+
+    A valid id is not quoted, because replay compares the message with the message in the journal, and older journals
+    contain the id without quotes.
+    """
+    return run_id if is_id(run_id) else shell.quote(run_id)
+
+
+def may_have_happened(error: Exception, callee: Callee) -> bool:
+    """Is it possible that a failed call had its effect?"""
+    if not isinstance(error, ToolFailed) or error.kind not in IN_DOUBT_KINDS or not error.attempts:
+        return False
+    if not isinstance(callee, Tool):
+        return True
+    # A `once` or `keyed` call that failed as "cancelled" has not happened: if that were in doubt, the call would not
+    # have failed but be in doubt.
+    settled = ("read", "transaction") if error.kind != "cancelled" else ("read", "transaction", "once", "keyed")
+    return callee.effect not in settled
+
+
+async def undo(run: Run, deeds: Sequence[DoneStep]) -> Undone:
+    """Undo the steps, the last step first. If a hook fails, its step is not undone, but the other steps still are."""
+    undone = Undone([], [])
+    for deed in reversed(deeds):
+        callee = deed.callee
+        if not isinstance(callee, Tool):
+            undone.left.append((deed.step, "it is a run of its own"))
+            continue
+        if callee.effect == "read":
+            continue
+        hook = callee.compensation()
+        if hook is None or callee.compensator is None:
+            undone.left.append((deed.step, "its tool has no compensate hook"))
+        elif not deed.told and callee.compensator.takes_result:
+            undone.left.append((deed.step, "its result could not be recorded, and its compensate hook needs it"))
+        elif (problem := await _undo_one(run, deed, hook)) is not None:
+            undone.left.append((deed.step, problem))
+        else:
+            undone.steps.append(deed.step)
+    return undone
+
+
+async def _undo_one(run: Run, deed: DoneStep, hook: Tool[..., Any]) -> str | None:
+    """Call the hook. Returns None if the step was undone, and the reason if it could not be undone."""
+    run.status(f"undoing step {deed.step}")
+    try:
+        await hook(arguments=deed.arguments, result=deed.result)
+    except ResultNotEncodable:
+        return None  # the hook has run, and the result of the hook is not needed
+    except ToolFailed as failed:
+        return f"{failed.type}: {failed.message[:200]}"
+    except InvalidInput as refused:
+        return str(refused)[:200]
+    return None
+
+
+def _more(named: Sequence[Any]) -> str:
+    return f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+
+
+# -- following a plan ---------------------------------------------------------------------------------------------------
+T = TypeVar("T")
+# Two keys in the result of a plan. No step can have such a name.
+NOT_DONE = "$not_done"  # steps that were not done, and why
+LEFT_OUT = "$left_out"  # steps whose results do not fit into the plan's result
+_NOTE_BYTES = 512  # space for the note about one step under one of these keys
+_WHY_CHARS = 1_000
+
+
+class Became(Struct, frozen=True):
+    """The outcome of a step."""
+
+    what: Literal["done", "failed", "skipped", "not_begun", "given_up"]
+    result: Any = None
+    why: str = ""
+
+
+class _Withdrawn(Exception):
+    """The plan stopped while the step waited for a person."""
+
+
+class Following:
+    """The state of one run of a plan: what became of each step, and what is still open."""
+
+    def __init__(self, run: Run, plan: Sound, given: Mapping[str, Any], by: str | None = None) -> None:
+        self._run = run
+        self._plan = plan
+        self._given = dict(given)
+        self._by = by
+        self._became: dict[str, Became] = {}
+        self._ended = {step.name: asyncio.Event() for step in plan.steps}
+        self._deeds: list[DoneStep] = []  # completed steps, in the order of completion
+        self._stopped_by: tuple[CheckedStep, str] | None = None
+        self._undoes = False
+        self._doubtful: list[str] = []  # steps that failed, but may have had their effect
+        self._patient: dict[asyncio.Task[Any], None] = {}  # tasks of steps that wait for the decision of a person
+        self._calls: dict[int, None] = {}  # numbers of open tool calls, for `_stop`; children are not in this dict
+
+    async def follow(self) -> dict[str, Any]:
+        """The results of the steps by name. PlanFailed if a step stopped the plan."""
+        self._check_approvals()
+        plan = self._plan
+        self._run.record(PlanGenerated(codec.pack(plan.encoded, codec.MAX_BYTES)[0], plan.digest, self._by))
+        async with asyncio.TaskGroup() as steps:
+            for step in plan.steps:
+                steps.create_task(self._take(step), name=f"step {step.name}")
+        if self._stopped_by is None:
+            return self._results()
+        undone = await undo(self._run, self._deeds) if self._undoes else None
+        raise PlanFailed(self._failure(*self._stopped_by) + ("" if undone is None else undone.words(self._run.id, self._doubtful)))
+
+    def _check_approvals(self) -> None:
+        for step in self._plan.steps:
+            impossible = None if step.approval is None else step.approval.check_for(self._run.actor)
+            if impossible is not None:
+                raise InvalidInput(f"step {step.name}: its approval could never be granted: {impossible}")
+
+    async def _take(self, step: CheckedStep) -> None:
+        for name in step.waits_for:
+            await self._ended[name].wait()
+        self._became[step.name] = await self._become(step)
+        self._ended[step.name].set()
+
+    async def _become(self, step: CheckedStep) -> Became:
+        if self._stopped_by is not None:
+            return Became("not_begun")
+        missing = next((name for name in step.needs if self._became[name].what != "done"), None)
+        if missing is not None:
+            return self._skip(step, f"it needs step {missing}, which was {self._became[missing].what}")
+        while True:
+            try:
+                broken = next((condition for condition in step.when if not holds(condition, self._look)), None)
+                if broken is not None:
+                    return self._skip(step, f"its condition does not hold: {broken}")
+                return Became("done", await self._make(step))
+            except _Withdrawn:
+                return Became("not_begun")
+            except (ToolFailed, InvalidInput) as error:
+                ended = await self._failed(step, error)
+            if ended is not None:
+                return ended
+
+    def _skip(self, step: CheckedStep, why: str) -> Became:
+        self._run.decide(f"skip step {step.name}", reason=clean(why, _WHY_CHARS))
+        return Became("skipped", why=clean(why, _WHY_CHARS))
+
+    def _look(self, step: str | None) -> Any:
+        return self._given if step is None else self._became[step].result
+
+    # -- making a step ------------------------------------------------------------------------------------------------------
+    async def _make(self, step: CheckedStep) -> Any:
+        """Make the call of the step. Returns the result as JSON, so that other steps can refer to it."""
+        callee = self._plan.callees[step.tool]
+        arguments = codec.decode(callee.bind((), resolve(step.args, self._look)))
+        if step.approval is not None:
+            arguments = await self._approved(step, step.approval, arguments)
+        self._run.status(f"step {step.name}: {step.tool}")
+        try:
+            result = codec.decode(callee.encode_result(await self._called(callee, arguments)))
+        except ResultNotEncodable:
+            self._deeds.append(DoneStep(step.name, callee, arguments, None, told=False))
+            raise
+        self._deeds.append(DoneStep(step.name, callee, arguments, result))
+        return result
+
+    async def _called(self, callee: Callee, arguments: dict[str, Any]) -> Any:
+        called, number = callee(**arguments), self._run.calls
+        if not isinstance(callee, Tool):
+            return await called
+        self._calls[number] = None
+        try:
+            return await called
+        finally:
+            del self._calls[number]
+
+    async def _approved(self, step: CheckedStep, policy: Approval, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Exactly the arguments that a person approved. If the person does not approve them, the step fails."""
+        ask = self._run.request_approval(f"step {step.name}: {step.tool}", arguments, policy=policy, reason=policy.reason)
+        decision = await self._unless_stopped(ask)
+        if not decision.granted:
+            by, note = f" by {decision.by}" if decision.by else "", f": {decision.note}" if decision.note else ""
+            raise InvalidInput(f"it was not approved: {decision.outcome}{by}{note}")
+        approved: dict[str, Any] = decision.input
+        return approved
+
+    async def _unless_stopped(self, waiting: Coroutine[Any, Any, T]) -> T:
+        """Wait for the decision of a person. _Withdrawn if the plan stops first."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._patient[task] = None
+        try:
+            answer = await waiting
+        except asyncio.CancelledError:
+            # The plan can stop, and the run be cancelled, at the same time. Then the cancel of the run wins.
+            if self._stopped_by is not None and task.uncancel() == 0:
+                raise _Withdrawn from None
+            raise
+        finally:
+            del self._patient[task]
+        if self._stopped_by is not None:
+            raise _Withdrawn
+        return answer
+
+    # -- when it fails --------------------------------------------------------------------------------------------------------
+    async def _failed(self, step: CheckedStep, error: ToolFailed | InvalidInput) -> Became | None:
+        """The outcome of a step that has failed. None if a person decided that the step is made again."""
+        why = clean(f"{error.type}: {error.message}" if isinstance(error, ToolFailed) else str(error), _WHY_CHARS)
+        if may_have_happened(error, self._plan.callees[step.tool]):
+            self._doubtful.append(step.name)
+            why = f"{why}{'' if why.endswith('.') else '.'} It may have happened all the same"
+        if self._stopped_by is not None and _was_given_up(error):
+            return Became("given_up" if error.attempts else "not_begun", why=why)
+        on_failure = step.on_failure
+        if on_failure == "ask" and self._stopped_by is None:
+            try:
+                choice, who = await self._ask(step, why)
+            except _Withdrawn:
+                return Became("failed", why=why)
+            if choice == "retry":
+                return None
+            if choice == "skip":
+                return self._skip(step, f"{who} chose to go on without it, after it had failed: {why}")
+        elif on_failure == "continue" and self._stopped_by is None:
+            self._run.decide(f"go on without step {step.name}", reason=why)
+            return Became("failed", why=why)
+        self._undoes |= on_failure == "undo"
+        self._stop(step, why)
+        return Became("failed", why=why)
+
+    def _stop(self, step: CheckedStep, why: str) -> None:
+        if self._stopped_by is not None:
+            return
+        self._stopped_by = (step, why)
+        self._run.status(f"stopping: step {step.name} failed")
+        for task in self._patient:
+            task.cancel()
+        for number in self._calls:
+            self._run.begin_no_more(number)
+
+    async def _ask(self, step: CheckedStep, why: str) -> tuple[str, str]:
+        """What a person decides about a failed step ("retry", "skip" or "stop"), and the name of the person."""
+        said = ""
+        while True:
+            policy = Approval(editable="choice")
+            question = {"step": step.name, "tool": step.tool, "error": why, "choice": "retry"}
+            reason = (
+                f"{said}step {step.name} failed. Approved, it is made again, as a new call with a key of its own; approved with choice edited to "
+                '"skip" the plan goes on without it; edited to "stop", or rejected, the plan stops'
+            )
+            ask = self._run.request_approval(f"step {step.name} failed", question, policy=policy, reason=reason)
+            decision = await self._unless_stopped(ask)
+            choice = decision.input["choice"] if decision.granted else "stop"
+            if choice in ("retry", "skip", "stop"):
+                return choice, decision.by or "somebody"
+            said = f"{choice[:40]!r} is no choice. "
+
+    # -- how it ended -----------------------------------------------------------------------------------------------------------
+    def _results(self) -> dict[str, Any]:
+        others = {
+            step.name: {"outcome": self._became[step.name].what, "why": self._became[step.name].why}
+            for step in self._plan.steps
+            if self._became[step.name].what != "done"
+        }
+        results, left_out = self._fitting(codec.MAX_BYTES - len(codec.encode({NOT_DONE: others})))
+        return {**results, **({NOT_DONE: others} if others else {}), **({LEFT_OUT: left_out} if left_out else {})}
+
+    def _fitting(self, room: int) -> tuple[dict[str, Any], dict[str, str]]:
+        """The results that fit into the plan's result. For each other result: the reason why it does not fit.
+
+        A plan whose steps are done must not fail because its result is too large.
+        """
+        results: dict[str, Any] = {}
+        left_out: dict[str, str] = {}
+        room -= _NOTE_BYTES * len(self._plan.steps)
+        for step in self._plan.steps:
+            became = self._became[step.name]
+            if became.what != "done":
+                continue
+            try:
+                size = len(codec.encode({step.name: became.result}))
+            except NotEncodable:
+                left_out[step.name] = "it is nested too deeply, or too large, to be part of another result; it is recorded with its call"
+                continue
+            if size > room:
+                left_out[step.name] = f"its {size:,} bytes are too many beside the other results; it is recorded with its call"
+                continue
+            results[step.name] = became.result
+            room -= size
+        return results, left_out
+
+    def _failure(self, step: CheckedStep, why: str) -> str:
+        parts = [f"step {step.name} ({step.tool}) failed: {why}"]
+        for what, words in (
+            ("done", "done"),
+            ("failed", "failed too"),
+            ("skipped", "skipped"),
+            ("given_up", "given up"),
+            ("not_begun", "not begun"),
+        ):
+            names = [name for name, became in self._became.items() if became.what == what and name != step.name]
+            if names:
+                more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+                parts.append(f"{words}: {', '.join(names[:_NAMED])}{more}")
+        return "; ".join(parts)
+
+
+def _was_given_up(error: ToolFailed | InvalidInput) -> TypeGuard[ToolFailed]:
+    """Did the call fail only because the plan stopped?"""
+    if isinstance(error, NotApproved):
+        return error.outcome == "withdrawn"
+    return isinstance(error, ToolFailed) and not isinstance(error, ChildFailed) and (error.kind, error.type) == ("cancelled", "Cancelled")

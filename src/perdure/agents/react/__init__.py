@@ -1,0 +1,1 @@
+"""ReAct: a model, its tools, and the loop between them, as an agent."""

@@ -1,0 +1,342 @@
+"""`ReAct`: a model, its tools, and the loop between them, as an agent.
+
+    the model answers → the tools that it wants are called, in parallel → the model gets their results → …
+
+The loop ends when the model answers without a tool use. Each answer and each call is durable, and a resume rebuilds
+the conversation from the journal. Whatever the model answers, its provider must accept the conversation that follows
+(threat T28). turns.py has the rules for this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from perdure.agent import Agent, BuiltAgent
+from perdure.agents.react.toolbox import Kit, NotCallable, Toolbox
+from perdure.agents.react.turns import (
+    ANSWER_TAKEN,
+    CUT_OFF,
+    FINAL_ANSWER,
+    MAX_USES,
+    MESSAGE_TOPIC,
+    begun,
+    edited,
+    failed,
+    is_blank,
+    not_called,
+    problem,
+    result,
+    sound,
+    spoken,
+    use_ids,
+)
+from perdure.core import codec
+from perdure.core.budget import Budget
+from perdure.core.events import DecisionMade
+from perdure.core.failures import clean
+from perdure.core.loop_detector import Circles
+from perdure.errors import BudgetExceeded, InvalidInput, ModelRefused, NoAnswer, OutputInvalid, ToolFailed, TurnsExceeded
+from perdure.models.messages import Answer, Assistant, Message, ToolResult, ToolUse, User
+from perdure.models.model import Model
+from perdure.run import Run
+
+if TYPE_CHECKING:
+    from perdure.agents.react.structured import Output
+
+# How often the model is asked again: for answers of the wrong type in the whole run, for empty or cut-off answers in a
+# row.
+MAX_REASKS = 3
+MOST_TURNS = 10_000
+_REASON_CHARS = 160
+_FEW_NAMES = 160  # bytes
+_FORM = "react 1"  # a part of every version. Change it when new code makes other calls from the same answers
+
+
+class ReAct(BuiltAgent[..., Any]):
+    """An agent that asks a model, calls the tools that the model wants, and sends the results to the model.
+
+    The agent repeats this until the model answers without a tool use.
+
+    The agent's arguments are a `prompt`, and a `history` if an older conversation (from `app.transcript(run_id)`) is
+    continued. The agent's result is the model's last text, or a value of the type `output`. Signals on the topic
+    "message" are passed to the model. Any change of the model, the tools or the instructions makes another version,
+    unless you declare the version.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        model: Model,
+        tools: Iterable[Any] = (),
+        instructions: str = "",
+        output: Any = None,
+        max_turns: int = 50,
+        budget: Budget | None = None,
+        version: str | None = None,
+        queue: str | None = None,
+        circles: Circles | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        owner = f"ReAct {name}"
+        if not isinstance(model, Model):
+            raise InvalidInput(f"{owner}: model={codec.shown(model)} is not a Model; perdure.models has some, and Scripted([…]) for tests")
+        if not isinstance(instructions, str):
+            raise InvalidInput(f"{owner}: instructions={codec.shown(instructions)}: text")
+        self.model = model
+        self.instructions = instructions
+        self.max_turns = _whole(owner, "max_turns", max_turns, MOST_TURNS)
+        self.max_tokens = None if max_tokens is None else _whole(owner, "max_tokens", max_tokens, 1 << 31)
+        self.output = None if output is None else _output(owner, output)
+        self._toolbox = Toolbox(owner, tools, None if self.output is None else self.output.spec)
+        decides = [_FORM, model.pin(), instructions, self._toolbox.described, self.max_turns, self.max_tokens]
+        digest = codec.digest(codec.encode(decides))[:12]
+        options: dict[str, Any] = {"budget": budget, "queue": queue, "circles": circles}
+
+        async def converse(run: Run, prompt: str, history: list[Any] | None = None) -> Any:
+            return await self._converse(run, begun(prompt, history))
+
+        super().__init__(converse, name=name, version=digest if version is None else version, home=sys._getframe(1).f_globals, **options)
+
+    @property
+    def agents(self) -> tuple[Agent[..., Any], ...]:
+        """The agents among the tools. A worker that drives this agent has to drive the runs of those agents too."""
+        return self._toolbox.agents
+
+    @property
+    def description(self) -> str:
+        """The description for a model that has this agent as a tool: the beginning of this agent's instructions."""
+        first = self.instructions.strip().partition("\n\n")[0]
+        return f"Ask the agent {self.name}" + (f", which was told: {clean(first, _REASON_CHARS)}" if first else "")
+
+    def schema(self) -> dict[str, Any]:
+        """The JSON Schema of the arguments that another model passes to this agent: a prompt."""
+        return {
+            "type": "object",
+            "properties": {"prompt": {"type": "string", "description": "Everything that it has to know: it sees nothing else."}},
+            "required": ["prompt"],
+            "additionalProperties": False,
+        }
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+        """Canonical JSON of prompt and history. InvalidInput if providers would refuse the conversation."""
+        encoded = super().bind(args, kwargs)
+        begun(**codec.decode(encoded))
+        return encoded
+
+    def encode_result(self, value: Any) -> bytes:
+        """Canonical JSON of an answer."""
+        if isinstance(value, _Final):
+            return value.encoded
+        return codec.encode(value) if self.output is None else self.output.encode(value)
+
+    def decode_result(self, encoded: bytes) -> Any:
+        """The answer as text, or as a value of the type `output`."""
+        return codec.decode(encoded) if self.output is None else self.output.decode(encoded)
+
+    async def _converse(self, run: Run, messages: list[Message]) -> Any:
+        talk = _Talk(run, messages)
+        kit = await self._toolbox.opened(run)
+        patience = _Patience(self.name)
+        for turn in range(1, self.max_turns + 1):
+            talk.hear()
+            answer = await self.model.ask(talk.messages, system=self.instructions, tools=kit.specs, max_tokens=self.max_tokens)
+            if answer.stop == "refusal":
+                raise ModelRefused(f"model {self.model.name} will not answer this: {answer.text[:500] or 'it does not say why'}")
+            if is_blank(answer):
+                talk.tell(patience.bad(answer))
+                continue
+            said = talk.add(answer)
+            if answer.stop == "length":
+                talk.send_back(said, patience.bad(answer))
+                continue
+            patience.reset()
+            if self.output is not None and (not said.uses or [use.name for use in said.uses] == [FINAL_ANSWER]):
+                final = self._typed(talk, said, patience)
+                if final is not None and not talk.hear():
+                    return final
+            elif not said.uses:
+                if not talk.hear():
+                    return said.text
+            elif turn == self.max_turns:
+                break  # no turn is left in which the model could see the results
+            else:
+                talk.answer(await _use(talk, kit, answer.uses, said))
+        raise TurnsExceeded(
+            f"agent {self.name}: no answer after {self.max_turns} turns; if it needs more: ReAct({self.name!r}, …, max_turns={2 * self.max_turns}), "
+            f'and history=await app.transcript("{run.id}") goes on from here'
+        )
+
+    def _typed(self, talk: _Talk, said: Assistant, patience: _Patience) -> _Final | None:
+        """The answer. None if the answer does not have the type `output`; then the model gets a message about that."""
+        from perdure.agents.react.structured import Unfit
+
+        assert self.output is not None
+        try:
+            final = self.output.of_arguments(said.uses[0].arguments) if said.uses else self.output.of_text(said.text)
+        except Unfit as unfit:
+            talk.send_back(said, patience.unfit(str(unfit)))
+            return None
+        if said.uses:
+            talk.answer([ToolResult(said.uses[0].id, FINAL_ANSWER, ANSWER_TAKEN)])
+        return _Final(final)
+
+
+class _Final(NamedTuple):
+    """An answer of the type `output`, as it is recorded."""
+
+    encoded: bytes
+
+
+class _Talk:
+    """The conversation of one run.
+
+    Messages are only added and never changed. So the journal needs to contain each message only once.
+    """
+
+    def __init__(self, run: Run, messages: list[Message]) -> None:
+        self.run = run
+        self.messages = messages
+        self.has_named = False  # True: the journal already contains the names of the available tools
+        self._ids = use_ids(messages)
+
+    def hear(self) -> bool:
+        """Add the messages that people have sent since the last look. Were there any?"""
+        heard = [said for said in map(spoken, self.run.receive_all(MESSAGE_TOPIC)) if said is not None]
+        self.messages.extend(heard)
+        return bool(heard)
+
+    def add(self, answer: Answer) -> Assistant:
+        """Add the model's answer in a valid form (`sound`). The results of its tool uses must be added next."""
+        said = sound(answer, self._ids)
+        self.messages.append(said)
+        return said
+
+    def answer(self, results: Sequence[ToolResult]) -> None:
+        self.messages.extend(results)
+
+    def tell(self, text: str) -> None:
+        self.messages.append(User(text))
+
+    def send_back(self, said: Assistant, why: str) -> None:
+        """Tell the model why its answer was not used: as the results of its tool uses, or as a message."""
+        if said.uses:
+            self.answer([problem(use, why) for use in said.uses])
+        else:
+            self.tell(why)
+
+
+class _Patience:
+    """Counts how often a model was asked again. After too many times the run fails."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._bad = 0
+        self._unfit = 0
+
+    def reset(self) -> None:
+        self._bad = 0
+
+    def bad(self, answer: Answer) -> str:
+        """The message to the model about an answer that is empty or cut off.
+
+        NoAnswer if there were too many such answers in a row.
+        """
+        cut = answer.stop == "length"
+        if self._bad == MAX_REASKS:
+            what = "was cut off at its limit of tokens; raise max_tokens" if cut else "was empty"
+            raise NoAnswer(f"agent {self._name}: the model was asked {MAX_REASKS + 1} times in a row, and its answer {what}")
+        self._bad += 1
+        return CUT_OFF if cut else "Your last answer was empty. Please answer."
+
+    def unfit(self, why: str) -> str:
+        """The message to the model about an answer of the wrong type. OutputInvalid if there were too many of them."""
+        if self._unfit == MAX_REASKS:
+            raise OutputInvalid(f"agent {self._name}: {MAX_REASKS + 1} answers were not of the type that is wanted; of the last one: {why}")
+        self._unfit += 1
+        return f"This is not the answer that is wanted: {why}"
+
+
+async def _use(talk: _Talk, kit: Kit, wanted: Sequence[ToolUse], said: Assistant) -> list[ToolResult]:
+    """Call the tools that the model wants, in parallel, and wait for all calls.
+
+    `wanted`: the tool uses with the names that the model gave. In `said` the names are valid for providers.
+    """
+    run = talk.run
+    chosen: list[str | None] = []
+    pending: list[Coroutine[Any, Any, ToolResult]] = []
+    for place, (asked, use) in enumerate(zip(wanted, said.uses, strict=True)):
+        why = f"{MAX_USES} tools in one answer are the most; this is one too many" if place >= MAX_USES else None
+        if asked.name == FINAL_ANSWER and FINAL_ANSWER in kit.names:
+            why = "give the final answer alone, once you have seen what came of the others"
+        if why is None:
+            try:
+                call = kit.call(asked)
+                pending.append(_observe(run, kit, use, run.calls, call))
+                chosen.append(asked.name)
+                continue
+            except NotCallable as refusal:
+                why = str(refusal)
+        pending.append(_said(not_called(use, why)))
+        chosen.append(None)
+    _decide(talk, kit, chosen, said)
+    # Wait for all calls: if one call fails, the other calls must not be abandoned.
+    results = await asyncio.gather(*pending, return_exceptions=True)
+    for one in results:
+        if isinstance(one, BaseException):
+            raise one
+    return [one for one in results if isinstance(one, ToolResult)]
+
+
+async def _observe(run: Run, kit: Kit, use: ToolUse, number: int, call: Coroutine[Any, Any, Any]) -> ToolResult:
+    told = await _outcome(kit, use, call)
+    edit = run.edit_of(number)
+    return told if edit is None else edited(told, edit.by, edit.before, edit.after)
+
+
+async def _outcome(kit: Kit, use: ToolUse, call: Coroutine[Any, Any, Any]) -> ToolResult:
+    try:
+        value = await call
+    except BudgetExceeded:
+        raise  # the model can do nothing about an exceeded budget
+    except ToolFailed as error:
+        return failed(use, error, kit.effect(use.name))
+    except InvalidInput as refusal:
+        return not_called(use, str(refusal))
+    encode = kit.encode(use.name)
+    return result(use, codec.encode(value) if encode is None else encode(value))
+
+
+async def _said(told: ToolResult) -> ToolResult:
+    return told
+
+
+def _decide(talk: _Talk, kit: Kit, chosen: list[str | None], said: Assistant) -> None:
+    """Record which tools the model has chosen, in the order of its tool uses. null: this use could not be called.
+
+    The record has no ids and no numbers: the loop detector compares choices, and equal choices must look equal.
+    """
+    while chosen and chosen[-1] is None:
+        chosen.pop()
+    names = codec.encode(list(kit.names))
+    # A long list of names is recorded only once per run. The list is always the same, and with every choice it would
+    # need more space than the conversation.
+    among = None if talk.has_named and len(names) > _FEW_NAMES else codec.pack(names, codec.MAX_BYTES)[0]
+    talk.has_named = True
+    reason = clean(said.text.strip(), _REASON_CHARS) or None
+    talk.run.record(DecisionMade(codec.pack(codec.encode(chosen), codec.MAX_BYTES)[0], among, reason))
+
+
+def _whole(owner: str, what: str, number: int, most: int) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
+        raise InvalidInput(f"{owner}: {what}={codec.shown(number)}: a whole number from 1 to {most:,}")
+    return number
+
+
+def _output(owner: str, wanted: Any) -> Output:
+    from perdure.agents.react.structured import Output  # imported only here, because it may import pydantic
+
+    return Output(owner, wanted)

@@ -1,0 +1,178 @@
+"""The conversation of a run that has ended, rebuilt from its journal: the last request, its answer, and the results.
+
+A run can end at any point. If a tool use has no result, a result is added here that says what is known about the call.
+So the conversation can be continued: providers refuse a tool use without a result (threat T28).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from perdure.agents.react.turns import (
+    ANSWER_TAKEN,
+    CUT_OFF,
+    FINAL_ANSWER,
+    MESSAGE_TOPIC,
+    begun,
+    edited,
+    failure,
+    is_blank,
+    not_called,
+    problem,
+    refused,
+    result,
+    sound,
+    spoken,
+    use_ids,
+)
+from perdure.core import codec, prompt_deltas
+from perdure.core.codec import Payload
+from perdure.core.events import (
+    ChildFinished,
+    DecisionMade,
+    Event,
+    ModelCallCompleted,
+    ModelCallInitiated,
+    SignalReceived,
+    ToolCallCompleted,
+    ToolCallResolved,
+)
+from perdure.core.state import CallState, ChildState, fold
+from perdure.errors import InvalidInput
+from perdure.models.messages import Answer, Message, ToolResult, ToolUse, answer_of, check, request_of, shown_result
+
+Load = Callable[[Payload], bytes]
+
+
+def transcript(run_id: str, events: Sequence[Event], load: Load) -> list[dict[str, Any]]:
+    """The conversation of a run that has ended. It can be the `history` of another run of a ReAct agent."""
+    messages = _Ended(run_id, events, load).messages()
+    check(messages)
+    plain: list[dict[str, Any]] = codec.decode(codec.encode(msgspec.to_builtins(messages)))
+    return plain
+
+
+class _Ended:
+    """The journal of a run that has ended."""
+
+    def __init__(self, run_id: str, events: Sequence[Event], load: Load) -> None:
+        self._run_id = run_id
+        self._events = events
+        self._load = load
+        self._state = fold(events)
+        self._asked = {event.call for event in events if isinstance(event.body, ModelCallInitiated)}
+        self._answered = {
+            event.call: event for event in events if isinstance(event.body, ModelCallCompleted) and event.body.result is not None
+        }
+
+    def messages(self) -> list[Message]:
+        last = max((number for number in self._asked if number is not None), default=None)
+        if last is None:
+            return self._with_unheard(self._never_asked(), 0)
+        whole = prompt_deltas.unpack(last, self._packed, lambda number: msgspec.to_builtins(self._answer(number).message), self._text)
+        messages = list(request_of(whole).messages)
+        answer = self._answered.get(last)
+        if answer is not None:
+            self._add(messages, self._answer(last), answer.seq)
+        return self._with_unheard(messages, self._cause(self._state.calls[last].first_seq))
+
+    def _never_asked(self) -> list[Message]:
+        assert self._state.created is not None
+        given = codec.decode(self._load(self._state.created.input))
+        if not isinstance(given, dict) or not isinstance(given.get("prompt"), str) or not given.keys() <= {"prompt", "history"}:
+            raise InvalidInput(f"run {self._run_id} of agent {self._state.created.agent} has asked no model: there is no conversation")
+        return begun(given["prompt"], given.get("history"))
+
+    def _add(self, messages: list[Message], answer: Answer, seq: int) -> None:
+        """Add the last answer of the model, and for each tool use in it a result that says what is known."""
+        if is_blank(answer):
+            return
+        said = sound(answer, use_ids(messages))
+        messages.append(said)
+        chosen = self._chosen(seq)
+        made = iter(self._made(seq))
+        for place, use in enumerate(said.uses):
+            name = chosen[place] if chosen is not None and place < len(chosen) else None
+            call = None if name is None else next(made, None)
+            messages.append(self._unmade(use, answer, chosen) if call is None else self._outcome(use, call))
+
+    def _chosen(self, seq: int) -> list[str | None] | None:
+        """The tools that were chosen after the answer in event `seq`, one entry per tool use.
+
+        None if the journal has no decision about this answer: the run ended first, or the answer was final.
+        """
+        bodies = (event.body for event in self._events[seq:] if event.cause == seq)
+        choice = next((body.choice for body in bodies if isinstance(body, DecisionMade)), None)
+        return None if choice is None else codec.decode(self._load(choice))
+
+    def _made(self, seq: int) -> list[CallState | ChildState]:
+        calls = [call for call in self._state.calls.values() if call.number not in self._asked and self._cause(call.first_seq) == seq]
+        children = [child for child in self._state.children.values() if self._cause(child.started_seq) == seq]
+        return sorted((*calls, *children), key=lambda made: made.number)
+
+    def _unmade(self, use: ToolUse, answer: Answer, chosen: list[str | None] | None) -> ToolResult:
+        if use.name == FINAL_ANSWER and chosen is None and self._state.status == "succeeded":
+            return ToolResult(use.id, use.name, ANSWER_TAKEN)
+        if answer.stop == "length":
+            return problem(use, CUT_OFF)
+        return not_called(use, "the run was ended first" if chosen is None else "there is no such tool, or its arguments do not fit")
+
+    def _outcome(self, use: ToolUse, made: CallState | ChildState) -> ToolResult:
+        if isinstance(made, ChildState):
+            return self._of_child(use, made)
+        ask = self._state.asks.get(made.number)
+        if ask is not None and ask.edited and ask.input is not None and ask.outcome == "approved":
+            return edited(self._of_call(use, made), ask.by, self._load(ask.request.input), self._load(ask.input))
+        return self._of_call(use, made)
+
+    def _of_call(self, use: ToolUse, made: CallState) -> ToolResult:
+        if made.phase == "completed":
+            if made.result is None:
+                return problem(use, f"{use.name} has happened, and what it returned could not be recorded")
+            return result(use, self._load(made.result))
+        ask, ended = self._state.asks.get(made.number), made.failure
+        if ask is not None and ask.outcome not in (None, "approved") and ended is not None:
+            return refused(use, str(ask.outcome), ask.note, ended.message)
+        if not made.begun:
+            return not_called(use, "the run was ended first" if ended is None or ended.kind == "cancelled" else ended.message)
+        if ended is not None and made.ended:
+            return failure(use, ended.kind, ended.type, ended.message, made.attempt, made.effect)
+        return failure(use, "cancelled", "Cancelled", "the run was ended while it was under way", made.attempt, made.effect)
+
+    def _of_child(self, use: ToolUse, child: ChildState) -> ToolResult:
+        ended = child.ended
+        if ended is not None and ended.output is not None:
+            return result(use, self._load(ended.output))
+        why = f"{ended.failure.type}: {ended.failure.message}" if ended is not None and ended.failure is not None else "it was cancelled"
+        return problem(use, f"{use.name} failed: {why}. What it had done before stands.")
+
+    def _with_unheard(self, messages: list[Message], since: int) -> list[Message]:
+        """The messages, plus the messages of people that arrived too late for the last request to the model."""
+        bodies = [event.body for event in self._events[since:] if isinstance(event.body, SignalReceived)]
+        said = [spoken(codec.decode(self._load(body.payload))) for body in bodies if body.topic == MESSAGE_TOPIC]
+        return messages + [one for one in said if one is not None]
+
+    def _cause(self, seq: int) -> int:
+        return self._events[seq - 1].cause or 0
+
+    def _packed(self, number: int) -> bytes:
+        args = self._state.calls[number].args
+        assert args is not None, number
+        return self._load(args)
+
+    def _answer(self, number: int) -> Answer:
+        body = self._answered[number].body
+        assert isinstance(body, ModelCallCompleted) and body.result is not None
+        return answer_of(self._load(body.result))
+
+    def _text(self, seq: int) -> str:
+        match self._events[seq - 1].body:
+            case ToolCallCompleted(result=Payload() as payload) | ToolCallResolved(result=Payload() as payload):
+                return shown_result(self._load(payload))
+            case ChildFinished(output=Payload() as payload) | SignalReceived(payload=payload):
+                return shown_result(self._load(payload))
+            case other:
+                raise LookupError(f"event {seq} ({type(other).__name__}) holds no text")

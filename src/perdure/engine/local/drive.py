@@ -1,0 +1,692 @@
+"""Drives one claimed run: the engine around the run core.
+
+The core (core/run_core.py) has the rules and says what to do. A drive makes the core's appends durable, performs the
+attempts, asks the reconcile hooks and sets the timers. This is one loop: an input goes into the core, the drive
+carries out the step that comes out, and the results of that step are the next inputs.
+
+A drive runs only in plain callbacks of the worker's loop, never inside a task, because a drive enters the agent's own
+tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from msgspec import structs
+
+from perdure.agent import Agent
+from perdure.core import codec
+from perdure.core.approval import Expire, Withdraw
+from perdure.core.budget import Amounts, Charge, Ledger, amounts_of
+from perdure.core.events import Event, ModelCallCompleted, ModelCallInitiated, ToolCallCompleted, ToolCallInitiated
+from perdure.core.failures import describe
+from perdure.core.identity import Sealed, seal, seal_all
+from perdure.core.outcomes import Outcome, Performed
+from perdure.core.rate import Rate
+from perdure.core.run_core import RunCore, RunSettings, has_room_again
+from perdure.core.state import RunState
+from perdure.core.steps import (
+    Answer,
+    AppendCommitted,
+    AppendRefused,
+    AttemptEnded,
+    Begin,
+    Broken,
+    CancelChild,
+    ClockReached,
+    Crowded,
+    Drain,
+    HookAnswered,
+    InboxRow,
+    Input,
+    JournalRead,
+    LedgersRead,
+    LimitUnanswered,
+    NotSettled,
+    Posted,
+    Question,
+    Rested,
+    RolledBack,
+    Settle,
+    Step,
+    StopAttempts,
+)
+from perdure.core.steps import StepAppend as CoreAppend
+from perdure.engine.clock import Clock
+from perdure.engine.local.attempts import Attempt, perform_in_transaction, reconcile
+from perdure.engine.local.limits import Debts, OneAtATime, answer, look
+from perdure.engine.local.task_cleanup import cancel
+from perdure.engine.threads import Threads
+from perdure.errors import Conflict, Fenced, NotFound, RunEnded, StoreError, StoreUnavailable
+from perdure.settings import Settings
+from perdure.store.api import Append, Appended, Claimed, Refused, RunRow, Store
+from perdure.store.writer import GroupCommit
+from perdure.tool.call import Call, Closer
+
+log = logging.getLogger("perdure.worker")
+T = TypeVar("T")
+Performing = Callable[[Any], Any]  # takes a tool or a model call, and returns the object that is performed instead
+# Events that only affect their own run: the worker need not look at them, unless it has observers.
+_PLAIN = frozenset((ToolCallInitiated, ToolCallCompleted, ModelCallInitiated, ModelCallCompleted))
+_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_BUSY_S = 0.02
+_LONGEST_TURN_S = 0.005
+_AGAIN_S = 1.0
+
+
+class ToolRaised(Exception):
+    """Wraps the exception that a tool raised inside a transaction; the transaction was rolled back."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(repr(error))
+        self.error = error
+
+
+class Host(Protocol):
+    """The part of a worker that a drive uses."""
+
+    loop: asyncio.AbstractEventLoop
+    store: Store
+    settings: Settings
+    run_settings: RunSettings
+    clock: Clock
+    ids: Iterator[str]
+    blobs: Mapping[str, bytes]
+    threads: Threads
+    closers: dict[Hashable, Closer]
+    performing: Performing | None
+    observers: Sequence[Callable[[str, Sequence[Event]], None]]
+    group: GroupCommit
+    commits_here: bool
+    entered: str | None
+
+    @property
+    def transacting(self) -> bool: ...
+
+    def commit(self, append: Append, done: Callable[[Appended | Exception], None]) -> None: ...
+
+    def transact(
+        self, head: Append, work: Callable[[Any], tuple[Append, Any]], done: Callable[[tuple[Appended, Any] | Exception], None]
+    ) -> None: ...
+
+    def decide(self, approval: str, judgement: Expire | Withdraw, done: Callable[[Exception | None], None]) -> None: ...
+
+    def cancel_run(self, run_id: str, by: str, reason: str, done: Callable[[Exception | None], None]) -> None: ...
+
+    def consult(self, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None: ...
+
+    def serve_too(self, agent: Agent[Any, Any]) -> None: ...
+
+    def committed(self, run_id: str, sealed: Sequence[Sealed]) -> None: ...
+
+    def rested(self, drive: Drive) -> None: ...
+
+    def broke(self, drive: Drive, error: Exception) -> None: ...
+
+    questions: OneAtATime
+
+    def uncharged_beside(self, run_id: str, budget_of: str) -> Amounts: ...
+
+    def is_short_of_room(self, queue: str) -> bool: ...
+
+    def let_go_on(self, run_id: str) -> None: ...
+
+    def has_held_since(self, then_s: float) -> bool: ...
+
+    def beat(self) -> float: ...
+
+
+class Drive:
+    """Drives one claimed run until it rests: it is finished, parked or released, or another worker took it over."""
+
+    def __init__(self, claimed: Claimed, agent: Agent[Any, Any], host: Host) -> None:
+        self.run_id = claimed.lease.run_id
+        self.lease = claimed.lease
+        self.over = False
+        self._row = claimed.row
+        self._host = host
+        self._core = RunCore(self.run_id, agent, host.run_settings, host.ids, host.blobs)
+        self._head = claimed.row.head  # hash of the last durable event
+        self._inputs: deque[Input] = deque()
+        self._stepping = False
+        self._asked = False  # the turn that is under way has asked the store a question
+        self._attempts: dict[int, Attempt] = {}
+        self._hooks: dict[int, asyncio.Task[None]] = {}
+        self._begin: Sequence[Begin] = ()  # attempts that begin when the append under way is durable
+        self._sent_s = 0.0  # when the append under way was first sent, by the monotonic clock
+        self._failures = 0
+        self._again: asyncio.TimerHandle | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+
+    # -- from outside: plain calls on the worker's loop ---------------------------------------------------------------
+    @property
+    def state(self) -> RunState:
+        return self._core.state
+
+    def uncharged(self, budget_of: str) -> Amounts:
+        """The amounts that this run has recorded under the budget of run `budget_of` and not committed yet."""
+        return self._core.uncharged(budget_of)
+
+    def begin(self, events: Sequence[Event], debts: Debts) -> None:
+        """Replay the journal, and continue after its last event."""
+        self._feed(JournalRead(events, debts.budgets, debts.reserved, self._row.crashes, self.lease.epoch))
+
+    def receive(self, row: InboxRow) -> None:
+        """Give the core an inbox row that has arrived for this run."""
+        self._feed_soon(Posted(row))
+
+    def drain(self) -> None:
+        """Release the run at the next step boundary: attempts under way may end, and no new attempt starts."""
+        self._core.hand_over()
+        self._feed_soon(Drain())
+
+    def stop_attempts(self) -> None:
+        """Stop the attempts under way, because the drain has taken too long.
+
+        Attempts that may have acted are recorded as in doubt.
+        """
+        self._feed_soon(StopAttempts())
+
+    def look_at_clock(self) -> None:
+        """Tell the core the time, because the clock was set or the time of the alarm has come."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        self._feed(ClockReached())
+
+    def abort(self) -> None:
+        """Stop at once and write nothing more, like a crash.
+
+        Another worker has the run, or this worker must not continue it. Every drive also ends with this.
+        """
+        if self.over:
+            return
+        self.over = True
+        for handle in (self._alarm, self._again):
+            if handle is not None:
+                handle.cancel()
+        attempts, self._attempts = self._attempts, {}
+        for running in attempts.values():
+            running.cancel()
+        self._forget_hooks(list(self._hooks))
+        self._stop_asking()
+        self._core.close()
+        self._host.rested(self)
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+    def _feed_soon(self, given: Input) -> None:
+        # Queue the input now, to keep the order of arrival. Process it in a later callback, because the caller may be
+        # inside a task, and an agent's own tasks cannot be entered from inside a task (CPython 3.14).
+        self._inputs.append(given)
+        self._host.loop.call_soon(self._work)
+
+    def _feed(self, given: Input) -> None:
+        self._inputs.append(given)
+        self._work()
+
+    def _work(self) -> None:
+        """Feed the queued inputs to the core and carry out its steps, until the queue is empty."""
+        if self._stepping:
+            return
+        host, inputs = self._host, self._inputs
+        self._stepping = True
+        begun_s = now_s = host.loop.time()
+        try:
+            while inputs and not self.over:
+                given: Input | None = inputs.popleft()
+                while given is not None:
+                    host.entered = self.run_id
+                    try:
+                        step = self._core.step(given, host.clock.now(), int(now_s * 1_000_000), more=bool(inputs))
+                    finally:
+                        host.entered = None
+                    self._carry_out(step)
+                    given = None if step.question is None else self._answer(step.question)
+                if self._asked and not self._core.is_asking:
+                    self._stop_asking()
+                now_s = host.loop.time()
+                if inputs and now_s - begun_s > _LONGEST_TURN_S:
+                    # A tool that answers at once leads to the next commit, the commit to the next tool, and so on
+                    # without end. Let the loop serve the other runs in between.
+                    host.loop.call_soon(self._work)
+                    return
+        except Exception as error:
+            host.broke(self, error)
+        except BaseException:
+            # A signal (Ctrl-C) may arrive between any two lines, and the loop may run again before the process ends. A
+            # half-done step must not be continued, and must not be recorded as a failure of the agent.
+            self.abort()
+            raise
+        finally:
+            self._stepping = False
+
+    def _carry_out(self, step: Step) -> None:
+        """Carry out a step, in the order of the fields of `Step`.
+
+        The actions before the append need no durable intent. After the append come only the alarm, the yield and the
+        end.
+        """
+        for note in step.notes:
+            log.log(_LEVELS[note.level], "%s", note.text)
+        for number in step.stop:
+            running = self._attempts.get(number)
+            if running is not None:
+                running.cancel()
+        if step.forget:
+            self._forget_hooks(step.forget)
+        for agent in step.serve:
+            self._host.serve_too(agent)
+        for settle in step.settle:
+            self._settle(settle)
+        for child in step.cancel:
+            self._cancel_child(child)
+        for held in step.hold_back:
+            self._hold_back(held.rate, held.until)
+        for begin in step.ask:
+            self._ask(begin)
+        for begin in step.begin_now:
+            if not self.over:  # the first step of a tool may have called `app.abort()`
+                self._start(begin, None)
+        if self.over:
+            return
+        if step.append is not None:
+            self._commit(step.append, step.begin)
+        if step.wake_after_us is not None:
+            self._arm(step.wake_after_us / 1e6)
+        if step.yields and self._host.is_short_of_room(self._row.queue):
+            self._feed(Crowded())
+        if step.end is not None:
+            self._end(step.end)
+
+    def _answer(self, question: Question) -> Input | None:
+        """The answer to the core's question. None: the answer comes later, as an input.
+
+        Until the core has recorded what follows from the answer, no other run of this worker may record anything.
+        """
+        host, run_id, now = self._host, self.run_id, self._host.clock.now()
+        if not host.store.remote:
+            return answer(question, run_id, host.store, host, now)
+
+        def looked(found: Answer | Exception) -> None:
+            if not self.over:
+                self._feed(host.questions.complete(LimitUnanswered(found) if isinstance(found, Exception) else found, run_id))
+
+        # The server may take long to answer, and the loop must not wait for the answer.
+        self._asked = True
+        host.questions.ask(self, partial(host.consult, partial(look, question, run_id, host.store, now), looked))
+        return None
+
+    def _stop_asking(self) -> None:
+        self._asked = False
+        self._host.questions.end_turn(self)
+
+    def _arm(self, delay_s: float) -> None:
+        loop = self._host.loop
+        at_s = loop.time() + delay_s
+        if self._alarm is not None:
+            if self._alarm.when() <= at_s:
+                return  # when the time of the earlier alarm comes, the core says again how long it waits
+            self._alarm.cancel()
+        self._alarm = loop.call_at(at_s, self.look_at_clock)
+
+    def _end(self, end: Rested | Broken) -> None:
+        if isinstance(end, Broken):
+            self._host.broke(self, Fenced(end.why) if end.kind == "fenced" else Conflict(end.why))
+            return
+        self.abort()
+        over = end.check_budget
+        if over is None:
+            return
+
+        def looked(ledgers: Sequence[Ledger] | Exception) -> None:
+            if not isinstance(ledgers, Exception) and has_room_again(over, LedgersRead(ledgers)):
+                # The budget was raised before the run had stopped, so the raise did not wake the run.
+                self._host.let_go_on(self.run_id)
+
+        self._host.consult(lambda: self._host.store.ledgers(self.run_id), looked)
+
+    # -- attempts and hooks -------------------------------------------------------------------------------------------
+    def _start(self, begin: Begin, is_too_late: Callable[[], bool] | None) -> None:
+        """Begin an attempt. Its intent is durable, or its effect class needs no intent."""
+        assert begin.number not in self._attempts, begin.number
+        told = self._told(begin, begin.tool.timeout_s)
+        host = self._host
+        running = Attempt(
+            begin.tool if host.performing is None else self._performed(begin.tool),
+            begin.args,
+            told,
+            threads=host.threads,
+            grace_s=host.settings.cancel_grace_s,
+            is_too_late=is_too_late,
+        )
+        self._attempts[begin.number] = running
+        running.start(partial(self._ended, told))
+
+    def _performed(self, tool: Any) -> Any:
+        return tool if self._host.performing is None else self._host.performing(tool)
+
+    def _ended(self, told: Call, performed: Performed) -> None:
+        if self._attempts.pop(told.number, None) is not None:
+            self._inputs.append(AttemptEnded(told.number, told.attempt, performed, told.usage))
+            if not self._stepping:
+                self._work()
+
+    def _told(self, begin: Begin, timeout_s: float | None, connection: Any = None) -> Call:
+        return Call(
+            key=begin.key or partial(begin.keys.key, begin.number, begin.tool.name),
+            run_id=self.run_id,
+            number=begin.number,
+            attempt=begin.attempt,
+            deadline=None if timeout_s is None else datetime.now(UTC) + timedelta(seconds=timeout_s),
+            tenant=self._row.tenant,
+            actor=self._row.actor,
+            connection=connection,
+            closers=self._host.closers,
+        )
+
+    def _ask(self, begin: Begin) -> None:
+        host, number = self._host, begin.number
+
+        async def ask() -> None:
+            await asyncio.sleep(begin.after_us / 1e6)
+            asked_at = int(host.loop.time() * 1_000_000)
+            try:
+                tool, told = self._performed(begin.tool), self._told(begin, None)
+                outcome = await reconcile(tool, begin.args, told, threads=host.threads, grace_s=host.settings.cancel_grace_s)
+            except Exception as error:
+                outcome = Outcome.unknown(f"asking failed: {error}")
+            answered.append(HookAnswered(number, begin.attempt, outcome, asked_at))
+
+        def done(task: asyncio.Task[None]) -> None:
+            # This is a plain callback: an input enters the agent, and that must not happen inside the hook's task.
+            if self._hooks.get(number) is task:
+                del self._hooks[number]
+                if answered:
+                    self._feed(answered[0])
+
+        answered: list[HookAnswered] = []
+        task = self._hooks[number] = host.loop.create_task(ask(), name=f"reconcile {begin.tool.name}")
+        task.add_done_callback(done)
+
+    def _forget_hooks(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            task = self._hooks.pop(number, None)
+            if task is not None:
+                cancel(task)
+
+    # -- appends ------------------------------------------------------------------------------------------------------
+    def _commit(self, append: CoreAppend, begin: Sequence[Begin]) -> None:
+        """Make the append durable; the attempts in `begin` start afterwards."""
+        self._begin = begin
+        stored = Append(
+            self.lease,
+            append.after_seq,
+            tuple(seal_all(self._head, append.events)),
+            append.blobs,
+            append.row,
+            append.consumed,
+            append.left,
+            append.charge,
+            self._host.clock.now(),
+        )
+        # Set this when the append is first sent, not at each retry: the first send may be written at once, although
+        # its answer is lost until the end of an outage.
+        self._sent_s = time.monotonic()
+        if append.transaction is None:
+            self._send(stored)
+        else:
+            self._host.transact(stored, partial(self._transact, append, stored), partial(self._transacted, stored))
+
+    def _send(self, append: Append) -> None:
+        host = self._host
+        if not host.commits_here or host.group.under_way:
+            host.commit(append, partial(self._answered, append))
+            return
+        try:
+            said: Appended | Exception = host.store.append([append])[0]
+        except Exception as error:
+            said = error
+        self._answered(append, said)
+
+    def _send_again(self, append: Append) -> None:
+        # `at` is the time of this send, not the time of the events: an approval may have expired in between.
+        self._send(structs.replace(append, at=self._host.clock.now()))
+
+    def _answered(self, append: Append, said: Appended | Exception) -> None:
+        if self.over:
+            return
+        match said:
+            case StoreUnavailable():
+                self._try_again(said, partial(self._send_again, append))
+            case Exception():
+                self._host.broke(self, said)
+            case Refused(why):
+                self._refused(append, why)
+            case _:
+                self._durable(append, None)
+
+    def _durable(self, append: Append, result: Sealed | None) -> None:
+        """Continue after a durable append.
+
+        After a crash from now on, the journal has intents without results; core/decide.py settles them.
+        """
+        host = self._host
+        if host.store.remote and any(self._is_unsure(self._sent_s, one.covered_s) for one in self._begin):
+            self._make_sure(append, result)
+        else:
+            self._begin_what_is_durable(append, result)
+
+    def _make_sure(self, append: Append, result: Sealed | None) -> None:
+        """Ask the store whether this worker still holds the run, before any attempt begins.
+
+        The drive waits for the answer.
+
+        The append may have been written long ago, and its answer comes only now, after an outage. In between, another
+        worker may have taken the run over and made the calls.
+        """
+
+        def looked(held_s: float | Exception | None) -> None:
+            if not self.over:
+                self._sent_s = held_s if isinstance(held_s, float) else self._sent_s
+                self._begin_what_is_durable(append, result)
+
+        self._host.consult(self._held_now, looked)
+
+    def _held_now(self) -> float | None:
+        """Send a heartbeat, and ask the store whether this worker holds the run.
+
+        Returns the time of the heartbeat. None: this worker does not hold the run.
+        """
+        lease, asked_s = self.lease, self._host.beat()
+        row = self._host.store.get(lease.run_id)
+        return asked_s if row is not None and (row.holder, row.epoch) == (lease.worker, lease.epoch) else None
+
+    def _begin_what_is_durable(self, append: Append, result: Sealed | None) -> None:
+        host = self._host
+        sealed = append.events if result is None else (*append.events, result)
+        if sealed:
+            self._head = sealed[-1].hash
+        self._failures = 0
+        if append.charge is not None:
+            host.questions.committed(self._core.budgets, append.charge)
+        begin, self._begin = self._begin, ()
+        stepping, self._stepping = self._stepping, True
+        try:
+            if host.observers or not _PLAIN.issuperset([type(one.event.body) for one in sealed]):
+                host.committed(self.run_id, sealed)
+            sent_s = self._sent_s
+            in_doubt = False
+            for one in begin:
+                in_doubt = in_doubt or self._is_unsure(sent_s, one.covered_s)
+            core = self._core
+            begun = bool(begin) and not in_doubt and (core.closing is None or core.may_begin)
+            self._inputs.append(AppendCommitted(begun, in_doubt, None if result is None else result.event))
+            if begun:
+                for one in begin:
+                    if self.over:
+                        break  # the first step of a tool has called `app.abort()`: no further effect begins
+                    # If an attempt has to wait for a thread, it checks the lease again when it has a thread.
+                    waits = one.tool.isolate or not one.tool.is_async
+                    self._start(one, partial(self._is_too_late, sent_s, one.covered_s) if waits else None)
+        except Exception as error:
+            host.broke(self, error)
+        except BaseException:
+            self.abort()
+            raise
+        finally:
+            self._stepping = stepping
+        if not stepping:
+            self._work()
+
+    def _is_too_late(self, sent_s: float, covered_s: float) -> bool:
+        """May another worker have the run by now, because this process slept for longer than its lease?
+
+        Call this from any thread.
+        """
+        if not self._is_unsure(sent_s, covered_s):
+            return False
+        if not self._host.store.remote:
+            return True
+        try:
+            held_s = self._held_now()
+        except StoreError:
+            return True
+        return held_s is None or self._is_unsure(held_s, covered_s)
+
+    def _is_unsure(self, then_s: float, covered_s: float) -> bool:
+        """May another worker have taken the run over since `then_s`, and believe the answer "not found" too early?
+
+        This worker held the run at `then_s`. The danger: the other worker's reconcile hook finds nothing, and the
+        attempt of this worker begins after that. A worker that takes a run over waits for the time `settle` before it
+        believes "not found". So an attempt that begins within that time after the takeover is safe. Most of `settle`
+        is the delay of the service itself, so only the margin `covered_s` may be used here.
+        """
+        return time.monotonic() - then_s > covered_s and not self._host.has_held_since(then_s)
+
+    def _refused(self, append: Append, why: str) -> None:
+        """Find out why the append was refused. Until then the append counts as under way, and the drive waits."""
+        store, lease = self._host.store, self.lease
+
+        def looked(found: tuple[RunRow | None, Sequence[InboxRow]] | Exception) -> None:
+            row, post = (None, ()) if isinstance(found, Exception) else found
+            ours = row is not None and (row.holder, row.epoch, row.seq) == (lease.worker, lease.epoch, append.expected_seq)
+            if not self.over:
+                self._feed(AppendRefused(why, ours, post))
+
+        self._host.consult(lambda: (store.get(self.run_id), store.unread(self.run_id)), looked)
+
+    def _try_again(self, error: Exception, again: Callable[[], None]) -> None:
+        """Call `again` later, because the append was not acknowledged. Its events are still in memory."""
+        self._failures += 1
+        delay_s = min(0.1 * 2**self._failures, 5.0)
+        # Log the first failure, and then about twice a minute: with one line per retry, the rest of the log would be
+        # hard to find.
+        level = logging.ERROR if self._failures % 6 == 1 else logging.DEBUG
+        log.log(level, "run %s: cannot write the journal: %s; nothing is lost, trying again in %.1f s", self.run_id, error, delay_s)
+        self._again = self._host.loop.call_later(delay_s, again)
+
+    # -- effect="transaction" -----------------------------------------------------------------------------------------
+    def _transact(self, append: CoreAppend, head: Append, connection: Any) -> tuple[Append, Sealed]:
+        """Perform the effect and append its result right after `head`.
+
+        This runs on a thread, inside the store's transaction.
+        """
+        transaction = append.transaction
+        assert transaction is not None
+        begin = transaction.begin
+        told = self._told(begin, begin.tool.timeout_s, connection)
+        payload, blob = codec.pack(self._perform_in_time(begin, told), self._host.settings.inline_bytes)
+        usage = transaction.estimate if told.usage is None else told.usage
+        before, seq = (head.events[-1].hash, head.events[-1].event.seq) if head.events else (self._head, head.expected_seq)
+        body = ToolCallCompleted(result=payload, attempt=begin.attempt, usage=usage)
+        event = Event(seq + 1, transaction.event_id, self._host.clock.now(), self.lease.epoch, begin.number, transaction.cause, body)
+        charge = None
+        if transaction.metered:
+            charge = Charge(-transaction.reserved, amounts_of(usage, busy_us=max(event.ts - transaction.started_at, 0)))
+        sealed = seal(before, event)
+        return Append(self.lease, seq, (sealed,), () if blob is None else (blob,), charge=charge), sealed
+
+    def _perform_in_time(self, begin: Begin, told: Call) -> bytes:
+        """The tool's result. If the tool raises, or returns after its timeout, the transaction is rolled back."""
+        timeout_s, begun_s = begin.tool.timeout_s, time.monotonic()
+        try:
+            result = perform_in_transaction(self._performed(begin.tool), begin.args, told)
+            if timeout_s is not None and time.monotonic() - begun_s > timeout_s:
+                raise TimeoutError(f"tool {begin.tool.name} took longer than {timeout_s:g} s; its transaction was rolled back")
+        except BaseException as error:
+            # Wrap the exception, so that an exception of the tool is never treated as a failure of the store.
+            raise ToolRaised(error) from None
+        return result
+
+    def _transacted(self, head: Append, said: tuple[Appended, Any] | Exception) -> None:
+        if self.over:
+            return
+        match said:
+            case StoreUnavailable():
+                # Nothing was written. The core is told that the call has not happened, and plans the call again.
+                self._try_again(said, partial(self._feed, RolledBack()))
+            case ToolRaised():
+                self._feed(RolledBack(describe(said.error)))
+            case Exception():
+                self._feed(RolledBack(describe(said)))
+            case (Refused(why), _):
+                self._refused(head, why)
+            case (_, sealed):
+                self._durable(head, sealed)
+
+    # -- requests of the core about approvals, children and rate limits -----------------------------------------------
+    def _settle(self, settle: Settle) -> None:
+        """Expire or withdraw an approval.
+
+        A person may vote at the same time: the store decides, and the result arrives in the inbox.
+        """
+
+        def done(error: Exception | None) -> None:
+            match error:
+                case None | RunEnded():
+                    return  # the result arrives in the inbox
+                case Conflict() | NotFound() | StoreError():
+                    # Either a vote was faster, and the vote arrives in the inbox. Or the clock was set back, the
+                    # request itself is not durable yet, or the store is busy: then the core tries again.
+                    log.info("approval %s: %s", settle.approval, error)
+                    self._feed_soon(NotSettled(settle.number))
+                case _:
+                    if not self.over:
+                        self._host.broke(self, error)
+
+        self._host.decide(settle.approval, settle.how, done)
+
+    def _cancel_child(self, child: CancelChild) -> None:
+        def done(error: Exception | None) -> None:
+            if error is not None and not self.over:
+                log.error("run %s: its child cannot be cancelled yet: %s; trying again", self.run_id, error)
+                self._host.loop.call_later(_AGAIN_S, self._cancel_child, child)
+
+        if not self.over:
+            self._host.cancel_run(child.run_id, f"run {self.run_id}", child.reason, done)
+
+    def _hold_back(self, rate: Rate, until: int) -> None:
+        """The service refuses requests before `until`: make every run that uses this rate limit wait until then."""
+        assert rate.key is not None
+        if self._host.transacting:
+            # A tool's transaction has the write lock, and the loop must not wait for the lock. Before the transaction
+            # ends, no run can get a place under a rate limit either.
+            self._host.loop.call_later(_BUSY_S, self._hold_back, rate, until)
+            return
+        key, questions, teller = rate.key, self._host.questions, object()
+
+        def done(error: Exception | None) -> None:
+            if error is not None:
+                log.error("rate limit %s: the pause that its service asked for cannot be stored for other runs: %s", key, error)
+            questions.end_turn(teller)
+
+        # Use the same queue as the questions: then a question for a place that comes after the refusal is answered
+        # after the pause is stored.
+        questions.ask(teller, partial(self._host.consult, lambda: self._host.store.hold_back(key, until), done))

@@ -1,0 +1,445 @@
+"""The local engine: a store and a worker in this process. The worker begins when this process drives its first run.
+
+`Starts` creates all runs that are started in the same iteration of the loop in one commit. So a caller that starts a
+thousand runs together (`asyncio.gather`) waits for a few disk syncs, not for a thousand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Self, TypeVar
+
+from perdure import shell
+from perdure.agent import Agent
+from perdure.core.approval import Vote
+from perdure.core.codec import Payload
+from perdure.core.events import (
+    AnyBody,
+    Event,
+    RunAdopted,
+    RunCancelled,
+    RunPaused,
+    RunRequeued,
+    RunSucceeded,
+    RunUnpaused,
+    SignalReceived,
+    ToolCallResolved,
+)
+from perdure.core.state import RunState, fold
+from perdure.core.transitions import Reached, is_news
+from perdure.engine.api import Reading, RunResult, no_such_run
+from perdure.engine.clock import Clock
+from perdure.engine.local.attempts import is_inside_call
+from perdure.engine.local.sandbox import refuse_app
+from perdure.engine.local.worker import Observer, Worker
+from perdure.engine.threads import ReadingThreads
+from perdure.errors import AlreadyRunning, Conflict, InvalidInput, StoreUnavailable, UnknownAgent
+from perdure.settings import Settings
+from perdure.store.api import FINISHED, ApprovalRow, JournalStore, NewRun, RunRow, Served, Status, Store
+from perdure.store.open import is_postgres, open_store
+
+Created = tuple[RunRow, bool]
+
+
+class Starts:
+    """Creates runs in shared commits. It is used only on the loop's own thread, and only with a local store."""
+
+    def __init__(self, store: Callable[[], JournalStore]) -> None:
+        self._store = store
+        self._waiting: list[tuple[NewRun, asyncio.Future[Created]]] = []
+
+    async def create(self, new: NewRun) -> Created:
+        """Like Store.create_run. When this returns, the run is durable.
+
+        If the caller is cancelled before the commit, no run is created.
+        """
+        loop = asyncio.get_running_loop()
+        created: asyncio.Future[Created] = loop.create_future()
+        self._waiting.append((new, created))
+        if len(self._waiting) == 1:
+            loop.call_soon(self._create_all)
+        return await created
+
+    def _create_all(self) -> None:
+        waiting, self._waiting = [(new, created) for new, created in self._waiting if not created.done()], []
+        if len(waiting) > 1:
+            try:
+                answers = self._store().create_runs([new for new, _ in waiting])
+            except Exception:  # no run was created: create them one by one, since maybe only one causes the error
+                pass
+            else:
+                for (_, created), answer in zip(waiting, answers, strict=True):
+                    _tell(created, answer)
+                return
+        for new, created in waiting:
+            try:
+                _tell(created, self._store().create_run(new))
+            except Exception as error:
+                _tell(created, error)
+
+
+def _tell(created: asyncio.Future[Created], answer: Created | Exception) -> None:
+    if created.done():
+        return  # a signal handler (Ctrl-C) has cancelled this caller during the commit: answer the other callers
+    if isinstance(answer, Exception):
+        created.set_exception(answer)
+    else:
+        created.set_result(answer)
+
+
+# -- the engine
+
+
+log = logging.getLogger("perdure")
+T = TypeVar("T")
+
+
+class LocalEngine:
+    """The engine for runs in a SQLite file or a PostgreSQL database, which perdure's own workers drive."""
+
+    def __init__(
+        self,
+        url: str,
+        agents: Mapping[Served, Agent[Any, Any]],
+        settings: Settings,
+        clock: Clock,
+        observers: Sequence[Observer],
+        queues: Sequence[str] | None,
+    ) -> None:
+        self._url = url
+        self._agents = agents
+        self._settings = settings
+        self._clock = clock
+        self._observers = observers
+        self._queues = queues
+        self._lease_us = round(settings.lease_s * 1e6)
+        self._store: Store | None = None
+        self._starts = Starts(lambda: self.store)
+        self._worker: Worker | None = None
+        self._asking = ReadingThreads()
+        self._opening = asyncio.Lock()
+        self._works: list[asyncio.Event] = []  # the stop event of each `work` under way
+        self._ends_next = False  # `drain` was called while no `work` was under way: the next `work` ends at once
+
+    async def __aenter__(self) -> Self:
+        self._asking = ReadingThreads()
+        try:
+            self._store = await self._open()
+        except BaseException:
+            self._asking.close()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        try:
+            self.abort()
+            async with self._opening:  # wait, if a new worker is just replacing another: the new one must end too
+                if self._worker is not None:
+                    await self._worker.__aexit__(*exc)
+        finally:
+            self._worker = None
+            if self._store is not None:
+                store, self._store = self._store, None
+                try:
+                    await self._asking.ask(store.close) if store.remote else store.close()
+                finally:
+                    self._asking.close()
+
+    async def _open(self) -> Store:
+        refuse_app()
+        options: dict[str, Any] = {"synchronous": self._settings.synchronous, "busy_s": self._settings.answer_s}
+        opening = partial(open_store, self._url, connections=self._settings.connections, **options)
+        # A remote store is opened on a thread, since the open may wait for a server that is just starting.
+        return await self._asking.ask(opening, lambda late: late.close()) if is_postgres(self._url) else opening()
+
+    @property
+    def reading(self) -> Reading:
+        return self.store
+
+    @property
+    def store(self) -> Store:
+        refuse_app()
+        if self._store is None:
+            raise InvalidInput("the app is not open: use it in an `async with Perdure(…) as app:` block")
+        return self._store
+
+    async def _ask(self, question: Callable[[], T]) -> T:
+        """The store's answer, without blocking the loop for long.
+
+        A local store is asked on this thread, which is fastest. A remote store is asked on another thread, because it
+        may be slow.
+        """
+        return await self._asking.ask(question) if self.store.remote else question()
+
+    async def _write(self, work: Callable[[], T]) -> T:
+        """Like `_ask`. While a tool's transaction has the write lock, which may take long, always use a thread."""
+        return await self._asking.ask(work) if self._is_locked else await self._ask(work)
+
+    @property
+    def _is_locked(self) -> bool:
+        return self._worker is not None and self._worker.transacting
+
+    # -- runs, from outside -------------------------------------------------------------------------------------------
+    async def start(self, new: NewRun) -> tuple[RunRow, bool]:
+        if self.store.remote or self._is_locked:
+            return await self._write(lambda: self.store.create_run(new))
+        return await self._starts.create(new)
+
+    async def post(
+        self, run_id: str, body: AnyBody, *, call: int | None = None, seen: int | None = None, tenant: str | None = None
+    ) -> None:
+        event_id = self._clock.new_id()
+
+        def expect(row: RunRow) -> None:
+            if tenant not in (None, row.tenant):
+                raise no_such_run(run_id)
+            if seen is not None and row.holder is None and row.seq != seen:
+                raise _moved_on(row, seen)
+            if not is_news(self._reached(row, body), body):
+                raise _AskedBefore
+
+        def deliver() -> None:
+            if tenant is not None and (row := self.store.get(run_id)) is not None and row.tenant != tenant:
+                # Check the tenant first: otherwise RunEnded would tell the caller that another tenant has a run with
+                # this id.
+                raise no_such_run(run_id)
+            status: Status | None = "cancelling" if isinstance(body, _GO_ON) and self._state(run_id).cancel else None
+            # A signal is news to every unfinished run, so nothing about the run has to be checked before the post.
+            expected = None if isinstance(body, SignalReceived) and tenant is None and seen is None else expect
+            self.store.post(run_id, call, body, event_id=event_id, now=self._clock.now(), status=status, expect=expected)
+
+        try:
+            await self._write(deliver)
+        except _AskedBefore:
+            pass  # a repeated request changes nothing
+
+    async def vote(self, approval: str, vote: Vote, *, tenant: str | None = None) -> ApprovalRow:
+        event_id = self._clock.new_id()
+        return await self._write(lambda: self.store.decide(approval, vote, event_id=event_id, now=self._clock.now(), tenant=tenant))
+
+    async def end(self, run_id: str, body: RunCancelled, *, seen: int | None = None) -> None:
+        event_id = self._clock.new_id()
+
+        def expect(row: RunRow) -> None:
+            if seen is not None and row.seq != seen:
+                raise _moved_on(row, seen)
+
+        await self._write(lambda: self.store.end(run_id, body, event_id=event_id, now=self._clock.now(), expect=expect))
+
+    def _reached(self, row: RunRow, body: AnyBody) -> Reached:
+        """The facts about the run that `is_news` needs.
+
+        Only the facts that the body needs are read, because this runs inside a transaction.
+        """
+        held = row.holder is not None
+        driven = held and isinstance(body, RunAdopted) and row.holder in self._alive()
+        pausing = held and isinstance(body, RunUnpaused) and self._is_pausing(row)
+        return Reached(row.run_id, row.status, row.version, driven=driven, pausing=pausing)
+
+    def _alive(self) -> set[str]:
+        return {worker.worker for worker in self.store.workers(self._clock.now(), self._lease_us) if worker.alive}
+
+    def _is_pausing(self, row: RunRow) -> bool:
+        """Was the run asked to pause, and has not paused yet, because its attempts end first?"""
+        on_its_way = any(post.run_id == row.run_id and isinstance(post.body, RunPaused) for post in self.store.inbox(str(row.holder)))
+        return on_its_way or self._state(row.run_id).paused is not None
+
+    def _state(self, run_id: str) -> RunState:
+        if self.store.get(run_id) is None:
+            raise no_such_run(run_id)
+        return fold(self.store.read(run_id))
+
+    # -- driving runs here --------------------------------------------------------------------------------------------
+    async def drive(
+        self, run_id: str, *, wait: bool = True, stop: asyncio.Event | None = None, agents: Sequence[Agent[Any, Any]] | None = None
+    ) -> RunRow:
+        if agents is not None:
+            async with Worker(self.store, agents, self._settings, self._clock, self._observers) as own:
+                return await own.drive_one(run_id, wait=wait, stop=stop)
+        if is_inside_call() and self._worker is not None and self._worker.draining:
+            # A new worker would begin only after the drain, and the drain waits for this very tool: a deadlock.
+            worker = self._worker
+        else:
+            worker = await self._working()
+        return await worker.drive_one(run_id, wait=wait, stop=stop)
+
+    async def work(self, *, stop: asyncio.Event | None = None) -> None:
+        """Serve until `stop` is set or the engine is drained.
+
+        If there are several calls at a time, each has its own `stop`, and the last call that ends releases the runs.
+
+        After that, `work` can be called again.
+        """
+        ended = asyncio.Event()
+        if self._ends_next:
+            ended.set()
+        self._ends_next = False
+        self._works.append(ended)
+        try:
+            worker = await self._working()
+            await worker.serve(*([ended] if stop is None else [ended, stop]))
+        finally:
+            self._works.remove(ended)
+
+    def drain(self) -> None:
+        self._ends_next = not self._works
+        for ended in self._works:
+            ended.set()
+
+    def abort(self) -> None:
+        if self._worker is not None:
+            self._worker.abort()
+
+    async def _working(self) -> Worker:
+        """The worker. After a drain it is a new worker, which does not get runs that the old worker still holds."""
+        refuse_app()
+        async with self._opening:
+            if self._draining and self._worker is not None:
+                await self._worker.until_drained()
+                drained, self._worker = self._worker, None
+                await drained.__aexit__()
+            if self._worker is None:
+                if not self._agents:
+                    raise UnknownAgent("no agents to drive: pass them, Perdure(url, agents=[…])")
+                self._worker = await self._new_worker().__aenter__()
+            return self._worker
+
+    def _new_worker(self) -> Worker:
+        return Worker(self.store, self._agents.values(), self._settings, self._clock, self._observers, self._queues)
+
+    @property
+    def _draining(self) -> bool:
+        return self._worker is not None and self._worker.draining
+
+    def _may_drive(self, before: Worker | None) -> bool:
+        """May a caller that waits for a run drive the run in this process?
+
+        A caller that was already waiting when a drain began must not claim again a run that the drain releases. A
+        caller that came later may claim it, after the drain. For such a caller, `before` is the draining worker.
+        """
+        return not self._draining or (self._worker is before and before is not None and before.drained)
+
+    # -- waiting for runs ---------------------------------------------------------------------------------------------
+    async def result(self, run_id: str) -> RunResult:
+        row = await self._until_rest(run_id)
+        if row.status != "succeeded":
+            return RunResult(row)
+        body = (await self._patiently(run_id, lambda: self.store.read(run_id, row.seq - 1)))[-1].body
+        assert isinstance(body, RunSucceeded)
+        return RunResult(row, await self._patiently(run_id, lambda: self._load(body.output)))
+
+    async def follow(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
+        since = asyncio.get_running_loop().time()
+        row = await self._ask(lambda: self._row(run_id))
+        while True:
+            for event in await self._patiently(run_id, partial(self.store.read, run_id, after)):
+                after, since = event.seq, asyncio.get_running_loop().time()
+                yield event
+            if row.status in FINISHED and after >= row.seq:
+                return
+            await self._change(0.5, since=since)
+            row = await self._patiently(run_id, lambda: self._row(run_id))
+
+    async def _until_rest(self, run_id: str) -> RunRow:
+        """Wait until the run has ended, or until the run, or a child for which it waits, needs a person.
+
+        If the run is ready, or its worker has died, the run is driven in this process.
+        """
+        began = asyncio.get_running_loop().time()
+        drained = self._worker if self._draining else None
+        row = await self._ask(lambda: self._row(run_id))
+        while True:
+            if row.status in FINISHED or (row.status == "needs_attention" and row.ready_at is None):
+                return row
+            if row.status == "waiting" and (stuck := await self._stuck_child(run_id)) is not None:
+                return stuck
+            now = self._clock.now()
+            ready = row.holder is not None or (row.ready_at is not None and row.ready_at <= now) or await self._has_work(run_id)
+            if Served(row.agent, row.version) in self._agents and ready and self._may_drive(drained):
+                try:
+                    worker = await self._working()
+                    row = await worker.drive_one(run_id, wait=True, by_turn=True)
+                    if row.status not in FINISHED:
+                        row = await self._patiently(run_id, lambda: self._row(run_id))
+                    # If the worker drains, drive_one returns at once: an immediate retry would block the drain.
+                    if not worker.draining:
+                        continue
+                except (AlreadyRunning, Conflict):
+                    pass  # another live worker holds the run, or was faster: wait for that worker
+                except StoreUnavailable as error:
+                    if not self.store.remote:
+                        raise
+                    log.warning("run %s: cannot be driven here: %s; trying again", run_id, error)
+            # If the run is ready in less than 1 s, wait until then. If the run is ready but cannot be claimed, wait
+            # the full second, or this would be a busy loop.
+            left_s = 0.0 if row.ready_at is None else (row.ready_at - self._clock.now()) / 1e6
+            await self._change(min(max(left_s, 0.005), 1.0) if left_s > 0 else 1.0, since=began, due=row.ready_at if left_s > 0 else None)
+            row = await self._patiently(run_id, lambda: self._row(run_id))
+
+    async def _patiently(self, run_id: str, question: Callable[[], T]) -> T:
+        """The store's answer. During an outage of the database, ask again and again.
+
+        The run continues in another process, or will continue after the outage.
+        """
+        while True:
+            try:
+                return await self._ask(question)
+            except StoreUnavailable as error:
+                log.warning("run %s: cannot look how it is: %s; trying again", run_id, error)
+                await asyncio.sleep(0.5)
+
+    async def _stuck_child(self, run_id: str) -> RunRow | None:
+        """A child that needs a person, if no run of the family can continue by itself. Else None."""
+        family = await self._patiently(run_id, lambda: self.store.family(run_id))
+        moving = any(row.holder is not None or row.ready_at is not None or row.status == "waiting_approval" for row in family)
+        return None if moving else next((row for row in family if row.status == "needs_attention"), None)
+
+    async def _has_work(self, run_id: str) -> bool:
+        """Is a run below this run ready and not held?"""
+        now = self._clock.now()
+        family = await self._patiently(run_id, lambda: self.store.family(run_id))
+        return any(row.holder is None and row.ready_at is not None and row.ready_at <= now for row in family)
+
+    async def _change(self, at_most_s: float, *, since: float, due: int | None = None) -> None:
+        """Wait until something may have been committed, or the time `due` has come, at most `at_most_s` seconds.
+
+        It polls often at first, and less often after a longer wait. So an answer is late by 2 % of the wait, or by 5 %
+        if each poll is a question to a server.
+        """
+        loop, store = asyncio.get_running_loop(), self.store
+        share, shortest_s = (20, 0.01) if store.remote else (50, 0.005)
+        version, until = store.version(), loop.time() + at_most_s
+        while store.version() == version and (now := loop.time()) < until:
+            # Poll: the bell does not ring for every commit.
+            if due is not None and due <= self._clock.now():
+                return  # this may come sooner than `until`, because the clock may jump
+            await asyncio.sleep(min(max((now - since) / share, shortest_s), self._settings.poll_s))
+            if store.remote:
+                return  # a remote store's version does not change at every commit of another process: the caller looks
+
+    def _row(self, run_id: str) -> RunRow:
+        row = self.store.get(run_id)
+        if row is None:
+            raise no_such_run(run_id, self.store)
+        return row
+
+    def _load(self, payload: Payload) -> bytes:
+        inline = payload.inline
+        return self.store.blob(str(payload.blob)) if inline is None else inline
+
+
+# After these events a run continues. If the run was cancelled, it continues with the status "cancelling".
+_GO_ON = (RunRequeued, RunUnpaused, ToolCallResolved)
+
+
+class _AskedBefore(Exception):
+    """The request repeats an earlier request."""
+
+
+def _moved_on(row: RunRow, seen: int) -> Conflict:
+    return Conflict(
+        f"run {row.run_id} has moved on meanwhile (event {row.seq}, not {seen}); look again: {shell.command('why', row.run_id)}"
+    )

@@ -1,0 +1,312 @@
+"""What to type next: the commands that make sense for a run. Each is complete, quoted for a shell, and explained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from perdure import shell
+from perdure.core.identity import undone_by
+from perdure.core.prompt_deltas import is_request
+from perdure.core.state import RunState
+from perdure.core.taken_back import taken_back
+from perdure.inspect.text import amount, clip, people, plural
+from perdure.inspect.why.calls import CallInDoubt, topics
+from perdure.inspect.why.context import Scene, Shortage, Undoing
+from perdure.inspect.why.waiting import Asked, Child, child_in_short
+from perdure.store.api import FINISHED, RunRow
+
+EDIT_CHARS = 100
+
+
+class AdviceStep(Struct, frozen=True):
+    command: str
+    does: str
+
+
+class Orders:
+    """Makes the commands about one run, each with the words that say what the command does."""
+
+    def __init__(self, row: RunRow, options: str, code: str | None, *, cancelled: bool) -> None:
+        self.run = row.run_id
+        self.row = row
+        self.agent = row.agent
+        self.options = options
+        self.target = row.target or f"FILE.py:{row.agent.removesuffix('.undo')}"
+        self.cancelled = cancelled
+        if code is None:
+            code = "" if row.target else shell.quote(self.target)
+        self.code = f" {code}".rstrip()  # the words after the run id, for verbs that need the code; already quoted
+        self.undone = undone_by(row.run_id)  # not None if this run is an undo, which only `perdure undo` drives
+
+    def _perdure(self, verb: str, *words: str, more: str = "") -> str:
+        """The command line. `words` are quoted for the shell; `more` is appended unchanged."""
+        return f"{shell.command(verb, *words)}{more}{self.options}"
+
+    def _resume(self) -> str:
+        verb, run_id = ("resume", self.run) if self.undone is None else ("undo", self.undone)
+        return self._perdure(verb, run_id, more=self.code)
+
+    # -- what needs a person ------------------------------------------------------------------------------------------
+    def decide(self, one: Asked) -> list[AdviceStep]:
+        """The commands to approve, to approve with other values (if the approval allows edits), and to reject."""
+        what = f"exactly this is {'made' if one.tool else 'approved'} (digest {one.digest[:12]}): {clip(one.asked, 200)}"
+        yes = f"say yes, as {people(tuple(one.by))}: {what}" if one.by else f"say yes: {what}"
+        refused = f"{clip(one.action, 60)} is not made" if one.tool else "it is not approved"
+        steps = [
+            AdviceStep(self._perdure("approve", one.approval), yes),
+            AdviceStep(self._perdure("reject", one.approval, more=" --reason 'TEXT'"), f"say no: {refused}, and the agent sees the reason"),
+        ]
+        if one.editable:
+            edit = AdviceStep(
+                self._perdure("approve", one.approval, more=f" --edit {_to_fill_in(one)}"), f"say yes with other values: {_as_it_is(one)}"
+            )
+            steps.insert(1, edit)
+        return steps
+
+    def approvals(self, count: int) -> AdviceStep:
+        return AdviceStep(self._perdure("approvals", more=f" --run {shell.quote(self.run)}"), f"all {count:,} approvals that it waits for")
+
+    def signal(self, topic: str) -> AdviceStep:
+        return AdviceStep(self._perdure("signal", self.run, topic, more=" 'JSON'"), f"hand it what it waits for on {topic!r}")
+
+    def why(self, child: Child) -> AdviceStep:
+        return AdviceStep(self._perdure("why", child.run_id), f"{child_in_short(child)}; that page has what to type")
+
+    def settle(self, call: int, too_early: str | None) -> list[AdviceStep]:
+        """The commands for the three answers about a call in doubt.
+
+        `too_early` is the reason why `--did-not-happen` is refused for now; None if it is not refused.
+        """
+        if self.cancelled:
+            # In a cancelled run, the agent no longer waits for the result of the call.
+            happened = f"call {call} did happen: this JSON is recorded as its result, and the run goes on to its end"
+            did_not = f"call {call} did not happen: it is NOT performed again, because the run is being cancelled"
+            fail = f"leave it: call {call} is recorded as failed with this text"
+        else:
+            happened = f"call {call} did happen: the agent gets this JSON as its result"
+            did_not = f"call {call} did not happen: it is performed again, with the same key"
+            fail = f"leave it: the agent gets a ToolFailed for call {call} with this text"
+        if too_early is not None:
+            did_not += f"; refused while {too_early}, unless you add --final: the service has ruled it out"
+        return [
+            AdviceStep(self._perdure("resolve", self.run, str(call), more=" --happened 'JSON'"), happened),
+            AdviceStep(self._perdure("resolve", self.run, str(call), more=" --did-not-happen"), did_not),
+            AdviceStep(self._perdure("resolve", self.run, str(call), more=" --fail 'TEXT'"), fail),
+        ]
+
+    # -- driving the run on -------------------------------------------------------------------------------------------
+    def go_on(self, *, served: bool, then: bool = False, settling: bool = False) -> list[AdviceStep]:
+        first, last = "then " if then else "", "; that may settle what is in doubt by itself" if settling else ""
+        resume = AdviceStep(self._resume(), f"{first}drive the run here until it rests{last}")
+        worker = AdviceStep(self._perdure("worker", self.target), f"{first}serve every run of {self.agent}, this one too")
+        return [resume] if served or self.undone is not None else [resume, worker]
+
+    def another_version(self, version: str) -> list[AdviceStep]:
+        """The commands for a run whose version no live worker serves."""
+        if self.undone is not None:
+            return self.go_on(served=False)
+        # If the run is from a plan file, its journal has the plan. So only the code of the tools can be replaced.
+        is_file = self.row.target is not None and " --tools " in self.row.target
+        new = f" {shell.quote(f'NEW_FILE.py:{self.agent}')}" if not is_file else " PLAN.toml --tools NEW_FILE.py"
+        adopt = "let the code in that file go on with it, which is recorded; replay it first"
+        return [
+            AdviceStep(self._perdure("worker", self.target), f"serve it, with the code of {self.agent} as it was in version {version}"),
+            # Do not suggest the recorded target: it names the file of the old code. The new code may be elsewhere.
+            AdviceStep(
+                self._perdure("resume", self.run, more=f"{new} --adopt"),
+                f"or, if the plan is the same and only its tools have changed, {adopt}" if is_file else f"or {adopt}",
+            ),
+            AdviceStep(
+                self._perdure("replay", self.run, more=new), "see whether the code in that file, of another version, still does the same"
+            ),
+        ]
+
+    def unpause(self, does: str) -> AdviceStep:
+        return AdviceStep(self._perdure("unpause", self.run), does)
+
+    def top_up(self, short: Shortage) -> list[AdviceStep]:
+        """The commands for a run that stopped because a budget is used up."""
+        add = AdviceStep(self._perdure("unpause", self.run, more=_add_n(short)), _adding(short))
+        return [add] if short.least else [self.unpause("let it go on: there is room in the budget again"), add]
+
+    def top_up_below(self, short: Shortage) -> AdviceStep:
+        """The command for children that this budget stopped. The command names the run that owns the budget."""
+        return AdviceStep(self._perdure("unpause", short.budget_of, more=_add_n(short)), _adding(short))
+
+    def budgets(self) -> AdviceStep:
+        return AdviceStep(self._perdure("show", self.run), "see what it has been used for")
+
+    def attend(self, state: RunState) -> list[AdviceStep]:
+        """The commands for a run that needs attention, if the reason is neither a call in doubt nor a budget."""
+        reason = state.attention.reason if state.attention else "error"
+        look = AdviceStep(self._perdure("replay", self.run, self.target), "check the journal against the code, without performing anything")
+        again = AdviceStep(self._resume(), "try again here; it stops at the same place if nothing has changed")
+        last = AdviceStep(self._perdure("events", self.run), "see what it did last")
+        if self.undone is not None:
+            return [last, again]
+        match reason:
+            case "diverged":
+                began = state.created.version if state.created else "?"
+                which = f"that it began with (version {began})"
+                if state.version != began:
+                    which = f"of version {state.version}, which goes on with it since (it began with version {began})"
+                back = f"put the code back {which}, or code that asks for the same, then this goes on"
+                return [look, AdviceStep(again.command, back)]
+            case "poison":
+                return [AdviceStep(again.command, "drive it alone in this process, where its death harms no other run and can be watched")]
+            case "stuck":
+                return [look, last, again]
+            case "circling":
+                return [last, self.unpause("let it go on; what counts as a circle is counted anew")]
+            case _:
+                return [again, AdviceStep(self._perdure("verify", self.run), "check that the journal itself is sound")]
+
+    # -- watching, cancelling, and after the end ----------------------------------------------------------------------
+    def follow(self) -> AdviceStep:
+        return AdviceStep(self._perdure("events", self.run, more=" --follow"), "watch it; nothing needs to be done")
+
+    def nothing(self) -> AdviceStep:
+        return AdviceStep(self._perdure("show", self.run), "look at its calls; nothing needs to be done before what it waits for")
+
+    def cancel(self) -> AdviceStep:
+        return AdviceStep(self._perdure("cancel", self.run), "stop it: the agent is told, effects that have happened stay")
+
+    def force(self) -> AdviceStep:
+        return AdviceStep(
+            self._perdure("cancel", self.run, more=" --force"), "end it without its agent, if that cannot clean up: what is open stays so"
+        )
+
+    def after_the_end(self, state: RunState, undoing: Undoing | None, undone: Mapping[int, int]) -> list[AdviceStep]:
+        """The commands for a run that has ended.
+
+        `undone` maps each call that the run itself has undone to the call that undid it. These calls are not counted.
+        """
+        steps = [AdviceStep(self._perdure("show", self.run), "every call with its result")]
+        if state.status == "failed":
+            steps.append(AdviceStep(self._perdure("trace", self.run, str(state.seq)), "how it came to the failure"))
+        if undoing is not None:
+            return [*steps, AdviceStep(self._perdure("why", undoing.run_id), f"{undoing.words}; that page has how far it came")]
+        if state.status == "succeeded" or self.undone is not None or self.row.parent is not None:
+            return steps
+        settled = {*undone, *undone.values()}
+        effects = sum(
+            call.phase == "completed" and call.effect != "read" and not is_request(call.args) and call.number not in settled
+            for call in state.calls.values()
+        )
+        if effects or state.children:
+            what = plural(effects, "call") + (", and what its children did" if state.children else "")
+            does = f"take back what it has changed ({what}), where its tools say how; with --dry-run only see what that would be"
+            steps.append(AdviceStep(self._perdure("undo", self.run, more=self.code), does))
+        return steps if state.status != "failed" else [*steps, self._again()]
+
+    def _again(self) -> AdviceStep:
+        row = self.row
+        who = (f" --tenant {shell.quote(row.tenant)}" if row.tenant != "default" else "") + (
+            f" --actor {shell.quote(row.actor)}" if row.actor else ""
+        )
+        does = "what has ended stays so: begin anew, under another id; what this run did is done again then"
+        return AdviceStep(self._perdure("run", self.target, more=f" --input 'JSON' --id NEW_ID{who}"), does)
+
+
+def _add_n(short: Shortage) -> str:
+    return f" {shell.quote(f'--add-{short.limit.what}')} N"
+
+
+def _adding(short: Shortage) -> str:
+    least = f"it needs at least {amount(short.limit.what, short.least)}" if short.least else "there is room for a call again"
+    return f"add N to the budget of run {short.budget_of} ({least}), and let all runs go on that it stopped"
+
+
+def _to_fill_in(one: Asked) -> str:
+    """The editable fields as JSON with the word NEW for each value. Without a change it is refused: NEW is no JSON."""
+    return shell.quote("{" + ", ".join(f"{json.dumps(name)}: NEW" for name in one.editable) + "}")
+
+
+def _as_it_is(one: Asked) -> str:
+    """The editable fields with their current values."""
+    values = {name: one.input.get(name) if isinstance(one.input, dict) else None for name in one.editable}
+    return ", ".join(f"{name} is {clip(json.dumps(value, ensure_ascii=False), EDIT_CHARS)}" for name, value in values.items()) + " now"
+
+
+# -- Which commands make sense for the run
+
+
+SHOWN_EACH = 3  # at most this many approvals, children and topics get separate commands
+
+
+class OpenAdvice(Struct, frozen=True):
+    """What is open in a run and needs commands: calls in doubt, approvals, children and budgets."""
+
+    doubts: Sequence[CallInDoubt]  # the calls in doubt
+    asked: Sequence[Asked]
+    news: Sequence[Child]  # children that continue only after a person does something
+    short: Sequence[Shortage] = ()  # budgets that are used up and stopped children
+
+
+def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | None = None) -> list[AdviceStep]:
+    """The commands that make sense for the run now, the most likely command first.
+
+    `options` is added to every command, such as ` --url …`. `code` is the argument that tells `resume` where the
+    agent's code is. It is "" if `resume` finds the code without the argument, and None to take the argument from the
+    run's row.
+    """
+    row, state = scene.reading.row, scene.reading.state
+    orders = Orders(row, options, code, cancelled=state.cancel is not None)
+    if row.status in FINISHED:
+        return orders.after_the_end(state, scene.undoing, taken_back(state, scene.load))
+    stop = _stop(scene, orders)
+    add = [orders.top_up_below(short) for short in what.short if scene.short is None or scene.short.budget_of != short.budget_of]
+    people = [*_decide(what.asked, orders), *add, *_look_below(what.news, orders)]
+    settle = [step for doubt in what.doubts for step in orders.settle(doubt.call, doubt.too_early)]
+    settling = [doubt.settles_itself for doubt in what.doubts]  # may the next worker settle it without a person?
+    go_on = _go_on(scene, orders, then=bool(people), settling=any(settling))
+    if row.status == "needs_attention":
+        if settling and all(settling):
+            return [*go_on, *settle, *people, *stop]
+        if settle:
+            return [*settle, *orders.go_on(served=scene.served, then=True), *people, *stop]
+        return [*_attend(scene, orders), *people, *stop]
+    if row.status == "paused":
+        return [orders.unpause("let it go on where it stands"), *people, *stop]
+    if scene.held:
+        stay = [] if state.paused is None else [orders.unpause("let it go on after all, without standing still")]
+        return [*people, *stay, orders.follow(), *settle, *stop]
+    if row.status in ("waiting", "waiting_approval") and (row.ready_at is None or row.ready_at > scene.now):
+        return [*people, *_signals(scene, orders), *([] if people else [orders.nothing()]), *([] if scene.served else go_on), *stop]
+    return [*go_on, *people, *settle, *stop]
+
+
+def _stop(scene: Scene, orders: Orders) -> list[AdviceStep]:
+    # A second request to cancel changes nothing. Then the only other way is to end the run without its agent.
+    if scene.reading.state.cancel is None:
+        return [orders.cancel()]
+    return [] if scene.held else [orders.force()]
+
+
+def _go_on(scene: Scene, orders: Orders, *, then: bool, settling: bool) -> list[AdviceStep]:
+    if scene.missing is not None and not scene.version_served:
+        return orders.another_version(scene.reading.row.version)
+    return orders.go_on(served=scene.served, then=then, settling=settling)
+
+
+def _attend(scene: Scene, orders: Orders) -> list[AdviceStep]:
+    if scene.short is not None:
+        return [*orders.top_up(scene.short), orders.budgets()]
+    return orders.attend(scene.reading.state)
+
+
+def _decide(asked: Sequence[Asked], orders: Orders) -> list[AdviceStep]:
+    pending = [one for one in asked if one.status == "pending" and not one.expired]
+    steps = [step for one in pending[:SHOWN_EACH] for step in orders.decide(one)]
+    return steps if len(pending) <= SHOWN_EACH else [*steps, orders.approvals(len(pending))]
+
+
+def _look_below(news: Sequence[Child], orders: Orders) -> list[AdviceStep]:
+    return [orders.why(child) for child in news[:SHOWN_EACH]]
+
+
+def _signals(scene: Scene, orders: Orders) -> list[AdviceStep]:
+    return [orders.signal(topic) for topic in topics(scene)[:SHOWN_EACH]]

@@ -1,0 +1,264 @@
+"""Reads whole runs from one journal and writes them into another; also closes a journal before a move.
+
+Events are copied byte for byte, with all rows that belong to the run.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from perdure import shell
+from perdure.errors import AlreadyRunning, Conflict, StoreCorrupt, StoreError, StoreUnavailable
+from perdure.store.api import FINISHED, Family, Head, Member, Moved, RateRow, Stored, Whole
+from perdure.store.blobs import put_unused
+from perdure.store.claims import LEASE_RAN_OUT, PROVEN_DEAD, lose_runs
+from perdure.store.cursor import Cursor, Row
+from perdure.store.part import Part
+from perdure.store.queues import line_of
+
+_AGENT, _VERSION, _TENANT, _QUEUE, _PRIORITY = 1, 2, 3, 5, 19  # the positions of these columns in Whole.run
+_FEW_BLOBS = 500
+
+
+class Wholes(Part):
+    """Reads and writes runs with all rows that belong to them.
+
+    The copied rows refer to runs by run id, because a database key is valid in one database only.
+    """
+
+    def count_runs(self) -> int:
+        ((runs,),) = self._database.read("count_runs")
+        assert isinstance(runs, int)
+        return runs
+
+    def other_tables(self) -> list[str]:
+        return [str(name) for (name,) in self._database.read("other_tables")]
+
+    def families(self, after: int = 0, limit: int = 500) -> list[Family]:
+        roots = self._database.read("roots", {"after": after, "limit": limit})
+        members: dict[str, list[Member]] = defaultdict(list)
+        for root, run_id, _, seq, head, status, _ in self._database.read("families", {"roots": as_json([row[1] for row in roots])}):
+            members[root].append(Member(run_id, seq, head, finished=status in FINISHED))
+        return [Family(place, root, tuple(members[root])) for place, root in roots if root in members]
+
+    def heads(self, run_ids: Sequence[str]) -> dict[str, Head]:
+        wanted = {"run_ids": as_json(run_ids)}
+        found = {row[0]: Head(row[1], row[2], pruned=True) for row in self._database.read("pruned_heads", wanted)}
+        return found | {row[0]: Head(row[1], row[2], pruned=False) for row in self._database.read("heads", wanted)}
+
+    def wholes(self, run_ids: Sequence[str]) -> list[Whole]:
+        rows = self._database.read("whole_runs", {"run_ids": as_json(run_ids)})
+        keys = {"runs": as_json([row[0] for row in rows])}
+        beside = {name: self._beside(name, keys) for name in _BESIDE}
+        return [
+            Whole(
+                run=row[1:-1],
+                ledger_of=row[-1],
+                events=[Stored(*event) for event in beside["whole_events"][row[0]]],
+                approvals=beside["whole_approvals"][row[0]],
+                signals=beside["whole_signals"][row[0]],
+                budgets=beside["whole_budgets"][row[0]],
+                reserved=beside["whole_reserved"][row[0]],
+                inbox=beside["whole_inbox"][row[0]],
+                notices=beside["whole_notices"][row[0]],
+                blobs=[digest.hex() for (digest,) in beside["whole_blob_uses"][row[0]]],
+            )
+            for row in rows
+        ]
+
+    def _beside(self, name: str, keys: dict[str, str]) -> dict[int, list[Row]]:
+        found: dict[int, list[Row]] = defaultdict(list)
+        for row in self._database.read(name, keys):
+            found[row[0]].append(row[1:])
+        return found
+
+    def take_in(self, parts: Callable[[], Iterable[Sequence[Whole]]]) -> None:
+        """Insert all runs in one transaction. If the id of a run is taken: Conflict, and nothing is inserted."""
+        first: list[str] = []
+
+        def write(cursor: Cursor) -> None:
+            lines: dict[Row, int] = {}
+            for part in parts():
+                events: list[Row] = []
+                for whole in part:
+                    events += _insert(cursor, whole, lines)
+                    first[:1] = [whole.run_id]
+                if events:
+                    self._take_in_events(cursor, events)
+
+        self._database.write(write, lambda cursor, _: not first or cursor.one("run_key", (first[0],)) is not None)
+        self._bell.ring()
+
+    def _take_in_events(self, cursor: Cursor, events: Sequence[Row]) -> None:
+        cursor.each("insert_event", events)
+
+    def missing_blobs(self, digests: Iterable[str]) -> list[str]:
+        wanted = sorted(set(digests))
+        missing: list[str] = []
+        for start in range(0, len(wanted), _FEW_BLOBS):
+            page = wanted[start : start + _FEW_BLOBS]
+            known = {row[0].hex() for row in self._database.read("known_blobs", {"digests": as_json(page)})}
+            missing += [digest for digest in page if digest not in known]
+        return missing
+
+    def put_blobs(self, blobs: Sequence[bytes]) -> None:
+        """Store blobs that no run uses yet.
+
+        A prune does not delete these blobs, because it only looks at the blobs of the runs that it deletes.
+        """
+        self._database.write(lambda cursor: put_unused(cursor, blobs), lambda cursor, _: False)
+
+    def rates(self) -> list[RateRow]:
+        return [RateRow(*row) for row in self._database.read("rates")]
+
+    def take_in_rates(self, rates: Sequence[RateRow]) -> None:
+        """Merge rate limits: each key gets the later times, so that starts of both journals together keep the rate."""
+
+        def write(cursor: Cursor) -> None:
+            for rate in rates:
+                cursor.change("make_rate", (rate.key,))
+                due, paused_until, seen_at = cursor.all("rate_to_change", (rate.key,))[0]
+                later = {
+                    "due": max(due, rate.due),
+                    "paused_until": max(paused_until, rate.paused_until),
+                    "seen_at": max(seen_at, rate.seen_at),
+                }
+                cursor.change("book_rate", {"key": rate.key, **later})
+
+        self._database.write(write, lambda cursor, _: False)
+
+
+_BESIDE = (
+    *("whole_events", "whole_approvals", "whole_signals", "whole_budgets"),
+    *("whole_reserved", "whole_inbox", "whole_notices", "whole_blob_uses"),
+)
+
+
+def as_json(values: Iterable[Any]) -> str:
+    """A list of values as one query parameter."""
+    return msgspec.json.encode(list(values)).decode()
+
+
+def _insert(cursor: Cursor, whole: Whole, lines: dict[Row, int]) -> list[Row]:
+    """Insert the run without its events.
+
+    Returns the rows of the events, so that the caller can insert the events of many runs together.
+    """
+    run = whole.run
+    kind = (run[_AGENT], run[_VERSION], run[_QUEUE], run[_TENANT], run[_PRIORITY])
+    if kind not in lines:
+        lines[kind] = line_of(cursor, agent=kind[0], version=kind[1], queue=kind[2], tenant=kind[3], priority=kind[4])
+    inserted = cursor.all("take_in_run", (*run, lines[kind], whole.ledger_of))
+    if not inserted:
+        raise Conflict(f"run {whole.run_id} is there by now, and was not when we looked; nothing of its family was copied: try again")
+    key = inserted[0][0]
+    cursor.each("take_in_approval", [(key, *row) for row in whole.approvals])
+    for topic, name in whole.signals:
+        cursor.change("remember_signal", (key, topic, name))
+    for budget in whole.budgets:
+        cursor.change("take_in_budget", (key, *budget))
+        cursor.change("own_ledger", (key,))
+    for reserved in whole.reserved:
+        cursor.change("reserve", (key, *reserved))
+    cursor.each("take_in_inbox", [(key, *row[:-1], row[-1].decode()) for row in whole.inbox])
+    cursor.each("take_in_notice", [(key, *row) for row in whole.notices])
+    cursor.each("use_blob", [(key, bytes.fromhex(digest)) for digest in whole.blobs])
+    return [_event(key, whole.run_id, stored) for stored in whole.events]
+
+
+def _event(key: int, run_id: str, stored: Stored) -> Row:
+    try:
+        data = stored.data.decode()
+    except UnicodeDecodeError:
+        raise StoreCorrupt(
+            f"event {stored.seq} of run {run_id} is no text any more and cannot be copied: {shell.command('verify', run_id)}"
+        ) from None
+    return (key, stored.seq, stored.event_id, stored.ts, stored.epoch, stored.call, stored.cause, data, stored.hash)
+
+
+# -- closing a journal before it moves, so that no run ever continues in two journals
+
+
+class JournalMove(Part):
+    """The states of a journal: open, moving, moved. As long as the move has not finished, it can be opened again."""
+
+    def moved(self) -> Moved | None:
+        return moved_from(self._database.read("moved"))
+
+    def close_journal(self, to_url: str, *, by: str, now: int, lease_us: int) -> Moved:
+        """In one transaction: check that no worker is alive, free the runs of dead workers, and close the journal.
+
+        After the commit of this transaction, no run can be written to.
+        """
+
+        def shut(cursor: Cursor) -> Moved:
+            cursor.change("lock_journal")
+            cursor.change("lock_workers")
+            found = moved_from(cursor.all("moved"))
+            if found is not None:
+                return _same_place(found, to_url, self._database.where)
+            self._free_runs(cursor, now, lease_us)
+            cursor.change("close_journal", (to_url, by, now))
+            return Moved(to_url, by, now, done=False)
+
+        return self._database.write(shut, lambda cursor, _: bool(cursor.all("moved")))
+
+    def finish_move(self) -> None:
+        self._database.write(
+            lambda cursor: cursor.change("finish_move"), lambda cursor, _: (moved_from(cursor.all("moved")) or _NEVER).done
+        )
+
+    def reopen_journal(self) -> None:
+        def open_again(cursor: Cursor) -> None:
+            found = moved_from(cursor.all("moved"))
+            if found is not None and found.done:
+                raise Conflict(f"{self._database.where}: {found.words}; a move that has ended is not taken back: copy it back instead")
+            cursor.change("reopen_journal")
+
+        self._database.write(open_again, lambda cursor, _: not cursor.all("moved"))
+        self._bell.ring()
+
+    def _free_runs(self, cursor: Cursor, now: int, lease_us: int) -> None:
+        workers = cursor.all("list_workers", {"now": now, "lease_us": lease_us})
+        gone = {row[0] for row in workers if self._liveness.is_dead(row[0])}
+        alive = [row for row in workers if row[0] not in gone and not row[-1]]
+        if alive:
+            names = ", ".join(f"{row[1]} ({row[5]} run{'' if row[5] == 1 else 's'})" for row in alive[:10])
+            raise AlreadyRunning(
+                f"{self._database.where} has live workers: {names}; stop them first (SIGTERM drains them), or wait for that with --wait"
+            )
+        silent = {row[0] for row in workers} - gone
+        for dead in gone:
+            lose_runs(cursor, dead, now, PROVEN_DEAD)
+            cursor.change("delete_worker", (dead,))
+        for other in [*silent, *(row[0] for row in cursor.all("holders_without_worker"))]:
+            lose_runs(cursor, other, now, LEASE_RAN_OUT)
+        ((held,),) = cursor.all("count_held")
+        if held:
+            raise StoreUnavailable(f"{self._database.where}: {held} runs are just being written to; nothing was changed: try again")
+
+
+_NEVER = Moved("", "", 0, done=False)
+
+
+def moved_from(rows: list[Row]) -> Moved | None:
+    """The `Moved` from the rows of the statement `moved`. None: the journal is open."""
+    if not rows:
+        return None
+    state, to_url, by, at = rows[0]
+    return Moved(to_url, by, at, done=state == "moved")
+
+
+def _same_place(found: Moved, to_url: str, where: str) -> Moved:
+    if found.to_url != to_url:
+        raise Conflict(f"{where}: {found.words}, and cannot be moved to {to_url} as well")
+    return found
+
+
+def moved_error(where: str, moved: Moved | None) -> StoreError:
+    """The error for a write that the triggers of the database refused because the journal is closed."""
+    return StoreError(f"{where}: {moved.words}" if moved is not None else f"{where} was closed for a move and is open again; try again")

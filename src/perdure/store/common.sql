@@ -1,0 +1,210 @@
+-- The statements that are the same in every dialect. The code calls each statement by the name above it.
+-- Values are passed as parameters only; no statement is ever assembled from data.
+-- {run} stands for the columns of a run, in the order of the fields of RunRow, and then the key of the run.
+
+-- == The append path ==================================================================================================
+
+-- name: consume_inbox
+-- Delete an inbox row that the events of this commit record.
+DELETE FROM perdure_inbox WHERE id = ? AND run = ?
+
+-- name: guard_of_run
+-- The columns of the guard, to explain in words why an append was refused.
+SELECT status, seq, epoch, holder, nonce FROM perdure_runs WHERE id = ?
+
+-- name: run_key
+SELECT id FROM perdure_runs WHERE run_id = ?
+
+-- == Reading ==========================================================================================================
+
+-- name: run_by_id
+SELECT {run}
+FROM perdure_runs WHERE run_id = ?
+
+-- name: blob
+SELECT data FROM perdure_blobs WHERE digest = ?
+
+-- == Creating and posting =============================================================================================
+
+-- name: insert_inbox
+INSERT INTO perdure_inbox (run, call, event_id, ts, data) VALUES (:id, :call, :event_id, :now, :data)
+
+-- name: inbox_event_of_run
+-- Is a posted event in the inbox? The code asks after a COMMIT with unknown outcome.
+SELECT 1 FROM perdure_inbox WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND event_id = :event_id
+
+-- == What follows from events =========================================================================================
+
+-- name: begin_append
+-- Several appends share one transaction. If a consequence of one append is refused, only that append is undone.
+SAVEPOINT perdure_append
+
+-- name: relations_of_run
+SELECT run_id, tenant, actor, queue, priority, depth, parent, parent_call, parent_seq, ledger IS NOT NULL,
+    EXISTS (SELECT 1 FROM perdure_approvals AS a WHERE a.run = r.id AND a.status = 'pending')
+FROM perdure_runs AS r WHERE id = ?
+
+-- name: consume_approval
+-- The approval must be for this very call with these very arguments, and be approved, not consumed and not expired.
+-- Otherwise nothing changes.
+UPDATE perdure_approvals SET status = 'consumed'
+WHERE approval = :approval AND run = :run AND call = :call AND action = :tool AND digest = :digest AND status = 'approved'
+    AND (expires_at IS NULL OR expires_at > :ts)
+
+-- name: withdraw_approvals
+-- The run has ended: its pending approvals are not needed any more.
+UPDATE perdure_approvals SET status = 'withdrawn', settled_at = :ts WHERE run = :run AND status = 'pending'
+
+-- name: change_approval
+UPDATE perdure_approvals SET status = :status, deciders = :deciders, expires_at = :expires_at, escalated = :escalated, voters = :voters,
+    digest = :digest, settled_by = :settled_by, note = :note, settled_at = :settled_at
+WHERE id = :id
+
+-- == Budgets and costs ================================================================================================
+
+-- name: insert_budget
+INSERT INTO perdure_budgets (run, above, limit_usd_micros, limit_tokens, limit_calls, limit_busy_us, on_exceed)
+VALUES (:run, :above, :usd_micros, :tokens, :calls, :busy_us, :on_exceed)
+
+-- name: own_ledger
+UPDATE perdure_runs SET ledger = id WHERE id = ?
+
+-- name: give_back
+DELETE FROM perdure_reserved WHERE run = ? RETURNING usd_micros, tokens, calls, busy_us
+
+-- name: reserved_by_run
+SELECT usd_micros, tokens, calls, busy_us FROM perdure_reserved WHERE run = (SELECT id FROM perdure_runs WHERE run_id = ?)
+
+-- name: raise_budget
+-- NULL plus a number is NULL: an amount without a limit stays without a limit.
+UPDATE perdure_budgets SET limit_usd_micros = limit_usd_micros + :usd_micros, limit_tokens = limit_tokens + :tokens,
+    limit_calls = limit_calls + :calls, limit_busy_us = limit_busy_us + :busy_us
+WHERE run = :run
+
+-- name: ledgers_of_run
+WITH RECURSIVE applies (run, distance) AS (
+    SELECT ledger, 0 FROM perdure_runs WHERE run_id = ?
+    UNION
+    SELECT b.above, applies.distance + 1 FROM perdure_budgets AS b JOIN applies ON b.run = applies.run
+)
+SELECT r.run_id, b.limit_usd_micros, b.limit_tokens, b.limit_calls, b.limit_busy_us, b.on_exceed,
+    b.spent_usd_micros, b.spent_tokens, b.spent_calls, b.spent_busy_us,
+    b.reserved_usd_micros, b.reserved_tokens, b.reserved_calls, b.reserved_busy_us
+FROM applies JOIN perdure_budgets AS b ON b.run = applies.run JOIN perdure_runs AS r ON r.id = b.run ORDER BY applies.distance
+
+-- == Notices ==========================================================================================================
+
+-- name: insert_notice
+INSERT INTO perdure_notices (run, seq, next_at) VALUES (?, ?, ?)
+
+-- name: due_notices
+SELECT id, run, seq, attempts FROM perdure_notices WHERE next_at <= ? ORDER BY next_at, id LIMIT ?
+
+-- name: take_notice
+-- Until next_at, the notice belongs to the process that has taken it.
+UPDATE perdure_notices SET next_at = ?, attempts = attempts + 1 WHERE id = ?
+
+-- name: notice
+SELECT next_at, attempts FROM perdure_notices WHERE id = ?
+
+-- name: delete_notice
+DELETE FROM perdure_notices WHERE id = ?
+
+-- name: put_notice_off
+UPDATE perdure_notices SET next_at = ?, error = ? WHERE id = ?
+
+-- name: failing_notices
+-- How many notices have failed so far, and the error of the newest of them.
+SELECT count(*), (SELECT error FROM perdure_notices WHERE error IS NOT NULL ORDER BY id DESC LIMIT 1)
+FROM perdure_notices WHERE error IS NOT NULL
+
+-- name: next_notice
+SELECT min(next_at) FROM perdure_notices
+
+-- == Workers, lines and claims ========================================================================================
+
+-- name: line
+SELECT id FROM perdure_lines WHERE agent = ? AND version = ? AND queue = ? AND tenant = ? AND priority = ?
+
+-- name: kind_of_run
+SELECT agent, queue, tenant, priority FROM perdure_runs WHERE id = ?
+
+-- name: move_run
+UPDATE perdure_runs SET version = ?, line = ? WHERE id = ?
+
+-- name: suspects_of_worker
+SELECT crashes, lost_with FROM perdure_runs WHERE holder = ? AND crashes >= 2
+
+-- name: held_suspects
+-- The suspects that any worker holds.
+SELECT holder, crashes, lost_with FROM perdure_runs WHERE holder IS NOT NULL AND crashes >= 2
+
+-- name: load_of_worker
+-- How many runs the worker holds, and how many suspects among them.
+SELECT count(*), count(*) FILTER (WHERE crashes >= 2) FROM perdure_runs WHERE holder = ?
+
+-- name: delete_worker
+DELETE FROM perdure_workers WHERE worker = ?
+
+-- name: worker_by_id
+SELECT name, beat_at FROM perdure_workers WHERE worker = ?
+
+-- name: held_by_worker
+SELECT run_id, epoch FROM perdure_runs WHERE holder = ?
+
+-- == Rate limits ======================================================================================================
+
+-- name: rate
+SELECT due, paused_until, seen_at FROM perdure_rates WHERE key = ?
+
+-- name: book_rate
+INSERT INTO perdure_rates (key, due, paused_until, seen_at) VALUES (:key, :due, :paused_until, :seen_at)
+ON CONFLICT (key) DO UPDATE SET due = excluded.due, paused_until = excluded.paused_until, seen_at = excluded.seen_at
+
+-- == Moving, pruning ==================================================================================================
+
+-- name: moved
+SELECT state, to_url, by, at FROM perdure_moved
+
+-- name: close_journal
+INSERT INTO perdure_moved (id, state, to_url, by, at) VALUES (1, 'moving', ?, ?, ?)
+
+-- name: finish_move
+UPDATE perdure_moved SET state = 'moved' WHERE state = 'moving'
+
+-- name: reopen_journal
+DELETE FROM perdure_moved WHERE state = 'moving'
+
+-- name: count_held
+SELECT count(*) FROM perdure_runs WHERE holder IS NOT NULL
+
+-- name: count_runs
+SELECT count(*) FROM perdure_runs
+
+-- name: take_in_approval
+INSERT INTO perdure_approvals (run, approval, seq, call, action, asked_at, status, deciders, expires_at, escalated, voters, digest, settled_by,
+    note, settled_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: take_in_inbox
+INSERT INTO perdure_inbox (run, call, event_id, ts, data) VALUES (?, ?, ?, ?, ?)
+
+-- name: take_in_notice
+INSERT INTO perdure_notices (run, seq, next_at, attempts, error) VALUES (?, ?, ?, ?, ?)
+
+-- name: rates
+SELECT key, due, paused_until, seen_at FROM perdure_rates
+
+-- name: tombstone
+-- The newest tombstone of the run. A tombstone "returned" does not count: it is the trace of a copy that was deleted
+-- when a move was undone.
+SELECT id, run_id, agent, tenant, status, events, head, created_at, finished_at, pruned_at, by FROM perdure_pruned WHERE run_id = ? AND status <> 'returned' ORDER BY id DESC LIMIT 1
+
+-- name: tombstones
+SELECT id, run_id, agent, tenant, status, events, head, created_at, finished_at, pruned_at, by FROM perdure_pruned WHERE id > :after ORDER BY id LIMIT :limit
+
+-- name: take_in_tombstone
+INSERT INTO perdure_pruned (run_id, agent, tenant, status, events, head, created_at, finished_at, pruned_at, by) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: count_pruned
+SELECT count(*), max(pruned_at) FROM perdure_pruned WHERE status <> 'returned'

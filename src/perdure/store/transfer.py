@@ -1,0 +1,335 @@
+"""Moves a whole journal from one database to another, or copies its history. Both may have any dialect.
+
+    close the source → copy family by family → read back and verify the copies → mark the move as done
+
+A run must never be driven from two journals, so the source is closed first and stays closed. If a move is killed at
+any moment, the same call continues the move: a family is copied whole or not at all, and a family that is already in
+the target is skipped. Workers of the target may drive the copied runs at once, since the source is closed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from msgspec import Struct, structs
+
+from perdure.core.identity import genesis, link
+from perdure.errors import AlreadyRunning, Conflict, InvalidInput, StoreCorrupt
+from perdure.store.api import Family, Head, Member, Moved, Store, Stored, Whole
+from perdure.store.url import shown_url
+
+PAGE = 500  # how many families are compared at a time
+BATCH_EVENTS = 5_000  # how many events are in one transaction, unless a single family has more; and in memory
+_BLOB_BYTES = 32 << 20  # a transaction that stores blobs ends once it has this many bytes
+_LOOK_AGAIN_S = 0.25
+
+
+class CopySurvey(Struct, frozen=True):
+    """How much the source has to copy, and how much of that is in the target already."""
+
+    families: int = 0
+    runs: int = 0
+    events: int = 0
+    unfinished: int = 0  # unfinished runs in the source
+    there: int = 0  # runs that are in the target already
+    tables: tuple[str, ...] = ()  # other tables in the source, which are not copied
+
+
+class Copied(Struct, frozen=True):
+    runs: int = 0
+    events: int = 0
+    blobs: int = 0
+    tombstones: int = 0
+    there: int = 0  # runs that were in the target already
+    tables: tuple[str, ...] = ()  # other tables in the source, which were not copied
+    damaged: tuple[str, ...] = ()  # runs whose hash chain is broken, in the source and in the target alike
+
+
+Progress = Callable[[str, int, int], None]  # (what is being done, number of runs done, number of all runs)
+
+
+def _silent(what: str, done: int, whole: int) -> None:
+    """The default for `progress`: report nothing."""
+
+
+class Copying:
+    """One copy or move from `source` to `target`. A move stores `to_url` in the source, as the journal's new place."""
+
+    def __init__(self, source: Store, target: Store, *, to_url: str, by: str, progress: Progress = _silent) -> None:
+        self._source = source
+        self._target = target
+        self._to_url = shown_url(to_url)
+        self._by = by
+        self._progress = progress
+
+    # -- the survey ---------------------------------------------------------------------------------------------------
+    def survey(self, *, only_finished: bool = False, gone_on: bool = False) -> CopySurvey:
+        """Compare source and target, and write nothing. Conflict if the target has another run with the same id.
+
+        With `gone_on`, a run in the target may have continued since it was copied.
+        """
+        if (moved := self._target.moved()) is not None:
+            raise Conflict(f"{shown_url(self._target.url)} was itself moved to {moved.to_url}; copy to that one")
+        families = runs = events = unfinished = there = 0
+        for page in self._pages(only_finished):
+            heads = self._heads(page)
+            for family in page:
+                is_there = self._is_there(family, heads, gone_on)
+                families, runs = families + 1, runs + len(family.members)
+                events += sum(member.seq for member in family.members)
+                unfinished += sum(not member.finished for member in family.members)
+                there += len(family.members) if is_there else 0
+            self._progress("comparing", runs, 0)
+        return CopySurvey(families, runs, events, unfinished, there, tuple(self._source.other_tables()))
+
+    # -- the move -----------------------------------------------------------------------------------------------------
+    def move(self, *, now: int, lease_us: int, wait_s: float = 0.0, leave_tables: bool = False) -> Copied:
+        """Move everything, and close the source for ever.
+
+        InvalidInput if unfinished runs may need tables that are not copied, unless `leave_tables` allows that.
+        """
+        before = self._source.moved()
+        if before is None:
+            found = self.survey()  # if there is a Conflict, it is raised before the source is closed
+            if found.tables and found.unfinished and not leave_tables:
+                raise InvalidInput(
+                    f"{shown_url(self._source.url)} has {found.unfinished:,} unfinished run{'' if found.unfinished == 1 else 's'}, and tables "
+                    f"beside the journal that do not come along: {some_tables(found.tables)}. A transaction tool would not find them there; "
+                    "nothing was changed: copy them yourself, with the workers stopped, then say --leave-tables"
+                )
+        moved = self._close(now, lease_us, wait_s)
+        if self._target.moved() is not None:
+            self._source.reopen_journal()
+            raise InvalidInput(f"{self._to_url} is the very journal that is to be moved; name another database with --to")
+        survey = self.survey(gone_on=before is not None)
+        self._check_all_have_a_root(survey)
+        copied = self._copy(survey, only_finished=False)
+        self._target.take_in_rates(self._source.rates())
+        tombstones = self._copy_tombstones()
+        damaged = self._read_back(survey, only_finished=False)
+        if not moved.done:
+            self._source.finish_move()
+        return structs.replace(copied, tombstones=tombstones, there=survey.there, tables=survey.tables, damaged=damaged)
+
+    def history(self) -> Copied:
+        """Copy only finished families; the source stays open.
+
+        Notices are not copied, because the source sends them.
+        """
+        survey = self.survey(only_finished=True)
+        copied = self._copy(survey, only_finished=True)
+        return structs.replace(copied, there=survey.there, tables=survey.tables, damaged=self._read_back(survey, only_finished=True))
+
+    def abandon(self, *, now: int) -> int:
+        """Undo a move that has not finished: delete the unfinished copies in the target, then reopen the source.
+
+        Returns how many runs of the source were unfinished, so that their copies were deleted.
+
+        Conflict if one of these runs has continued in the target: then the move can only be finished.
+        """
+        if (moved := self._source.moved()) is None:
+            raise Conflict("this journal is not being moved; there is nothing to take back")
+        if moved.done or moved.to_url != self._to_url:
+            raise Conflict(
+                f"this journal was moved to {moved.to_url}" + ("" if moved.done else f", not to {self._to_url}") + "; nothing was changed"
+            )
+        taken = 0
+        # Compare everything before anything is deleted, so that a Conflict changes nothing.
+        for act in (self._gone_on, self._take_back):
+            for page in self._pages(only_finished=False):
+                open_ = [family for family in page if not family.finished]
+                if names := act(open_, now):
+                    raise Conflict(
+                        f"run {names[0]} has gone on in {self._to_url} since it was copied, so that the move cannot be taken back; "
+                        "finish it: the same command without --abandon"
+                    )
+                taken += sum(len(family.members) for family in open_) if act == self._take_back else 0
+        self._source.reopen_journal()
+        return taken
+
+    # -- the steps of a move ------------------------------------------------------------------------------------------
+    def _close(self, now: int, lease_us: int, wait_s: float) -> Moved:
+        begun_s = time.monotonic()
+        deadline_s = begun_s + wait_s
+        while True:
+            waited_us = round((time.monotonic() - begun_s) * 1e6)
+            try:
+                return self._source.close_journal(self._to_url, by=self._by, now=now + waited_us, lease_us=lease_us)
+            except AlreadyRunning:
+                if time.monotonic() >= deadline_s:
+                    raise
+            time.sleep(min(_LOOK_AGAIN_S, max(deadline_s - time.monotonic(), 0.0)))
+
+    def _check_all_have_a_root(self, survey: CopySurvey) -> None:
+        lost = self._source.count_runs() - survey.runs
+        if lost:
+            raise StoreCorrupt(
+                f"{lost} runs of {shown_url(self._source.url)} stand below a run that is not there, and would be left behind; "
+                "see what is damaged: perdure verify; --abandon takes the move back"
+            )
+
+    def _copy(self, survey: CopySurvey, *, only_finished: bool) -> Copied:
+        copied = Copied()
+        for page in self._pages(only_finished):
+            heads = self._heads(page)
+            missing = [family for family in page if not self._is_there(family, heads, gone_on=True)]
+            for batch in _batches(missing):
+                blobs = self._copy_batch(batch, only_finished)
+                runs = sum(len(family.members) for family in batch)
+                events = sum(member.seq for family in batch for member in family.members)
+                copied = structs.replace(copied, runs=copied.runs + runs, events=copied.events + events, blobs=copied.blobs + blobs)
+                self._progress("copying", survey.there + copied.runs, survey.runs)
+        return copied
+
+    def _copy_batch(self, batch: Sequence[Family], only_finished: bool) -> int:
+        parts = list(_parts(batch))
+        # A batch that is too large for memory is read twice instead.
+        kept = [self._source.wholes(parts[0])] if len(parts) == 1 else None
+
+        def read() -> Iterable[Sequence[Whole]]:
+            return kept or map(self._source.wholes, parts)
+
+        blobs = self._copy_blobs(read())
+        # Copy the blobs first: if the process is killed in between, blobs without a run do no harm. A run never
+        # arrives without its blobs or without its family.
+        self._target.take_in(lambda: ([_history(whole) if only_finished else whole for whole in part] for part in read()))
+        return blobs
+
+    def _copy_blobs(self, parts: Iterable[Sequence[Whole]]) -> int:
+        wanted = {digest for part in parts for whole in part for digest in whole.blobs}
+        held: list[bytes] = []
+        missing = self._target.missing_blobs(wanted)
+        for digest in missing:
+            held.append(self._source.blob(digest))
+            if sum(map(len, held)) >= _BLOB_BYTES:
+                self._target.put_blobs(held)
+                held = []
+        if held:
+            self._target.put_blobs(held)
+        return len(missing)
+
+    def _copy_tombstones(self) -> int:
+        after = count = 0
+        while page := self._source.tombstones(after):
+            after = page[-1][0]
+            pruned = [tombstone for _, tombstone in page if tombstone.status != "returned"]
+            self._target.take_in_tombstones(pruned)
+            count += len(pruned)
+        return count
+
+    def _read_back(self, survey: CopySurvey, *, only_finished: bool) -> tuple[str, ...]:
+        """Recompute every hash chain from the bytes in the target. StoreCorrupt if a run differs from the source.
+
+        Returns the runs whose hash chain is broken in the source and in the target alike.
+        """
+        damaged: list[str] = []
+        done = 0
+        for page in self._pages(only_finished):
+            heads = self._heads(page)
+            for member in (member for family in page for member in family.members):
+                done += 1
+                if member.run_id in heads and heads[member.run_id].pruned:
+                    continue  # the run was copied, and was then pruned in the target
+                stored = self._target.stored(member.run_id)[: member.seq]
+                if _head_of(member.run_id, stored) == member.head:
+                    continue
+                if stored != self._source.stored(member.run_id)[: member.seq]:
+                    raise StoreCorrupt(
+                        f"run {member.run_id} is not in {self._to_url} as it was sent there; nothing is lost here: see what is wrong with that database"
+                    )
+                damaged.append(member.run_id)
+            self._progress("verifying", done, survey.runs)
+        return tuple(damaged)
+
+    def _gone_on(self, open_: Sequence[Family], _: int) -> list[str]:
+        heads = self._heads(open_)
+        members = (member for family in open_ for member in family.members)
+        return [member.run_id for member in members if member.run_id in heads and not _is_same(member, heads[member.run_id])]
+
+    def _take_back(self, open_: Sequence[Family], now: int) -> list[str]:
+        told = [[(member.run_id, member.seq, member.head) for member in family.members] for family in open_]
+        return self._target.give_back(told, by=self._by, now=now)
+
+    # -- comparing ----------------------------------------------------------------------------------------------------
+    def _pages(self, only_finished: bool) -> Iterator[list[Family]]:
+        after = 0
+        while page := self._source.families(after, PAGE):
+            after = page[-1].place
+            yield [family for family in page if family.finished or not only_finished]
+
+    def _heads(self, page: Sequence[Family]) -> dict[str, Head]:
+        return self._target.heads([member.run_id for family in page for member in family.members])
+
+    def _is_there(self, family: Family, heads: dict[str, Head], gone_on: bool) -> bool:
+        known = [member for member in family.members if member.run_id in heads]
+        for member in known:
+            if not _is_same(member, head := heads[member.run_id]) and not (gone_on and self._continues(member, head)):
+                raise Conflict(
+                    f"run {member.run_id} is in {self._to_url} as well, and is another one or has gone on there; nothing was written: "
+                    "copy to another database, or prune that run there"
+                )
+        if known and len(known) < len(family.members):
+            missing = next(member.run_id for member in family.members if member.run_id not in heads)
+            raise Conflict(
+                f"run {known[0].run_id} is in {self._to_url} without {missing} of its family; nothing was written: copy to another database"
+            )
+        return bool(known)
+
+    def _continues(self, member: Member, head: Head) -> bool:
+        """Does the target's journal of this run begin with the source's journal of this run?
+
+        If the run was pruned in the target, this cannot be checked; then a longer journal is enough.
+        """
+        return head.seq > member.seq and (head.pruned or self._target.hash_at(member.run_id, member.seq) == member.head)
+
+
+def some_tables(names: Sequence[str]) -> str:
+    """The first ten names and the number of the other names, for a message."""
+    return ", ".join(names[:10]) + (f" and {len(names) - 10:,} more" if len(names) > 10 else "")
+
+
+def _is_same(member: Member, head: Head) -> bool:
+    return (member.seq, member.head) == (head.seq, head.head)
+
+
+def _history(whole: Whole) -> Whole:
+    return structs.replace(whole, notices=[])
+
+
+def _head_of(run_id: str, stored: Sequence[Stored]) -> bytes:
+    head = genesis(run_id)
+    for event in stored:
+        head = link(head, event.seq, event.event_id.hex(), event.ts, event.epoch, event.call, event.cause, event.data)
+        if head != event.hash:
+            return b""
+    return head
+
+
+def _batches(families: Sequence[Family]) -> Iterator[list[Family]]:
+    """Groups of families, one group for each transaction: several small families, or one large family."""
+    batch: list[Family] = []
+    events = 0
+    for family in families:
+        size = sum(member.seq for member in family.members)
+        if batch and events + size > BATCH_EVENTS:
+            yield batch
+            batch, events = [], 0
+        batch.append(family)
+        events += size
+    if batch:
+        yield batch
+
+
+def _parts(batch: Sequence[Family]) -> Iterator[list[str]]:
+    """The run ids of the batch, in parts that fit into memory."""
+    part: list[str] = []
+    events = 0
+    for member in (member for family in batch for member in family.members):
+        if part and events + member.seq > BATCH_EVENTS:
+            yield part
+            part, events = [], 0
+        part.append(member.run_id)
+        events += member.seq
+    if part:
+        yield part
