@@ -25,7 +25,7 @@ from perdure.core.budget import Budget, limits_of
 from perdure.core.codec import Payload, shown
 from perdure.core.events import Event, Limits, Reason, RunCreated, Status
 from perdure.core.state import RunState, fold
-from perdure.core.times import EPOCH
+from perdure.core.times import LATEST_US, micros_of, utc_within
 from perdure.engine.api import Engine, Reading, no_such_run
 from perdure.engine.clock import Clock
 from perdure.engine.local.sandbox import refuse_app
@@ -92,7 +92,7 @@ class RunInfo(Struct, frozen=True):
             raise AttributeError(f"RunInfo has no attribute {name!r}")
         warnings.warn(f"RunInfo.{name} is called {new} since 0.2", DeprecationWarning, stacklevel=2)
         value = getattr(self, new)
-        return (value - EPOCH) // timedelta(microseconds=1) if isinstance(value, datetime) else value
+        return micros_of(value) if isinstance(value, datetime) else value
 
 
 def info_of(row: RunRow) -> RunInfo:
@@ -113,14 +113,10 @@ def info_of(row: RunRow) -> RunInfo:
         parent_call=row.parent_call,
         worker=row.holder,
         seq=row.seq,
-        created=_time(row.created_at),
-        updated=_time(row.updated_at),
-        due=None if row.ready_at is None else _time(row.ready_at),
+        created=utc_within(row.created_at),
+        updated=utc_within(row.updated_at),
+        due=None if row.ready_at is None else utc_within(row.ready_at),
     )
-
-
-def _time(micros: int) -> datetime:
-    return EPOCH + timedelta(microseconds=micros)
 
 
 class RunStatus(str):
@@ -225,7 +221,7 @@ class Perdure:
         return cast("Store", self.reading)
 
     @property
-    def _desk(self) -> Control:
+    def _control(self) -> Control:
         return Control(self.engine, self.ask, self.clock, self.settings)
 
     # -- runs ---------------------------------------------------------------------------------------------------------
@@ -429,7 +425,7 @@ class Perdure:
         if edit is not None and not isinstance(edit, dict):
             raise InvalidInput(f"edit={shown(edit)}: the fields to change and their values, such as {{'cents': 500}}")
         vote = Vote(by, True, role_names(roles), note, source, digest, edit)
-        return await self._desk.vote(approval, vote, tenant=tenant)
+        return await self._control.vote(approval, vote, tenant=tenant)
 
     async def reject(
         self,
@@ -446,7 +442,7 @@ class Perdure:
         if not isinstance(reason, str) or not reason.strip():
             raise InvalidInput("reject(reason=…): say why; the agent sees it")
         vote = Vote(by, False, role_names(roles), reason, source, digest)
-        return await self._desk.vote(approval, vote, tenant=tenant)
+        return await self._control.vote(approval, vote, tenant=tenant)
 
     # -- steering -----------------------------------------------------------------------------------------------------
     async def signal(
@@ -458,7 +454,7 @@ class Perdure:
         agent receives them. A second signal with the same `key` on the same topic changes nothing. Raises RunEnded if
         the run has ended.
         """
-        await self._desk.signal(run_id, topic, payload, by=by, key=key, tenant=tenant)
+        await self._control.signal(run_id, topic, payload, by=by, key=key, tenant=tenant)
 
     async def cancel(
         self, run_id: str, *, by: str = "app", reason: str | None = None, force: bool = False, tenant: str | None = None
@@ -468,7 +464,7 @@ class Perdure:
         `force=True` ends a run that no worker holds, at once and without its agent. Calls in doubt stay in doubt.
         """
         _check_flag(force, "cancel(force=)")
-        act = self._desk.end if force else self._desk.cancel
+        act = self._control.end if force else self._control.cancel
         await act(run_id, by=by, reason=reason, tenant=tenant)
 
     async def pause(self, run_id: str, *, by: str = "app", reason: str | None = None, tenant: str | None = None) -> None:
@@ -476,7 +472,7 @@ class Perdure:
 
         Post that arrives while the run is paused is kept.
         """
-        await self._desk.pause(run_id, by=by, reason=reason, tenant=tenant)
+        await self._control.pause(run_id, by=by, reason=reason, tenant=tenant)
 
     async def unpause(
         self, run_id: str, *, by: str = "app", note: str | None = None, add: Budget | None = None, tenant: str | None = None
@@ -487,7 +483,7 @@ class Perdure:
         continues.
         """
         added = limits_of(add, "add=")
-        return await self._desk.unpause(run_id, by=by, note=note, add=added, tenant=tenant)
+        return await self._control.unpause(run_id, by=by, note=note, add=added, tenant=tenant)
 
     async def requeue(self, run_id: str, *, by: str = "app", note: str | None = None, tenant: str | None = None) -> None:
         """Deprecated since 0.2: use `unpause`. It also lets a run continue that needs attention."""
@@ -504,7 +500,7 @@ class Perdure:
         # The check runs in a thread, because it replays an agent: since CPython 3.14, the tasks of an agent cannot run
         # inside another task.
         await self._asking.ask(lambda: self._check_replay(run_id, agent))
-        await self._desk.adopt(run_id, agent.version, by=by, note=note, tenant=tenant)
+        await self._control.adopt(run_id, agent.version, by=by, note=note, tenant=tenant)
 
     def _check_replay(self, run_id: str, agent: Agent[Any, Any]) -> None:
         """Raise Diverged if this code cannot replay the journal of the run."""
@@ -532,7 +528,7 @@ class Perdure:
         say that the request can never take effect, for example because the service has cancelled the key.
         """
         answer: dict[str, Any] = {"happened": happened, "did_not_happen": did_not_happen, "fail": fail, "final": final}
-        await self._desk.resolve(run_id, call, **answer, by=by, note=note, tenant=tenant)
+        await self._control.resolve(run_id, call, **answer, by=by, note=note, tenant=tenant)
 
     # -- undoing ------------------------------------------------------------------------------------------------------
     async def plan_undo(self, run_id: str, *, tenant: str | None = None) -> UndoPlan:
@@ -568,7 +564,7 @@ class Perdure:
 
     @property
     def _undoer(self) -> Undoer:
-        return Undoer(self.engine, self.ask, self.settings, self.clock, self._desk)
+        return Undoer(self.engine, self.ask, self.settings, self.clock, self._control)
 
     def _agent_of(self, row: RunRow) -> Agent[Any, Any]:
         return self.versions.get(Served(row.agent, row.version)) or self._agent(row.agent)
@@ -735,15 +731,12 @@ def _moment(when: datetime | timedelta, now: int) -> int:
     if isinstance(when, timedelta):
         micros = now + when // timedelta(microseconds=1)
     elif isinstance(when, datetime) and when.tzinfo is not None:
-        micros = (when - EPOCH) // timedelta(microseconds=1)
+        micros = micros_of(when)
     else:
         raise InvalidInput(f"{shown(when)}: a datetime with a time zone, such as datetime.now(UTC) + timedelta(hours=1), or a timedelta")
-    if not 0 <= micros <= _LATEST_US:
+    if not 0 <= micros <= LATEST_US:
         raise InvalidInput(f"{shown(when)} lies before 1970 or after 9999")
     return micros
-
-
-_LATEST_US = 253_402_300_799_000_000
 
 
 def _check_limit(limit: int, what: str) -> None:

@@ -16,7 +16,7 @@ from perdure.core import codec, identity
 from perdure.core.approval import Approval, Decision
 from perdure.core.events import AnyBody, DecisionMade, OnExpiry, StatusReported, ThoughtRecorded
 from perdure.core.machine import Edit, Machine
-from perdure.core.times import EPOCH
+from perdure.core.times import utc
 from perdure.errors import InvalidInput
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class Run:
 
     def now(self) -> datetime:
         """The time in UTC: the recorded time of the event that woke the agent. It is never the wall clock."""
-        return EPOCH + timedelta(microseconds=self._machine.now)
+        return utc(self._machine.now)
 
     @cached_property
     def random(self) -> random.Random:

@@ -353,13 +353,13 @@ async def begin(engine: Engine, clock: Clock, surveyed: Survey, settings: Settin
 class Undoer:
     """Undoes runs in this process. Each undo has its own agent, which is built from the run that is undone."""
 
-    def __init__(self, engine: Engine, ask: AskReading, settings: Settings, clock: Clock, desk: Control) -> None:
+    def __init__(self, engine: Engine, ask: AskReading, settings: Settings, clock: Clock, control: Control) -> None:
         self._engine = engine
         self._reading = engine.reading
         self._ask = ask
         self._settings = settings
         self._clock = clock
-        self._desk = desk
+        self._control = control
 
     async def survey(self, row: RunRow, agent: Agent[Any, Any]) -> Survey:
         # `survey` runs in a thread, because it replays agents: since CPython 3.14, the tasks of an agent cannot run
@@ -393,9 +393,9 @@ class Undoer:
         """Let an undo that has stopped continue, and approve its pending retries: a second undo means "try again"."""
         try:
             if row.status == "needs_attention":
-                await self._desk.unpause(row.run_id, add=None, tenant=None, by=by, note="undo")
+                await self._control.unpause(row.run_id, add=None, tenant=None, by=by, note="undo")
             for asked in await self._ask(lambda: self._reading.approvals(ApprovalFilter(run_id=row.run_id))):
-                await self._desk.vote(asked.approval, Vote(by, True, note="undo", source="undo"))
+                await self._control.vote(asked.approval, Vote(by, True, note="undo", source="undo"))
         except Conflict:
             pass  # in the meantime a person has decided, or another worker drives the undo: `drive` finds that out
 

@@ -515,6 +515,22 @@ def test_a_carrier_that_does_not_come_up_is_replaced_by_another(monkeypatch: pyt
         os.kill(stuck[0], 0)
 
 
+def test_a_process_that_is_forked_while_the_ledger_is_locked_does_not_keep_the_lock(tmp_path: Path) -> None:
+    ledger = EffectLedger(tmp_path / "ledger")
+    with ledger._locked(os.O_RDWR | os.O_APPEND | os.O_CREAT):
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+    try:
+        writing = threading.Thread(target=lambda: ledger.note("killed"), daemon=True)
+        writing.start()
+        writing.join(60)
+        assert not writing.is_alive()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 def book_in(folder: Path) -> None:
     (folder / "book").write_text("booked")
 

@@ -26,8 +26,8 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     return Workshop(tmp_path_factory.mktemp("mutants"))
 
 
-# Some guards are about races between processes or threads: on a busy machine a race can pass once without an error.
-_TRIES = 3
+# Without this guard a race between two reads goes wrong. On a busy machine the race does not happen in every run of the test.
+_RACES = {"a_drive_ends_on_an_old_look": 3}  # name of the mutant: tries
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -35,7 +35,7 @@ def test_the_named_test_goes_red_when(name: str, nest: Nest, workshop: Workshop,
     mutant = BY_NAME[name]
     with workshop.with_mutant(mutant) as src:
         verdict = nest.run(src, [mutant.red], tmp_path / "log")
-        for _ in range(_TRIES - 1):
+        for _ in range(_RACES.get(name, 1) - 1):
             if verdict.green:
                 verdict = nest.run(src, [mutant.red], tmp_path / "log")
     assert verdict.is_red(mutant.says), f"{mutant.guard}: {verdict}\n{(tmp_path / 'log').read_text()[-4000:]}"

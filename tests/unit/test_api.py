@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+from msgspec import structs
 
 import perdure
 from perdure import Budget, InvalidInput, Perdure, Run, RunInfo, RunStatus, agent, sync, tool
+from perdure.app import info_of
 from perdure.core.events import Limits
 from perdure.store.api import RunRow
 
@@ -114,6 +116,16 @@ def test_old_fields_still_work_with_a_warning_and_others_do_not_exist() -> None:
     assert copy.copy(status) == status
     with pytest.raises(AttributeError, match="epoch"):
         info.epoch  # noqa: B018
+
+
+def test_a_damaged_time_hides_no_run() -> None:
+    with sync.Perdure("sqlite://", [ticket]) as app:
+        app.start(ticket.input(7), id="r")
+        row = app.reading.get("r")
+    assert row is not None
+    info = info_of(structs.replace(row, ready_at=10**18, created_at=-(10**18)))
+    assert info.due is not None
+    assert (info.due.year, info.created.year) == (9999, 1970)
 
 
 def test_runs_are_listed_and_counted() -> None:

@@ -371,7 +371,7 @@ def test_a_decision_between_the_resolve_to_park_and_the_park_is_not_lost(kind: s
 
 
 def decide_here(app: Perdure, approval: str) -> None:
-    at_once(app._desk.vote(approval, Vote("ann", True)))
+    at_once(app._control.vote(approval, Vote("ann", True)))
 
 
 @pytest.mark.full

@@ -257,22 +257,35 @@ def each_node(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def test_a_plain_append_changes_its_row_in_place(url: str) -> None:
-    """HOT: no index is touched, or every event would cost five."""
+    """HOT: no index is touched, or every event would cost five.
+
+    An autovacuum has a snapshot open, and while it is open the old versions of rows stay in their page. A page that is full because of
+    that takes no new version. So of three tries one counts; an append that touches an index fails in all of them.
+    """
+    elsewhere = [_changes_elsewhere(url, attempt) for attempt in range(3)]
+    assert min(elsewhere) <= 6, elsewhere  # the claims, which take the runs out of their queue
+
+
+def _changes_elsewhere(url: str, attempt: int) -> int:
+    """How many of about 120 changes of rows were not in place."""
+    before, before_in_place = _row_changes(url)
     store = opened(url)
-    held = [hold_one(store, f"r{n}") for n in range(3)]
+    held = [hold_one(store, f"r{attempt}{n}") for n in range(3)]
     for n in range(60):
         batch = [each.append(ThoughtRecorded("x"), row=[None, RowChange("running")][n % 2]) for each in held[: n % 3 + 1]]
         assert store.append(batch) == [Committed()] * len(batch)
         for place, append in enumerate(batch):
             held[place] = Held(append.lease, held[place].seq + 1, append.events[-1].hash)
-    store.close()  # whoever leaves tells what it has counted
+    store.close()  # a connection reports its statistics when it ends
+    changed, in_place = _row_changes(url)
+    assert changed - before >= 120
+    return (changed - before) - (in_place - before_in_place)
+
+
+def _row_changes(url: str) -> tuple[int, int]:
+    """The changes of rows of runs so far, and how many of them were in place."""
     with raw(url) as connection:
         row = connection.execute(
             "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'perdure_runs' AND schemaname = current_schema()"
         ).fetchone()
-    assert row is not None
-    changed, in_place = row
-    assert changed >= 120
-    # The claims take the runs out of their line, and a page is full now and then: while somebody else's snapshot is open, an autovacuum's
-    # for example, its old rows must stay. An append that touches an index would not be in place in one of two changes at least.
-    assert changed - in_place <= changed // 4, row
+    return (0, 0) if row is None else (int(row[0]), int(row[1]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any, NamedTuple, get_args
 
 import click
@@ -20,7 +19,7 @@ from perdure.cli.times import parse_future
 from perdure.core import codec
 from perdure.core.budget import micros
 from perdure.core.events import Limits, OnExceed
-from perdure.core.times import EPOCH
+from perdure.core.times import utc
 from perdure.errors import InvalidInput, StoreUnavailable
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow
@@ -163,7 +162,7 @@ async def _run(settings: Settings, wanted: _Wanted, *, detach: bool, wait: bool,
 
     agent, recorded = wanted.target
     async with Perdure(agents=with_children([agent]), settings=settings) as app:
-        not_before = None if wanted.not_before is None else EPOCH + timedelta(microseconds=wanted.not_before)
+        not_before = None if wanted.not_before is None else utc(wanted.not_before)
         handle = await app.start_encoded(agent, wanted.encoded_input, target=recorded, not_before=not_before, **wanted.options)
         row = await handle.row()
         if detach:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
-from perdure.core.times import EPOCH
+from perdure.core.times import LATEST_US, micros_of
 from perdure.errors import InvalidInput
 
 _LENGTH = re.compile(r"(\d{1,9})([smhd])\Z")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_LATEST_US = 253_402_300_799_000_000
 
 
 def parse_past(text: str, now: int, option: str) -> int:
@@ -23,7 +22,7 @@ def parse_future(text: str, now: int, option: str) -> int:
     """The time that the option names: a length such as 2h after `now`, or an ISO time."""
     length = _length_us(text.removeprefix("+"))
     moment = _moment(text, option) if length is None else now + length
-    if not 0 <= moment <= _LATEST_US:
+    if not 0 <= moment <= LATEST_US:
         raise InvalidInput(f"{option} {text!r:.60} lies before 1970 or after 9999; write 15m, 2h, 1d, or an ISO time in between")
     return moment
 
@@ -40,4 +39,4 @@ def _moment(text: str, option: str) -> int:
         raise InvalidInput(f"{option} {text!r:.60} is not a time; write 15m, 2h, 1d, or an ISO time such as 2026-01-31T14:00Z") from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return (moment - EPOCH) // timedelta(microseconds=1)
+    return micros_of(moment)

@@ -40,7 +40,7 @@ def command(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Let RUN go on, which is paused or needs attention.
+    """Continue a run that is paused or needs attention.
 
     What is added goes to the budget that RUN has used up, its own or a parent's. Every run that this budget stopped
     goes on.

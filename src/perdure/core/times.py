@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LATEST_US = 253_402_300_799_000_000  # the end of the year 9999: there are no datetimes after it
 _MICROSECOND = timedelta(microseconds=1)
 
 
 def utc(us: int) -> datetime:
     """The time as a datetime in UTC. Raises OverflowError for times after the year 9999."""
-    return EPOCH + timedelta(microseconds=us)
+    return _EPOCH + timedelta(microseconds=us)
+
+
+def utc_within(us: int) -> datetime:
+    """Like `utc`, but never raises: times before 1970 and after 9999 are shown as those. A damaged row may hold any number."""
+    return utc(min(max(us, 0), LATEST_US))
 
 
 def micros_of(when: datetime) -> int:
     """Microseconds since 1970 of a datetime that has a time zone."""
-    return (when - EPOCH) // _MICROSECOND
+    return (when - _EPOCH) // _MICROSECOND
 
 
 def iso(us: int) -> str:
     """The time as ISO 8601 text in UTC, with microseconds.
 
-    A timer may be set to a time after the year 9999. No datetime exists for that time, so its number is shown.
+    A damaged row may hold a time after the year 9999. No datetime exists for that time, so its number is shown.
     """
     try:
         return utc(us).isoformat(timespec="microseconds").replace("+00:00", "Z")

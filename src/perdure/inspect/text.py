@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
@@ -63,8 +63,8 @@ from perdure.core.events import (
 )
 from perdure.core.prompt_deltas import is_request, told
 from perdure.core.state import LOST, CallState
-from perdure.core.times import EPOCH
 from perdure.core.times import iso as iso
+from perdure.core.times import micros_of, utc
 from perdure.errors import StoreCorrupt
 from perdure.store.api import Tombstone
 
@@ -88,8 +88,8 @@ EFFECTS = {
 def clock(ts: int, now: int) -> str:
     """The time `ts` for people. The date is left out if `ts` and `now` are on the same day."""
     try:
-        then = EPOCH + timedelta(microseconds=ts)
-        same_day = then.date() == (EPOCH + timedelta(microseconds=now)).date()
+        then = utc(ts)
+        same_day = then.date() == utc(now).date()
     except OverflowError:
         return f"{ts} µs"
     return then.strftime("%H:%M:%S UTC" if same_day else "%Y-%m-%d %H:%M:%S UTC")
@@ -98,7 +98,7 @@ def clock(ts: int, now: int) -> str:
 def moment(text: str, now: int) -> str:
     """For people: a time in the form that iso() returns."""
     try:
-        return clock((datetime.fromisoformat(text) - EPOCH) // timedelta(microseconds=1), now)
+        return clock(micros_of(datetime.fromisoformat(text)), now)
     except ValueError:
         return text  # a time after the year 9999
 

@@ -11,7 +11,7 @@ file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct
@@ -30,7 +30,7 @@ from perdure.core.state import Status as Status
 from perdure.core.steps import InboxRow as InboxRow
 from perdure.core.steps import RowChange as RowChange
 from perdure.core.suspects import Group
-from perdure.core.times import EPOCH
+from perdure.core.times import utc
 from perdure.settings import Queue
 
 # The place of a run in the order in which runs became visible. Each store decides what the two numbers mean.
@@ -230,7 +230,7 @@ class ApprovalRow(Struct, frozen=True, gc=False):
         """When the approval expires, in UTC. None: never, or after the year 9999."""
         at = self.standing.request.expires_at
         try:
-            return None if at is None else EPOCH + timedelta(microseconds=at)
+            return None if at is None else utc(at)
         except OverflowError:
             return None
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from perdure.core.codec import shown
-from perdure.core.times import EPOCH
+from perdure.core.times import micros_of, utc
 from perdure.engine.clock import Clock
 from perdure.errors import InvalidInput
 
@@ -15,7 +15,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 def at(now_us: int) -> datetime:
     """The time that is `now_us` microseconds after the beginning of 1970, without rounding."""
-    return EPOCH + timedelta(microseconds=now_us)
+    return utc(now_us)
 
 
 class ManualClock(Clock):
@@ -76,4 +76,4 @@ class ManualClock(Clock):
 def _microseconds(method: str, when: datetime) -> int:
     if not isinstance(when, datetime) or when.tzinfo is None:
         raise InvalidInput(f"{method}({shown(when)}): a datetime with a time zone")
-    return (when - EPOCH) // _MICROSECOND
+    return micros_of(when)

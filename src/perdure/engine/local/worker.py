@@ -172,7 +172,7 @@ class Worker:
         threads.guard(self.loop)
         self.group = GroupCommit(self.store, self.loop, lambda: self.transacting)
         self._renewer = Renewer(self.store, self.id, self.clock, self.settings.lease_s, Watchdog(self.loop, self._inside))
-        self._courier = Dispatcher(self.store, self.settings, self.clock, self._asking, busy=lambda: self.transacting)
+        self._dispatcher = Dispatcher(self.store, self.settings, self.clock, self._asking, busy=lambda: self.transacting)
         self._tasks: list[asyncio.Task[None]] = []
         try:
             await self._ask(self._sign_on, lambda _: self._sign_off())
@@ -183,7 +183,7 @@ class Worker:
             raise
         self._tasks = [
             self.loop.create_task(self._watch(), name="perdure post"),
-            self.loop.create_task(self._courier.run(), name="perdure notices"),
+            self.loop.create_task(self._dispatcher.run(), name="perdure notices"),
         ]
         for task in self._tasks:
             disown(task)  # `__aexit__` ends these tasks; they do not end by themselves
@@ -196,7 +196,7 @@ class Worker:
 
     def _rung(self) -> None:
         self._look_for_post()
-        self._courier.poke()
+        self._dispatcher.poke()
         self._notice()
 
     def _ring_of_clock(self) -> None:
@@ -383,8 +383,8 @@ class Worker:
             if not self._is_served_on():
                 await self._hand_over([drive for drive in self._drives.values() if _is_of(run_id, drive.run_id)])
             return await self._row(run_id)
-        if self._courier.at_work or ((due := await self._ask(self.store.next_notice)) is not None and due <= self.clock.now()):
-            await self._courier.flush(_FLUSH_NOTICES_S)  # this process may exit next: send the notices that are due
+        if self._dispatcher.at_work or ((due := await self._ask(self.store.next_notice)) is not None and due <= self.clock.now()):
+            await self._dispatcher.flush(_FLUSH_NOTICES_S)  # this process may exit next: send the notices that are due
         return row
 
     async def _drive_family(self, run_id: str, wait: bool, stop: asyncio.Event, limits: Mapping[str, Queue] | None) -> RunRow:
@@ -1030,7 +1030,7 @@ class Worker:
         for one in sealed:
             kind = type(one.event.body)
             if kind in TOLD:
-                self._courier.poke()
+                self._dispatcher.poke()
             elif kind is ChildStarted:
                 self._wake_beside(run_id)
         events = [one.event for one in sealed]
