@@ -43,7 +43,7 @@ def test_every_event_of_every_run_leads_back_to_the_first(store: Store) -> None:
             assert [link.step for link in links] == list(range(1, len(links) + 1))
             assert (links[0].seq, links[0].type, links[-1].seq) == (1, "run_created", event.seq)
             assert [link.cause for link in links[1:]] == [link.seq for link in links[:-1]]
-            assert all(not link.inferred or events[link.seq - 1].cause is None for link in links)
+            assert not any(link.inferred for link in links)
 
 
 def test_a_result_goes_back_over_its_intent_to_the_result_before(store: Store) -> None:
@@ -67,6 +67,31 @@ def test_a_resolution_is_told_with_who_said_so(store: Store) -> None:
     assert last.type == "tool_call_resolved"
     assert 'ann says that it happened, and returned {"id":"ch_7"} (seen at the bank)' in last.says
     assert last.because == "somebody outside the run settled the doubt"
+
+
+def test_the_decisions_and_thoughts_of_the_agent_stand_between_the_links(store: Store) -> None:
+    events = store.read("done")
+    stated = {one.seq: one for link in trace("done", events, len(events)) for one in link.stated}
+    assert [one.says for one in stated.values()] == [
+        'the agent decided "go on" among ["go on","stop"], because it is due',
+        "the agent noted: all done",
+    ]
+    for seq, one in stated.items():
+        assert (one.type, one.event_id) == (events[seq - 1].type, events[seq - 1].event_id)
+    (decided,) = [event for event in events if event.type == "decision_made"]
+    before = trace("done", events, decided.seq - 1)
+    assert not any(link.stated for link in before), "a decision is no part of what came before it"
+    (after,) = [link for link in trace("done", events, len(events)) if any(one.seq == decided.seq for one in link.stated)]
+    assert after.cause == decided.cause, "it stands with the call that the agent made in the same activation"
+
+
+def test_without_a_number_the_last_event_is_explained_or_the_one_that_stopped_the_run(store: Store, waiting: Store) -> None:
+    assert trace("done", store.read("done"))[-1].type == "run_succeeded"
+    assert trace("failed", store.read("failed"))[-1].type == "run_failed"
+    assert trace("doubt", store.read("doubt"))[-1].type == "attention_needed"
+    assert trace("resolved", store.read("resolved"))[-1].type == "tool_call_resolved"
+    assert trace("thrifty", waiting.read("thrifty"))[-2].type == "budget_exceeded"
+    assert trace("circling", waiting.read("circling"))[-2].type != "run_claimed", "the call that repeated itself, and not the claim"
 
 
 def test_an_event_that_is_not_there_is_refused(store: Store) -> None:

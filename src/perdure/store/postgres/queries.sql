@@ -307,6 +307,10 @@ WHERE id = :id
 -- name: first_event
 SELECT convert_to(data, 'UTF8') FROM perdure_events WHERE run = ? AND seq = 1
 
+-- name: last_event_of_call
+-- What a post about a call answers, if its sender does not name it.
+SELECT max(seq) FROM perdure_events WHERE run = :id AND call = :call::bigint
+
 -- name: event_of_run
 -- Is a posted event in the journal? The code asks after a COMMIT with unknown outcome.
 SELECT 1 FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND event_id = :event_id

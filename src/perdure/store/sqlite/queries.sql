@@ -176,6 +176,10 @@ WHERE id = :id
 -- name: first_event
 SELECT CAST(data AS BLOB) FROM perdure_events WHERE id = (? << 32 | 1)
 
+-- name: last_event_of_call
+-- What a post about a call answers, if its sender does not name it.
+SELECT max(id) & 4294967295 FROM perdure_events WHERE id > (:id << 32) AND id <= (:id << 32 | 4294967295) AND call = :call
+
 -- name: event_of_run
 -- Is a posted event in the journal? The code asks after a COMMIT with unknown outcome.
 SELECT 1 FROM perdure_events
