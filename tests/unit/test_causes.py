@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ async def asked(order: str) -> str:
 
 @asked.reconcile
 async def _(order: str) -> Outcome:
-    return Outcome.unknown()
+    return Outcome.unknown("the service does not say")
 
 
 @agent(version="1")
@@ -112,7 +112,8 @@ def check(store: Store) -> set[str]:
         for event in events:
             types.add(event.type)
             if event.seq > 1:
-                assert event.cause is not None and 1 <= event.cause < event.seq, (row.run_id, event)
+                assert event.cause is not None, (row.run_id, event)
+                assert 1 <= event.cause < event.seq, (row.run_id, event)
             links = trace(row.run_id, events, event.seq)
             assert [link.seq for link in links] == recorded_chain(events, event.seq), "trace follows what is recorded, and nothing else"
             assert not any(link.inferred for link in links)
@@ -237,11 +238,11 @@ def _broken(*_: object, **__: object) -> None:
 
 # -- journals of older versions --------------------------------------------------------------------------------------------
 @pytest.fixture
-def golden() -> Iterator[dict[str, list[Event]]]:
+def golden() -> dict[str, list[Event]]:
     from tests.golden.files import Golden, versions
 
     (folder,) = [folder for folder in versions() if folder.name == "v0_1_0"]
-    yield {run_id: [line.event for line in lines] for run_id, lines in Golden(folder).journals().items()}
+    return {run_id: [line.event for line in lines] for run_id, lines in Golden(folder).journals().items()}
 
 
 def test_in_a_journal_of_an_older_version_a_missing_cause_is_inferred_and_marked(golden: dict[str, list[Event]]) -> None:

@@ -22,7 +22,7 @@ from perdure.engine.clock import Clock
 from perdure.errors import InvalidInput
 from perdure.inspect.audit import Audit, AuditFilter, AuditLog
 from perdure.inspect.text import iso
-from perdure.inspect.view import all_rows, loader
+from perdure.inspect.view import all_rows
 from perdure.store.api import FINISHED, Place, RunRow, Store
 from perdure.store.open import open_store
 
@@ -144,7 +144,7 @@ def test_the_line_of_an_approval_has_its_reason(tmp_path: Path) -> None:
 def test_arguments_and_results_are_in_a_line_only_if_that_is_asked_for(store: Store) -> None:
     without = json.dumps([line for line in Audit(store).more() if line["run_id"] in ("done", "resolved")])
     assert not [word for word in ("o-1", "history", "xxxx", "ch_7", "payloads") if word in without]
-    lines = [line for line in Audit(store, load=loader(store)).more() if line["run_id"] in ("done", "resolved")]
+    lines = [line for line in Audit(store, payloads=True).more() if line["run_id"] in ("done", "resolved")]
     assert all(list(line) == [*FIELDS, "payloads"] for line in lines)
     by_type = {(line["run_id"], line["type"], line["call"]): line["payloads"] for line in lines}
     assert by_type["done", "run_created", None] == {"input": {"order": "o-1"}}

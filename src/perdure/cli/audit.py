@@ -14,7 +14,7 @@ from perdure.core.events import AnyBody
 from perdure.errors import InvalidInput
 from perdure.inspect.audit import Audit, AuditFilter
 from perdure.inspect.retention import PRUNED, Buried
-from perdure.inspect.view import loader, require
+from perdure.inspect.view import require
 
 POLL_S = 0.25
 TYPES = sorted([*(str(kind.__struct_config__.tag) for kind in get_args(AnyBody)), PRUNED])
@@ -53,7 +53,7 @@ def command(
         if run_id is not None and store.tombstone(run_id) is None:
             require(store, run_id)
         wanted = AuditFilter(start, end, run_id, tenant, agent, frozenset(types))
-        audit, buried = Audit(store, wanted, loader(store) if payloads else None), Buried(store, wanted)
+        audit, buried = Audit(store, wanted, payloads=payloads), Buried(store, wanted)
         while True:
             version, begun_s = store.version(), time.monotonic()
             for line in chain(audit.more(), buried.more()):

@@ -1028,7 +1028,9 @@ class RunCore:
         )
         yield from self._state(call, asked.tool, after.bodies)
         if isinstance(result, Raised) and is_not_ready(result.failure) and wanted and not call.ended:
-            self._attend("error", f"call {call.number} ({call.tool}) cannot be made here, and was not: {result.failure.message}", call.last_seq)
+            self._attend(
+                "error", f"call {call.number} ({call.tool}) cannot be made here, and was not: {result.failure.message}", call.last_seq
+            )
         yield from self._go_on_with(call, asked, wanted, after.verdict)
 
     def _take_answer(self, answer: HookAnswered) -> Asking[None]:
@@ -1273,7 +1275,9 @@ class RunCore:
         # The arguments must equal the approved arguments, byte for byte. The store checks that again in the commit
         # that starts the call.
         if digest != ask.digest:
-            self._attend("error", f"call {call.number} ({call.tool}): its arguments are not those that were approved; it was not made", call.last_seq)
+            self._attend(
+                "error", f"call {call.number} ({call.tool}): its arguments are not those that were approved; it was not made", call.last_seq
+            )
             return
         self._approved[call.number] = copy(call)
         args = self._pack(asked.args) if ask.edited else None

@@ -64,7 +64,7 @@ from perdure.core.events import (
 from perdure.engine.api import Reading
 from perdure.inspect.text import Load, failed, iso, over_budget, plain
 from perdure.inspect.timeline import EventNames
-from perdure.inspect.view import PAGE
+from perdure.inspect.view import PAGE, loader
 from perdure.store.api import FINISHED, Place, RunRow
 
 # -- What a line says about one event
@@ -140,8 +140,8 @@ def _of_approval(event: Event) -> dict[str, Any]:
     match body:
         case ApprovalRequested():
             asked = {"approval": body.approval, "action": body.action, "digest": body.digest, "asked_of": list(body.by)}
-            asked |= {"reason": body.reason, "quorum": body.quorum, "four_eyes": body.four_eyes}
-            return {**asked, **_at(body.expires_at, "expires_at")}
+            terms = {"reason": body.reason, "quorum": body.quorum, "four_eyes": body.four_eyes}
+            return {**asked, **terms, **_at(body.expires_at, "expires_at")}
         case ApprovalVoted():
             return {"approval": body.approval, "by": body.by, "digest": body.digest, "source": body.source, "note": body.note}
         case ApprovalDecided():
@@ -231,15 +231,15 @@ _encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 class Trail:
     """The lines of one run. Call `line` for every event in order, also if the caller does not use the line.
 
-    With `load` the lines have a field `payloads`.
+    With `payloads` the lines have a field `payloads`. `load` reads payloads from the blob store.
     """
 
-    def __init__(self, run_id: str, load: Load | None = None) -> None:
+    def __init__(self, run_id: str, load: Load | None = None, *, payloads: bool = False) -> None:
         self.run_id = run_id
-        self._load = load
+        self._load = load if payloads else None
         self.seq = 0
         self._event_ids: dict[int, str] = {}
-        self._names = EventNames()
+        self._names = EventNames(load)
         self._created: RunCreated | None = None
         self._version = ""  # the version of the agent that drives the run now
 
@@ -259,13 +259,17 @@ class Trail:
             "idempotency_key": None if call is None else self._names.keys.get(call),
             "actor": person(event) or (created.actor if created else None),
             "error": error(event),
-            "context": {**self._about_run(), "epoch": event.epoch, **detail(event)},
+            "context": {**self._about_run(), "epoch": event.epoch, **self._about_step(call), **detail(event)},
             **({} if self._load is None else {"payloads": payloads(event, self._load)}),
         }
 
     def _about_run(self) -> dict[str, Any]:
         created = self._created
         return {} if created is None else {"agent": created.agent, "version": self._version, "tenant": created.tenant}
+
+    def _about_step(self, call: int | None) -> dict[str, Any]:
+        step = None if call is None else self._names.steps.get(call)
+        return {} if step is None else {"plan_step": msgspec.to_builtins(step)}
 
     def _learn(self, event: Event) -> None:
         self.seq = event.seq
@@ -299,13 +303,15 @@ class AuditFilter(Struct, frozen=True):
 class Audit:
     """The lines of all runs of a store. The first call of `more` yields all lines; a later call, only the new lines.
 
-    Only unfinished runs are kept in memory: a finished run never changes. With `load` the lines have their payloads.
+    Only unfinished runs are kept in memory: a finished run never changes. `payloads`: the lines have
+    arguments and results.
     """
 
-    def __init__(self, store: Reading, wanted: AuditFilter = AuditFilter(), load: Load | None = None) -> None:  # noqa: B008
+    def __init__(self, store: Reading, wanted: AuditFilter = AuditFilter(), *, payloads: bool = False) -> None:  # noqa: B008
         self._store = store
         self._wanted = wanted
-        self._load = load
+        self._payloads = payloads
+        self._load = loader(store)
         self._newest: Place = (0, 0)  # the place of the newest run that was listed so far
         self._unfinished: dict[str, tuple[Place, int]] = {}  # run whose end was not yielded yet → (place, created_at)
         self._trails: dict[str, Trail] = {}
@@ -381,7 +387,7 @@ class Audit:
         return row.updated_at >= wanted.since or row.status not in FINISHED
 
     def _unseen(self, run_id: str) -> list[Event]:
-        trail = self._trails.setdefault(run_id, Trail(run_id, self._load))
+        trail = self._trails.setdefault(run_id, Trail(run_id, self._load, payloads=self._payloads))
         return self._store.read(run_id, trail.seq)
 
     def _line(self, run_id: str, event: Event) -> dict[str, Any]:

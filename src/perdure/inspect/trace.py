@@ -8,6 +8,7 @@ answer, and the messages that the model got before this answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from types import UnionType
 from typing import Any
 
@@ -51,7 +52,7 @@ from perdure.core.state import fold
 from perdure.errors import NotFound, StoreCorrupt
 from perdure.inspect.prompt import sources
 from perdure.inspect.text import Load, answer_in, clip, iso, plain, use_words
-from perdure.inspect.timeline import Timeline
+from perdure.inspect.timeline import PlanStep, Timeline
 
 SHOWN_EACH = 160
 MOST_SHOWN = 12
@@ -144,6 +145,7 @@ class Link(Struct, frozen=True):
     ts: str
     call: int | None
     tool: str | None
+    plan_step: PlanStep | None  # the step of the run's plan, if the event is about a call of a step
     cause: int | None
     inferred: bool  # True: an older version wrote the event without a cause, and `cause_of` inferred the cause
     says: str
@@ -250,6 +252,7 @@ class _Teller:
             ts=iso(event.ts),
             call=event.call,
             tool=None if event.call is None else self._timeline.names.tools.get(event.call),
+            plan_step=self._timeline.step(event),
             cause=before.seq if before else None,
             inferred=before is not None and event.cause is None,
             says=taken_over(event, self._events) or self._said[event.seq],
@@ -264,11 +267,9 @@ class _Teller:
 def _stated(chain: Sequence[Event], events: Sequence[Event]) -> dict[int, list[Event]]:
     """Event of the chain → what the agent stated before it, in the same activation: with the same recorded cause."""
     stated: dict[int, list[Event]] = {}
-    for before, event in zip(chain, chain[1:], strict=False):
+    for before, event in pairwise(chain):
         between = events[before.seq : event.seq - 1]
-        some = [
-            one for one in between if one.cause == before.seq and isinstance(one.body, DecisionMade | ThoughtRecorded | PlanGenerated)
-        ]
+        some = [one for one in between if one.cause == before.seq and isinstance(one.body, DecisionMade | ThoughtRecorded | PlanGenerated)]
         if some:
             stated[event.seq] = some
     return stated
