@@ -872,8 +872,8 @@ def raw_of(packed: Any) -> bytes:
     return inline
 
 
-def create(store: Store, run_id: str, *, tenant: str = "default", actor: str | None = None, **fields: Any) -> None:
-    created = RunCreated(run_id, "a", "1", tenant, payload(1), actor=actor, queue="q", **fields)
+def create(store: Store, run_id: str, *, agent: str = "a", tenant: str = "default", actor: str | None = None, **fields: Any) -> None:
+    created = RunCreated(run_id, agent, "1", tenant, payload(1), actor=actor, queue="q", **fields)
     store.create_run(NewRun(run_id, created, uuid.uuid4().hex, NOW, hashlib.sha256(b"input").hexdigest()))
 
 
