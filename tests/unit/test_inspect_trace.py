@@ -324,3 +324,26 @@ def test_all_rows_come_once_each_even_when_they_were_created_in_the_same_moment(
     assert len(list(all_rows(store, Filter(agent="even")))) == 10
     store.close()
     assert SETTINGS.inline_bytes < 2000
+
+
+def test_the_decision_of_a_react_agent_stands_with_the_calls_that_it_is_about(tmp_path: Path) -> None:
+    from perdure import ReAct, tool
+    from perdure.models import Scripted
+    from perdure.models.scripted import use, uses
+
+    @tool(effect="read")
+    async def look_up(order: str) -> str:
+        return f"{order} is there"
+
+    helper = ReAct("helper", model=Scripted([uses(use("look_up", order="o-1")), "it is there"]), tools=[look_up])
+
+    async def work(app: Perdure) -> None:
+        await app.run(helper, "where is o-1?", id="r")
+
+    at_work(tmp_path / "journal.db", work, agents=[helper])
+    store = open_store(url_of(tmp_path / "journal.db"))
+    events = store.read("r")
+    links = trace("r", events, load=loader(store))
+    store.close()
+    (called_,) = [link for link in links if link.type == "tool_call_initiated"]
+    assert [one.says for one in called_.stated] == ['the agent decided ["look_up"] among ["look_up"]']

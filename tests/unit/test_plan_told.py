@@ -113,7 +113,9 @@ def test_show_events_audit_and_trace_name_the_step_of_a_call(failed: tuple[Store
     assert [child["plan_step"]["name"] for child in record["children"]] == ["mail"]
     timeline = Timeline("r", load)
     said = {event.seq: timeline.say(event) for event in events}
-    assert said[shift_.seq].endswith("[step shift: Shift the traffic]")
+    began = next(event for event in events if event.call == shift_.call)
+    assert said[began.seq].endswith("[step shift: Shift the traffic]")
+    assert said[shift_.seq].endswith("[step shift]"), "it is described once"
     assert timeline.record(shift_, b"")["plan_step"] == step
     lines = {line["seq"]: line for line in Audit(store).more() if line["run_id"] == "r"}
     assert lines[shift_.seq]["context"]["plan_step"] == step

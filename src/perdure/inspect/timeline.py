@@ -37,9 +37,12 @@ class PlanStep(Struct, frozen=True, omit_defaults=True):
     undoing: bool = False  # the call undoes the step
 
     @property
+    def label(self) -> str:
+        return f"{'undo of ' if self.undoing else ''}step {self.name}"
+
+    @property
     def words(self) -> str:
-        said = f": {clip(self.description, 100)}" if self.description else ""
-        return f"{'undo of ' if self.undoing else ''}step {self.name}{said}"
+        return f"{self.label}: {clip(self.description, 100)}" if self.description else self.label
 
 
 class EventNames:
@@ -126,6 +129,7 @@ class Timeline:
         self.run_id = run_id
         self._load = load
         self.names = EventNames(load)
+        self._told: set[int] = set()  # calls whose step was described in an earlier sentence
 
     def learn(self, event: Event) -> None:
         """Learn the names from an event that gets no line."""
@@ -136,7 +140,11 @@ class Timeline:
         self.learn(event)
         said = sentence(event, self.names.calls, self.names.began, self._load)
         step = self.step(event)
-        return said if step is None else f"{said} [{step.words}]"
+        if step is None or event.call is None:
+            return said
+        first = event.call not in self._told
+        self._told.add(event.call)
+        return f"{said} [{step.words if first else step.label}]"
 
     def step(self, event: Event) -> PlanStep | None:
         """The step of the plan that the event is about. The event must have been learned."""

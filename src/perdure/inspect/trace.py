@@ -127,7 +127,7 @@ def wanted_by(event: Event, chain: Sequence[Event], load: Load | None) -> str | 
 
 
 class Statement(Struct, frozen=True):
-    """A decision, a thought or a plan that the agent recorded between two links of the chain."""
+    """A decision, a thought or a plan that the agent recorded in the activation that led to a link of the chain."""
 
     seq: int
     event_id: str
@@ -150,7 +150,7 @@ class Link(Struct, frozen=True):
     inferred: bool  # True: an older version wrote the event without a cause, and `cause_of` inferred the cause
     says: str
     because: str | None
-    stated: list[Statement]  # what the agent stated between the cause and this event
+    stated: list[Statement]  # what the agent stated in the activation that the cause began
     meanwhile: list[str]  # takeovers between the cause and this event
     elsewhere: str | None  # the event in another run's journal that caused this event
     heard: list[str]  # for a model call: the messages since the model's last answer
@@ -234,7 +234,7 @@ class _Teller:
         told = {event.seq for event in chain}
         self._stated = _stated(chain, events)
         told |= {event.seq for some in self._stated.values() for event in some}
-        for event in events[: chain[-1].seq]:
+        for event in events[: max(told)]:
             # Go through the events in order: a sentence needs the names and the begin times of the calls so far.
             if event.seq in told:
                 self._said[event.seq] = self._timeline.say(event)
@@ -265,14 +265,16 @@ class _Teller:
 
 
 def _stated(chain: Sequence[Event], events: Sequence[Event]) -> dict[int, list[Event]]:
-    """Event of the chain → what the agent stated before it, in the same activation: with the same recorded cause."""
-    stated: dict[int, list[Event]] = {}
-    for before, event in pairwise(chain):
-        between = events[before.seq : event.seq - 1]
-        some = [one for one in between if one.cause == before.seq and isinstance(one.body, DecisionMade | ThoughtRecorded | PlanGenerated)]
-        if some:
-            stated[event.seq] = some
-    return stated
+    """Event of the chain → what the agent stated in the activation that led to it: with the same recorded cause.
+
+    A ReAct agent records its decision right behind the calls that it decided on. So the order does not matter here.
+    """
+    by_cause: dict[int | None, list[Event]] = {}
+    for event in events:
+        if isinstance(event.body, DecisionMade | ThoughtRecorded | PlanGenerated):
+            by_cause.setdefault(event.cause, []).append(event)
+    pairs = ((before, event) for before, event in pairwise(chain) if event.cause == before.seq)
+    return {event.seq: [one for one in by_cause.get(before.seq, ()) if one is not event] for before, event in pairs}
 
 
 def _elsewhere(event: Event, read: ReadJournal) -> str | None:

@@ -4,6 +4,7 @@
 -- Asking a model costs, and changes nothing: for effects alone, select kind = 'tool'.
 -- From runs to events and grouped by run_id, so that a question about one run reads that run alone.
 -- `request` and `response` are JSON as it was recorded, also from a blob. Of a question to a model the request is the part that is new.
+-- A digest is compared as hex, because a prompt of SQLite before 3.41 has no unhex.
 -- A key that the journal does not have is computed here as in core/identity.py: with SHA-256, which SQLite does not have, as a
 -- recursive query. That takes a few milliseconds for a call, and only if `key` is selected.
 -- SQLite has no exclusive or: that of three words is x + y + z - 2 * (the bits that two of them have). A word behind itself in 64 bits
@@ -117,8 +118,10 @@ SELECT run_id, call, tool, effect,
     CASE WHEN state IN ('done', 'failed') THEN datetime(last_at / 1000000, 'unixepoch') || printf('.%06dZ', last_at % 1000000) END AS ended_at,
     iif(is_model, 'model', 'tool') AS kind,
     CASE WHEN args -> '$.json' IS NOT NULL THEN args -> '$.json' WHEN args ->> '$.text' IS NOT NULL THEN args ->> '$.text'
-        ELSE (SELECT CAST(b.data AS TEXT) FROM perdure_blobs AS b WHERE b.digest = unhex(args ->> '$.blob')) END AS request,
+        ELSE (SELECT CAST(b.data AS TEXT) FROM perdure_blob_uses AS u JOIN perdure_blobs AS b ON b.digest = u.digest
+            WHERE u.run = last >> 32 AND lower(hex(u.digest)) = args ->> '$.blob') END AS request,
     CASE WHEN result -> '$.json' IS NOT NULL THEN result -> '$.json' WHEN result ->> '$.text' IS NOT NULL THEN result ->> '$.text'
-        ELSE (SELECT CAST(b.data AS TEXT) FROM perdure_blobs AS b WHERE b.digest = unhex(result ->> '$.blob')) END AS response,
+        ELSE (SELECT CAST(b.data AS TEXT) FROM perdure_blob_uses AS u JOIN perdure_blobs AS b ON b.digest = u.digest
+            WHERE u.run = last >> 32 AND lower(hex(u.digest)) = result ->> '$.blob') END AS response,
     CASE WHEN result IS NULL THEN (failure ->> '$.type') || ': ' || (failure ->> '$.message') END AS error
 FROM stood WHERE tool IS NOT NULL;
