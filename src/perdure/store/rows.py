@@ -82,7 +82,7 @@ def lost_with_of(row: Row) -> int:
 
 
 def as_lost(row: Row, lost: int, lost_with: int) -> Row:
-    """The row with the loss of its holder. The holder is known to be dead, but its loss is not in the database yet."""
+    """The row as it will be after the loss of its dead holder, which is not in the database yet."""
     return (*row[:_LOST], lost, lost_with, *row[KEY:])
 
 

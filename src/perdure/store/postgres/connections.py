@@ -52,8 +52,7 @@ class Connections:
     def lent(self, *, to_tool: bool = False) -> Iterator[Connection]:
         """A connection for this caller alone. If it comes back outside of a transaction, it is kept for reuse.
 
-        A connection that was lent to a tool is cleared of everything that the tool may have left in the session, and
-        is lent to tools only.
+        After use by a tool, the session is cleared (DISCARD ALL), and the connection is lent to tools only.
         """
         connection = self._take(to_tool)
         try:
@@ -143,7 +142,7 @@ class Connections:
         """Return a connection to the pool. It is kept for reuse if it is open and outside of a transaction."""
         keep = not connection.closed and connection.pgconn.transaction_status == TransactionStatus.IDLE
         if keep and connection.for_tools:
-            keep = connection.direct and _emptied(connection)  # behind a proxy, do not clear the session
+            keep = connection.direct and _emptied(connection)  # behind a proxy the session cannot be cleared
         if not keep:
             connection.close()
         connection.answer_s = self.answer_s
