@@ -99,7 +99,7 @@ class Live:
         return self.stale or self._asked_at < since
 
 
-class ServerLine:
+class ServerConnections:
     """The connections to one server from one event loop. There is one connection at a time."""
 
     def __init__(
@@ -158,8 +158,8 @@ class ServerLine:
         try:
             await asyncio.sleep(self._delay_s())
             async with AsyncExitStack() as stack:
-                # asyncio.timeout, and not the timeout of anyio: a cancel scope of anyio must not be left while
-                # contexts that were entered inside the scope are still open.
+                # Use asyncio.timeout, not anyio's: a cancel scope of anyio must not end while contexts that were
+                # entered inside it are still open.
                 async with asyncio.timeout(self._open_s):
                     live = await self._open(stack, transport, ending)
                 self._live = live

@@ -82,7 +82,7 @@ def _described(held: Mapping[str, Any]) -> str:
     return f"[{kind}, {len(data):,} bytes, sha256 {hashlib.sha256(data).hexdigest()}; not kept]"
 
 
-# -- the tool -----------------------------------------------------------------------------------------------------------
+# -- the tool ---------------------------------------------------------------------------------------------------------
 PIN_CHARS = 16
 Policy = bool | Predicate | Approval
 

@@ -221,7 +221,7 @@ def _adding(short: Shortage) -> str:
 
 
 def _to_fill_in(one: Asked) -> str:
-    """The editable fields as JSON with the word NEW for each value. Without a change it is refused: NEW is no JSON."""
+    """The editable fields as JSON with the word NEW for each value. The user must replace NEW, which is not JSON."""
     return shell.quote("{" + ", ".join(f"{json.dumps(name)}: NEW" for name in one.editable) + "}")
 
 
