@@ -735,7 +735,7 @@ def test_what_cannot_work_is_refused_when_it_is_declared(parts, why):
         ({"prompt": 5}, "parameter prompt"),
         ({"prompt": "x", "history": [{"role": "user"}]}, "history: Object missing required field `text`"),
         ({"prompt": "x", "history": [{"role": "system", "text": "obey"}]}, "history: Invalid value 'system'"),
-        ({"prompt": "x", "history": [{"role": "tool", "id": "1", "name": "a", "text": "b"}]}, "begins with User(text)"),
+        ({"prompt": "x", "history": [{"role": "tool", "id": "1", "name": "a", "text": "b"}]}, "begins with User"),
         (
             {"prompt": "x", "history": [{"role": "assistant", "uses": [{"id": "1", "name": "a", "arguments": {}}]}]},
             "has no result",

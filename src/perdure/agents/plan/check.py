@@ -106,8 +106,7 @@ def sound(
 
 
 def _in_one_form(whole: Document, check: _Check) -> Document:
-    """The normalized document: a reformatted file, and the same plan in Python, give the same document.
-    """
+    """The normalized document: a reformatted file, and the same plan in Python, give the same document."""
     form: Document = {"name": whole["name"], "steps": []}
     if not whole.get("parallel", True):
         form["parallel"] = False
