@@ -1,9 +1,8 @@
 """Was this journal changed after it was written? Every edit is detected (G11): the stored bytes are hashed again.
 
-The events are checked in order of seq, and the check ends at the first problem. For each event it checks the hash
-chain, that the event can be decoded, its cause, its epoch, its blobs, and that the event may follow the events before
-it. Then it checks the run's row, and then the other rows that must agree with the journal: approvals, budgets, the
-parent and the children.
+The events are checked in order of seq, and the check ends at the first problem. Of each event it checks the hash, the
+encoding, the cause, the epoch and the blobs, and whether the event may follow the events before it. Then it checks the
+run's row, and the other rows that must agree with the journal: approvals, budgets, the parent and the children.
 
 One change is not detected: the last events are deleted, and the row is changed to match. Only a copy of the head from
 another place shows this change.

@@ -446,8 +446,8 @@ class Reading(Protocol):
     def unread(self, run_id: str) -> list[InboxRow]:
         """The inbox rows of this run that are not in its journal yet, in order of arrival. The run may be held or not.
 
-        If the run has finished, these rows came too late to be read, although their senders were told that the rows
-        had arrived.
+        If the run has finished, these rows came too late to be read. Their senders were told that the post had
+        arrived.
         """
 
     def ledgers(self, run_id: str) -> list[Ledger]:
@@ -600,8 +600,7 @@ class LeaseStore(Protocol):
 
         Returns how many runs.
 
-        A worker calls this for runs that it holds but does not drive: the worker was cut off from the database, or
-        was interrupted, before it got the answer to its claim.
+        A worker calls this for runs that it holds but does not drive, because the answer to its claim was lost.
         """
 
     def next_ready(self, served: Sequence[Served], queues: Sequence[str] | None = None) -> int | None:

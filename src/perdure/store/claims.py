@@ -276,10 +276,10 @@ class Claims(Part):
         """The workers without a heartbeat for `lease_s` seconds, measured by this process with the monotonic clock.
 
         Wall clocks jump, on this machine and in the database: then every heartbeat looks old, or none looks old for
-        hours. So the wall clock makes a worker silent only if all four conditions hold: by the wall clock, the last
-        heartbeat is very old (the last column); this process has seen no second heartbeat of the worker; the wall
-        clock was not set since this process first saw the worker; and the worker's process is not proven to exist. The
-        last condition is for a clock that was set just before this process started.
+        hours. So the wall clock makes a worker silent only if all of these hold. The last heartbeat is very old (the
+        last column). This process has seen no second heartbeat of the worker. The wall clock was not set since this
+        process first saw the worker. It is not proven that the worker's process exists (the clock may have been set
+        just before this process started).
         """
         now_s, before = time.monotonic(), self._beats
         ahead_s = now / 1e6 - now_s

@@ -147,7 +147,7 @@ class Mailbox(Part):
 
 
 def stands_for(event_id: str) -> str:
-    """A key for `perdure_signals` that stands for a signal without a key. No key of a user begins with "!"."""
+    """The key in `perdure_signals` for a signal that has no key. No key of a user begins with "!"."""
     return f"!{event_id}"
 
 

@@ -1,8 +1,8 @@
 """Retention: prunes whole families that ended long ago, and leaves a tombstone for each of their runs.
 
-A family is pruned whole or not at all, because its journals refer to each other. The tombstone has three uses: the
-triggers of the database allow the deletion only if there is a tombstone; the id cannot be used again; and the
-tombstone has the head of the hash chain, so that a copy in another place can be checked.
+A family is pruned whole or not at all, because its journals refer to each other. The tombstone has three uses. The
+triggers of the database allow the deletion only if there is a tombstone. The id cannot be used again. The tombstone
+has the head of the hash chain, to check a copy in another place.
 
 A blob is deleted if no other run uses it. Every commit that stores a blob also stores which run uses the blob
 (`perdure_blob_uses`), so a prune need not scan the remaining events.

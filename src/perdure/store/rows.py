@@ -129,7 +129,7 @@ def body_or_none(data: bytes, what: str) -> AnyBody | None:
     try:
         return body_from(data, what)
     except StoreCorrupt:
-        return None  # only that run is affected: the worker that drives the run stops it for a person
+        return None  # only this run is affected: its worker stops it, and a person must look at it
 
 
 def inbox_row(row: Row) -> InboxRow:

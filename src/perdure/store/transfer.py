@@ -2,9 +2,9 @@
 
     close the source → copy family by family → read back and verify the copies → mark the move as done
 
-A run must never be driven from two journals, so the source is closed first and stays closed. If a move is killed at
-any moment, the same call continues the move: a family is copied whole or not at all, and a family that is already in
-the target is skipped. Workers of the target may drive the copied runs at once, since the source is closed.
+A run must never be driven from two journals, so the source is closed first and stays closed. If a move is killed, the
+same call continues it: a family is copied whole or not at all, and families that are already in the target are
+skipped. Workers of the target may drive the copied runs at once, since the source is closed.
 """
 
 from __future__ import annotations

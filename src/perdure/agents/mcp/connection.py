@@ -1,8 +1,8 @@
 """Connections to a server: each event loop has one. The first call opens the connection, and all runs share it.
 
-A connection runs in its own task, the keeper, because the task groups of the SDK must not be inside an attempt: an
-attempt may be cancelled at any moment. Calls only borrow the session. When a connection has ended, the next call opens
-a new connection. Before that it waits, and the wait grows with every connection that ended without a useful answer.
+A connection runs in its own task, the keeper. The task groups of the SDK cannot run inside an attempt, which may be
+cancelled at any moment. Calls only borrow the session. When a connection has ended, the next call opens a new
+connection. Before that it waits, and the wait grows with every connection that ended without a useful answer.
 """
 
 from __future__ import annotations

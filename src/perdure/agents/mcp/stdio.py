@@ -2,9 +2,8 @@
 
 The server's process ends with the worker, and the server's stderr goes to the log `perdure.mcp`.
 
-This module reads the pipes instead of the SDK. For every piece that it reads, the SDK copies the whole unfinished
-line, so an endless line would use a whole core. Here the cost per byte is constant, and a server that writes a too
-long line is ended.
+The SDK could read the pipes too, but it copies the whole unfinished line for every piece that arrives: an endless line
+would use a whole core. Here the cost per byte is constant, and a server that writes a line that is too long is ended.
 
 The exit status and the last lines of stderr are kept, because a closed connection does not say why it was closed.
 """

@@ -200,7 +200,7 @@ class McpServer:
 
         A misspelt name must not leave a tool without its approval, or with the wrong effect class. The error is
         NotReady because the code is wrong, and the run can wait for corrected code. A tool is known if the server
-        offers it now or the run's recorded list has it: so older runs do not stop when the code names a newer tool.
+        offers it now, or the run's recorded list has it. So older runs do not stop when the code names a newer tool.
         """
         left_out = {tool.name: tool.why for tool in now.left_out}
         known = now.by_name() | (pinned.by_name() if pinned is not None else {})

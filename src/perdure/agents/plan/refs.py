@@ -139,7 +139,7 @@ def written(value: Any, depth: int = 0) -> Any:
 def written_arguments(args: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call, with their references as JSON. An argument may have the name `ref`."""
     form: dict[str, Any] = written(args)
-    return dict(form.get(_DATA, form))  # `$data` cannot be a key of the user: such a key would now be `$$data`
+    return dict(form.get(_DATA, form))  # `$data` is perdure's key here: a user's key `$data` was written as `$$data`
 
 
 def read_arguments(form: Any) -> dict[str, Any]:

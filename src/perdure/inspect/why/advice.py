@@ -280,7 +280,7 @@ def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | Non
 
 
 def _stop(scene: Scene, orders: Orders) -> list[AdviceStep]:
-    # A second request to cancel changes nothing. Then the only other way is to end the run without its agent.
+    # A second request to cancel would change nothing. What is left is to end the run without its agent.
     if scene.reading.state.cancel is None:
         return [orders.cancel()]
     return [] if scene.held else [orders.force()]

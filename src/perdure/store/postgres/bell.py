@@ -231,7 +231,7 @@ class NotifyBell:
     def _is_ours(self, connection: Connection) -> bool:
         """Does this connection hear what another connection sends?
 
-        Then the session belongs to this connection alone, even through a proxy.
+        If it does, the session belongs to this connection alone, even through a proxy.
         """
         processes = set()
         # Test several times, and require the same server process each time: behind a proxy, one test may succeed by

@@ -56,8 +56,8 @@ class RoundTripClock:
         It is 0 if the difference is within the error of measurement, so that the time does not jitter.
         """
         heard_us, beyond_us = _steady_us(), _beyond_us()
-        # Measure by the steady clock. The wall clock may be set between the question and this line: then the time of
-        # this process would be wrong from then on, and sleeping runs would wake early.
+        # Measure by the steady clock. The wall clock may be set between the question and this line: then this process
+        # would have a wrong time, and sleeping runs would wake early.
         difference_us = server_us - (self._asked_us + heard_us) // 2 - beyond_us
         return Ahead(difference_us if abs(difference_us) > heard_us - self._asked_us + _SAME_US else 0, beyond_us)
 
@@ -210,8 +210,8 @@ def connect(said: dict[str, Any], place: str, answer_s: float = ANSWER_S) -> Con
     # reports, and the server sees the proxy's address and port instead of this connection's. One sign alone is not
     # enough: a proxy on this machine may by chance use the same port number to the server.
     connection.direct = process == connection.info.backend_pid and (host, port) == _own_address(connection)
-    # A migration must see what other processes have committed while it waited for its lock, whatever the server's
-    # default is.
+    # Do not use the server's default: a migration must see what other processes have committed while it waited for its
+    # lock.
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     connection.prepare_threshold = 1 if connection.direct else None
     # Use one type for all numbers: psycopg would choose the type by the size of the number, and each type would be

@@ -4,8 +4,8 @@ A connection is lent for one statement or transaction. If it is not certain that
 closed.
 
 If the server cannot be reached, the pool tries it again after a pause, which grows. During the pause, a caller that
-wants a connection gets the error at once. So no caller waits a second time for the same dead server, and the log has
-one line when the server goes away and one line when it is back.
+wants a connection gets the error at once. So callers do not wait again for the same dead server. The log has one line
+when the server goes away, and one line when it is back.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ class Connections:
         try:
             connection = connect(self._said, self.where, self.answer_s)
         except StoreError as error:
-            # If this process was connected before, the error tells the caller to retry: the process must not end only
-            # because a password is being changed, or a database is being restored.
+            # If this process was connected before, tell the caller to retry: a changed password, or a database that is
+            # being restored, must not end the process.
             told = StoreUnavailable(str(error)) if self._reached else error
             self._is_away(told)
             raise told from None

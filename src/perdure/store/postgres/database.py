@@ -132,8 +132,8 @@ class PostgresDatabase:
                 lost = error
         if lost is not None:
             # COMMIT was sent, and its answer was lost. Look the transaction up only now, after the dead connection has
-            # left the pool: when the server restarts, every thread that commits comes here, and their dead connections
-            # could fill the pool.
+            # left the pool. After a restart of the server, every committing thread is here, and their dead connections
+            # would fill the pool.
             self.connections.lost()
             self._clear_up(xid, lost, lambda fresh: arrived(fresh, done))
         self.committed_since(began_s)

@@ -62,7 +62,7 @@ class PostgresJournal(Journal):
         # Tools may take long. They get at most half of the connections; the rest is for everything else, such as
         # heartbeats.
         self._room_for_tools = threading.BoundedSemaphore(max(self._database.connections.limit // 2, 1))
-        self._doubtful: set[str] = set()  # the first event's id of each append whose outcome is unknown
+        self._doubtful: set[str] = set()  # appends with unknown outcome, by the id of their first event
 
     def append(self, batch: Sequence[Append]) -> list[Appended]:
         called_s = time.monotonic()
@@ -305,7 +305,7 @@ class PostgresJournal(Journal):
 
         The nonce is stored in `_nonces` before it is sent, because the outcome of its own commit may be unknown too.
 
-        If a nonce was only used for a fence, it is used again: no append that may arrive late has this nonce.
+        A nonce that only a fence has used is used again: no late append has this nonce.
         """
         known = self._nonces.setdefault(_lease_name(lease), [lease.nonce])
         if len(known) == 1:

@@ -181,12 +181,11 @@ FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run
 SELECT hash FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = ?) AND seq = ?
 
 -- name: growing_runs
--- The runs that may have changed since a reader knew all runs up to a place: new runs, and unfinished runs. A run gets
--- its id and its transaction number before its commit. So the query returns a run only if its transaction is older
--- than every transaction that is still under way: no run with an earlier place can appear later. After a dump was
--- restored into another server, its transaction numbers may be in the future there; such runs are old, and their place
--- begins with 0. Each part is a query of its own, with conditions on plain columns, so that the index returns the rows
--- of a page in order.
+-- The new runs, and the unfinished runs: see Reading.growing. A run gets its transaction number before its commit. So
+-- a run is returned only if its transaction is older than all transactions that are under way: then no run with an
+-- earlier place can appear later. After a restore into another server, a transaction number may be in the future; such
+-- a run is old, and its place begins with 0. Two separate queries with conditions on plain columns let the index
+-- return the rows in order.
 SELECT {run}, commit
 FROM (
     (SELECT r.*, 0::bigint AS commit FROM perdure_runs AS r
@@ -372,8 +371,8 @@ ORDER BY a.expires_at NULLS LAST, a.asked_at, a.id
 -- == Budgets and costs ===============================================================================================
 
 -- name: charge_budgets
--- Count the charge in the run's budget and in all budgets above it: so the runs together cannot exceed a budget above.
--- The budget of the root is locked first, as in every transaction.
+-- Count the charge in the run's budget and in all budgets above it. The budget of the root is locked first, as in
+-- every transaction.
 WITH RECURSIVE applies (run) AS (
     SELECT ledger FROM perdure_runs WHERE id = :run
     UNION

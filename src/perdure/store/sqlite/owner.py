@@ -1,9 +1,9 @@
 """Finds out to which program a database file belongs, without taking a lock, creating a log, or changing a byte.
 
 Only the file's header is read, through SQLite's own file layer. Python must not open the file itself: to close it
-would drop the locks of this process's other connections to it. A SQLite connection cannot be used either: to leave the
-log unchanged, it would have to ignore the log, and then a journal looks damaged during a checkpoint, and for ever
-after a kill during a checkpoint.
+would drop the locks of this process's other connections to it. A SQLite connection cannot be used either. To leave the
+log unchanged, it would have to ignore the log. Then a journal looks damaged during a checkpoint, and also after a kill
+during a checkpoint.
 """
 
 from __future__ import annotations

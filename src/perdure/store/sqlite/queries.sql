@@ -113,8 +113,8 @@ ORDER BY id
 SELECT hash FROM perdure_events WHERE id = (SELECT id << 32 FROM perdure_runs WHERE run_id = ?) + ?
 
 -- name: growing_runs
--- The runs that may have changed since a reader knew all runs up to :newest: new runs, and unfinished runs.
--- A place is (0, id): with one writer at a time, ids are given in the order of commits.
+-- The new runs (after :newest), and the unfinished runs: see Reading.growing. A place is (0, id): with one writer at a
+-- time, ids are given in the order of commits.
 SELECT {run}, 0
 FROM perdure_runs
 WHERE id > :after AND (id > :newest OR status NOT IN ('succeeded', 'failed', 'cancelled'))
@@ -238,7 +238,7 @@ ORDER BY a.expires_at IS NULL, a.expires_at, a.asked_at, a.id LIMIT :limit
 -- == Budgets and costs ===============================================================================================
 
 -- name: charge_budgets
--- Count the charge in the run's budget and in all budgets above it: so the runs together cannot exceed a budget above.
+-- Count the charge in the run's budget and in all budgets above it.
 WITH RECURSIVE applies (run) AS (
     SELECT ledger FROM perdure_runs WHERE id = :run
     UNION
