@@ -394,7 +394,7 @@ class _Reading:
                 case _:
                     raise StoreCorrupt(f"{self._path} has a line of kind {line.__struct_config__.tag} that belongs to no run")
         if self._expected:
-            raise StoreCorrupt(f"{self._path} lacks run {min(self._expected)}, which another run in it has started")
+            raise StoreCorrupt(f"{self._path} lacks run {min(self._expected)}, which its header or another run names")
 
     def _begin(self, header: Header) -> None:
         if self.header is not None:
