@@ -86,7 +86,7 @@ class RunRow(Struct, frozen=True, gc=False):
 
 
 class Served(Struct, frozen=True, gc=False):
-    """An agent in a version whose code a worker has."""
+    """An agent and its version. The worker has the code of this version."""
 
     agent: str
     version: str

@@ -804,7 +804,7 @@ INSERT INTO perdure_blob_uses (run, digest) VALUES (?, ?) ON CONFLICT DO NOTHING
 SELECT digest FROM perdure_blobs WHERE digest = ANY (ARRAY(SELECT decode(value, 'hex') FROM jsonb_array_elements_text(:digests::jsonb) AS v (value)))
 
 -- name: run_to_keep
--- For a transaction that adds a run to the family of this run: this run cannot be pruned before that transaction ends.
+-- Lock this run against a prune, while the transaction adds another run to its family.
 SELECT id FROM perdure_runs WHERE run_id = ? FOR KEY SHARE
 
 -- name: prunable

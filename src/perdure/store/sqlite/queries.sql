@@ -516,7 +516,7 @@ INSERT OR IGNORE INTO perdure_blob_uses (run, digest) VALUES (?, ?)
 SELECT digest FROM perdure_blobs WHERE digest IN (SELECT unhex(value) FROM json_each(:digests))
 
 -- name: run_to_keep
--- For a transaction that adds a run to the family of this run: this run cannot be pruned before that transaction ends.
+-- No lock is needed against a prune: on SQLite only one transaction writes at a time.
 SELECT id FROM perdure_runs WHERE run_id = ?
 
 -- name: prunable
