@@ -10,7 +10,7 @@ import click
 from perdure.cli import common
 from perdure.cli.times import parse_past
 from perdure.inspect.audit import Audit
-from perdure.inspect.retention import Buried
+from perdure.inspect.retention import PrunedRuns
 
 POLL_S = 0.25
 
@@ -24,7 +24,7 @@ def command(since: str | None, follow: bool, url: str | None, as_json: bool) -> 
     """Every event of every run as one JSON object per line, with or without --json."""
     start = 0 if since is None else parse_since(since, common.now_us())
     with common.existing_runs(url) as store:
-        audit, buried = Audit(store, start), Buried(store, start)
+        audit, buried = Audit(store, start), PrunedRuns(store, start)
         while True:
             version, begun_s = store.version(), time.monotonic()
             for line in chain(audit.more(), buried.more()):

@@ -31,9 +31,9 @@ def command(run_id: str | None, file: str | None, url: str | None, as_json: bool
         return _exported(file, as_json)
     bad = runs = events = 0
     with common.existing_runs(url) as store:
-        kin = Relatives(store)
+        relatives = Relatives(store)
         for row in [require(store, run_id)] if run_id is not None else all_rows(store):
-            verdict = verify_run(store, row, kin)
+            verdict = verify_run(store, row, relatives)
             runs, events, bad = runs + 1, events + verdict.events, bad + (verdict.problem is not None)
             if as_json:
                 common.out_json(msgspec.to_builtins(verdict))
