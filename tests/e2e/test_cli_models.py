@@ -153,7 +153,7 @@ def test_a_wrong_call_is_told(desk: Desk, call: str, code: int, words: str) -> N
 def test_costs_have_the_model_and_what_was_lost(desk: Desk) -> None:
     table = desk.say("costs", "--by", "model")
     assert "lost" in table.splitlines()[0]
-    assert "1 request to models lost with a worker: counted with what was reserved for them, nothing without max_tokens" in table
+    assert "1 request to models lost with a worker: each counts what was reserved for it, 0 without max_tokens" in table
     (row, _) = [json.loads(line) for line in desk.say("costs", "--by", "model", "--json").splitlines()]
     assert (row["group"], row["calls"], row["tokens_in"], row["tokens_out"], row["lost"]) == ("claude-x", 2, 3204, 555, 1)
     cost = json.loads(desk.say("show", "r", "--json"))["cost"]

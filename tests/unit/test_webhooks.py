@@ -68,7 +68,7 @@ def test_a_header_that_was_changed_is_noticed(name, value, says):
 @pytest.mark.parametrize("name", ["Perdure-Id", "Perdure-Timestamp", "Perdure-Signature"])
 def test_a_header_that_is_missing_or_there_twice_is_refused(name):
     headers = signed()
-    with pytest.raises(InvalidWebhook, match=f"{name} is there more than once"):
+    with pytest.raises(InvalidWebhook, match=f"{name} is present more than once"):
         verify(SECRET, {**headers, name.upper(): headers[name]}, BODY, now=NOW)
     del headers[name]
     with pytest.raises(InvalidWebhook, match=f"{name} is missing"):

@@ -22,10 +22,10 @@ MOST = 10**15
 @click.command("unpause")
 @common.run_argument
 @click.option("--note", metavar="TEXT", help="A note for the journal.")
-@click.option("--add-usd", metavar="X", help="Dollars to add to the budget that it has used up.")
-@click.option("--add-tokens", type=click.IntRange(1, MOST), metavar="N", help="Tokens to add to it.")
-@click.option("--add-calls", type=click.IntRange(1, MOST), metavar="N", help="Calls to add to it.")
-@click.option("--add-seconds", metavar="S", help="Seconds to add to it.")
+@click.option("--add-usd", metavar="X", help="Dollars to add to the budget that the run has used up.")
+@click.option("--add-tokens", type=click.IntRange(1, MOST), metavar="N", help="Tokens to add to that budget.")
+@click.option("--add-calls", type=click.IntRange(1, MOST), metavar="N", help="Calls to add to that budget.")
+@click.option("--add-seconds", metavar="S", help="Seconds to add to that budget.")
 @by_option("Who says so.")
 @common.url_option
 @common.json_option
@@ -42,8 +42,8 @@ def command(
 ) -> None:
     """Continue a run that is paused or needs attention.
 
-    What is added goes to the budget that RUN has used up, its own or a parent's. Every run that this budget stopped
-    goes on.
+    The --add options raise the budget that RUN has used up, its own or a parent's. Every run that this budget stopped
+    continues.
     """
     settings = common.settings_with(url=url)
     _check_amount(add_usd, "--add-usd")

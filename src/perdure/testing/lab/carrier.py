@@ -27,9 +27,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from perdure.testing.forking import fork, let_signals_in
+from perdure.testing.forking import fork, unblock_signals
 from perdure.testing.lab.ledger import EffectLedger, attempt_of
-from perdure.testing.lab.lifeline import hang_on_as_before
+from perdure.testing.lab.lifeline import end_with_lab_again
 from perdure.testing.lab.warp import Warp
 
 _POLL_S = 0.003
@@ -67,8 +67,8 @@ def leave_behind(home: Path, perform: Perform, note: Note) -> None:
 def _carry(mark: Path, told: int, perform: Perform, note: Note) -> None:
     """Everything that the carrier does. At the fork, perdure's hooks closed the lock files and event loops in it."""
     try:
-        let_signals_in()
-        hang_on_as_before()
+        unblock_signals()
+        end_with_lab_again()
         # The carrier holds this lock until it ends. Other processes see by the lock whether the carrier has ended.
         descriptor = os.open(mark, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -128,17 +128,17 @@ class Late:
         return any((one.run, one.call) == (run, call) for one in self._waiting)
 
     def arrive(self, run: str, call: int) -> None:
-        """Let the late requests of this call take effect, and wait for that. The run's clock stands still then."""
+        """Let the late requests of this call take effect, and wait for that. Meanwhile the run's clock stands still."""
         for one in [one for one in self._waiting if (one.run, one.call) == (run, call)]:
             with self._warp.held():
-                self._let_go(_mark(self._home, one.pid))
+                self._let_arrive(_mark(self._home, one.pid))
             self._waiting.remove(one)
 
     def arrive_all(self) -> None:
         for one in list(self._waiting):
             self.arrive(one.run, one.call)
 
-    def _let_go(self, mark: Path) -> None:
+    def _let_arrive(self, mark: Path) -> None:
         if not mark.exists():
             return  # the fork had failed, so there is no carrier
         _go(mark).touch()
