@@ -104,7 +104,7 @@ async def build(url: str) -> tuple[float, float]:
 
 
 async def resume(url: str) -> tuple[float, float]:
-    """Resume that run: from opening the journal to its next call."""
+    """Resume the run of `build`: from opening the journal to its next call."""
     watch = Stopwatch()
     async with Perdure(url, agents=[doomed]) as app, asyncio.TaskGroup() as group:
         driving = group.create_task(app.drive("long"))

@@ -39,7 +39,7 @@ async def build(url: str, calls: str) -> None:
 
 
 async def resume(url: str, _: str) -> None:
-    """Resume that run in another process, up to its next call."""
+    """Resume the run of `build` in another process, up to its next call."""
     print(time.monotonic_ns(), flush=True)
     async with Perdure(url, agents=[agents.doomed]) as app:
         await app.engine.drive("long")
@@ -52,7 +52,7 @@ async def talk(url: str, turns: str) -> None:
 
 
 async def talk_on(url: str, _: str) -> None:
-    """Resume that conversation in another process, up to its next tool."""
+    """Resume the conversation of `talk` in another process, up to its next tool."""
     print(time.monotonic_ns(), flush=True)
     async with Perdure(url, agents=[agents.talker]) as app:
         await app.engine.drive("long")

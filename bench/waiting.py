@@ -47,7 +47,7 @@ def _idle(folder: Path, url: str) -> tuple[float, ...]:
 
 
 async def _decisions(url: str, times: int) -> list[float]:
-    """From approve() to the next effect of the run, in another process."""
+    """The time from approve() to the next effect of the run, which is driven in another process."""
     waits = []
     async with Perdure(url) as app:
         for _ in range(times):

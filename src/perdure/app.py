@@ -391,7 +391,7 @@ class Perdure:
     async def approvals(
         self, *, status: ApprovalStatus | None = "pending", tenant: str | None = None, run_id: str | None = None, limit: int = 100
     ) -> list[ApprovalRow]:
-        """The approvals that wait for a decision. Those that expire first are first in the list.
+        """The approvals that wait for a decision, sorted by their expiry.
 
         `status` selects approvals with another status; None: all approvals.
         """
@@ -613,7 +613,7 @@ class Perdure:
         inline = payload.inline
         return self.reading.blob(str(payload.blob)) if inline is None else inline
 
-    # This method is the last one, because after it the name `list` means this method inside the class.
+    # This method comes last: after its definition, the name `list` means this method inside the class.
     async def list(
         self,
         *,
@@ -667,8 +667,8 @@ class Handle:
         """Wait for the run's result, and return it.
 
         If this app has the agent and no other worker holds the run, the run is driven in this process. Raises
-        RunFailed or RunCancelled if the run ended so, NeedsAttention if the run waits for a person, and ResultTimeout
-        after `timeout` seconds. After a ResultTimeout the run continues.
+        RunFailed or RunCancelled if the run failed or was cancelled, NeedsAttention if the run waits for a person, and
+        ResultTimeout after `timeout` seconds. After a ResultTimeout the run continues.
         """
         if timeout is not None and (not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or math.isnan(timeout)):
             raise InvalidInput(f"result(timeout={shown(timeout)}): a number of seconds, or None to wait for ever")
@@ -785,8 +785,8 @@ def _check_unambiguous(agent: Agent[Any, Any], options: dict[str, Any]) -> None:
 def _same_run(row: RunRow, agent: str, tenant: str, actor: str | None, input_digest: str) -> None:
     if row.tenant != tenant:
         # All tenants of a database share the run ids, because idempotency keys and the ids of children are derived
-        # from run ids. So the message must say that the id is taken. It must not say anything else: not the owner, not
-        # the agent, not the status.
+        # from run ids. So the message has to say that the id is taken. It must not name the owner, the agent or the
+        # status.
         raise Conflict(f"the run id {row.run_id} is taken; choose another")
     if row.agent != agent:
         raise Conflict(f"run {row.run_id} belongs to agent {row.agent}, not {agent}; choose another id")

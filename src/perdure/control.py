@@ -288,7 +288,7 @@ def _check_answer(call: Any, did_not_happen: Any, fail: Any, final: Any) -> None
 
 
 def known_name(by: Any) -> str:
-    """The name in the form that is compared and recorded: two spellings of one name are the same person."""
+    """The name in the form that is compared and recorded, so that two spellings of a name count as one person."""
     # Python decodes invalid UTF-8 on a command line to lone surrogates. They are escaped, so that the name can be
     # stored and shown.
     name = same_name(by.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(by, str) else by)

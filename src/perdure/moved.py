@@ -20,7 +20,7 @@ MOVED = {
 
 
 class Finder:
-    """Finds a module that has moved: an empty module with the old name gets all names of the new module.
+    """Finds a module by its old name: creates an empty module, and copies all names of the new module into it.
 
     The class has no base class, because importing `importlib.abc` takes longer than this whole module.
     """

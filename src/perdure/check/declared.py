@@ -1,4 +1,4 @@
-"""What a file declares: its agents, its tools and their hooks, for every way to import the names of perdure."""
+"""What a file declares: its agents, its tools and their hooks. The file may import perdure's names in any way."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TRANSPARENT = frozenset(
 
 
 class Declared(NamedTuple):
-    """A function that the file makes an agent, a tool or a hook, with the options of that agent, tool or hook."""
+    """A function that the file declares as an agent, a tool or a hook, with its options."""
 
     name: str
     function: Function

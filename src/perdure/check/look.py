@@ -33,7 +33,7 @@ def look(path: Path | str, data: bytes) -> Seen:
     shown = str(path)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the parser warns of escapes such as "\d"; no rule needs this
+            warnings.simplefilter("ignore")  # the parser warns of escapes such as "\d"; no rule needs these warnings
             return _look(shown, decode(data))
     except NotPython as wrong:
         way_out = "fix it first: nothing else in the file was checked"

@@ -22,7 +22,7 @@ _PARTS = (ast.FormattedValue, ast.JoinedStr, ast.BinOp, ast.Tuple, ast.List, ast
 # -- Does a keyed tool use its key? To print the key, or to assign the key to a name that is not used, is no use
 
 
-def hands_on(names: BoundNames, function: Function, parameter: str) -> bool:
+def uses_key(names: BoundNames, function: Function, parameter: str) -> bool:
     """Does the function use the key of its Call, or pass the Call to code that may use the key?"""
     scope = names.scopes[function]
     known, todo = {parameter}, [parameter]
@@ -140,7 +140,7 @@ def _key(file: File, tool: Declared) -> None:
     if parameter is None:
         message = "is `keyed` and takes no Call, so that it cannot send call.key: repeated after a crash it acts twice"
         file.say(tool.at, "key", where, message, way_out)
-    elif not hands_on(file.names, tool.function, parameter):
+    elif not uses_key(file.names, tool.function, parameter):
         message = f"is `keyed` and never sends {parameter}.key: repeated after a crash it acts twice"
         file.say(tool.at, "key", where, message, way_out)
 

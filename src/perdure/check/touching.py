@@ -41,7 +41,7 @@ def look_at_touching(file: File, unit: Unit) -> None:
 def _name(file: File, unit: Unit, node: ast.Name | ast.Attribute, scope: Scope) -> None:
     above = file.names.parents.get(node)
     if isinstance(above, ast.Attribute):
-        return  # only the whole dotted name is checked, and this is a part of one
+        return  # this node is a part of a dotted name, and only the whole name is checked
     dotted = file.names.dotted(node, scope)
     if dotted and (fact := fact_of(dotted)) is not None:
         _say(file, unit, node, fact, _shown(node) + ("()" if isinstance(above, ast.Call) and above.func is node else ""))

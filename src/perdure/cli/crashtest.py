@@ -188,7 +188,7 @@ def _with_command(report: Report, url: str | None) -> Report:
 
 
 def _asked(ledger: str) -> Callable[[Path], Any]:
-    """A function that calls the user's ledger function, with the trial's folder if it has a parameter."""
+    """A function that calls the user's ledger function, with the trial's folder if that function has a parameter."""
     if not ledger.rpartition(":")[0]:
         raise InvalidInput(f"--ledger {ledger}: it names no function; write FILE.py:FUNCTION")
     function = load_function(ledger)
@@ -246,7 +246,7 @@ def _progress() -> Iterator[Callable[[int, int, str], None]]:
     rich = importlib.import_module("rich.progress")
     columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeRemainingColumn())
     console = importlib.import_module("rich.console").Console(stderr=True)
-    # No auto_refresh, which starts a thread: this process forks, and a fork does not copy the threads.
+    # auto_refresh would start a thread. This process forks, and a process with threads cannot fork safely.
     with rich.Progress(*columns, console=console, auto_refresh=False, transient=True) as bar:
         task = bar.add_task("undisturbed", total=None)
 

@@ -51,7 +51,7 @@ def _needs(store: Reading, row: RunRow, url: str | None) -> Iterator[str]:
         yield short_of_budget(store, row, sorted(broke), url)
     for one in (row, *store.family(row.run_id)):
         if one.run_id in broke:
-            continue  # the line of short_of_budget is for all these runs
+            continue  # short_of_budget makes one line for all these runs
         if one.status == "waiting_approval":
             for asked in store.approvals(ApprovalFilter(run_id=one.run_id, limit=SHOWN + 1)):
                 yield "   or: ".join(commands(store, asked, common.now_us(), url))
@@ -81,7 +81,7 @@ def _all(store: Reading, row: RunRow, url: str | None) -> str:
 
 
 def stuck_child(store: Reading, row: RunRow) -> RunRow | None:
-    """A run below that needs attention, if the run waits and no run below can wake it; else None."""
+    """A run below this run that needs attention. None if this run does not wait, or a run below can still wake it."""
     if row.status != "waiting" or row.ready_at is not None or row.holder is not None:
         return None
     family = store.family(row.run_id)

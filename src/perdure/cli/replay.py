@@ -114,7 +114,7 @@ def _every(store: Reading, words: tuple[str, ...], tools: str | None) -> Iterato
 
 
 def _is_history(row: RunRow, agent: Agent[Any, Any]) -> bool:
-    """Is this a finished run of another version, which code with a declared version need not be able to replay?
+    """Is this a finished run of another version, and does the code declare its version? Then it need not replay.
 
     A version is declared if it is not the digest of the source.
     """

@@ -79,7 +79,7 @@ async def _resume(
 
 
 async def _adopt(app: Perdure, row: RunRow) -> None:
-    """Adopt the run and the unfinished runs below it, each if this process does not have the version of that run."""
+    """Adopt the run and the unfinished runs below it, except the runs whose version this process has."""
     for one in (row, *app.reading.family(row.run_id)):
         here = [served.version for served in app.versions if served.agent == one.agent]
         if here and one.version not in here:

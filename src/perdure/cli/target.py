@@ -320,7 +320,7 @@ def _judge(recorded: str | None, url: str) -> _Judged:
     distrust, own = _distrust(file, url)
     if distrust is None:
         return _Judged(f"{file}:{name}" if name else str(file))
-    # If the file belongs to another user, do not put its path into the command: the user must find the code.
+    # If the file belongs to another user, do not suggest its path: the user must name the code.
     words = shell.quote(f"{file}:{name}" if name else str(file)) if own else ""
     refused = "a database alone must not choose code: look at it, then"
     return _Judged(None, words, f"was started from {recorded}, {distrust}; {refused}")

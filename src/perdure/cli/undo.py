@@ -40,11 +40,11 @@ _WIDTH = 100  # at most this many characters of arguments or of a result
 @common.url_option
 @common.json_option
 def command(run_id: str, target: str | None, tools: str | None, yes: bool, dry_run: bool, url: str | None, as_json: bool) -> int:
-    """Undo RUN, which has ended: call the @tool.compensate hooks of its completed calls and of its children's.
+    """Undo RUN, which has ended: call the @tool.compensate hooks for the completed calls of RUN and of its children.
 
-    The last call is undone first. The hooks are calls of a separate run, RUN/undo. The same command again goes on
-    where it stopped, and tries a failed hook again. Without TARGET the code recorded with the run is used, as by
-    `perdure resume`.
+    The last call is undone first. The hooks are calls of a separate run, RUN/undo. If you run the command again, it
+    continues where it stopped, and tries a failed hook again. Without TARGET the code recorded with the run is used,
+    as by `perdure resume`.
     """
     from perdure.undo import undoable
 

@@ -77,7 +77,7 @@ Watch = Callable[[Sequence[Boundary]], None]
 
 
 def what_of(body: AnyBody) -> str:
-    """The name of the event inside the name of a boundary."""
+    """The part of a boundary's name that names the event, such as "tool_result"."""
     if isinstance(body, RunReleased):
         return "park" if body.status.startswith("waiting") else "release"
     type_ = type(body).__struct_config__.tag
@@ -114,7 +114,7 @@ class Points:
             self._watch(visits)
 
     def of_events(self, moment: Moment, run_id: str, events: Iterable[Sealed]) -> list[Boundary]:
-        """The names of the commit that contains these events."""
+        """The names of the point before or after the commit that contains these events."""
         found = []
         for sealed in events:
             call, body = sealed.event.call or 0, sealed.event.body

@@ -206,7 +206,7 @@ class _Gate:
 
 T = TypeVar("T")
 TIMEOUT_S = 60.0
-# The margins are 0: the effects of a test's tools are local, so a killed process leaves no request on its way.
+# The margins are 0: the effects of a test's tools are local, so no request arrives after its process was killed.
 SETTINGS = Settings(reconcile_margin_s=0.0, unknown_deadline_s=0.0)
 _SHOWN = 60
 

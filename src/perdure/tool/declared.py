@@ -43,10 +43,10 @@ def pin_of(
 ) -> str:
     """The pin of a tool.
 
-    Every process with the same declaration has the same pin, even if the file has another module name there.
+    Every process with the same declaration has the same pin, even if the module has another name in that process.
     """
     # If a parameter needs pydantic, the pin contains the fields of its class and not only the name. For all other
-    # parameters pydantic is not asked, so that it need not be loaded.
+    # parameters pydantic is not used, so that it need not be loaded.
     structured = [parameter for parameter in parameters if parameter.exact == frozenset()]
     whole = {
         "name": name,
@@ -144,7 +144,7 @@ class Tool(Generic[P, R]):
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Call the tool. To get the result, await the returned coroutine.
 
-        When this returns, the arguments have been checked. Inside an agent the call also has its number. Raises
+        When this returns, the arguments have been checked, and inside an agent the number of the call is fixed. Raises
         InvalidInput for arguments that do not fit. The coroutine raises ToolFailed, or a subclass of it, if the call
         failed and is not tried again.
         """

@@ -253,7 +253,7 @@ def _check_kind(label: str, parameter: inspect.Parameter) -> None:
 
 
 def resolve(annotation: Any, fn: Callable[..., Any], names: Mapping[str, Any]) -> Any:
-    """The annotation that a string means. If a name in the string is not known (yet), the string itself."""
+    """The annotation that a string means; the string itself if it has a name that is not known (yet)."""
     if not isinstance(annotation, str):
         return annotation
     try:

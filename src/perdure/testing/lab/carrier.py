@@ -3,10 +3,14 @@
 The process that is to be killed forks a *carrier* at the point where the tool's function would be called. The carrier
 has everything that the function needs: the arguments, the key, the working folder, and everything that the process had
 prepared, such as clients and variables. The carrier survives the SIGKILL and waits. A later process of the trial lets
-the carrier call the function at the worst moment that the tool's declaration still allows. That is right after the
-reconcile hook has looked for the effect for the first time. If no hook is asked, it is right after the call was made
-again. At the latest it is when the run has ended or parked. So the request always arrives after a truthful "not
-found", and before `timeout` and `settle` are over.
+the carrier call the function, at the first of these moments:
+
+- The reconcile hook has looked for the effect for the first time.
+- The call was made again, and no hook was asked.
+- The run has ended or parked.
+
+So the request arrives after a truthful "not found", and before `timeout` and `settle` are over: at the worst moment
+that the tool's declaration still allows.
 
 A carrier belongs to the process group of its trial, and ends with the group. It never returns to perdure's code.
 """
@@ -65,7 +69,7 @@ def leave_behind(home: Path, perform: Perform, note: Note) -> None:
 
 
 def _carry(mark: Path, told: int, perform: Perform, note: Note) -> None:
-    """Everything that the carrier does. At the fork, perdure's hooks closed the lock files and event loops in it."""
+    """Everything that the carrier does. perdure's at-fork hooks have closed lock files and event loops here."""
     try:
         unblock_signals()
         end_with_lab_again()

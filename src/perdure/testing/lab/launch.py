@@ -96,10 +96,10 @@ class _Child:
 
 
 def _ended(pid: int) -> int | None:
-    """The exit code of a child, which is not reaped. None while the child is alive.
+    """The exit code of a child, without reaping it. None while the child is alive.
 
-    Until the child is reaped, no other process group can get its number. So the processes that the child has left
-    behind can be killed by this number.
+    Until the child is reaped, its pid is not reused as the number of another process group. So the processes that the
+    child has left behind can be killed by this number.
     """
     if not hasattr(os, "waitid"):  # macOS, before CPython 3.13
         gone, status = os.waitpid(pid, os.WNOHANG)

@@ -230,7 +230,7 @@ def _is_unseen(case: TrialFacts, place: Place) -> bool:
 
 
 def doubts(case: TrialFacts, base: Undisturbed) -> Iterator[Problem]:
-    """Rule: a note for each call that only a person could settle. That is as declared, but a hook would be better."""
+    """Rule: a note for each call that only a person could resolve. That is as declared, but a hook would be better."""
     for place in case.doubted:
         tool, call = place[2], case.calls[place]
         if call.reconcile:
