@@ -88,8 +88,8 @@ def _from_files(folder: Path) -> Iterator[_Given]:
 
 
 def _check_url_of_file(url: str, source: str) -> None:
-    # Search the whole text: libpq has its own rules about where the parameters of a URL begin, and it decodes the
-    # names of parameters.
+    # Search the whole text of the URL and do not parse it: libpq has its own rules about where the parameters begin,
+    # and it decodes the names of parameters.
     rest = unquote(_HARMLESS.sub("", url))
     for name in _NOT_IN_A_FILE:
         if name in rest:
