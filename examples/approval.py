@@ -55,5 +55,5 @@ async def support(run: Run, order: str) -> str:
     try:
         paid = await pay_back(order, details["cents"])
     except NotApproved as refused:  # rejected, expired and withdrawn are three different outcomes
-        return f"not refunded, {refused.outcome}: {refused.note or 'nobody answered in time'}"
+        return f"not refunded, {refused.outcome}: {refused.note or 'no answer in time'}"
     return f"{details['customer']} got {paid} back"

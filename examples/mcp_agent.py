@@ -65,7 +65,7 @@ librarian = ReAct(
     "librarian",
     model=chosen_model(),
     tools=[notes],
-    instructions="You look after somebody's notes. Search before you write. Publish only what you have written down.",
+    instructions="You look after a person's notes. Search before you write. Publish only what you have written down.",
     budget=Budget(usd="0.50"),
     max_turns=12,
 )

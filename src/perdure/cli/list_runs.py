@@ -128,9 +128,9 @@ def _about(row: RunRow, workers: Sequence[WorkerRow], groups: Mapping[str, Group
     own = row.error if row.status in ("failed", "needs_attention") else row.waiting_for
     if row.status == "queued" and row.ready_at is not None and row.ready_at > now:
         own = f"not before {clock(row.ready_at, now)}"
-    nobody = gap(row, workers) if stuck else stranded(row, workers, now)
+    unclaimed = gap(row, workers) if stuck else stranded(row, workers, now)
     suspect = f"a suspect: {deaths_words(row)}" if waits_as_suspect(row, workers, groups, now) else None
-    return "; ".join(words for words in (clip(own or "", 60), nobody, suspect) if words)
+    return "; ".join(words for words in (clip(own or "", 60), unclaimed, suspect) if words)
 
 
 def _worker(row: RunRow, workers: Sequence[WorkerRow]) -> str:

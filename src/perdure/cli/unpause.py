@@ -51,12 +51,12 @@ def command(
     more = Budget(usd=add_usd, tokens=add_tokens, calls=add_calls, seconds=add_seconds)
     add = None if more == Budget() else more
 
-    async def let_go_on(app: Perdure) -> tuple[list[str], RunRow, str]:
+    async def continue_run(app: Perdure) -> tuple[list[str], RunRow, str]:
         going_on = await app.unpause(run_id, by=speaker(by), note=note, add=add)
         row = await app.handle(run_id).row()
         return going_on, row, who_goes_on(app.reading, row, settings, url)
 
-    going_on, row, then = speak(settings, let_go_on)
+    going_on, row, then = speak(settings, continue_run)
     if as_json:
         common.out_json({"run_id": run_id, "status": row.status, "going_on": going_on})
         return
