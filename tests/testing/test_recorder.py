@@ -405,11 +405,11 @@ def test_a_test_that_cannot_be_written_is_refused_before_anything_is(tmp_path):
     perdure(tmp_path, "run", "shop.py:support", "order=o-7", "--id", "o7")
     for words, why in (
         (("shop.py:support", "--test", "nowhere/test_o7.py"), "there is no folder nowhere"),
-        (("nothing.py:support", "--test", "test_o7.py"), "nothing.py is not here"),
+        (("nothing.py:support", "--test", "test_o7.py"), "nothing.py does not exist"),
         (("bad-name.py:support", "--test", "test_o7.py"), "cannot be imported by its name"),
         (("json.py:support", "--test", "test_o7.py"), "cannot be imported by its name"),
         (("shop.py", "--test", "test_o7.py"), "FILE.py:NAME"),
-        (("shop.py:stranger", "--test", "test_o7.py"), "is of agent 'support', and shop.py:stranger is agent 'stranger'"),
+        (("shop.py:stranger", "--test", "test_o7.py"), "belongs to agent 'support', but shop.py:stranger is agent 'stranger'"),
         (("deploy.toml", "--test", "test_o7.py"), 'Plan.from_file("deploy.toml", tools), and name it: FILE.py:deploy'),
         (("shop.py:support", "--test", "test_o7.txt"), "ends in .py, such as test_o7.py"),
         (("shop.py:support", "--test", "test_o7.py", "-o", "test_o7.py"), "cannot be the export and its test"),
