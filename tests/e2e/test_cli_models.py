@@ -111,10 +111,10 @@ def test_a_trace_says_which_answer_wanted_a_tool_and_what_it_had_heard(desk: Des
     looked = next(event["seq"] for event in events if event["type"] == "tool_call_completed")
     told = desk.say("trace", "r", str(looked))
     assert 'wanted it: lookup(order="o-1"):' in told
-    assert "it had heard: somebody said: “my order is \\u202ebroken”" in told
+    assert "it had received: somebody said: “my order is \\u202ebroken”" in told
     assert "“Let me see.”" in told
     end = desk.say("trace", "r", str(len(events)))
-    assert "it had heard: the result of lookup: order o-1: \\x1b[2J\\u202e broken xxx" in end
+    assert "it had received: the result of lookup: order o-1: \\x1b[2J\\u202e broken xxx" in end
 
 
 def test_the_exact_request_of_a_call_can_be_had_and_hashed(desk: Desk) -> None:

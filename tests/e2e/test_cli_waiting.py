@@ -652,7 +652,7 @@ def test_what_a_budget_does_at_its_end_stays_as_the_agent_declares_it(desk):
 
 def test_children_that_one_budget_stops_are_named_in_one_line_with_one_command(desk):
     over = desk("run", "control.py:team", "--id", "q", "--budget-usd", "0.02", code=4).stderr
-    assert "run q waits for children that its budget does not suffice for" in over
+    assert "run q waits for children that its budget has stopped" in over
     assert re.search(r"\n  \d children were stopped by the budget of q: perdure unpause q --add-usd N\n", over)
     assert "q/" not in over
     desk("unpause", "q", "--add-usd", "1")

@@ -239,7 +239,7 @@ def test_check_says_that_the_arguments_are_right(tmp_path: Path) -> None:
     written(tmp_path)
     checked = perdure(tmp_path, "run", "plan.toml", "--tools", "tools.py", "--check", "service=shop")
     assert checked.returncode == 0, checked.stderr
-    assert "nothing wrong with it or its arguments" in checked.stdout
+    assert "no problem in it or its arguments" in checked.stdout
 
 
 def test_every_problem_of_a_plan_is_a_line_of_its_own(tmp_path: Path) -> None:

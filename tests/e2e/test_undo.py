@@ -323,7 +323,7 @@ def test_an_undo_in_which_everything_was_given_up_says_so_and_no_worker_is_asked
     stopped = office("undo", "l", "trip.py:letter", "--yes", code=3)
     assert office("list", "--unserved", "--agent", "letter.undo").stdout == ""
     doctor = office("doctor").stdout
-    assert "1 undo half done: of l" in doctor
+    assert "1 undo unfinished: of l" in doctor
     assert "→ perdure undo l" in doctor
     office("reject", stopped.stderr.partition("perdure reject ")[2].split()[0], "--reason", "by hand")
     said = office("undo", "l", "trip.py:letter").stdout
@@ -379,7 +379,7 @@ def test_a_cancelled_undo_says_how_far_it_came(office: Office) -> None:
 def test_an_undo_is_neither_undone_nor_resumed(office: Office) -> None:
     (office.folder / "die").write_text("before tag")
     office("undo", "t", "trip.py:trip", code=-signal.SIGKILL)
-    assert "run t/undo is the undo of run t, and goes on with: perdure undo t" in office("resume", "t/undo", code=2).stderr
+    assert "run t/undo is the undo of run t; continue it with: perdure undo t" in office("resume", "t/undo", code=2).stderr
     assert "an undo cannot be undone" in office("undo", "t/undo", code=2).stderr
     assert "perdure undo t" in office("why", "t/undo").stdout
     left = office("undo", "t", "trip.py:trip", "--dry-run").stdout

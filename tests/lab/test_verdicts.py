@@ -133,7 +133,7 @@ def test_an_effect_that_is_missing_is_not_said_to_show_twice() -> None:
     report = matrix(vagrants.marks, boundaries=about("during_tool_effect"))
     assert rules(report) == {("effect_lost", "mark_first")}
     (problem,) = report.problems
-    assert "leaves out what the killed process had not done: payments has 1 lines instead of 2" in problem.sentence
+    assert "does not do what the killed process had not done: payments has 1 lines instead of 2" in problem.sentence
     assert "twice" not in problem.sentence
 
 

@@ -183,7 +183,7 @@ class Wrong:
         (asynchronous, "must answer at once"),
         (generator, "must answer at once"),
         (Approval(when=cast(Any, asynchronous)), "must answer at once"),
-        (dict.fromkeys, "nobody can tell what|its approval policy takes"),
+        (dict.fromkeys, "are not known|its approval policy takes"),
         ("yes", "approval='yes' is neither True, nor an Approval"),
         (1, "approval=1 is neither True"),
         (Wrong(), "is neither True"),
