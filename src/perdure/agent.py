@@ -272,7 +272,7 @@ def agent(fn: Any = None, /, **options: Any) -> Any:
         return Agent(fn, names=sys._getframe(1).f_locals)
     unknown = options.keys() - {"name", "version", "budget", "circles", "queue"}
     if unknown:
-        raise InvalidInput(f"@agent has no option {min(unknown)}; name, version, budget, circles, queue")
+        raise InvalidInput(f"@agent has no option {min(unknown)}; its options are name, version, budget, circles, queue")
 
     def declare(fn: Any) -> Agent[Any, Any]:
         return Agent(fn, **options, names=sys._getframe(1).f_locals)

@@ -61,7 +61,7 @@ def verify(secret: str, headers: Headers, body: bytes, *, tolerance_s: float = 3
     except ValueError:
         raise InvalidWebhook("the body is not JSON") from None
     if not isinstance(notice, dict) or notice.get("id") != notice_id:
-        raise InvalidWebhook(f"the body is not about what {ID_HEADER} says")
+        raise InvalidWebhook(f"the id in the body is not the id in the header {ID_HEADER}")
     return notice
 
 

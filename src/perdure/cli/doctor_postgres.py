@@ -142,7 +142,7 @@ def _vacuum(health: Health) -> Iterator[Check]:
     else:
         yield Check("autovacuum", "ok", "on" if worst is None else f"on; {worst.dead:,} dead rows in {worst.table}")
     if health.oldest is None or health.oldest.age_us < LONG_US:
-        yield Check("transactions", "ok", "none that this user can see has been open for long")
+        yield Check("transactions", "ok", "no transaction that this user can see has been open for long")
         return
     old = health.oldest
     found = f"process {old.pid} of the server ({old.program or 'no name'}, {old.state}) has had a transaction open for {span(old.age_us)}"

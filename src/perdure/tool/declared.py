@@ -422,7 +422,7 @@ def tool(fn: Any = None, /, **options: Any) -> Any:
         return Tool(fn, **options, names=sys._getframe(1).f_locals)
     unknown = options.keys() - set(_OPTIONS)
     if unknown:
-        raise InvalidInput(f"@tool has no option {min(unknown)}; {', '.join(_OPTIONS)}")
+        raise InvalidInput(f"@tool has no option {min(unknown)}; its options are {', '.join(_OPTIONS)}")
 
     def declare(fn: Any) -> Tool[..., Any]:
         return Tool(fn, **options, names=sys._getframe(1).f_locals)
