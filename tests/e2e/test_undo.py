@@ -302,7 +302,7 @@ def test_changed_code_is_refused(office: Office) -> None:
 def test_a_hook_that_fails_stops_it_there_and_the_same_command_tries_again(office: Office) -> None:
     (office.folder / "broken").touch()
     stopped = office("undo", "t", "trip.py:trip", code=3)
-    assert "0 of 3 calls behind it, and call 4 (tag) of run t could not be undone; try again: perdure undo t " in stopped.stderr
+    assert "0 of 3 calls, and call 4 (tag) of run t could not be undone; try again: perdure undo t " in stopped.stderr
     assert "tag is down" in stopped.stderr
     (office.folder / "broken").unlink()
     assert office("undo", "t", "trip.py:trip").stdout == "run t is undone: 3 calls\n"
@@ -373,7 +373,7 @@ def test_a_cancelled_undo_says_how_far_it_came(office: Office) -> None:
     office("undo", "t", "trip.py:trip", code=3)
     assert "perdure undo t" in office("cancel", "t/undo").stdout
     said = office("undo", "t", "trip.py:trip", code=5).stderr
-    assert "the undo of run t has 0 of 3 calls behind it, and was cancelled: the rest stays as it is" in said
+    assert "the undo of run t has done 0 of 3 calls, and was cancelled: the rest stays as it is" in said
 
 
 def test_an_undo_is_neither_undone_nor_resumed(office: Office) -> None:
