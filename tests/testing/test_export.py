@@ -463,7 +463,7 @@ def test_verify_and_replay_need_nothing_but_the_file(lines, tmp_path):
     spoilt.write_bytes(path.read_bytes().replace(b'"exported_at":"2', b'"exported_at":"3', 1))
     bad = perdure(tmp_path, "verify", "--export", spoilt.name)
     assert (bad.returncode, bad.stdout.count("are as they were written")) == (7, 4)
-    assert bad.stdout.endswith("spoilt.jsonl: NOT INTACT: its runs may be sound, and the file around them is not\n")
+    assert bad.stdout.endswith("spoilt.jsonl: NOT INTACT: the file was changed, even if its runs were not\n")
 
     same = perdure(tmp_path, "replay", "--export", path.name, "shop.py:shop")
     assert (same.returncode, same.stdout.count("same: ")) == (0, 3), same.stdout + same.stderr

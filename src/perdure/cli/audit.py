@@ -16,8 +16,8 @@ POLL_S = 0.25
 
 
 @click.command("audit")
-@click.option("--since", metavar="T", help="From then on: an ISO time (UTC unless it says otherwise), or 15m, 2h, 1d ago.")
-@click.option("--follow", is_flag=True, help="Go on with what happens, until it is interrupted.")
+@click.option("--since", metavar="T", help="Only events from then on: an ISO time (UTC if it names no zone), or 15m, 2h, 1d ago.")
+@click.option("--follow", is_flag=True, help="Also print new events, until interrupted.")
 @common.url_option
 @common.json_option
 def command(since: str | None, follow: bool, url: str | None, as_json: bool) -> None:
