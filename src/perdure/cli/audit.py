@@ -13,7 +13,7 @@ from perdure.cli.times import parse_past
 from perdure.core.events import AnyBody
 from perdure.errors import InvalidInput
 from perdure.inspect.audit import Audit, AuditFilter
-from perdure.inspect.retention import PRUNED, Buried
+from perdure.inspect.retention import PRUNED, PrunedRuns
 from perdure.inspect.view import require
 
 POLL_S = 0.25
@@ -25,10 +25,10 @@ TYPES = sorted([*(str(kind.__struct_config__.tag) for kind in get_args(AnyBody))
 @click.option("--tenant", metavar="NAME", help="Only runs of this tenant.")
 @click.option("--agent", metavar="NAME", help="Only runs of this agent.")
 @click.option("--type", "types", metavar="TYPE", multiple=True, type=click.Choice(TYPES), help="Only events of this type; may be repeated.")
-@click.option("--since", metavar="T", help="From then on: an ISO time (UTC unless it says otherwise), or 15m, 2h, 1d ago.")
-@click.option("--until", metavar="T", help="Up to then: a time as for --since.")
-@click.option("--payloads", is_flag=True, help="With arguments, results, input and output, which may be secret.")
-@click.option("--follow", is_flag=True, help="Go on with what happens, until it is interrupted.")
+@click.option("--since", metavar="T", help="Only events from then on: an ISO time (UTC if it names no zone), or 15m, 2h, 1d ago.")
+@click.option("--until", metavar="T", help="Only events up to then: a time as for --since.")
+@click.option("--payloads", is_flag=True, help="Also print arguments, results, input and output, which may be secret.")
+@click.option("--follow", is_flag=True, help="Also print new events, until interrupted.")
 @common.url_option
 @common.json_option
 def command(
@@ -53,10 +53,10 @@ def command(
         if run_id is not None and store.tombstone(run_id) is None:
             require(store, run_id)
         wanted = AuditFilter(start, end, run_id, tenant, agent, frozenset(types))
-        audit, buried = Audit(store, wanted, payloads=payloads), Buried(store, wanted)
+        audit, pruned = Audit(store, wanted, payloads=payloads), PrunedRuns(store, wanted)
         while True:
             version, begun_s = store.version(), time.monotonic()
-            for line in chain(audit.more(), buried.more()):
+            for line in chain(audit.more(), pruned.more()):
                 common.out_json(line)
             if not follow:
                 return

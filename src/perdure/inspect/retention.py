@@ -39,7 +39,7 @@ def pruned_runs(store: Reading) -> int:
 PRUNED = "run_pruned"  # the type of a tombstone's line; no event has it
 
 
-class Buried:
+class PrunedRuns:
     """Tombstones as lines of the audit trail. Each call of `more` yields only the tombstones that are new."""
 
     def __init__(self, store: Reading, wanted: AuditFilter) -> None:
