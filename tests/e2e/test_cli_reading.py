@@ -184,7 +184,7 @@ def test_show_tells_the_run_now_and_as_of_any_event(killed: Desk) -> None:
 def test_events_are_json_lines_with_the_tool_and_the_key_of_their_call(killed: Desk) -> None:
     events = killed.lines("events", "r")
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
-    assert all(set(event) == set("run_id seq event_id type ts call tool cause key epoch data hash".split()) for event in events)
+    assert all(set(event) == set("run_id seq event_id type ts call tool plan_step cause key epoch data hash".split()) for event in events)
     completed = next(event for event in events if event["type"] == "tool_call_completed")
     assert (completed["call"], completed["tool"]) == (1, "lookup")
     assert re.fullmatch("[0-9a-f]{64}", completed["key"])
@@ -367,3 +367,49 @@ def test_a_reader_that_leaves_early_is_no_error(desk: Desk) -> None:
     child.stdout.close()
     assert child.stderr.read() == ""
     assert child.wait(timeout=60) == 141
+
+
+def test_the_record_of_a_run_that_was_killed_and_resolved_explains_itself(killed: Desk) -> None:
+    killed("resume", "r", "shop.py:shop", code=4)
+    stopped = killed("trace", "r")
+    assert 'the agent decided "charge" among ["charge","wait"], because it is due' in stopped
+    assert "the run needs attention (in_doubt)" in stopped.splitlines()[-1]
+    killed("resolve", "r", "2", "--happened", '{"id": "ch_1"}', "--by", "ann")
+    killed("resume", "r", "shop.py:shop")
+    assert "the run succeeded" in killed("trace", "r").splitlines()[-1]
+    assert not any(link["inferred"] for link in killed.lines("trace", "r"))
+
+    lines = killed.lines("audit", "r")
+    by_id = {line["event_id"]: line for line in lines}
+    for line in lines:
+        while line["caused_by"] is not None:
+            line = by_id[line["caused_by"]]
+        assert line["type"] == "run_created"
+    (decided,) = killed.lines("audit", "--type", "decision_made", "--agent", "shop", "--tenant", "default")
+    assert (decided["context"]["choice"], decided["context"]["reason"]) == ("charge", "it is due")
+    assert killed.lines("audit", "--agent", "many") == []
+    assert killed.lines("audit", "--until", "2020-01-01") == []
+    assert "o-7" not in killed("audit", "r")
+    assert killed.lines("audit", "r", "--type", "run_created", "--payloads")[0]["payloads"] == {"input": {"order": "o-7"}}
+    assert "there is no run x" in killed.refusal("audit", "x", code=6)
+    assert "use one of them" in killed.refusal("audit", "--follow", "--until", "1h", code=2)
+
+    shown = killed("show", "r")
+    assert 'decided "charge" among ["charge","wait"], because it is due' in shown
+    (listed,) = killed.lines("list")
+    assert (listed["said"], listed["failure"], listed["running"]) == ("looking it up", None, [])
+
+
+def test_what_runs_now_is_in_show_and_list_for_programs(desk: Desk) -> None:
+    (desk.folder / "hold").touch()
+    desk.begin("run", "shop.py:shop", "order=o-8", "--id", "h")
+    deadline = time.monotonic() + 60
+    while not (desk.folder / "ledger").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    (listed,) = desk.lines("list")
+    record = json.loads(desk("show", "h", "--json"))
+    for one in (listed, record):
+        assert [(call["call"], call["tool"], call["attempt"]) for call in one["running"]] == [(2, "charge", 1)]
+        assert one["said"] == "looking it up"
+    (desk.folder / "hold").unlink()

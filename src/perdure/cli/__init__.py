@@ -27,7 +27,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "show": ("perdure.cli.show", "The state of a run, now or as of an event."),
     "events": ("perdure.cli.events", "The journal of a run."),
     "why": ("perdure.cli.why", "One page: done, in doubt, waiting, never started, and what to type next."),
-    "trace": ("perdure.cli.trace", "The causal chain from the beginning to an event."),
+    "trace": ("perdure.cli.trace", "The causal chain from the beginning to an event, with the decisions on the way."),
     "approvals": ("perdure.cli.approvals", "Approvals that wait for a decision."),
     "approve": ("perdure.cli.approve", "Approve what an approval proposes."),
     "reject": ("perdure.cli.reject", "Reject what an approval proposes."),

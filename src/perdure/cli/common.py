@@ -381,6 +381,11 @@ def run_argument(function: F) -> F:
     return click.argument("run_id", metavar="RUN", shell_complete=_complete_run)(function)
 
 
+def optional_run_argument(function: F) -> F:
+    """Like `run_argument`, but RUN may be left out. The parameter is `run_id: str | None`."""
+    return click.argument("run_id", metavar="[RUN]", required=False, shell_complete=_complete_run)(function)
+
+
 def approval_argument(function: F) -> F:
     """The argument ID: the id of an approval. The shell completes it from the pending approvals.
 

@@ -20,7 +20,7 @@ from perdure.core import codec
 from perdure.core.budget import micros
 from perdure.core.events import Limits, OnExceed
 from perdure.core.times import utc
-from perdure.errors import InvalidInput, StoreUnavailable
+from perdure.errors import Conflict, InvalidInput, StoreUnavailable
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow
 from perdure.store.open import is_postgres
@@ -113,6 +113,10 @@ def _history(settings: Settings, agent: Agent[Any, Any], kwargs: dict[str, Any],
 
     async def read() -> Any:
         async with Perdure(settings=settings) as app:
+            found = await app.handle(after, tenant=tenant).row()
+            if found.status not in FINISHED:
+                state = found.status.replace("_", " ")
+                raise Conflict(f"run {after} is {state}: its conversation is not over. Wait for its end, or cancel it")
             return await app.transcript(after, tenant=tenant)
 
     return asyncio.run(read())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import click
@@ -19,11 +19,13 @@ from perdure.engine.api import Reading
 from perdure.errors import StoreCorrupt
 from perdure.inspect.cost import budget_view, budget_words, cost_with_children, cost_words
 from perdure.inspect.prompt import request_of_call
-from perdure.inspect.text import asked_words, called, clip, failed, people, place_words, places, plural, result_words, shown, span
-from perdure.inspect.view import RunView, loader, read_run, run_record
+from perdure.inspect.text import asked_words, called, clip, failed, people, place_words, places, plural, result_words, sentence, shown, span
+from perdure.inspect.timeline import PlanStep, steps_of
+from perdure.inspect.view import RunView, loader, read_run, run_record, statements
 from perdure.inspect.why.calls import strays, unread_record, unread_words
 from perdure.inspect.why.waiting import outcome, verdict
 
+_STATED_SHOWN = 20
 _SHOWN_APART = ("model", "messages", "system", "tools")
 
 
@@ -97,17 +99,22 @@ def command(run_id: str, call: int | None, at: int | None, url: str | None, as_j
             common.out_json({**record, "unread": [unread_record(letter, loader(store)) for letter in unread]})
             return
         cost, asks = _cost(reading, store), _asks(reading, loader(store))
-        calls = [_cells(one, loader(store)) for one in reading.state.calls.values()]
+        steps = steps_of(reading.events, loader(store))
+        calls = [_cells(one, loader(store), steps) for one in reading.state.calls.values()]
     signals = [f"signals  {line}" for line in strays(reading)]
     for line in [*_head(reading, url), *cost, *signals, *(f"late     {line}" for line in unread_words(unread))]:
         common.out(common.clean(line))
     if calls:
         common.out()
-        common.table(("call", "asked", "effect", "phase", "tries", "outcome", "key"), calls)
+        common.table(("call", *(("step",) if steps else ()), "asked", "effect", "phase", "tries", "outcome", "key"), calls)
     for title, cells in (("approval", asks), ("child", _children(reading))):
         if cells:
             common.out()
             common.table(("call", title, "asked", "outcome"), cells)
+    stated = _stated(reading)
+    if stated:
+        common.out()
+        common.table(("event", "the agent"), stated)
     for line in _failed_where(reading):
         common.out(common.clean(line))
 
@@ -158,6 +165,17 @@ def _answer(ask: AskState, load: Callable[[Payload], bytes]) -> str:
     return verdict(ask, load)
 
 
+def _stated(reading: RunView) -> list[tuple[str, ...]]:
+    """The thoughts and decisions of the agent. If there are many: the first and the last ones."""
+    events = statements(reading.events)
+    left_out = len(events) - _STATED_SHOWN
+    rows: list[tuple[str, ...]] = [(str(event.seq), sentence(event, {}).removeprefix("the agent ")) for event in events]
+    if left_out <= 1:
+        return rows
+    half = _STATED_SHOWN // 2
+    return [*rows[:half], ("…", f"{left_out:,} more: {shell.command('events', reading.row.run_id)}"), *rows[-half:]]
+
+
 def _children(reading: RunView) -> list[tuple[str, ...]]:
     return [
         (str(child.number), child.run_id, called(f"{child.agent}@{child.version}", child.input, 50), outcome(child) if child.ended else "")
@@ -181,7 +199,9 @@ def _about(reading: RunView, url: str | None) -> str:
     return f": {waiting}" if waiting else ""
 
 
-def _cells(call: CallState, load: Callable[[Payload], bytes]) -> tuple[str, ...]:
+def _cells(call: CallState, load: Callable[[Payload], bytes], steps: Mapping[int, PlanStep]) -> tuple[str, ...]:
     outcome = clip(call.doubt or "", 60) if call.phase == "in_doubt" else result_words(call, load)
     effect = "model" if is_request(call.args) else call.effect
-    return (str(call.number), asked_words(call, load, 50), effect, call.phase, str(call.attempt), outcome, call.key[:12])
+    step = steps.get(call.number)
+    of_plan = (clip(step.words.replace("step ", "", 1), 50) if step is not None else "",) if steps else ()
+    return (str(call.number), *of_plan, asked_words(call, load, 50), effect, call.phase, str(call.attempt), outcome, call.key[:12])

@@ -22,7 +22,7 @@ from perdure.core.approval import Judgement, Standing
 from perdure.core.budget import Amounts
 from perdure.core.budget import Charge as Charge
 from perdure.core.budget import Ledger as Ledger
-from perdure.core.events import AnyBody, Event, Reason
+from perdure.core.events import AnyBody, Event, Failure, Reason
 from perdure.core.identity import Sealed
 from perdure.core.rate import Rate
 from perdure.core.state import FINISHED as FINISHED
@@ -83,6 +83,23 @@ class RunRow(Struct, frozen=True, gc=False):
     # How many other runs the lost worker held: each of them may have killed it. For a suspect, only the other suspects
     # count.
     lost_with: int = 0
+
+
+class OpenAttempt(Struct, frozen=True, gc=False):
+    """An attempt that is under way."""
+
+    call: int
+    tool: str  # or the name of the model
+    attempt: int
+    since: int  # µs
+
+
+class Current(Struct, frozen=True, gc=False):
+    """What a run's journal says about the run now, and its row does not."""
+
+    said: str | None = None  # the last status text of the agent
+    failure: Failure | None = None  # why the run failed
+    running: tuple[OpenAttempt, ...] = ()  # the attempts under way, by the number of their call
 
 
 class Served(Struct, frozen=True, gc=False):
@@ -421,6 +438,12 @@ class Reading(Protocol):
 
     def read(self, run_id: str, after: int = 0) -> list[Event]:
         """The events with seq > after, in order. StoreCorrupt if an event cannot be decoded."""
+
+    def current(self, run_ids: Sequence[str]) -> dict[str, Current]:
+        """What these runs say and do now, in one query. A run that does not exist is not in the result.
+
+        The journals are not decoded as a whole: this is for lists of runs, and for programs that poll.
+        """
 
     def stored(self, run_id: str) -> list[Stored]:
         """The rows exactly as they are stored, for verify."""

@@ -39,7 +39,10 @@ def surrender(lease: Lease, row: RunRow, error: Exception, clock: Clock) -> Appe
         status, waiting_for, wake = "needs_attention", "a person: error", None
         detail = f"it cannot be driven: {type(error).__name__}: {describe(error).message}"[:_DETAIL_CHARS]
         bodies = [AttentionNeeded("error", detail), RunReleased(status, waiting_for, abrupt=True)]
-    events = [Event(row.seq + place, clock.new_id(), now, lease.epoch, None, row.seq, body) for place, body in enumerate(bodies, 1)]
+    # Each event is caused by the one before: the run is released because it needs attention.
+    events = [
+        Event(row.seq + place, clock.new_id(), now, lease.epoch, None, row.seq + place - 1, body) for place, body in enumerate(bodies, 1)
+    ]
     attention: Literal["error"] | None = "error" if status == "needs_attention" else None
     change = RowChange(status, waiting_for=waiting_for, ready_at=wake, error=detail, attention=attention, release=True)
     return Append(lease, row.seq, tuple(identity.seal_all(row.head, events)), row=change)

@@ -164,6 +164,22 @@ SELECT status, count(*) FROM perdure_runs
 WHERE (:agent::text IS NULL OR agent = :agent) AND (:tenant::text IS NULL OR tenant = :tenant)
 GROUP BY status ORDER BY status
 
+-- name: current_of_runs
+-- What the row of a run does not say: its last status, its failure, and its attempts under way (the last event of the
+-- call is an intent, and the run is held).
+SELECT r.run_id, e.ts, e.call, convert_to(e.data, 'UTF8')
+FROM jsonb_array_elements_text(:runs::jsonb) AS w (run_id) JOIN perdure_runs AS r ON r.run_id = w.run_id CROSS JOIN LATERAL (
+    (SELECT s.ts, s.call, s.data FROM perdure_events AS s
+     WHERE s.run = r.id AND s.seq <= r.seq AND s.data LIKE '{"type":"status\_reported"%' ORDER BY s.seq DESC LIMIT 1)
+    UNION ALL
+    (SELECT f.ts, f.call, f.data FROM perdure_events AS f WHERE f.run = r.id AND f.seq = r.seq AND r.status = 'failed')
+    UNION ALL
+    (SELECT o.ts, o.call, o.data FROM (
+        SELECT DISTINCT ON (c.call) c.ts, c.call, c.data FROM perdure_events AS c
+        WHERE c.run = r.id AND c.seq <= r.seq AND c.call IS NOT NULL AND r.holder IS NOT NULL ORDER BY c.call, c.seq DESC) AS o
+     WHERE o.data LIKE '{"type":"tool\_call\_initiated"%' OR o.data LIKE '{"type":"model\_call\_initiated"%')
+) AS e
+
 -- name: read_events
 -- Read `data` as bytes: these are the very bytes that were hashed.
 SELECT seq, event_id, ts, epoch, call, cause, convert_to(data, 'UTF8')
@@ -307,6 +323,10 @@ WHERE id = :id
 
 -- name: first_event
 SELECT convert_to(data, 'UTF8') FROM perdure_events WHERE run = ? AND seq = 1
+
+-- name: last_event_of_call
+-- What a post about a call answers, if its sender does not name it.
+SELECT max(seq) FROM perdure_events WHERE run = :id AND call = :call::bigint
 
 -- name: event_of_run
 -- Is a posted event in the journal? The code asks after a COMMIT with unknown outcome.
