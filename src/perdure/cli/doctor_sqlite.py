@@ -47,7 +47,7 @@ def file_checks(settings: Settings, inside: Callable[[Reading], Iterator[Check]]
     try:
         yield from _database(settings, path, inside)
     except PerdureError as error:
-        yield Check("database", "FAIL", str(error), "nothing else can be looked at before this is set right")
+        yield Check("database", "FAIL", error.in_full(), "nothing else can be looked at before this is set right")
 
 
 def _sqlite() -> Check:
@@ -87,7 +87,7 @@ def _workers_folder(path: Path) -> Check:
         folder.check()
         strangers = folder.strangers()
     except StoreUnavailable as error:
-        return Check("locks", "FAIL", str(error), "nothing else can be looked at before this is set right")
+        return Check("locks", "FAIL", error.in_full(), "nothing else can be looked at before this is set right")
     except FileNotFoundError:
         return Check("locks", "ok", f"{folder.path} is not there yet; the first worker makes it")
     except OSError as error:

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, get_args
 import click
 import msgspec
 
+from perdure import shell
 from perdure.agent import Agent
 from perdure.cli import common
-from perdure.cli.driving import drive, drive_or_follow, finish, log_to_stderr
+from perdure.cli.driving import check_version, drive, drive_or_follow, finish, log_to_stderr
 from perdure.cli.plan_order import show_order
 from perdure.cli.target import Target, load_target, resume_command, with_children
 from perdure.cli.times import parse_future
@@ -93,8 +94,9 @@ def command(
         kwargs["history"] = _history(settings, loaded.agent, kwargs, after, tenant)
     encoded = loaded.agent.bind(args, kwargs)
     start = {"id": run_id, "tenant": tenant, "actor": actor, "queue": queue, "priority": priority}
+    typed = " ".join([shell.quote(target), *([] if tools is None else ["--tools", shell.quote(tools)])])
     at = None if not_before is None else parse_future(not_before, common.now_us(), "--not-before")
-    wanted = _Wanted(loaded, encoded, at, {**start, "budget": _budget(loaded.agent.budget, budget_usd, on_exceed)})
+    wanted = _Wanted(loaded, encoded, at, {**start, "budget": _budget(loaded.agent.budget, budget_usd, on_exceed)}, typed)
     made = _place_without_journal(settings)
     if made is not None:
         common.open_with(settings).close()
@@ -155,6 +157,7 @@ class _Wanted(NamedTuple):
     encoded_input: bytes
     not_before: int | None
     options: dict[str, Any]
+    given: str  # the TARGET that the user typed, quoted
 
 
 async def _run(settings: Settings, wanted: _Wanted, *, detach: bool, wait: bool, url: str | None, as_json: bool) -> int:
@@ -168,6 +171,10 @@ async def _run(settings: Settings, wanted: _Wanted, *, detach: bool, wait: bool,
         if detach:
             _started(row, resume_command(app.reading, row, settings.url, url), as_json)
             return common.SUCCEEDED
+        if wanted.options["id"] is None:
+            # Before the agent acts: after a crash, this id is how the user finds the run.
+            common.note(f"perdure: run {handle.id}; if this process ends first: {resume_command(app.reading, row, settings.url, url)}")
+        await check_version(app, row, wanted.given)
         # Do not requeue a run that needs a person: a script may run this command twice. `resume` and `unpause`
         # requeue such a run.
         if row.status not in ("needs_attention", "paused") and wait:

@@ -12,12 +12,11 @@ from perdure.core.codec import Payload
 from perdure.core.events import Event
 from perdure.core.prompt_deltas import is_request
 from perdure.core.state import AskState, CallState, ChildState, RunState, fold
-from perdure.engine.api import Reading
+from perdure.engine.api import Reading, no_such_run
 from perdure.errors import NotFound
 from perdure.inspect.cost import budget_view, cost_of
 from perdure.inspect.text import failed, iso, places, plain, pruned_words, seconds
 from perdure.store.api import Filter, Ledger, RunRow, Status
-from perdure.store.url import shown_url
 
 PAGE = 1000
 
@@ -41,7 +40,7 @@ def require(store: Reading, run_id: str) -> RunRow:
     if row is None and (tombstone := store.tombstone(run_id)) is not None:
         raise NotFound(pruned_words(tombstone))
     if row is None:
-        raise NotFound(f"there is no run {run_id} in {shown_url(store.url)}; `perdure list` shows those that there are")
+        raise no_such_run(run_id, store)
     return row
 
 

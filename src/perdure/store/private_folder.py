@@ -97,17 +97,19 @@ class PrivateFolder:
         quoted = shell.quote(str(self.path))
         if not stat.S_ISDIR(status.st_mode):
             raise StoreUnavailable(
-                f"{self.path} is not a folder, and workers keep their lock files in one of that name; move it away: mv {quoted} {quoted}.old"
+                "the folder for the workers' lock files is not a folder",
+                hint=f"{self.path} is in its place; move it away: mv {quoted} {quoted}.old",
             )
         if not self.is_trusted(status):
             raise StoreUnavailable(
-                f"{self.path} belongs to another user ({_user(status.st_uid)}), who could make a live worker look dead; workers keep "
-                f"their lock files in it, and make it anew once it is gone: stop all workers, then rm -r {quoted}"
+                "the folder for the workers' lock files belongs to another user, who could make a live worker look dead",
+                hint=f"{self.path} belongs to {_user(status.st_uid)}; workers make it anew once it is gone: stop all workers, then rm -r {quoted}",
             )
         if status.st_mode & _OTHERS_WRITE:
             raise StoreUnavailable(
-                f"{self.path} can be written to by other users (mode {stat.S_IMODE(status.st_mode):o}), who could make a live worker "
-                f"look dead; only its owner may: chmod 700 {quoted}"
+                f"the folder for the workers' lock files can be written to by other users (mode {stat.S_IMODE(status.st_mode):o}), who could "
+                "make a live worker look dead",
+                hint=f"only its owner may write to {self.path}: chmod 700 {quoted}",
             )
 
 

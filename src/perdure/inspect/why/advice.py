@@ -98,9 +98,10 @@ class Orders:
         ]
 
     # -- driving the run on -------------------------------------------------------------------------------------------
-    def go_on(self, *, served: bool, then: bool = False, settling: bool = False) -> list[AdviceStep]:
+    def go_on(self, *, served: bool, then: bool = False, settling: bool = False, silent: bool = False) -> list[AdviceStep]:
         first, last = "then " if then else "", "; that may settle what is in doubt by itself" if settling else ""
-        resume = AdviceStep(self._resume(), f"{first}drive the run here until it rests{last}")
+        takes = "wait here until the silent worker's lease has run out, take the run over, and " if silent else ""
+        resume = AdviceStep(self._resume(), f"{first}{takes}drive the run here until it rests{last}")
         worker = AdviceStep(self._perdure("worker", self.target), f"{first}serve every run of {self.agent}, this one too")
         return [resume] if served or self.undone is not None else [resume, worker]
 
@@ -289,7 +290,7 @@ def _stop(scene: Scene, orders: Orders) -> list[AdviceStep]:
 def _go_on(scene: Scene, orders: Orders, *, then: bool, settling: bool) -> list[AdviceStep]:
     if scene.missing is not None and not scene.version_served:
         return orders.another_version(scene.reading.row.version)
-    return orders.go_on(served=scene.served, then=then, settling=settling)
+    return orders.go_on(served=scene.served, then=then, settling=settling, silent=scene.silent)
 
 
 def _attend(scene: Scene, orders: Orders) -> list[AdviceStep]:

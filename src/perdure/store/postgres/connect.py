@@ -189,7 +189,7 @@ def connect(said: dict[str, Any], place: str, answer_s: float = ANSWER_S) -> Con
     except OSError as error:
         # psycopg needs a descriptor to wait for the server, and raises a plain OSError if no descriptor is left.
         why = TOO_MANY_FILES if error.errno in OUT_OF_FILES else f"{error.strerror}; nothing was sent, so that it can be tried again"
-        raise StoreUnavailable(f"{place} cannot be reached: {why}") from None
+        raise StoreUnavailable(f"cannot be reached: {why}", where=place) from None
     connection.answer_s = answer_s
     try:
         asking = RoundTripClock()
@@ -226,23 +226,26 @@ def connect(said: dict[str, Any], place: str, answer_s: float = ANSWER_S) -> Con
 
 def _check(place: str, version: int, encoding: str, ours: str, read_only: bool, commits: str, schema: str | None) -> None:
     if version < OLDEST:
-        raise StoreError(f"{place} is PostgreSQL {version // 10000}, and perdure needs {OLDEST // 10000} or newer; upgrade the server")
+        raise StoreError(f"is PostgreSQL {version // 10000}, and perdure needs {OLDEST // 10000} or newer; upgrade the server", where=place)
     if encoding != "UTF8":
-        raise StoreError(f"{place} keeps text as {encoding}, and a journal is UTF-8; create a database for it with ENCODING 'UTF8'")
+        raise StoreError(f"keeps text as {encoding}, and a journal is UTF-8; create a database for it with ENCODING 'UTF8'", where=place)
     if ours != "UTF8":
         # The server would convert the text that perdure sends as UTF-8, and the hash would not match the stored text.
-        raise StoreError(f"{place} takes our text for {ours}; whatever stands in between must let client_encoding=UTF8 through")
+        raise StoreError(f"takes our text for {ours}; whatever stands in between must let client_encoding=UTF8 through", where=place)
     if read_only:
         raise StoreUnavailable(
-            f"{place} takes no writes: it is a read-only standby, or default_transaction_read_only is on; connect to the primary"
+            "takes no writes: it is a read-only standby, or default_transaction_read_only is on; connect to the primary", where=place
         )
     if commits == "off":
         # An acknowledged append must survive a crash of the server. With this setting, a commit may not survive it.
         raise StoreError(
-            f"{place}: synchronous_commit is off, so that a commit is told before it is kept; ALTER ROLE … SET synchronous_commit = on"
+            "cannot be used: synchronous_commit is off, so that a commit is told before it is kept; ALTER ROLE … SET synchronous_commit = on",
+            where=place,
         )
     if schema is None:
-        raise StoreError(f"{place}: this user has no schema to keep the journal in; create one and put it into its search_path")
+        raise StoreError(
+            "cannot be used: this user has no schema to keep the journal in; create one and put it into its search_path", where=place
+        )
 
 
 def _own_address(connection: Connection) -> tuple[Any, Any]:
