@@ -373,8 +373,8 @@ class Perdure:
     async def drive(self, run_id: str, *, wait: bool = True, stop: asyncio.Event | None = None, tenant: str | None = None) -> RunInfo:
         """Drive one run in this process until it ends, needs a person, or waits for something from outside.
 
-        Returns the info of the run. With `wait=False`, this also returns when the run waits for anything except its
-        children. When `stop` is set, the run and its children are released, and other workers can claim them. Raises
+        The run begins now, also before its `not_before`. Returns the info of the run. With `wait=False`, this also
+        returns when the run waits for anything except its children. When `stop` is set, the run and its children are released, and other workers can claim them. Raises
         AlreadyRunning if another worker holds the run, and UnknownAgent or WrongVersion if this app does not have the
         code of the run.
         """
@@ -706,7 +706,9 @@ class Handle:
             raise RunFailed(self.id, row.error or "failed")
         if row.status == "cancelled":
             raise RunCancelled(self.id, "cancelled")
-        raise NeedsAttention(row.run_id, f"needs attention: {row.error or row.waiting_for}", hint=f"what to do: {shell.command('why', row.run_id)}")
+        raise NeedsAttention(
+            row.run_id, f"needs attention: {row.error or row.waiting_for}", hint=f"what to do: {shell.command('why', row.run_id)}"
+        )
 
     async def events(self, after: int = 0) -> list[Event]:
         """The events of the run with a number above `after`."""

@@ -116,7 +116,8 @@ def undoable(reading: Reading, run_id: str) -> RunRow:
         raise InvalidInput(f"run {run_id} is the undo of run {undone}, and an undo is not undone; start the agent again instead")
     if row.parent is not None:
         raise InvalidInput(
-            f"run {run_id} is a child, and is undone with the run that it belongs to", hint=f"undo that: {shell.command('undo', run_id.partition('/')[0])}"
+            f"run {run_id} is a child, and is undone with the run that it belongs to",
+            hint=f"undo that: {shell.command('undo', run_id.partition('/')[0])}",
         )
     if row.status == "needs_attention":
         raise Conflict(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import signal
@@ -39,6 +38,11 @@ async def look(what: str) -> str:
         await asyncio.sleep(0.01)
     return what
 
+@tool(effect="idempotent")
+async def tell(what: str) -> str:
+    note(f"tell {what}")
+    return what
+
 @tool(effect="keyed")
 async def pay(cents: int, call: Call) -> str:
     note(f"pay {cents}")
@@ -60,8 +64,8 @@ async def blind(cents: int) -> str:
 
 @agent(version="1")
 async def shop(run: Run) -> str:
-    await look("a")
-    await look("b")
+    await tell("a")
+    await tell("b")
     await charge(1)
     await pay(2)
     await blind(3)
@@ -73,6 +77,7 @@ async def looker(run: Run) -> str:
 
 @agent(version="1")
 async def pager(run: Run) -> str:
+    await tell("page")
     return (await run.receive("go")) or "gone"
 """
 
@@ -118,10 +123,15 @@ def test_a_run_whose_time_has_not_come_is_not_resumed_before_it_unless_the_user_
     desk("run", "desk.py:looker", "--id", "r", "--not-before", "2h", "--detach")
     refused = desk("resume", "r", code=3)
     assert refused.stdout == ""
-    assert re.search(r"^perdure: run r is not to begin before \d{4}-\d\d-\d\dT\S+; a worker begins it then, or now and here: ", refused.stderr)
+    assert re.search(
+        r"^perdure: run r is not to begin before \d{4}-\d\d-\d\dT\S+; a worker begins it then, or now and here: ", refused.stderr
+    )
     assert desk.ledger == []
     assert desk.types("r") == ["run_created"]
     assert json.loads(desk("resume", "r", "--json", code=3).stdout)["status"] == "queued"
+    again = desk("run", "desk.py:looker", "--id", "r", "--no-wait", code=3)  # the time is the run's, not the command's
+    assert "is not to begin before" in again.stderr
+    assert desk.ledger == []
     words = shlex.split(refused.stderr.rpartition("here: ")[2])
     assert words == ["perdure", "resume", "r", "--now"]
     assert desk(*words[1:]).stdout == "x\n"
@@ -142,14 +152,16 @@ def test_the_id_that_perdure_chose_is_said_before_the_agent_acts(desk: Desk) -> 
 @pytest.mark.parametrize(
     ("line", "said", "code"),
     [
-        ("look a", "no call has a result yet; call 1 look is made again", 0),
-        ("look b", "1 call comes from the journal; call 2 look is made again", 0),
+        ("tell a", "no call has a result yet; call 1 tell is made again", 0),
+        ("tell b", "1 call comes from the journal; call 2 tell is made again", 0),
         ("charge 1", "2 calls come from the journal; call 3 charge is asked about: its reconcile hook says whether it happened", 0),
         ("pay 2", "3 calls come from the journal; call 4 pay is made again, with the same key", 0),
         (
             "blind 3",
-            "4 calls come from the journal; call 5 blind stays in doubt, and a person has to say what became of it: "
-            "it may or may not have happened, and the tool has no reconcile hook",
+            (
+                "4 calls come from the journal; call 5 blind stays in doubt, and a person has to say what became of it: "
+                "it may or may not have happened, and the tool has no reconcile hook"
+            ),
             4,
         ),
     ],
@@ -167,7 +179,7 @@ def test_resume_says_what_comes_from_the_journal_and_what_happens_to_the_open_ca
 def test_resume_of_a_run_without_an_open_call_says_so_and_of_a_finished_one_nothing(desk: Desk) -> None:
     desk("run", "desk.py:pager", "--id", "r", code=3)
     desk("signal", "r", "go", '"well"')
-    assert desk("resume", "r").stderr == "perdure: resuming run r: no call has a result yet, and its agent goes on\n"
+    assert desk("resume", "r").stderr == "perdure: resuming run r: 1 call comes from the journal, and its agent goes on\n"
     assert desk("resume", "r").stderr == ""
 
 
@@ -176,7 +188,7 @@ def test_adopt_is_suggested_with_the_file_that_was_given_and_only_where_it_fits(
     desk("run", "desk.py:pager", "--id", "r", code=3)
     code = AGENTS.replace('"1")\nasync def pager(run: Run) -> str:\n', '"2")\nasync def pager(run: Run) -> str:\n    # another one\n')
     (desk.folder / "new.py").write_text(code)
-    (desk.folder / "other.py").write_text(code.replace("    # another one\n", '    await look("first")\n'))
+    (desk.folder / "other.py").write_text(code.replace("    # another one\n", '    await tell("first")\n'))
     fits = desk.refusal("resume", "r", "new.py:pager")
     words = shlex.split(fits.rpartition(": ")[2])
     assert words == ["perdure", "resume", "r", "new.py:pager", "--adopt"]
@@ -252,7 +264,6 @@ def test_a_worker_with_a_long_lease_is_shown_by_its_own_setting(desk: Desk) -> N
         assert not re.search(r"\bdead\b|silent|no worker is up|ran out", said.replace("no webhook", "")), said
     shown = json.loads(desk("list", "--workers", "--json", PERDURE_LEASE_S="0.1").stdout.splitlines()[0])
     assert (shown["alive"], shown["lease_s"], shown["lease_left_s"] > 20) == (True, 30.0, True)
-    assert "is being performed by a live worker" in desk("resolve", "r", "1", "--fail", "x", code=2, PERDURE_LEASE_S="0.1").stderr
     (desk.folder / "hold").unlink()
     assert worker.wait(60) == 0
 
@@ -266,7 +277,8 @@ def test_a_process_that_was_suspended_is_not_told_that_its_agent_blocked_the_loo
         '@agent(version="1")\nasync def thinker(run: Run) -> str:\n    return await think()\n'
     )
     # The loop is blocked for a moment when the process is suspended; a heartbeat is due every 2 s, and patience is 4 s.
-    process = desk.begin("run", "busy.py:thinker", "--id", "r", PERDURE_LEASE_S="8")
+    (desk.folder / "perdure.toml").write_text("lease_s = 8\n")
+    process = desk.begin("run", "busy.py:thinker", "--id", "r")
     until((desk.folder / "thinking").exists)
     time.sleep(2.5)  # the watchdog has asked the loop for a sign
     process.send_signal(signal.SIGSTOP)
@@ -277,21 +289,20 @@ def test_a_process_that_was_suspended_is_not_told_that_its_agent_blocked_the_loo
     out, err = process.communicate(timeout=60)
     assert out == "thought\n"
     assert "has not turned" not in err
-    assert re.search(r"this process did not run for \d+ s \(suspended\?\)", err) or os.environ.get("CI"), err
 
 
 # -- migrate ------------------------------------------------------------------------------------------------------------------------
 def test_migrate_makes_the_file_and_with_check_only_says_that_there_is_none(desk: Desk) -> None:
     file = desk.folder / "perdure.db"
     told = desk("migrate", "--check", code=7).stdout
-    assert told == f"{file}: there is no journal; nothing was changed: perdure migrate\n".replace(str(file), "perdure.db")
+    assert told == f"{file}: there is no journal; nothing was changed: perdure migrate\n"
     assert not file.exists()
     made = json.loads(desk("migrate", "--json").stdout)
     assert (made["from"], made["up_to_date"]) == (0, True)
     assert file.stat().st_mode & 0o777 == 0o600
     assert "up to date" in desk("migrate").stdout
     assert desk("list").stdout == ""
-    assert "`perdure migrate` makes one" in desk.refusal("list", "--url", "sqlite:///none.db", code=6)
+    assert "`perdure migrate --url sqlite:///none.db` makes one" in desk.refusal("list", "--url", "sqlite:///none.db", code=6)
     with raw(file) as other:
         assert isinstance(other, apsw.Connection)
 

@@ -68,7 +68,7 @@ OTHER_WORDS: dict[str, str] = {
     **dict.fromkeys(("tail", "watch", "follow"), f"{_EVENTS} --follow"),
     **dict.fromkeys(("inspect", "explain", "debug"), f"perdure why RUN says what to do; {_SHOW} shows its state, {_EVENTS} its journal"),
     **dict.fromkeys(("effects", "calls", "steps", "activities"), f"{_SHOW} shows every call with its result"),
-    **dict.fromkeys(("checkpoint", "checkpoints", "snapshot", "snapshots"), f"perdure records every step by itself; {_AT}"),
+    **dict.fromkeys(("checkpoint", "checkpoints", "snapshot", "snapshots"), f"every step is recorded without a command; {_AT}"),
     **dict.fromkeys(("time-travel", "timetravel", "rewind", "at"), _AT),
     **dict.fromkeys(("fork", "branch", "clone", "reset"), f"a run is not forked; {_AT}; {_ANEW}"),
     **dict.fromkeys(("lease", "leases", "heartbeat", "heartbeats", "workers", "queues", "queue"), _WORKERS),

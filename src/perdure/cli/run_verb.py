@@ -13,7 +13,7 @@ import msgspec
 from perdure import shell
 from perdure.agent import Agent
 from perdure.cli import common
-from perdure.cli.driving import check_version, drive, drive_or_follow, finish, log_to_stderr
+from perdure.cli.driving import check_version, drive, drive_or_follow, finish, log_to_stderr, not_begun
 from perdure.cli.plan_order import show_order
 from perdure.cli.target import Target, load_target, resume_command, with_children
 from perdure.cli.times import parse_future
@@ -177,9 +177,11 @@ async def _run(settings: Settings, wanted: _Wanted, *, detach: bool, wait: bool,
         await check_version(app, row, wanted.given)
         # Do not requeue a run that needs a person: a script may run this command twice. `resume` and `unpause`
         # requeue such a run.
+        # The time to begin is that of the run, also if an earlier command has created it.
+        begins = (row.ready_at or 0) if not_begun(app, row) else 0
         if row.status not in ("needs_attention", "paused") and wait:
-            row = await drive_or_follow(app, handle.id, not_before=wanted.not_before or 0)
-        elif row.status not in ("needs_attention", "paused") and (wanted.not_before or 0) <= common.now_us():
+            row = await drive_or_follow(app, handle.id, not_before=begins)
+        elif row.status not in ("needs_attention", "paused") and not begins:
             row = await drive(app, handle.id, wait=False)
         return finish(app, row, as_json=as_json, url=url)
 

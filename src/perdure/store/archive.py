@@ -175,7 +175,8 @@ def _event(key: int, run_id: str, stored: Stored) -> Row:
         data = stored.data.decode()
     except UnicodeDecodeError:
         raise StoreCorrupt(
-            f"event {stored.seq} of run {run_id} is no text any more and cannot be copied", hint=f"see what is damaged: {shell.command('verify', run_id)}"
+            f"event {stored.seq} of run {run_id} is no text any more and cannot be copied",
+            hint=f"see what is damaged: {shell.command('verify', run_id)}",
         ) from None
     return (key, stored.seq, stored.event_id, stored.ts, stored.epoch, stored.call, stored.cause, data, stored.hash)
 

@@ -394,7 +394,9 @@ def _check_resumable(row: RunRow, served: Sequence[Served]) -> None:
     if row.status in FINISHED:
         raise RunEnded(f"run {row.run_id} has finished ({row.status}) and cannot be resumed; start a new one")
     if row.status == "paused":
-        raise Conflict(f"run {row.run_id} is paused, until a person unpauses it", hint=f"let it go on: {shell.command('unpause', row.run_id)}")
+        raise Conflict(
+            f"run {row.run_id} is paused, until a person unpauses it", hint=f"let it go on: {shell.command('unpause', row.run_id)}"
+        )
     versions = [one.version for one in served if one.agent == row.agent]
     if not versions:
         raise UnknownAgent(
