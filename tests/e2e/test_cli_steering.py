@@ -120,15 +120,19 @@ def until(is_so: Callable[[], bool]) -> None:
 
 # -- a time to begin ------------------------------------------------------------------------------------------------------------
 def test_a_run_whose_time_has_not_come_is_not_resumed_before_it_unless_the_user_says_so(desk: Desk) -> None:
-    desk("run", "desk.py:looker", "--id", "r", "--not-before", "2h", "--detach")
+    told = desk("run", "desk.py:looker", "--id", "r", "--not-before", "2h", "--detach").stderr
+    assert told.rstrip().endswith("or now and here: perdure resume r --now")
     refused = desk("resume", "r", code=3)
     assert refused.stdout == ""
     assert re.search(
         r"^perdure: run r is not to begin before \d{4}-\d\d-\d\dT\S+; a worker begins it then, or now and here: ", refused.stderr
     )
     assert desk.ledger == []
-    assert desk.types("r") == ["run_created"]
+    assert desk.types("r") == ["run_created"]  # before it is paused below
     assert json.loads(desk("resume", "r", "--json", code=3).stdout)["status"] == "queued"
+    assert "  perdure resume r --now\n      begin it now and here, before its time\n" in desk("why", "r").stdout
+    desk("pause", "r")
+    assert desk("unpause", "r").stdout.rstrip().endswith("or now and here: perdure resume r --now")
     again = desk("run", "desk.py:looker", "--id", "r", "--no-wait", code=3)  # the time is the run's, not the command's
     assert "is not to begin before" in again.stderr
     assert desk.ledger == []

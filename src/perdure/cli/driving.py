@@ -30,6 +30,7 @@ from perdure.engine.api import Reading
 from perdure.errors import AlreadyRunning, Conflict, PerdureError, StoreUnavailable, WrongVersion
 from perdure.inspect.replay import Different, Same, compare
 from perdure.inspect.text import clip, plural
+from perdure.inspect.view import begins_later
 from perdure.store.api import FINISHED, ApprovalFilter, RunRow, Served, WorkerRow
 
 if TYPE_CHECKING:
@@ -133,11 +134,6 @@ def stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
 
 
 # -- before a run is driven: may it begin, may this code go on with it, and what happens to its open calls
-
-
-def not_begun(app: Perdure, row: RunRow) -> bool:
-    """Has the run never been claimed, and has its time to begin not come?"""
-    return row.epoch == 0 and row.ready_at is not None and row.ready_at > common.now_at(app.reading)
 
 
 async def check_version(app: Perdure, row: RunRow, given: str) -> None:
@@ -443,7 +439,7 @@ def _sentence(app: Perdure, row: RunRow, last: Event | None, url: str | None) ->
         return f"{run} waits for {row.waiting_for}; after that a worker goes on with it, or here: {resume}"
     if row.status == "waiting":
         return f"{run} waits: {row.waiting_for}; a worker goes on with it when it is time, or here: {resume}"
-    if not_begun(app, row):
+    if begins_later(row, common.now_at(app.reading)):
         return f"{run} is not to begin before {common.iso(row.ready_at or 0)}; a worker begins it then, or now and here: {resume} --now"
     return f"{run} is {row.status} and was released; a worker goes on with it, or here: {resume}"
 

@@ -10,7 +10,7 @@ import click
 
 from perdure import shell
 from perdure.cli import common
-from perdure.cli.driving import check_version, drive_or_take_over, finish, log_to_stderr, not_begun, what_resuming_does
+from perdure.cli.driving import check_version, drive_or_take_over, finish, log_to_stderr, what_resuming_does
 from perdure.cli.target import load_target, recorded_target, with_children
 from perdure.cli.who import os_user
 from perdure.core.events import Terminal
@@ -18,7 +18,7 @@ from perdure.core.identity import undone_by
 from perdure.engine.api import Reading
 from perdure.errors import InvalidInput, StoreCorrupt
 from perdure.inspect.text import plural
-from perdure.inspect.view import require
+from perdure.inspect.view import begins_later, require
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow
 
@@ -101,7 +101,7 @@ async def _resume(
             return finish(app, row, as_json=as_json, url=url)  # reading a result needs no code
         if adopt:
             return await _adopt(app, row, given, url=url, as_json=as_json)
-        if row.status == "paused" or (not_begun(app, row) and not now):
+        if row.status == "paused" or (begins_later(row, common.now_at(app.reading)) and not now):
             return finish(app, row, as_json=as_json, url=url)  # code 3: the run waits, and the line says for what
         await check_version(app, row, given)
         if row.status == "needs_attention":

@@ -13,7 +13,7 @@ import msgspec
 from perdure import shell
 from perdure.agent import Agent
 from perdure.cli import common
-from perdure.cli.driving import check_version, drive, drive_or_follow, finish, log_to_stderr, not_begun
+from perdure.cli.driving import check_version, drive, drive_or_follow, finish, log_to_stderr
 from perdure.cli.plan_order import show_order
 from perdure.cli.target import Target, load_target, resume_command, with_children
 from perdure.cli.times import parse_future
@@ -22,6 +22,7 @@ from perdure.core.budget import micros
 from perdure.core.events import Limits, OnExceed
 from perdure.core.times import utc
 from perdure.errors import InvalidInput, StoreUnavailable
+from perdure.inspect.view import begins_later
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow
 from perdure.store.open import is_postgres
@@ -169,7 +170,7 @@ async def _run(settings: Settings, wanted: _Wanted, *, detach: bool, wait: bool,
         handle = await app.start_encoded(agent, wanted.encoded_input, target=recorded, not_before=not_before, **wanted.options)
         row = await handle.row()
         if detach:
-            _started(row, resume_command(app.reading, row, settings.url, url), as_json)
+            _started(row, resume_command(app.reading, row, settings.url, url), common.now_at(app.reading), as_json)
             return common.SUCCEEDED
         if wanted.options["id"] is None:
             # Before the agent acts: after a crash, this id is how the user finds the run.
@@ -178,7 +179,7 @@ async def _run(settings: Settings, wanted: _Wanted, *, detach: bool, wait: bool,
         # Do not requeue a run that needs a person: a script may run this command twice. `resume` and `unpause`
         # requeue such a run.
         # The time to begin is that of the run, also if an earlier command has created it.
-        begins = (row.ready_at or 0) if not_begun(app, row) else 0
+        begins = (row.ready_at or 0) if begins_later(row, common.now_at(app.reading)) else 0
         if row.status not in ("needs_attention", "paused") and wait:
             row = await drive_or_follow(app, handle.id, not_before=begins)
         elif row.status not in ("needs_attention", "paused") and not begins:
@@ -186,7 +187,7 @@ async def _run(settings: Settings, wanted: _Wanted, *, detach: bool, wait: bool,
         return finish(app, row, as_json=as_json, url=url)
 
 
-def _started(row: RunRow, resume: str, as_json: bool) -> None:
+def _started(row: RunRow, resume: str, now: int, as_json: bool) -> None:
     run_id, status = row.run_id, row.status
     if as_json:
         common.out_json({"run_id": run_id, "status": status, "output": None, "error": None})
@@ -194,6 +195,9 @@ def _started(row: RunRow, resume: str, as_json: bool) -> None:
         common.out(run_id)
     if status in FINISHED:
         common.note(f"perdure: run {run_id} exists already and is {status}; its result: {resume}")
+    elif begins_later(row, now):
+        at = common.iso(row.ready_at or 0)
+        common.note(f"perdure: run {run_id} is {status}; a worker begins it at {at}, or now and here: {resume} --now")
     else:
         common.note(f"perdure: run {run_id} is {status}; a worker drives it, or here: {resume}")
 

@@ -34,6 +34,11 @@ class RunView(Struct, frozen=True):
         return self.state.status if self.past else self.row.status
 
 
+def begins_later(row: RunRow, now: int) -> bool:
+    """Has the run never been claimed, and has its time to begin not come? Only `resume --now` begins it before that."""
+    return row.epoch == 0 and row.ready_at is not None and row.ready_at > now
+
+
 def require(store: Reading, run_id: str) -> RunRow:
     """The run's row. NotFound if there is no such run, or if the run was pruned."""
     row = store.get(run_id)

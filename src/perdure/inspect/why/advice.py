@@ -13,6 +13,7 @@ from perdure.core.prompt_deltas import is_request
 from perdure.core.state import RunState
 from perdure.core.taken_back import taken_back
 from perdure.inspect.text import amount, clip, people, plural
+from perdure.inspect.view import begins_later
 from perdure.inspect.why.calls import CallInDoubt, topics
 from perdure.inspect.why.context import Scene, Shortage, Undoing
 from perdure.inspect.why.waiting import Asked, Child, child_in_short
@@ -45,9 +46,14 @@ class Orders:
         """The command line. `words` are quoted for the shell; `more` is appended unchanged."""
         return f"{shell.command(verb, *words)}{more}{self.options}"
 
-    def _resume(self) -> str:
+    def _resume(self, more: str = "") -> str:
         verb, run_id = ("resume", self.run) if self.undone is None else ("undo", self.undone)
-        return self._perdure(verb, run_id, more=self.code)
+        return self._perdure(verb, run_id, more=self.code + more)
+
+    def begin_early(self, *, served: bool) -> list[AdviceStep]:
+        """The commands for a run whose time to begin has not come."""
+        worker = AdviceStep(self._perdure("worker", self.target), f"serve every run of {self.agent}, this one when its time has come")
+        return [*([] if served else [worker]), AdviceStep(self._resume(" --now"), "begin it now and here, before its time")]
 
     # -- what needs a person ------------------------------------------------------------------------------------------
     def decide(self, one: Asked) -> list[AdviceStep]:
@@ -277,6 +283,8 @@ def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | Non
         return [*people, *stay, orders.follow(), *settle, *stop]
     if row.status in ("waiting", "waiting_approval") and (row.ready_at is None or row.ready_at > scene.now):
         return [*people, *_signals(scene, orders), *([] if people else [orders.nothing()]), *([] if scene.served else go_on), *stop]
+    if begins_later(row, scene.now):
+        return [*([orders.nothing()] if scene.served else []), *orders.begin_early(served=scene.served), *stop]
     return [*go_on, *people, *settle, *stop]
 
 
