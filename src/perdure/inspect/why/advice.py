@@ -283,7 +283,7 @@ def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | Non
         return [*people, *stay, orders.follow(), *settle, *stop]
     if row.status in ("waiting", "waiting_approval") and (row.ready_at is None or row.ready_at > scene.now):
         return [*people, *_signals(scene, orders), *([] if people else [orders.nothing()]), *([] if scene.served else go_on), *stop]
-    if begins_later(row, scene.now):
+    if begins_later(row, scene.now) and (scene.version_served or scene.missing is None):
         return [*([orders.nothing()] if scene.served else []), *orders.begin_early(served=scene.served), *stop]
     return [*go_on, *people, *settle, *stop]
 
