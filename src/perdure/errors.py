@@ -135,11 +135,11 @@ class StoreError(PerdureError):
 
     def __init__(self, *args: object, where: str = "", hint: str = "") -> None:
         # With `where`, the one argument is what is said about the database: "is locked by another process".
-        super().__init__(*([f"the journal {args[0]}"] if where else args), hint=hint)
+        super().__init__(*([f"the database {args[0]}"] if where else args), hint=hint)
         self.where = where
         self._said = str(args[0]) if args else ""
         if where:
-            self.add_note(f"the journal is {where}")
+            self.add_note(f"the database is {where}")
 
     def in_full(self) -> str:
         told = f"{self.where} {self._said}" if self.where else str(self)

@@ -384,7 +384,7 @@ class StoreConformance(QueueConformance, SuspectConformance, WaitingConformance,
         hold_one(store, "r")
         store.register("w2", "host:22", 22, T0)
         assert store.claim("w2", serving("a"), 9, T0 + 10 * LEASE_US) == []
-        with pytest.raises(AlreadyRunning, match=r"run r is held by worker host:1, last seen 20\d\d-"):
+        with pytest.raises(AlreadyRunning, match=r"run r is held by another worker\nworker host:1, last seen 20\d\d-"):
             store.claim("w2", serving("a"), 1, T0, run_id="r")
 
     def test_a_run_is_claimed_by_its_id_whether_it_is_ready_or_not(self, store: Store) -> None:

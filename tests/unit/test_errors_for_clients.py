@@ -128,7 +128,7 @@ def test_a_traceback_has_the_hint_and_a_copy_keeps_it() -> None:
     copied = pickle.loads(pickle.dumps(error))
     assert (str(copied), copied.hint, copied.in_full()) == (str(error), error.hint, error.in_full())
     lost = StoreUnavailable("is locked", where="/srv/perdure.db", hint="wait")
-    assert str(lost) == "the journal is locked"
+    assert str(lost) == "the database is locked"
     assert lost.in_full() == "/srv/perdure.db is locked; wait"
     assert "/srv/perdure.db" in "".join(traceback.format_exception(lost))
     copied = pickle.loads(pickle.dumps(lost))
@@ -184,7 +184,7 @@ def test_health_finds_a_file_that_is_gone_and_a_journal_that_was_moved(tmp_path:
             await app.health()
             with closing(open_store(url)) as other:
                 other.close_journal("postgresql://elsewhere/db", by="ann", now=1, lease_us=1)
-            with pytest.raises(StoreError, match="is being moved to another database") as moved:
+            with pytest.raises(StoreError, match="its journal is being moved") as moved:
                 await app.health()
             is_shown(moved.value, url)
             assert "elsewhere" not in str(moved.value)
