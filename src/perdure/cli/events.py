@@ -20,7 +20,7 @@ POLL_S = 0.05
 
 @click.command("events")
 @common.run_argument
-@click.option("--follow", is_flag=True, help="Go on with what happens, until the run ends.")
+@click.option("--follow", is_flag=True, help="Also print new events, until the run ends.")
 @common.url_option
 @common.json_option
 def command(run_id: str, follow: bool, url: str | None, as_json: bool) -> None:
