@@ -125,7 +125,7 @@ def test_a_run_whose_time_has_not_come_is_not_resumed_before_it_unless_the_user_
     refused = desk("resume", "r", code=3)
     assert refused.stdout == ""
     assert re.search(
-        r"^perdure: run r is not to begin before \d{4}-\d\d-\d\dT\S+; a worker begins it then, or now and here: ", refused.stderr
+        r"^perdure: run r must not begin before \d{4}-\d\d-\d\dT\S+; a worker begins it then, or now and here: ", refused.stderr
     )
     assert desk.ledger == []
     assert desk.types("r") == ["run_created"]  # before it is paused below
@@ -134,7 +134,7 @@ def test_a_run_whose_time_has_not_come_is_not_resumed_before_it_unless_the_user_
     desk("pause", "r")
     assert desk("unpause", "r").stdout.rstrip().endswith("or now and here: perdure resume r --now")
     again = desk("run", "desk.py:looker", "--id", "r", "--no-wait", code=3)  # the time is the run's, not the command's
-    assert "is not to begin before" in again.stderr
+    assert "must not begin before" in again.stderr
     assert desk.ledger == []
     words = shlex.split(refused.stderr.rpartition("here: ")[2])
     assert words == ["perdure", "resume", "r", "--now"]
@@ -306,7 +306,7 @@ def test_migrate_makes_the_file_and_with_check_only_says_that_there_is_none(desk
     assert file.stat().st_mode & 0o777 == 0o600
     assert "up to date" in desk("migrate").stdout
     assert desk("list").stdout == ""
-    assert "`perdure migrate --url sqlite:///none.db` makes one" in desk.refusal("list", "--url", "sqlite:///none.db", code=6)
+    assert "`perdure migrate --url sqlite:///none.db` creates it" in desk.refusal("list", "--url", "sqlite:///none.db", code=6)
     with raw(file) as other:
         assert isinstance(other, apsw.Connection)
 
