@@ -126,6 +126,7 @@ async def _adopt(app: Perdure, row: RunRow, given: str, *, url: str | None, as_j
         said = f"run {row.run_id} goes on with version {after.version}{also}; nothing of it has run yet"
     else:
         said = f"run {row.run_id} has version {after.version}, which this code is: there is nothing to adopt"
-    resume = " ".join(word for word in (shell.command("resume", row.run_id), given) if word) + common.url_words(url)
+    early = "--now" if begins_later(after, common.now_at(app.reading)) else ""
+    resume = " ".join(word for word in (shell.command("resume", row.run_id), given, early) if word) + common.url_words(url)
     common.out(common.clean(f"{said}; a worker that serves it goes on with it, or here: {resume}"))
     return common.SUCCEEDED
