@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
@@ -40,10 +41,12 @@ from perdure.errors import (
     ResultTimeout,
     RunCancelled,
     RunFailed,
+    StoreUnavailable,
     UnknownAgent,
 )
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow, CostRow, Current, Filter, NewRun, RunRow, Served
+from perdure.store.url import shown_url
 from perdure.undo import Undoer, UndoPlan, undoable
 
 if TYPE_CHECKING:
@@ -379,12 +382,29 @@ class Perdure:
             plain_text(agent, "an agent's name")
         return await self._asking.ask(lambda: self.reading.count(agent, tenant))
 
+    async def health(self, timeout: float = 5.0) -> float:
+        """Ask the database whether the journal is open. Returns how many seconds the answer took.
+
+        For the readiness check of a service: the question really goes to the file or to the server. Raises
+        StoreUnavailable if the database cannot be reached, or has not answered after `timeout` seconds. Raises another
+        StoreError if the journal cannot be used: it was moved, or is damaged.
+        """
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
+            raise InvalidInput(f"health(timeout={shown(timeout)}): a number of seconds above 0")
+        reading, began_s = self.reading, time.monotonic()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._asking.ask(reading.check_open)
+        except TimeoutError:
+            raise StoreUnavailable(f"has not answered within {timeout:g} s", where=shown_url(self.url)) from None
+        return time.monotonic() - began_s
+
     # -- working ------------------------------------------------------------------------------------------------------
     async def drive(self, run_id: str, *, wait: bool = True, stop: asyncio.Event | None = None, tenant: str | None = None) -> RunInfo:
         """Drive one run in this process until it ends, needs a person, or waits for something from outside.
 
-        Returns the info of the run. With `wait=False`, this also returns when the run waits for anything except its
-        children. When `stop` is set, the run and its children are released, and other workers can claim them. Raises
+        The run begins now, also before its `not_before`. Returns the info of the run. With `wait=False`, this also
+        returns when the run waits for anything except its children. When `stop` is set, the run and its children are released, and other workers can claim them. Raises
         AlreadyRunning if another worker holds the run, and UnknownAgent or WrongVersion if this app does not have the
         code of the run.
         """
@@ -718,7 +738,9 @@ class Handle:
             raise RunFailed(self.id, row.error or "failed")
         if row.status == "cancelled":
             raise RunCancelled(self.id, "cancelled")
-        raise NeedsAttention(row.run_id, f"needs attention: {row.error or row.waiting_for}; {shell.command('why', row.run_id)}")
+        raise NeedsAttention(
+            row.run_id, f"needs attention: {row.error or row.waiting_for}", hint=f"what to do: {shell.command('why', row.run_id)}"
+        )
 
     async def events(self, after: int = 0) -> list[Event]:
         """The events of the run with a number above `after`."""
@@ -825,4 +847,4 @@ def _same_run(row: RunRow, agent: str, tenant: str, actor: str | None, input_dig
         raise Conflict(f"run {row.run_id} acts for {row.actor or 'no named person'}, not for {actor}; choose another id")
     if row.input_digest != input_digest:
         resume = shell.command("resume", row.run_id)
-        raise Conflict(f"run {row.run_id} exists with another input; choose another id, or resume it as it is: {resume}")
+        raise Conflict(f"run {row.run_id} exists with another input; choose another id", hint=f"or resume it as it is: {resume}")

@@ -508,7 +508,7 @@ class WaitingConformance:
     def test_a_run_that_nobody_holds_can_be_ended_and_one_that_is_held_cannot(self, store: Store) -> None:
         hand = hold(store, "r")
         hand.write(asking("ap"), call=1)
-        with pytest.raises(AlreadyRunning, match="held by worker host:1"):
+        with pytest.raises(AlreadyRunning, match=r"is held by a worker\n.*worker host:1"):
             end(store, "r", RunCancelled(forced_by="ann"))
         hand.rest("needs_attention", attention="diverged")
         end(store, "r", RunCancelled(forced_by="ann"), now=NOW + 4)

@@ -154,7 +154,7 @@ def report(error: BaseException) -> int:
                 note(clean(f"  {other}"))
             return code_of_error(error)
         case errors.PerdureError():
-            return _line(str(error), code_of_error(error))
+            return _line(error.in_full(), code_of_error(error))
         case KeyboardInterrupt() | click.Abort():
             return 130
         case OutputLost():
@@ -333,7 +333,7 @@ def url_option(function: F) -> F:
         except errors.PerdureError as error:
             if url is None:
                 raise
-            raise ExitWith(with_url(str(error), url), code_of_error(error)) from error
+            raise ExitWith(with_url(error.in_full(), url), code_of_error(error)) from error
 
     return click.option(
         "--url", metavar="URL", help="The database: sqlite:///FILE or postgresql://…. Default: PERDURE_URL, then the settings file."
@@ -454,7 +454,7 @@ def require_database(url: str) -> None:
     file = database_file(url)
     if file is not None and not file.exists():
         where = f"{file.name} in {file.absolute().parent}"
-        raise errors.NotFound(f"there is no database {where}; `perdure run` creates it; --url or PERDURE_URL names another database")
+        raise errors.NotFound(f"there is no database {where}; `perdure migrate` creates it; --url or PERDURE_URL names another database")
 
 
 def require_journal(url: str) -> None:

@@ -52,7 +52,7 @@ def _member(one: WorkerView, now: int) -> tuple[str, ...]:
     left = span(round(one.lease_left_s * 1e6))
     return (
         one.name,
-        "alive" if one.alive else f"dead, or silent for {silent}",
+        "alive" if one.alive else "dead" if one.dead else f"silent for {silent}",
         moment(one.since, now),
         f"{left} left" if one.alive else "ran out" if one.lease_left_s <= 0 else f"{left} left, but its runs can be claimed",
         f"{one.runs:,}",
@@ -141,7 +141,7 @@ def _worker(row: RunRow, workers: Sequence[WorkerRow]) -> str:
     worker = next((worker for worker in workers if worker.worker == row.holder), None)
     if worker is None:
         return "gone"
-    return worker.name if worker.alive else f"{worker.name} (dead)"
+    return worker.name if worker.alive else f"{worker.name} ({'dead' if worker.dead else 'silent'})"
 
 
 def _current(now: Current) -> dict[str, Any]:

@@ -152,6 +152,7 @@ class ToolCallInitiated(Body, frozen=True, tag="tool_call_initiated"):
     pinned: str | None = None  # digest of the tool's schema and effect class; only in the run's first call of the tool
     # The expected cost of the attempt. It is reserved in the budget until the outcome of the attempt is known.
     estimate: Usage | None = None
+    keyless: bool = False  # the tool of this `once` or `keyed` call takes no `call`, so no service can know the key
 
 
 class ToolCallCompleted(Body, frozen=True, tag="tool_call_completed"):

@@ -684,6 +684,7 @@ class RunCore:
             approval=approval,
             pinned=self._pinned(tool) if tool.name not in self._compared and (attempt == 1 or approval is not None) else None,
             estimate=tool.estimate,
+            keyless=tool.keyless,
         )
         self._record(intent, call=number, cause=cause)
 
@@ -913,19 +914,15 @@ class RunCore:
         yield from self._follow(call, self._verdict(call, asked, wanted))
 
     def _verdict(self, call: CallState, asked: CallTool, wanted: bool) -> Verdict:
-        verdict = decide(
+        return decide(
             call,
             has_reconcile=asked.tool.reconciler is not None,
             key_window_s=asked.tool.key_window_s,
             max_asks=self._settings.reconcile_asks,
             wanted=wanted,
+            cancelling=self.state.cancel is not None,
             now=self._now,
         )
-        if isinstance(verdict, Perform) and not wanted and self.state.cancel is not None:
-            # The key prevents a second effect. But perhaps the effect has not happened at all, and after a cancel it
-            # must not happen any more.
-            return Park("it may or may not have happened, and the run is being cancelled")
-        return verdict
 
     def _follow(self, call: CallState, verdict: Verdict) -> Asking[None]:
         match verdict:

@@ -187,7 +187,9 @@ def _chain(events: Sequence[Event], seq: int) -> list[Event]:
     chain = [events[seq - 1]]
     while (cause := cause_of(chain[-1], events)) is not None:
         if cause >= chain[-1].seq:
-            raise StoreCorrupt(f"event {chain[-1].seq} names event {cause} as its cause, which came later; `perdure verify` tells more")
+            raise StoreCorrupt(
+                f"event {chain[-1].seq} names event {cause} as its cause, which came later", hint="`perdure verify` tells more"
+            )
         chain.append(events[cause - 1])
     return chain[::-1]
 

@@ -12,13 +12,12 @@ from perdure.core.codec import Payload
 from perdure.core.events import DecisionMade, Event, Failure, ThoughtRecorded
 from perdure.core.prompt_deltas import is_request
 from perdure.core.state import AskState, CallState, ChildState, RunState, fold
-from perdure.engine.api import Reading
+from perdure.engine.api import Reading, no_such_run
 from perdure.errors import NotFound
 from perdure.inspect.cost import budget_view, cost_of
 from perdure.inspect.text import failed, iso, places, plain, pruned_words, seconds
 from perdure.inspect.timeline import PlanStep, steps_of
 from perdure.store.api import Filter, Ledger, RunRow, Status
-from perdure.store.url import shown_url
 
 PAGE = 1000
 
@@ -36,13 +35,18 @@ class RunView(Struct, frozen=True):
         return self.state.status if self.past else self.row.status
 
 
+def begins_later(row: RunRow, now: int) -> bool:
+    """Has the run never been claimed, and has its time to begin not come? Only `resume --now` begins it before that."""
+    return row.epoch == 0 and row.ready_at is not None and row.ready_at > now
+
+
 def require(store: Reading, run_id: str) -> RunRow:
     """The run's row. NotFound if there is no such run, or if the run was pruned."""
     row = store.get(run_id)
     if row is None and (tombstone := store.tombstone(run_id)) is not None:
         raise NotFound(pruned_words(tombstone))
     if row is None:
-        raise NotFound(f"there is no run {run_id} in {shown_url(store.url)}; `perdure list` shows those that there are")
+        raise no_such_run(run_id, store)
     return row
 
 

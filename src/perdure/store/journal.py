@@ -76,7 +76,9 @@ class Journal(Part):
         events = [event_from(run_id, row) for row in self._database.read("read_events", {"run_id": run_id, "after": after})]
         for seq, event in enumerate(events, after + 1):
             if event.seq != seq:
-                raise StoreCorrupt(f"event {seq} of run {run_id} is missing; see what else is damaged: {shell.command('verify', run_id)}")
+                raise StoreCorrupt(
+                    f"event {seq} of run {run_id} is missing", hint=f"see what else is damaged: {shell.command('verify', run_id)}"
+                )
         return events
 
     def stored(self, run_id: str) -> list[Stored]:

@@ -372,7 +372,7 @@ class LocalEngine:
                 except StoreUnavailable as error:
                     if not self.store.remote:
                         raise
-                    log.warning("run %s: cannot be driven here: %s; trying again", run_id, error)
+                    log.warning("run %s: cannot be driven here: %s; trying again", run_id, error.in_full())
             # If the run is ready in less than 1 s, wait until then. If the run is ready but cannot be claimed, wait
             # the full second, or this would be a busy loop.
             left_s = 0.0 if row.ready_at is None else (row.ready_at - self._clock.now()) / 1e6
@@ -388,7 +388,7 @@ class LocalEngine:
             try:
                 return await self._ask(question)
             except StoreUnavailable as error:
-                log.warning("run %s: cannot look how it is: %s; trying again", run_id, error)
+                log.warning("run %s: cannot look how it is: %s; trying again", run_id, error.in_full())
                 await asyncio.sleep(0.5)
 
     async def _stuck_child(self, run_id: str) -> RunRow | None:
@@ -441,5 +441,5 @@ class _AskedBefore(Exception):
 
 def _moved_on(row: RunRow, seen: int) -> Conflict:
     return Conflict(
-        f"run {row.run_id} has moved on meanwhile (event {row.seq}, not {seen}); look again: {shell.command('why', row.run_id)}"
+        f"run {row.run_id} has moved on meanwhile (event {row.seq}, not {seen})", hint=f"look again: {shell.command('why', row.run_id)}"
     )

@@ -65,6 +65,7 @@ class CallInDoubt(Struct, frozen=True):
     effect: str
     asked: str
     key: str
+    keyless: bool  # True: the tool was not given the key, so no service knows it
     attempt: int
     asked_at: str
     since: str
@@ -110,6 +111,7 @@ def _doubt(call: CallState, scene: Scene) -> CallInDoubt:
         effect=call.effect,
         asked=called(call.tool, call.args, ARGS_SHOWN),
         key=call.key,
+        keyless=call.keyless,
         attempt=call.attempt,
         asked_at=iso(asked_at),
         since=iso(since),
@@ -145,7 +147,7 @@ def _by_itself(call: CallState, scene: Scene) -> tuple[str, bool]:
 
 def _why_doubt(call: CallState, scene: Scene) -> str:
     if call.phase == "started":
-        return "its worker died inside it, and no worker has looked at it since"
+        return f"its worker {'fell silent' if scene.silent else 'died'} inside it, and no worker has looked at it since"
     hook = hook_words(call, scene)
     base = _without_hook(call, scene)
     return f"{base}; {hook}" if base and hook else base or hook or "it may or may not have happened"
@@ -186,7 +188,11 @@ def _too_early(call: CallState, scene: Scene) -> str | None:
 
 def _check(call: CallState, too_early: str | None) -> str:
     counts = f"proves nothing yet, since {too_early}" if too_early else "means that it did not happen"
-    return f"look for this key at the service behind {call.tool}. Found: it happened. Not found {counts}"
+    if call.keyless:
+        what = f"the tool was not given the key, so look at the service behind {call.tool} for what this call would have left there"
+    else:
+        what = f"look for this key at the service behind {call.tool}"
+    return f"{what}. Found: it happened. Not found {counts}"
 
 
 # -- Calls, approvals and children that have ended

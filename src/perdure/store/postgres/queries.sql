@@ -127,6 +127,9 @@ SELECT 1 FROM perdure_inbox WHERE run = ? AND id NOT IN (SELECT value::bigint FR
 -- whichever worker appends it.
 SELECT hash FROM perdure_events WHERE run = ? AND seq = ?
 
+-- name: type_at
+SELECT e.type FROM perdure_events AS e WHERE e.run = ? AND e.seq = ?
+
 -- == Reading =========================================================================================================
 
 -- name: run_to_change
@@ -628,8 +631,8 @@ GROUP BY 1, 2, 3, 4
 -- name: insert_worker
 -- If the worker already has a row, update what the worker serves. The lease of a worker counts by the clock of the
 -- database.
-INSERT INTO perdure_workers AS w (worker, name, pid, started_at, beat_at, serves, queues)
-VALUES (:worker, :name, :pid, :now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, :served, :queues)
+INSERT INTO perdure_workers AS w (worker, name, pid, started_at, beat_at, serves, queues, lease_us)
+VALUES (:worker, :name, :pid, :now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, :served, :queues, :lease_us::bigint)
 ON CONFLICT (worker) DO UPDATE SET name = excluded.name, pid = excluded.pid, beat_at = excluded.beat_at, serves = excluded.serves,
     queues = excluded.queues, started_at = CASE WHEN w.pid = excluded.pid THEN w.started_at ELSE excluded.started_at END
 
@@ -640,10 +643,10 @@ UPDATE perdure_workers SET beat_at = (extract(epoch FROM clock_timestamp()) * 10
 WHERE worker = :worker AND :now::bigint IS NOT NULL
 
 -- name: list_workers
--- The last column: has the worker's lease run out, by the clock of the database? The held runs are counted once for
+-- The last column: how long ago was the last heartbeat, by the clock of the database? The held runs are counted once for
 -- all workers.
-SELECT w.worker, w.name, w.pid, w.started_at, w.beat_at, coalesce(h.runs, 0), w.serves, w.queues,
-    w.beat_at < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - :lease_us::bigint AND :now::bigint IS NOT NULL
+SELECT w.worker, w.name, w.pid, w.started_at, w.beat_at, coalesce(h.runs, 0), w.serves, w.queues, w.lease_us,
+    (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - w.beat_at + :now::bigint * 0
 FROM perdure_workers AS w LEFT JOIN (
     SELECT holder, count(*) AS runs FROM perdure_runs WHERE holder IS NOT NULL GROUP BY holder
 ) AS h ON h.holder = w.worker

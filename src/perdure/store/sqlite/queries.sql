@@ -51,6 +51,9 @@ SELECT 1 FROM perdure_inbox WHERE run = ? AND id NOT IN (SELECT value FROM json_
 -- whichever worker appends it.
 SELECT hash FROM perdure_events WHERE id = (? << 32 | ?)
 
+-- name: type_at
+SELECT type FROM perdure_events WHERE id = (? << 32 | ?)
+
 -- == Reading =========================================================================================================
 
 -- name: run_to_change
@@ -402,8 +405,8 @@ GROUP BY 1, 2, 3, 4
 
 -- name: insert_worker
 -- If the worker already has a row, update what the worker serves.
-INSERT INTO perdure_workers (worker, name, pid, started_at, beat_at, serves, queues)
-VALUES (:worker, :name, :pid, :now, :now, :served, :queues)
+INSERT INTO perdure_workers (worker, name, pid, started_at, beat_at, serves, queues, lease_us)
+VALUES (:worker, :name, :pid, :now, :now, :served, :queues, :lease_us)
 ON CONFLICT (worker) DO UPDATE SET name = excluded.name, pid = excluded.pid, beat_at = excluded.beat_at, serves = excluded.serves,
     queues = excluded.queues, started_at = iif(pid = excluded.pid, started_at, excluded.started_at)
 
@@ -413,9 +416,9 @@ ON CONFLICT (worker) DO UPDATE SET name = excluded.name, pid = excluded.pid, bea
 UPDATE perdure_workers SET beat_at = iif(beat_at = :now, :now + 1, :now) WHERE worker = :worker
 
 -- name: list_workers
--- The last column: has the worker's lease run out?
-SELECT worker, name, pid, started_at, beat_at, (SELECT count(*) FROM perdure_runs WHERE holder = worker), serves, queues,
-    beat_at < :now - :lease_us
+-- The last column: how long ago was the last heartbeat?
+SELECT worker, name, pid, started_at, beat_at, (SELECT count(*) FROM perdure_runs WHERE holder = worker), serves, queues, lease_us,
+    :now - beat_at
 FROM perdure_workers ORDER BY started_at, worker
 
 -- name: holders_without_worker
