@@ -327,6 +327,8 @@ class MovingConformance:
         for run_id in ("r", "r/undo"):
             with pytest.raises(Conflict, match=r"run r ran \(succeeded, 3 events\) and was pruned on 2023-11-14 by ann"):
                 store.create_run(undo_of(run_id.partition("/")[0]) if "/" in run_id else new(run_id))
+        with pytest.raises(Conflict, match=r"^the run id r is taken; choose another$"):
+            create(store, "r", tenant="rival")
         assert store.list(Filter()) == []
 
     def test_what_begins_after_a_prune_has_a_later_place_than_everything_before(self, store: Store) -> None:
@@ -360,6 +362,38 @@ class MovingConformance:
         assert [one.run_id for _, one in store.tombstones(store.tombstones()[0][0], 1)] == ["s"]
         with pytest.raises(Conflict, match="run r ran"):
             create(store, "r")
+
+    def test_a_run_that_ends_during_a_copy_of_finished_runs_is_no_damage(self, store: Store, other: Store) -> None:
+        """A worker goes on meanwhile: what has ended after its page was read was never sent, and is not missed."""
+        over(store, "first")
+        hands = [hold(store, "second")]
+
+        def progress(what: str, done: int, whole: int) -> None:
+            if what == "copying" and hands:
+                hands.pop().write(RunSucceeded(payload(1)), row=RowChange("succeeded"))
+
+        copied = Copying(store, other, to_url=ELSEWHERE, by="ann", progress=progress).history()
+        assert (copied.runs, copied.damaged, hands) == (1, (), [])
+        assert (found(store, "second").status, other.get("second")) == ("succeeded", None)
+        again = Copying(store, other, to_url=ELSEWHERE, by="ann").history()
+        assert (again.runs, again.there, again.damaged) == (1, 1, ())
+        assert everything(other) == everything(store)
+
+    def test_a_family_that_is_pruned_during_a_copy_is_left_out(self, store: Store, other: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("perdure.store.transfer.BATCH_EVENTS", 1)  # a transaction for each family
+        for run_id in ("first", "p", "third"):
+            over(store, run_id)
+        tell_all(store)
+        left = ["p"]
+
+        def progress(what: str, done: int, whole: int) -> None:
+            if what == "copying" and left:
+                assert store.prune([left.pop()], NOW + HOUR, by="ann", now=NOW).runs == 2
+
+        copied = Copying(store, other, to_url=ELSEWHERE, by="ann", progress=progress).history()
+        assert (copied.runs, copied.damaged, left) == (2, (), [])
+        assert [other.get(run_id) is not None for run_id in ("first", "p", "p/1", "third")] == [True, False, False, True]
+        assert everything(other) == everything(store)
 
     def test_a_run_that_was_pruned_after_its_move_is_not_missed(self, store: Store, other: Store) -> None:
         over(other, "r")

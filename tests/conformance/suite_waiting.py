@@ -792,17 +792,36 @@ class WaitingConformance:
         two.write(ToolCallInDoubt(1, "its worker died"), call=1, ts=NOW + 49 * HOUR)
         two.write(started("ask", attempt=2), call=1, ts=NOW + 50 * HOUR)
         two.write(ToolCallCompleted(payload(1), attempt=2, usage=large), call=1, ts=NOW + 50 * HOUR + 7)
-        first = CostRow("r1", 1, 2, 50, 11, 100, 20, 5)
-        second = CostRow("r2", 1, 1, 7, 300, 1, 2, 0)
+        first = CostRow("r1", 1, 2, 50, 11, 100, 20, 5, wall_us=HOUR)
+        second = CostRow("r2", 1, 1, 7, 300, 1, 2, 0, wall_us=50 * HOUR + 7)
         assert store.costs("run") == [second, first]
         assert store.costs("tenant") == [renamed(second, "t2"), renamed(first, "t1")]
-        assert store.costs("agent") == [CostRow("a", 2, 3, 57, 311, 101, 22, 5)]
+        assert store.costs("agent") == [CostRow("a", 2, 3, 57, 311, 101, 22, 5, wall_us=51 * HOUR + 7)]
         assert store.costs("tool") == [CostRow("ask", 2, 2, 47, 310, 101, 22, 5), CostRow("mail", 1, 1, 10, 1, 0, 0, 0)]
         assert [(row.group, row.usd_micros) for row in store.costs("model")] == [("large", 300), ("small", 10), ("no model", 1)]
         assert [(row.group, row.usd_micros) for row in store.costs("day")] == [("2023-11-17", 300), ("2023-11-14", 11), ("2023-11-16", 0)]
         assert store.costs("run", tenant="t1") == [first]
         assert store.costs("run", since=NOW + HOUR) == [second]
         assert store.costs("agent", since=NOW + 99 * HOUR) == []
+
+    def test_costs_have_the_time_that_a_run_took_and_how_much_of_it_no_worker_held_it(self, store: Store) -> None:
+        create(store, "r")
+        store.register("w", "host:1", 1, NOW)
+
+        def claimed(at: int) -> Hand:
+            (claim,) = store.claim("w", [Served("a", "1")], 1, at, run_id="r")
+            return Hand(store, claim.lease, claim.row.seq, claim.row.head)
+
+        hand = claimed(NOW + 5)
+        hand.write(started("ask"), call=1, ts=NOW + 6)
+        parked = RowChange("waiting", waiting_for="x", ready_at=NOW + 100, release=True)
+        hand.write(ToolCallCompleted(payload(1)), call=1, ts=NOW + 8)
+        hand.write(RunReleased("waiting", "x", NOW + 100), ts=NOW + 8, row=parked)
+        claimed(NOW + 100).write(RunSucceeded(payload(1)), ts=NOW + 103, row=RowChange("succeeded"))
+        for row in (*store.costs("run"), *store.costs("root"), *store.costs("agent"), *store.costs("tenant")):
+            assert (row.wall_us, row.waiting_us, row.busy_us) == (103, 5 + 92, 2), row
+        for row in (*store.costs("tool"), *store.costs("model"), *store.costs("day")):  # a run can be in several of these groups
+            assert (row.wall_us, row.waiting_us, row.busy_us) == (0, 0, 2), row
 
     def test_what_is_charged_when_a_doubt_is_settled_comes_on_top_of_what_the_attempt_has_said(self, store: Store) -> None:
         hand = hold(store, "r")
@@ -811,7 +830,7 @@ class WaitingConformance:
         hand.write(ToolCallResolved("happened", "ann", result=payload(1), usage=Usage(8)), call=1, ts=NOW + HOUR)
         hand.write(started("ask"), call=2, ts=NOW + HOUR)
         hand.write(ToolCallResolved("did_not_happen", "ann"), call=2, ts=NOW + 2 * HOUR)
-        assert store.costs("run") == [CostRow("r", 1, 2, 40, 10, 0, 0, 0)]
+        assert store.costs("run") == [CostRow("r", 1, 2, 40, 10, 0, 0, 0, wall_us=2 * HOUR)]
 
     # -- notices ------------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ PAGE = (ROOT / "docs" / "security.md").read_text()
 ROLES, READER, WORKER, DECIDER, KEEPER = re.findall(r"```sql\n(.*?)```", PAGE, re.S)
 LOGINS = {"ann_reads": "perdure_reader", "bob_works": "perdure_worker", "eve_decides": "perdure_decider", "keeper": "perdure_worker"}
 # Statements of who prunes, moves or migrates.
-KEEPING = ("prune_", "take_in_", "bury", "close_journal", "finish_move", "reopen_journal", "record_migration")
+KEEPING = ("prune_", "repair_", "take_in_", "bury", "close_journal", "finish_move", "reopen_journal", "record_migration")
 AGENTS = """
 import asyncio, os
 from pathlib import Path
@@ -285,6 +285,17 @@ def test_a_decider_can_say_what_people_say_and_nothing_that_a_worker_says(desk: 
         "prune --older-than 0s",
     ):
         assert "may not do that" in desk.run(*words.split(), PERDURE_URL=as_login(desk, "eve_decides")).stderr, words
+
+
+def test_a_worker_s_role_cannot_repair_rows_and_adds_to_the_chain_only_by_its_work(desk: Desk) -> None:
+    desk("run", "shop.py:child", "order=o-1", "--id", "done")
+    with psycopg.connect(as_login(desk, "bob_works"), autocommit=True) as theirs:
+        theirs.execute("UPDATE perdure_runs SET error = 'forged' WHERE run_id = 'done'")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            theirs.execute("INSERT INTO perdure_chain (chain, n, run, seq, head) VALUES (0, 99, 1, 1, '')")
+    refused = desk.run("verify", "--repair", "--yes", PERDURE_URL=as_login(desk, "bob_works"))
+    assert "only the owner of the tables can repair rows" in refused.stderr, refused.stderr
+    assert "repaired from its journal: error: 'forged' becomes None" in desk("verify", "--repair", "--yes")
 
 
 def test_each_right_of_a_worker_is_one_that_some_statement_needs_and_none_is_missing(desk: Desk) -> None:

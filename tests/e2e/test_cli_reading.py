@@ -262,13 +262,13 @@ def test_verify_names_a_journal_whose_run_is_gone_and_the_guards_that_were_taken
     told = killed("verify", code=7).splitlines()
     (gone,) = [line for line in told if "run 'r'" in line]
     assert "its row is gone" in gone
-    assert len([line for line in told if line.startswith("the trigger perdure_")]) == 22
+    assert len([line for line in told if line.startswith("the trigger perdure_")]) == 26
     assert told[-1].startswith("1 run, ")
-    assert told[-1].endswith("as they were written; 23 things are wrong with the database as a whole")
+    assert told[-1].endswith("as they were written; 27 things are wrong with the database as a whole")
     problems = [line["problem"] for line in killed.lines("verify", code=7) if line["run_id"] is None]
     assert problems == told[:-1]
     failed = {check["name"]: check for check in killed.lines("doctor", code=1) if check["verdict"] == "FAIL"}
-    assert failed["guards"]["found"] == f"{told[0]}; and 22 things more"
+    assert failed["guards"]["found"] == f"{told[0]}; and 26 things more"
     assert failed["guards"]["way_out"] == "perdure verify"
 
 
@@ -369,6 +369,55 @@ def test_a_reader_that_leaves_early_is_no_error(desk: Desk) -> None:
     child.stdout.close()
     assert child.stderr.read() == ""
     assert child.wait(timeout=60) == 141
+
+
+def forge(path: Path, *statements: str) -> None:
+    """What a person with write access does: drop the triggers, change rows, put the triggers back."""
+    connection = apsw.Connection(str(path))
+    triggers = connection.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'").fetchall()
+    for name, _ in triggers:
+        connection.execute(f"DROP TRIGGER {name}")
+    for sql in statements:
+        connection.execute(sql)
+    for _, made in triggers:
+        connection.execute(str(made))
+    connection.close()
+
+
+def test_verify_shows_a_cut_end_a_deleted_run_and_a_forged_row_and_repairs_the_row(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    for run_id in ("a", "b", "c"):
+        desk("run", "shop.py:many", "calls=2", "--id", run_id)
+    heads = desk("verify", "--heads")
+    (tmp_path / "heads").write_text(heads)
+    assert [json.loads(line)["n"] for line in heads.splitlines()] == [3]
+    assert "all as they were written" in desk("verify", "--against", "heads")
+    path = tmp_path / "perdure.db"
+
+    forge(path, "UPDATE perdure_runs SET status = 'failed', tenant = 'rival' WHERE run_id = 'a'")
+    assert "status is 'failed'" in desk("verify", "a", code=7) or "tenant is 'rival'" in desk("verify", "a", code=7)
+    assert desk("verify", "--repair", code=2) == "", "without a terminal it does not ask, and does nothing without --yes"
+    assert "tenant is 'rival'" in desk("verify", "a", code=7), "nothing was changed"
+    assert "run a: repaired from its journal: " in desk("verify", "--repair", "--yes")
+    assert "all as they were written" in desk("verify", "--against", "heads")
+    desk.refusal("verify", "--yes", code=2)
+    desk.refusal("verify", "a", "--heads", code=2)
+
+    forge(
+        path,
+        "UPDATE perdure_runs SET seq = 3, status = 'queued', ready_at = 1, "
+        "head = (SELECT hash FROM perdure_events WHERE run = perdure_runs.id AND seq = 3) WHERE run_id = 'b'",
+        "DELETE FROM perdure_events WHERE seq > 3 AND run = (SELECT id FROM perdure_runs WHERE run_id = 'b')",
+    )
+    assert "its end was cut off: the journal-wide chain has event" in desk("verify", "b", code=7)
+    assert "repaired" not in desk("verify", "b", "--repair", "--yes", code=7)
+    forge(path, "DELETE FROM perdure_events WHERE run = 3", "DELETE FROM perdure_runs WHERE id = 3")
+    told = desk("verify", code=7)
+    assert "run b: its end was cut off" in told
+    assert "run 'c': the journal-wide chain has it with" in told
+    forge(path, "DELETE FROM perdure_chain WHERE n = 3")
+    assert "'c'" not in desk("verify", code=7), "the last entry of a chain can be cut off with its run …"
+    assert "has no entry 3, whose head was kept" in desk("verify", "--against", "heads", code=7), "… and a head that was kept shows it"
 
 
 def test_the_record_of_a_run_that_was_killed_and_resolved_explains_itself(killed: Desk) -> None:

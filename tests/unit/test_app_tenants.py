@@ -135,12 +135,18 @@ def test_that_an_id_is_taken_is_all_that_another_tenant_learns() -> None:
     async def main() -> list[str]:
         async with perdure(None, [payer, quick]) as app:
             await two_tenants(app)
+            await app.start(quick, id="pruned", tenant="acme")
+            await app.engine.drive("pruned")
+            later = (await app.handle("pruned", tenant="acme").row()).updated_at + 1
+            assert app.store.prune(["pruned"], later, by="ann", now=later).runs == 1
             said = []
-            for one in ("waits", "ended"):
+            for one in ("waits", "ended", "pruned"):
                 for code in (payer, quick):
                     with pytest.raises(Conflict) as error:
                         await app.start(code, id=one, tenant="rival")
                     said.append(str(error.value).replace(one, "RUN"))
+            with pytest.raises(Conflict, match=r"was pruned on .* by ann"):
+                await app.start(quick, id="pruned", tenant="acme")
             return said
 
     assert set(run(main())) == {"the run id RUN is taken; choose another"}

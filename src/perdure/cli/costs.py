@@ -11,15 +11,9 @@ from perdure.cli import common
 from perdure.cli.times import parse_past
 from perdure.inspect.retention import pruned_runs
 from perdure.inspect.text import money, plural, span
-from perdure.store.api import CostRow
+from perdure.store.api import ONE_GROUP_EACH, CostRow
 
 GROUPS = ("agent", "tenant", "model", "day", "run", "root", "tool")
-_ONE_GROUP_EACH = (
-    "agent",
-    "tenant",
-    "run",
-    "root",
-)  # in other groupings a run can be in several groups, and the sum of the runs would be wrong
 
 
 @click.command("costs")
@@ -35,7 +29,11 @@ _ONE_GROUP_EACH = (
 @common.url_option
 @common.json_option
 def command(by: str, since: str | None, tenant: str | None, url: str | None, as_json: bool) -> None:
-    """Calls, time, tokens and money, the most expensive first. Counted from the journals, so a replay adds nothing."""
+    """Calls, time, tokens and money, the most expensive first. Counted from the journals, so a replay adds nothing.
+
+    `time` is spent in calls, `wall` is from the beginning of the runs to their last event, and `waiting` is how much of
+    that no worker held them.
+    """
     after = 0 if since is None else parse_past(since, common.now_us(), "--since")
     with common.existing_runs(url) as store:
         rows = store.costs(cast(Any, by), since=after, tenant=tenant)
@@ -49,8 +47,10 @@ def command(by: str, since: str | None, tenant: str | None, url: str | None, as_
     if not rows:
         common.note("no calls" + (" that match" if since or tenant else " yet"))
         return
-    headers = (by, "runs", "calls", "time", "tokens in", "out", "cached", "cost", "lost")
+    headers = (by, "runs", "calls", "time", "wall", "waiting", "tokens in", "out", "cached", "cost", "lost")
     lines = [headers, *map(_cells, rows), _total(rows, by)]
+    if by not in ONE_GROUP_EACH:
+        lines = [(*line[:4], *line[6:]) for line in lines]  # a run can be in several of these groups
     lost = sum(row.lost for row in rows)
     if not lost:
         lines = [line[:-1] for line in lines]  # leave out the column `lost`: all its values are 0
@@ -66,9 +66,9 @@ def _cells(row: CostRow) -> tuple[str, ...]:
 def _total(rows: list[CostRow], by: str) -> tuple[str, ...]:
     summed = {name: sum(getattr(row, name) for row in rows) for name in CostRow.__struct_fields__ if name != "group"}
     whole = CostRow(group="total", **summed)
-    return ("total", f"{whole.runs:,}" if by in _ONE_GROUP_EACH else "", *_sums(whole))
+    return ("total", f"{whole.runs:,}" if by in ONE_GROUP_EACH else "", *_sums(whole))
 
 
 def _sums(row: CostRow) -> tuple[str, ...]:
     tokens = (f"{count:,}" for count in (row.tokens_in, row.tokens_out, row.tokens_cached))
-    return (f"{row.calls:,}", span(row.busy_us), *tokens, money(row.usd_micros), f"{row.lost:,}")
+    return (f"{row.calls:,}", span(row.busy_us), span(row.wall_us), span(row.waiting_us), *tokens, money(row.usd_micros), f"{row.lost:,}")

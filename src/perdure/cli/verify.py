@@ -2,44 +2,74 @@
 
 from __future__ import annotations
 
+import sys
+from typing import cast
+
 import click
 import msgspec
+from msgspec import structs
 
 from perdure.cli import common
 from perdure.errors import InvalidInput, StoreCorrupt
+from perdure.inspect.chain import chain_heads, chain_problems, missing_ends, read_heads
 from perdure.inspect.consistency import Relatives
+from perdure.inspect.repair import plan_repair
 from perdure.inspect.retention import pruned_runs
 from perdure.inspect.text import plural
 from perdure.inspect.verify import Verdict, verify_run
 from perdure.inspect.view import all_rows, require
+from perdure.store.api import Store
 
 
 @click.command("verify")
 @common.optional_run_argument
+@click.option("--heads", is_flag=True, help="Only print the heads of the journal-wide chain, to be kept in another place.")
+@click.option("--against", metavar="FILE", help="Also compare with heads of the chain that were kept in FILE.")
+@click.option("--repair", is_flag=True, help="Write rows that contradict a sound journal again, from the journal. Asks first.")
+@click.option("--yes", is_flag=True, help="Repair without asking.")
 @click.option("--export", "file", metavar="FILE", help="Verify the runs in a file of `perdure export`, without a database.")
 @common.url_option
 @common.json_option
-def command(run_id: str | None, file: str | None, url: str | None, as_json: bool) -> int:
+def command(
+    run_id: str | None, file: str | None, heads: bool, against: str | None, repair: bool, yes: bool, url: str | None, as_json: bool
+) -> int:
     """Recompute the hash chain of RUN, or of every run, from the stored bytes.
 
-    Code 7 when something is not as it was written; the first bad event is named. Without RUN also: whether every
-    journal has its run, and whether the database still has the triggers that keep journals append-only.
+    Code 7 when something is not as it was written; the first bad event is named. The journal-wide chain shows whether
+    the end of a journal was cut off. Without RUN also: whether a run was deleted, whether every journal has its run,
+    and whether the database still has the triggers that keep journals append-only.
+
+    --repair never changes an event. It refuses a run that a worker holds, and leaves what only a backup can restore.
     """
+    if yes and not repair:
+        raise InvalidInput("--yes belongs to --repair: without it nothing is changed, and nothing is asked")
     if file is not None:
-        if run_id is not None:
+        if run_id is not None or heads or against is not None or repair:
             raise InvalidInput("give a run of the database, or a file: perdure verify RUN, or perdure verify --export FILE")
         return _exported(file, as_json)
+    if run_id is not None and (heads or against is not None):
+        raise InvalidInput("the heads are those of the whole journal: leave RUN out, or leave out --heads and --against")
+    kept = [] if against is None else read_heads(against)
     bad = runs = events = 0
-    with common.existing_runs(url) as store:
+    with common.existing_store(url) if repair else common.existing_runs(url) as store:
+        if heads:
+            for head in chain_heads(store):
+                common.out_json(msgspec.to_builtins(head))
+            return common.SUCCEEDED
         relatives = Relatives(store)
+        cut, deleted = missing_ends(store, run_id)
         for row in [require(store, run_id)] if run_id is not None else all_rows(store):
             verdict = verify_run(store, row, relatives)
+            if repair and verdict.projection:
+                verdict = _repaired(cast(Store, store), verdict, yes, as_json)
+            if verdict.problem is None and row.run_id in cut:
+                verdict = structs.replace(verdict, problem=cut[row.run_id])
             runs, events, bad = runs + 1, events + verdict.events, bad + (verdict.problem is not None)
             if as_json:
                 common.out_json(msgspec.to_builtins(verdict))
             elif verdict.problem is not None or run_id is not None:
                 common.out(common.clean(_line(verdict)))
-        problems = store.problems() if run_id is None else []
+        problems = [*store.problems(), *deleted, *chain_problems(store, kept)] if run_id is None else []
         pruned = pruned_runs(store)
     for problem in problems:
         if as_json:
@@ -52,6 +82,29 @@ def command(run_id: str | None, file: str | None, url: str | None, as_json: bool
         gone = f"; {plural(pruned, 'run was', 'runs were')} pruned before" if pruned else ""
         common.out(f"{plural(runs, 'run')}, {plural(events, 'event')}: {written}{whole}{gone}")
     return common.DIFFERENT if bad or problems else common.SUCCEEDED
+
+
+def _repaired(store: Store, verdict: Verdict, yes: bool, as_json: bool) -> Verdict:
+    """Show and write the repair, if there is one and the user agrees. Returns the verdict after it."""
+    row = require(store, verdict.run_id)
+    planned = plan_repair(store, row)
+    if planned is None:
+        return verdict
+    common.note(common.clean(f"run {planned.run_id}: {verdict.problem}"))
+    for line in planned.words:
+        common.note(common.clean(f"  {line}"))
+    if not yes:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise InvalidInput(f"the rows of run {planned.run_id} would be written as named above; say --yes to do it")
+        if not click.confirm(f"write these rows of run {planned.run_id}?", err=True):
+            return verdict
+    store.repair(planned)
+    after = verify_run(store, require(store, verdict.run_id))
+    if as_json:
+        common.out_json({"run_id": planned.run_id, "repaired": list(planned.words)})
+    else:
+        common.out(common.clean(f"run {planned.run_id}: repaired from its journal: {'; '.join(planned.words)}"))
+    return after
 
 
 def _exported(file: str, as_json: bool) -> int:

@@ -63,7 +63,7 @@ def other_rows_problem(store: Reading, row: RunRow, state: RunState, events: Seq
             _parent_problem(store, row, relatives)
             or _children_problem(store, row, state, events)
             or _approvals_problem(store, row, state)
-            or _budget_problem(store, row, state)
+            or budget_problem(store, row, state)
         )
     except StoreCorrupt as error:
         return Inconsistency(str(error))
@@ -120,25 +120,27 @@ def _children_problem(store: Reading, row: RunRow, state: RunState, events: Sequ
 
 # -- approvals --------------------------------------------------------------------------------------------------------
 def _approvals_problem(store: Reading, row: RunRow, state: RunState) -> Inconsistency | None:
-    for ask in state.asks.values():
-        name = ask.request.approval
-        found = store.approval(name)
-        if found is None:
-            return Inconsistency(f"it asks for approval {name}, and that has no row: it was removed or renamed", ask.asked_seq)
-        if (found.run_id, found.call, found.asked_at) != (row.run_id, ask.number, ask.asked_at):
-            return Inconsistency(
-                f"the row of approval {name} is about call {found.call} of run {found.run_id}, asked at another time", ask.asked_seq
-            )
-        status = _status(ask, state)
-        problem = _standing_problem(ask, found, status)
-        if problem is not None and not _is_ahead(store, row, state, found, status):
-            return Inconsistency(
-                f"the journal is sound, but the row of approval {name} is not: {problem}", ask.settled_seq or ask.asked_seq
-            )
+    return next((problem for ask in state.asks.values() if (problem := approval_problem(store, row, state, ask)) is not None), None)
+
+
+def approval_problem(store: Reading, row: RunRow, state: RunState, ask: AskState) -> Inconsistency | None:
+    """How the row of this approval contradicts the journal; None if it agrees."""
+    name = ask.request.approval
+    found = store.approval(name)
+    if found is None:
+        return Inconsistency(f"it asks for approval {name}, and that has no row: it was removed or renamed", ask.asked_seq)
+    if (found.run_id, found.call, found.asked_at) != (row.run_id, ask.number, ask.asked_at):
+        return Inconsistency(
+            f"the row of approval {name} is about call {found.call} of run {found.run_id}, asked at another time", ask.asked_seq
+        )
+    status = approval_status(ask, state)
+    problem = _standing_problem(ask, found, status)
+    if problem is not None and not _is_ahead(store, row, state, found, status):
+        return Inconsistency(f"the journal is sound, but the row of approval {name} is not: {problem}", ask.settled_seq or ask.asked_seq)
     return None
 
 
-def _status(ask: AskState, state: RunState) -> str:
+def approval_status(ask: AskState, state: RunState) -> str:
     """The status that the approval has in the journal."""
     call = state.calls.get(ask.number)
     if ask.outcome == "approved" and ask.request.tool is not None and call is not None and call.attempt > 0:
@@ -193,7 +195,7 @@ def _standing_problem(ask: AskState, found: ApprovalRow, status: str) -> str | N
 
 
 # -- budgets ----------------------------------------------------------------------------------------------------------
-def _budget_problem(store: Reading, row: RunRow, state: RunState) -> Inconsistency | None:
+def budget_problem(store: Reading, row: RunRow, state: RunState) -> Inconsistency | None:
     ledgers = store.ledgers(row.run_id)
     own = ledgers[0] if ledgers and ledgers[0].run_id == row.run_id else None
     if (own is None) != (state.budget is None):

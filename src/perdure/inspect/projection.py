@@ -45,6 +45,37 @@ def row_problem(row: RunRow, state: RunState, events: Sequence[Event], input_dig
     return _resting_problem(row, state, events, takeovers)
 
 
+def right_row(row: RunRow, state: RunState, events: Sequence[Event], input_digest: str, head: bytes, *, has_post: bool) -> dict[str, Any]:
+    """The columns of the row that contradict the journal, with their right values. No worker holds the run.
+
+    `has_post` says that there is unread post: then a run that waits is ready at once.
+    """
+    last = max(event.ts for event in events)
+    takeovers = sum(isinstance(event.body, RunClaimed) and event.body.takeover for event in events)
+    right = {**_fixed(state, input_digest, head), "holder": None, "updated_at": max(row.updated_at, last)}
+    if state.finished or not (state.crashes <= row.crashes <= takeovers):
+        right["crashes"] = 0 if state.finished and not forced(events) else state.crashes
+    right |= {"waiting_for": None, "attention": None, "error": None, "ready_at": None}
+    if state.finished:
+        right |= {"status": state.status, "lost": 0}
+        right["error"] = f"{state.failure.type}: {state.failure.message}"[:ERROR_CHARS] if state.failure else None
+    elif state.worker is not None:
+        # The last worker has not released the run, and does not hold it any more: any worker may take it over.
+        paused = state.paused is not None
+        right |= {"status": "paused" if paused else "cancelling" if state.cancel else "queued", "lost": row.lost or 1}
+        right["ready_at"] = None if paused else row.ready_at or last
+    else:
+        resting = _rest(events, row)
+        ready_at = resting.ready_at
+        if has_post and ready_at is None and resting.status.startswith("waiting"):
+            ready_at = last
+        right |= {"status": resting.status, "waiting_for": resting.waiting_for, "ready_at": ready_at}
+        right |= {"attention": resting.attention, "error": resting.error}
+        if isinstance(events[-1].body, RunReleased):
+            right["crashes"] = state.crashes
+    return {column: value for column, value in right.items() if not same(getattr(row, column), value)}
+
+
 def birth_problem(row: RunRow, created: RunCreated) -> str | None:
     """Like `row_problem`, for the columns that are fixed when the run is created. Needs only the run's first event."""
     return _first_difference(row, _birth(created))

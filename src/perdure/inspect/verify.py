@@ -4,8 +4,8 @@ The events are checked in order of seq, and the check ends at the first problem.
 encoding, the cause, the epoch and the blobs, and whether the event may follow the events before it. Then it checks the
 run's row, and the other rows that must agree with the journal: approvals, budgets, the parent and the children.
 
-One change is not detected: the last events are deleted, and the row is changed to match. Only a copy of the head from
-another place shows this change.
+One change is not detected here: the last events are deleted, and the row is changed to match. The journal-wide chain
+shows this change (see chain.py).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from perdure.core.budget import Amounts
 from perdure.core.budget import Charge as Charge
 from perdure.core.budget import Ledger as Ledger
 from perdure.core.events import AnyBody, Event, Failure, Reason
-from perdure.core.identity import Sealed
+from perdure.core.identity import ChainEntry, Sealed
 from perdure.core.rate import Rate
 from perdure.core.state import FINISHED as FINISHED
 from perdure.core.state import Status as Status
@@ -271,6 +271,9 @@ class NoticeRow(Struct, frozen=True, gc=False):
     attempts: int  # how many times the notice was taken for sending before
 
 
+ONE_GROUP_EACH = ("agent", "tenant", "run", "root")  # the groupings of costs in which a run is in one group
+
+
 class CostRow(Struct, frozen=True, gc=False):
     """What a group of runs has used."""
 
@@ -285,6 +288,10 @@ class CostRow(Struct, frozen=True, gc=False):
     # How many model requests lost their answer because a worker died. What these requests used is unknown, and is not
     # in the sums above.
     lost: int = 0
+    # From the creation of each run to its last event so far; and how much of that no worker held it, because it stood in
+    # its line or was parked. With "root" only of the root, whose children run meanwhile. 0 if a run can be in several groups.
+    wall_us: int = 0
+    waiting_us: int = 0
 
 
 class Filter(Struct, frozen=True, gc=False):
@@ -421,6 +428,47 @@ class Tombstone(Struct, frozen=True, gc=False):
     by: str
 
 
+class ApprovalRepair(Struct, frozen=True, gc=False):
+    """The row of an approval, as the journal has it."""
+
+    approval: str
+    seq: int
+    call: int
+    action: str
+    asked_at: int
+    status: str
+    deciders: tuple[str, ...]
+    expires_at: int | None
+    escalated: bool
+    voters: tuple[str, ...]
+    digest: str
+    settled_by: str | None
+    note: str | None
+    settled_at: int | None
+
+
+class Repair(Struct, frozen=True):
+    """What has to be written, so that the rows of a run agree with its journal."""
+
+    run_id: str
+    seen: RunRow  # the row as it was when the repair was computed: if it has changed since, nothing is written
+    row: dict[str, Any]  # the columns of the run's row that are wrong, with their right values
+    approvals: tuple[ApprovalRepair, ...] = ()
+    ledger: Ledger | None = None  # the run's own budget
+    words: tuple[str, ...] = ()  # each change, for people
+
+
+class MissingHead(Struct, frozen=True, gc=False):
+    """A run that does not have an event any more that the journal-wide chain has, and that was not pruned."""
+
+    number: int
+    first_seq: int  # the first event of the chain that is missing, or is another one now
+    last_seq: int
+    name: str | None  # the run's id in the chain, if the missing events include its first one
+    run_id: str | None  # the id of the run that has this number now; None if there is none
+    seq: int | None  # the last event of that run
+
+
 class Reading(Protocol):
     """All reads that the app, the command line and `inspect` need. Every store has them.
 
@@ -507,6 +555,18 @@ class Reading(Protocol):
 
     def tombstones(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Tombstone]]:
         """The tombstones placed after `after`, each with its place, in the order in which they were written."""
+
+    def chain(self, after: tuple[int, int], limit: int = 5000) -> list[ChainEntry]:
+        """The entries of the journal-wide chain after (chain, n), in order."""
+
+    def chain_ends(self) -> list[ChainEntry]:
+        """The last entry of each chain that has a link."""
+
+    def missing_heads(self, run_id: str | None = None) -> list[MissingHead]:
+        """The runs (or the one run) whose journal does not have what the chain says that it had."""
+
+    def unchained(self, run_id: str | None = None) -> dict[str, int]:
+        """The runs (or the one run) without a holder whose last event is not in the chain, each with that event's seq."""
 
     def moved(self) -> Moved | None:
         """The database to which the journal is being moved, or was moved. None while the journal is open."""
@@ -748,7 +808,13 @@ class OutboxStore(Protocol):
 
 
 class ArchiveStore(Protocol):
-    """Moves journals to another database, and prunes families."""
+    """Moves journals to another database, prunes families, and repairs rows."""
+
+    def repair(self, repair: Repair) -> None:
+        """Write the rows of a run as its journal has them, in one transaction. Events are not touched.
+
+        AlreadyRunning if a worker that is not known to be dead holds the run. Conflict if the run has changed since.
+        """
 
     def close_journal(self, to_url: str, *, by: str, now: int, lease_us: int) -> Moved:
         """Close the journal for a move. From then on writes to runs, and new workers, are refused with a StoreError.

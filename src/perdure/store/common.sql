@@ -2,6 +2,37 @@
 -- Values are passed as parameters only; no statement is ever assembled from data.
 -- {run} stands for the columns of a run, in the order of the fields of RunRow, and then the key of the run.
 
+-- == Repairing =======================================================================================================
+
+-- name: repair_run
+-- Write the row of a run as its journal has it.
+UPDATE perdure_runs SET agent = :agent, version = :version, tenant = :tenant, actor = :actor, queue = :queue, target = :target,
+    input_digest = :input_digest, status = :status, waiting_for = :waiting_for, ready_at = :ready_at, seq = :seq, head = :head, epoch = :epoch,
+    holder = :holder, nonce = NULL, lost = :lost, crashes = :crashes, error = :error, created_at = :created_at, updated_at = :updated_at,
+    priority = :priority, attention = :attention, parent = :parent, parent_call = :parent_call, line = :line
+WHERE id = :id
+
+-- name: repair_approval
+INSERT INTO perdure_approvals (run, approval, seq, call, action, asked_at, status, deciders, expires_at, escalated, voters, digest, settled_by,
+    note, settled_at)
+VALUES (:run, :approval, :seq, :call, :action, :asked_at, :status, :deciders, :expires_at, :escalated, :voters, :digest, :settled_by, :note,
+    :settled_at)
+ON CONFLICT (approval) DO UPDATE SET run = excluded.run, seq = excluded.seq, call = excluded.call, action = excluded.action,
+    asked_at = excluded.asked_at, status = excluded.status, deciders = excluded.deciders, expires_at = excluded.expires_at,
+    escalated = excluded.escalated, voters = excluded.voters, digest = excluded.digest, settled_by = excluded.settled_by,
+    note = excluded.note, settled_at = excluded.settled_at
+
+-- name: repair_budget
+INSERT INTO perdure_budgets (run, above, limit_usd_micros, limit_tokens, limit_calls, limit_busy_us, on_exceed, spent_usd_micros,
+    spent_tokens, spent_calls, spent_busy_us, reserved_usd_micros, reserved_tokens, reserved_calls, reserved_busy_us)
+VALUES (:run, (SELECT ledger FROM perdure_runs WHERE run_id = :parent), :limit_usd_micros, :limit_tokens, :limit_calls, :limit_busy_us, :on_exceed,
+    :spent_usd_micros, :spent_tokens, :spent_calls, :spent_busy_us, :reserved_usd_micros, :reserved_tokens, :reserved_calls, :reserved_busy_us)
+ON CONFLICT (run) DO UPDATE SET limit_usd_micros = excluded.limit_usd_micros, limit_tokens = excluded.limit_tokens,
+    limit_calls = excluded.limit_calls, limit_busy_us = excluded.limit_busy_us, on_exceed = excluded.on_exceed,
+    spent_usd_micros = excluded.spent_usd_micros, spent_tokens = excluded.spent_tokens, spent_calls = excluded.spent_calls,
+    spent_busy_us = excluded.spent_busy_us, reserved_usd_micros = excluded.reserved_usd_micros, reserved_tokens = excluded.reserved_tokens,
+    reserved_calls = excluded.reserved_calls, reserved_busy_us = excluded.reserved_busy_us
+
 -- == The append path =================================================================================================
 
 -- name: consume_inbox

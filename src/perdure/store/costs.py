@@ -13,12 +13,13 @@ from msgspec import Struct
 from perdure.core.events import Unsettled, Usage
 from perdure.core.state import LOST
 from perdure.errors import StoreCorrupt
-from perdure.store.api import CostRow
+from perdure.store.api import ONE_GROUP_EACH, CostRow
 from perdure.store.cursor import Database, Row
 from perdure.store.part import Part
 
 _PAGE = 2000  # how many events are in memory at a time, however long a journal is
 _NOTHING = Usage()
+_LIFE = ("run_created", "run_claimed", "run_released", "run_succeeded", "run_failed")
 
 
 class _Failure(Struct, frozen=True, gc=False):
@@ -81,10 +82,36 @@ class _Attempt:
         self.tokens_cached += usage.tokens_cached
 
 
+class _Life:
+    """How long a run has existed, and how much of that no worker held it."""
+
+    def __init__(self) -> None:
+        self.began: int | None = None
+        self.last = 0
+        self.waiting_us = 0
+        self._free_since: int | None = None
+
+    def add(self, kind: str, ts: int) -> None:
+        # `max`: a clock may have been set back.
+        self.last = max(self.last, ts)
+        if kind == "run_created":
+            self.began = ts
+        if kind in ("run_created", "run_released"):
+            self._free_since = ts
+        elif kind == "run_claimed" and self._free_since is not None:
+            self.waiting_us += max(ts - self._free_since, 0)
+            self._free_since = None
+
+    @property
+    def wall_us(self) -> int:
+        return 0 if self.began is None else max(self.last - self.began, self.waiting_us)
+
+
 class _Sums:
     """The sums of one group."""
 
     def __init__(self) -> None:
+        self.wall_us = self.waiting_us = 0
         self.runs = self.calls = self.busy_us = self.usd_micros = self.tokens_in = self.tokens_out = self.tokens_cached = self.lost = 0
 
     def add(self, attempt: _Attempt, began: int) -> None:
@@ -97,7 +124,7 @@ class _Sums:
 
     def row(self, group: str) -> CostRow:
         tokens = (self.tokens_in, self.tokens_out, self.tokens_cached)
-        return CostRow(group, self.runs, self.calls, self.busy_us, self.usd_micros, *tokens, self.lost)
+        return CostRow(group, self.runs, self.calls, self.busy_us, self.usd_micros, *tokens, self.lost, self.wall_us, self.waiting_us)
 
 
 class Costs(Part):
@@ -108,7 +135,8 @@ class Costs(Part):
         groups: dict[str, _Sums] = {}
         for (_, run_id, agent, its_tenant), rows in groupby(_told(self._database, since, tenant), lambda row: (row[0], *row[2:5])):
             calls: set[tuple[str, int]] = set()
-            for (call, _), attempt in _attempts(run_id, rows).items():
+            life = _Life()
+            for (call, _), attempt in _attempts(run_id, rows, life).items():
                 if attempt.began is None or attempt.began < since:
                     continue
                 group = _group(by, run_id, agent, its_tenant, attempt, attempt.began)
@@ -118,12 +146,15 @@ class Costs(Part):
                 groups[group].calls += 1
             for group in {group for group, _ in calls}:
                 groups[group].runs += 1
+                if by in ONE_GROUP_EACH and (by != "root" or group == run_id):
+                    groups[group].wall_us += life.wall_us
+                    groups[group].waiting_us += life.waiting_us
         found = [sums.row(group) for group, sums in groups.items()]
         return sorted(found, key=lambda row: (-row.usd_micros, -row.tokens_in - row.tokens_out, -row.calls, row.group))
 
 
 def _told(database: Database, since: int, tenant: str | None) -> Iterator[Row]:
-    """The events that begin, end and settle attempts: run by run, and in the order of each run's journal."""
+    """The events that begin, end and settle attempts, and those of a run's life: run by run, in the order of the journal."""
     run = seq = 0
     while True:
         page = database.read("attempts_told", {"run": run, "seq": seq, "since": since, "tenant": tenant, "limit": _PAGE})
@@ -133,10 +164,13 @@ def _told(database: Database, since: int, tenant: str | None) -> Iterator[Row]:
         run, seq = page[-1][:2]
 
 
-def _attempts(run_id: str, rows: Iterator[Row]) -> dict[tuple[int, int], _Attempt]:
-    """The attempts of one run, by (call, number of the attempt)."""
+def _attempts(run_id: str, rows: Iterator[Row], life: _Life) -> dict[tuple[int, int], _Attempt]:
+    """The attempts of one run, by (call, number of the attempt). All events are added to `life`."""
     found: dict[tuple[int, int], _Attempt] = {}
     for _, seq, _, _, _, call, kind, ts, data in rows:
+        life.add(kind, ts)
+        if kind in _LIFE:
+            continue
         try:
             told = _decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, TypeError) as error:

@@ -46,6 +46,9 @@ class Cursor(Protocol):
     def alone(self, key: str) -> None:
         """Take an exclusive lock on the key until this transaction ends."""
 
+    def link_chain(self) -> None:
+        """Link the new entries of the journal-wide chain to the entries before them, unless the database does it itself."""
+
     def patience(self, seconds: float) -> None:
         """From now on, this transaction waits at most `seconds` for a lock, then raises StoreUnavailable."""
 
@@ -70,6 +73,9 @@ class Database(Protocol):
 
     def lend(self, cursor: Cursor) -> AbstractContextManager[Any]:
         """Lend the transaction's own connection to a tool. The tool can use only its own tables."""
+
+    def unguarded(self, cursor: Cursor) -> AbstractContextManager[None]:
+        """Inside, this transaction may change settled rows, which the triggers of the schema keep as they are."""
 
     def version(self) -> int:
         """A number that changes whenever any process commits something. Cheap to ask."""

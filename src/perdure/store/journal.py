@@ -21,6 +21,7 @@ from perdure.store.projections import CONSEQUENTIAL, Consequences, may_be_refuse
 from perdure.store.rows import event_from
 
 _COMMITTED = Committed()
+LINK_EVERY = 8  # of the commits that release runs, the first and then each 8th links the journal-wide chain
 
 
 class Journal(Part):
@@ -29,6 +30,7 @@ class Journal(Part):
     def __init__(self, means: Means) -> None:
         super().__init__(means)
         self._consequences = Consequences(Delivery(means.liveness))
+        self._released = 0  # how many commits of this process have released runs
 
     def append(self, batch: Sequence[Append]) -> list[Appended]:
         """Write the whole batch in one transaction. A refused append writes nothing and does not stop the others."""
@@ -97,6 +99,7 @@ class Journal(Part):
     def _append_all(self, cursor: Cursor, batch: Sequence[Append], called_s: float) -> list[Appended]:
         answers: list[Appended] = []
         rows: list[Row] = []
+        released = False
         for append in batch:
             run_id = append.lease.run_id
             key = self._keys.get(run_id) or self._look_up_key(cursor, run_id)
@@ -115,7 +118,13 @@ class Journal(Part):
             if append.row is not None and ends_lease(append.row):
                 # The run is released, so its key is not needed any more. Without this, the cache would grow for ever.
                 self._keys.pop(run_id, None)
+                released = True
         cursor.each("insert_event", rows)
+        if released:
+            # To link costs as much as a small append, and a link covers all entries since the last one: so link now and then.
+            if self._released % LINK_EVERY == 0:
+                cursor.link_chain()
+            self._released += 1
         return answers
 
     def _append_one(self, cursor: Cursor, append: Append, key: int, events: list[Event], last_ts: int, called_s: float) -> Appended:

@@ -14,6 +14,7 @@ from perdure.core.events import (
     Event,
     RunAdopted,
     RunCancelled,
+    RunCreated,
     RunFailed,
     RunSucceeded,
     SignalReceived,
@@ -162,16 +163,20 @@ def _created(cursor: Cursor, new: NewRun) -> tuple[RunRow, bool]:
     created = insert_run(cursor, new)
     found = cursor.one("run_by_id", (new.run_id,))
     if found is None:
-        raise pruned_id(cursor, new.run_id)
+        raise pruned_id(cursor, new)
     return run_row(found), created
 
 
-def pruned_id(cursor: Cursor, run_id: str) -> Conflict:
+def pruned_id(cursor: Cursor, new: NewRun) -> Conflict:
     """The error for an id whose run, or whose family, was pruned: the id cannot be used again."""
-    root = run_id.partition("/")[0]
-    found = cursor.one("tombstone", (run_id,)) or cursor.one("tombstone", (root,))
+    run_id = new.run_id
+    found = cursor.one("tombstone", (run_id,)) or cursor.one("tombstone", (run_id.partition("/")[0],))
     assert found is not None, run_id
     tombstone = Tombstone(*found[1:])
+    assert isinstance(new.created, RunCreated), new.created
+    if tombstone.tenant != new.created.tenant:
+        # The words that the app has for a run of another tenant that was not pruned. Only that the id is taken may be told.
+        return Conflict(f"the run id {run_id} is taken; choose another")
     at = datetime.fromtimestamp(tombstone.pruned_at // 1_000_000, UTC).date().isoformat()
     return Conflict(
         f"run {tombstone.run_id} ran ({tombstone.status}, {tombstone.events} events) and was pruned on {at} by {tombstone.by}: "

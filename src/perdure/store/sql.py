@@ -16,6 +16,7 @@ from perdure.core.events import RunFailed, StatusReported, ToolCallInitiated
 from perdure.store.api import Current, Filter, OpenAttempt, Place, RunRow, Status
 from perdure.store.approvals import Approvals
 from perdure.store.archive import JournalMove, Wholes
+from perdure.store.chain import JournalChain
 from perdure.store.claims import Claims
 from perdure.store.costs import Costs
 from perdure.store.journal import Journal
@@ -23,10 +24,13 @@ from perdure.store.limits import Budgets, Rates
 from perdure.store.mailbox import Mailbox
 from perdure.store.notices import Notices
 from perdure.store.pruning import Pruning
+from perdure.store.repairs import Repairs
 from perdure.store.rows import body_or_none, key_of, listed_row, run_row
 
 
-class SqlStore(Journal, Claims, Mailbox, Approvals, Rates, Budgets, Costs, Notices, JournalMove, Wholes, Pruning, ABC):
+class SqlStore(
+    Journal, Claims, Mailbox, Approvals, Rates, Budgets, Costs, Notices, JournalMove, Wholes, Pruning, JournalChain, Repairs, ABC
+):
     """The code that all dialects share. A dialect adds its database, and may replace parts by its own."""
 
     remote = False

@@ -1,6 +1,6 @@
 """Moves a whole journal from one database to another, or copies its history. Both may have any dialect.
 
-    close the source → copy family by family → read back and verify the copies → mark the move as done
+    close the source → page by page: copy the families, read them back and verify them → mark the move as done
 
 A run must never be driven from two journals, so the source is closed first and stays closed. If a move is killed, the
 same call continues it: a family is copied whole or not at all, and families that are already in the target are
@@ -107,19 +107,18 @@ class Copying:
         copied = self._copy(survey, only_finished=False)
         self._target.take_in_rates(self._source.rates())
         tombstones = self._copy_tombstones()
-        damaged = self._read_back(survey, only_finished=False)
         if not moved.done:
             self._source.finish_move()
-        return structs.replace(copied, tombstones=tombstones, there=survey.there, tables=survey.tables, damaged=damaged)
+        return structs.replace(copied, tombstones=tombstones, there=survey.there, tables=survey.tables)
 
     def history(self) -> Copied:
         """Copy only finished families; the source stays open.
 
-        Notices are not copied, because the source sends them.
+        Notices are not copied, because the source sends them. Workers may go on meanwhile: a family that ends during the
+        copy is copied or left out as a whole.
         """
         survey = self.survey(only_finished=True)
-        copied = self._copy(survey, only_finished=True)
-        return structs.replace(copied, there=survey.there, tables=survey.tables, damaged=self._read_back(survey, only_finished=True))
+        return structs.replace(self._copy(survey, only_finished=True), there=survey.there, tables=survey.tables)
 
     def abandon(self, *, now: int) -> int:
         """Undo a move that has not finished: delete the unfinished copies in the target, then reopen the source.
@@ -170,25 +169,57 @@ class Copying:
             )
 
     def _copy(self, survey: CopySurvey, *, only_finished: bool) -> Copied:
+        """Copy what is missing in the target, and read back every family, also those that were there already.
+
+        A page is read back before the next one is read. If the source is open, a later look at it would also find
+        families that have ended since, and that were never sent.
+        """
         copied = Copied()
+        seen = 0
         for page in self._pages(only_finished):
             heads = self._heads(page)
             missing = [family for family in page if not self._is_there(family, heads, gone_on=True)]
             for batch in _batches(missing):
-                blobs = self._copy_batch(batch, only_finished)
-                runs = sum(len(family.members) for family in batch)
-                events = sum(member.seq for family in batch for member in family.members)
+                sent, blobs = self._copy_batch(batch, only_finished)
+                runs = sum(len(family.members) for family in sent)
+                events = sum(member.seq for family in sent for member in family.members)
                 copied = structs.replace(copied, runs=copied.runs + runs, events=copied.events + events, blobs=copied.blobs + blobs)
-                self._progress("copying", survey.there + copied.runs, survey.runs)
+                self._progress("copying", seen + runs, max(seen + runs, survey.runs))
+            copied = structs.replace(copied, damaged=(*copied.damaged, *self._read_back(page)))
+            seen += sum(len(family.members) for family in page)
+            self._progress("copying", seen, max(seen, survey.runs))
         return copied
 
-    def _copy_batch(self, batch: Sequence[Family], only_finished: bool) -> int:
+    def _copy_batch(self, batch: Sequence[Family], only_finished: bool) -> tuple[Sequence[Family], int]:
+        """Copy these families in one transaction. Returns the families that were copied, and the number of blobs.
+
+        A family that is pruned in the source meanwhile is left out.
+        """
+        while batch:
+            try:
+                return batch, self._send(batch, only_finished)
+            except (_Pruned, StoreCorrupt):  # StoreCorrupt: a blob was pruned, or is really missing
+                gone = self._pruned(batch)
+                if not gone:
+                    raise
+                batch = [family for family in batch if family.root not in gone]
+        return batch, 0
+
+    def _pruned(self, batch: Sequence[Family]) -> set[str]:
+        """The roots of the families that are no longer in the source, because they were pruned."""
+        heads = self._source.heads([family.root for family in batch])
+        return {root for root, head in heads.items() if head.pruned}
+
+    def _send(self, batch: Sequence[Family], only_finished: bool) -> int:
         parts = list(_parts(batch))
         # A batch that is too large for memory is read twice instead.
         kept = [self._source.wholes(parts[0])] if len(parts) == 1 else None
 
-        def read() -> Iterable[Sequence[Whole]]:
-            return kept or map(self._source.wholes, parts)
+        def read() -> Iterator[Sequence[Whole]]:
+            yield from kept or map(self._source.wholes, parts)
+            # A run and its rows are read in several statements, and a prune may come in between. Its tombstone shows it.
+            if self._pruned(batch):
+                raise _Pruned
 
         blobs = self._copy_blobs(read())
         # Copy the blobs first: if the process is killed in between, blobs without a run do no harm. A run never
@@ -218,29 +249,28 @@ class Copying:
             count += len(pruned)
         return count
 
-    def _read_back(self, survey: CopySurvey, *, only_finished: bool) -> tuple[str, ...]:
+    def _read_back(self, page: Sequence[Family]) -> list[str]:
         """Recompute every hash chain from the bytes in the target. StoreCorrupt if a run differs from the source.
 
         Returns the runs whose hash chain is broken in the source and in the target alike.
         """
         damaged: list[str] = []
-        done = 0
-        for page in self._pages(only_finished):
-            heads = self._heads(page)
-            for member in (member for family in page for member in family.members):
-                done += 1
-                if member.run_id in heads and heads[member.run_id].pruned:
-                    continue  # the run was copied, and was then pruned in the target
-                stored = self._target.stored(member.run_id)[: member.seq]
-                if _head_of(member.run_id, stored) == member.head:
-                    continue
-                if stored != self._source.stored(member.run_id)[: member.seq]:
-                    raise StoreCorrupt(
-                        f"run {member.run_id} is not in {self._to_url} as it was sent there; nothing is lost here: see what is wrong with that database"
-                    )
-                damaged.append(member.run_id)
-            self._progress("verifying", done, survey.runs)
-        return tuple(damaged)
+        heads = self._heads(page)
+        for member in (member for family in page for member in family.members):
+            if member.run_id in heads and heads[member.run_id].pruned:
+                continue  # the run was copied, and was then pruned in the target
+            stored = self._target.stored(member.run_id)[: member.seq]
+            if _head_of(member.run_id, stored) == member.head:
+                continue
+            there = self._source.stored(member.run_id)[: member.seq]
+            if not there and self._source.tombstone(member.run_id) is not None:
+                continue  # the run was pruned in the source before it was copied
+            if stored != there:
+                raise StoreCorrupt(
+                    f"run {member.run_id} is not in {self._to_url} as it was sent there; nothing is lost here: see what is wrong with that database"
+                )
+            damaged.append(member.run_id)
+        return damaged
 
     def _continued(self, open_: Sequence[Family], _: int) -> list[str]:
         heads = self._heads(open_)
@@ -282,6 +312,10 @@ class Copying:
         If the run was pruned in the target, this cannot be checked; then a longer journal is enough.
         """
         return head.seq > member.seq and (head.pruned or self._target.hash_at(member.run_id, member.seq) == member.head)
+
+
+class _Pruned(Exception):
+    """A family was pruned in the source while it was read."""
 
 
 def some_tables(names: Sequence[str]) -> str:

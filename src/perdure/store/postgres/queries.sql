@@ -230,6 +230,28 @@ SELECT number, (SELECT count(*) FROM perdure_events WHERE run = number),
     (SELECT convert_to(data, 'UTF8') FROM perdure_events WHERE run = number AND seq = 1)
 FROM journals WHERE number IS NOT NULL AND number NOT IN (SELECT id FROM perdure_runs)
 
+-- name: chain_entries
+SELECT chain, n, run, seq, head, run_id, link FROM perdure_chain WHERE (chain, n) > (:chain::bigint, :after::bigint) ORDER BY chain, n LIMIT :limit
+
+-- name: chain_ends
+SELECT DISTINCT ON (chain) chain, n, run, seq, head, run_id, link FROM perdure_chain WHERE link IS NOT NULL ORDER BY chain, n DESC
+
+-- name: missing_heads
+-- The runs that do not have an event any more that the chain has, and that were not pruned. If the run's row is there too:
+-- its id and its last event.
+SELECT c.run, min(c.seq), max(c.seq), max(c.run_id), r.run_id, r.seq
+FROM perdure_chain AS c LEFT JOIN perdure_runs AS r ON r.id = c.run LEFT JOIN perdure_events AS e ON e.run = c.run AND e.seq = c.seq
+WHERE (:run_id::text IS NULL OR r.run_id = :run_id) AND CASE WHEN r.id IS NULL THEN NOT EXISTS (SELECT 1 FROM perdure_pruned AS p WHERE p.number = c.run)
+    ELSE e.run IS NULL OR r.seq < c.seq OR substr(e.hash, 1, 16) <> c.head END
+GROUP BY c.run, r.run_id, r.seq ORDER BY c.run
+
+-- name: unchained_runs
+-- The runs without a holder whose last event is not in the chain. A run with one event is new, and has no entry yet.
+SELECT run_id, seq FROM perdure_runs AS r
+WHERE holder IS NULL AND seq > 1 AND (:run_id::text IS NULL OR run_id = :run_id)
+    AND NOT EXISTS (SELECT 1 FROM perdure_chain AS c WHERE c.run = r.id AND c.seq = r.seq)
+ORDER BY id
+
 -- name: triggers
 SELECT c.relname, t.tgname, pg_get_triggerdef(t.oid), t.tgenabled::text
 FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid
@@ -430,14 +452,15 @@ WHERE r.status = 'needs_attention' AND r.attention = 'budget'
 ORDER BY r.id
 
 -- name: attempts_told
--- The events that begin, end and settle attempts: run by run and in order, after the position (:run, :seq). The
--- statement does not use e.type, which calls a function: a role that may read the table may not be allowed to call
--- that function.
+-- The events that begin, end and settle attempts, and that begin, release and end runs: run by run and in
+-- order, after the position (:run, :seq). The statement does not use e.type, which calls a function: a role that may
+-- read the table may not be allowed to call that function.
 SELECT r.id, e.seq, r.run_id, r.agent, r.tenant, e.call, kind.of_event, e.ts, convert_to(e.data, 'UTF8')
 FROM perdure_runs AS r JOIN perdure_events AS e ON e.run = r.id CROSS JOIN LATERAL (SELECT split_part(left(e.data, 100), '"', 4)) AS kind (of_event)
 WHERE (e.run, e.seq) > (:run::bigint, :seq::bigint) AND r.updated_at >= :since AND (:tenant::text IS NULL OR r.tenant = :tenant)
     AND kind.of_event IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
-        'tool_call_resolved', 'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled')
+        'tool_call_resolved', 'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled',
+        'run_created', 'run_claimed', 'run_released', 'run_succeeded', 'run_failed')
 ORDER BY e.run, e.seq LIMIT :limit
 
 -- == Notices =========================================================================================================
@@ -729,6 +752,21 @@ INSERT INTO perdure_locks (key) VALUES (?) ON CONFLICT DO NOTHING
 
 -- name: take_lock
 SELECT 1 FROM perdure_locks WHERE key = ? FOR UPDATE
+
+-- == Repairing =======================================================================================================
+
+-- name: drop_guards_of_runs
+-- Switch off the triggers that keep rows as they are, which a repair has to change; other writers wait until its end.
+ALTER TABLE perdure_runs DISABLE TRIGGER perdure_runs_finished, DISABLE TRIGGER perdure_runs_identity
+
+-- name: drop_guards_of_approvals
+ALTER TABLE perdure_approvals DISABLE TRIGGER perdure_approvals_settled
+
+-- name: restore_guards_of_runs
+ALTER TABLE perdure_runs ENABLE TRIGGER perdure_runs_finished, ENABLE TRIGGER perdure_runs_identity
+
+-- name: restore_guards_of_approvals
+ALTER TABLE perdure_approvals ENABLE TRIGGER perdure_approvals_settled
 
 -- == Moving, pruning =================================================================================================
 

@@ -14,6 +14,7 @@ import apsw
 from perdure.errors import InvalidInput, StoreError, StoreUnavailable
 from perdure.store.archive import moved_error, moved_from
 from perdure.store.cursor import Cursor, Params, Row
+from perdure.store.sqlite.chain import link_chain
 from perdure.store.sqlite.connect import check_synchronous, connect_file, connect_memory
 from perdure.store.sqlite.faults import not_text, translated
 from perdure.store.sqlite.guard import unwatch, watch
@@ -52,6 +53,9 @@ class SqliteCursor:
 
     def alone(self, key: str) -> None:
         """No effect: after BEGIN IMMEDIATE, no other transaction can write."""
+
+    def link_chain(self) -> None:
+        link_chain(self._cursor)
 
     def patience(self, seconds: float) -> None:
         """No effect: after BEGIN IMMEDIATE there is no lock left to wait for."""
@@ -160,6 +164,16 @@ class SqliteDatabase:
             yield connection
         if not cursor.connection.in_transaction:
             raise StoreError("the tool's SQL rolled its transaction back (OR ROLLBACK); nothing has happened")
+
+    @contextmanager
+    def unguarded(self, cursor: Cursor) -> Iterator[None]:
+        guards = cursor.all("guards_of_settled_rows")
+        for name in ("drop_guard_of_ends", "drop_guard_of_identity", "drop_guard_of_decisions"):
+            cursor.change(name)
+        yield
+        assert isinstance(cursor, SqliteCursor), cursor
+        for _, sql in guards:
+            cursor.connection.execute(sql)  # the very text of the schema, or else `verify` would name the trigger
 
     def version(self) -> int:
         """A number that changes with every commit.

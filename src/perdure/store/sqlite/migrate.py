@@ -8,10 +8,12 @@ import apsw
 
 from perdure.errors import StoreCorrupt
 from perdure.store.migrations import Migration, check_applied, load
+from perdure.store.sqlite.chain import link_chain
 from perdure.store.sqlite.queries import QUERIES
 
 APPLICATION_ID = int.from_bytes(b"perd", "big")  # shown by `file journal.db`
 MIGRATIONS = load("sqlite")
+_CHAIN_VERSION = next(migration.version for migration in MIGRATIONS if "CREATE TABLE perdure_chain" in migration.sql)
 
 
 def migrate(connection: apsw.Connection, where: str) -> None:
@@ -23,6 +25,8 @@ def migrate(connection: apsw.Connection, where: str) -> None:
             # Check again under the lock: if several processes start at the same time, only one creates the schema.
             if _applied(connection, where) == applied:
                 _apply(connection, MIGRATIONS[applied])
+                if applied + 1 == _CHAIN_VERSION:
+                    link_chain(connection.cursor())  # to the entries of the runs that were there before the chain
             connection.execute(QUERIES["commit"])
         except BaseException:
             if connection.in_transaction:

@@ -34,6 +34,14 @@ WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8
 -- name: insert_event
 INSERT INTO perdure_events (id, event_id, ts, epoch, call, cause, data, hash) VALUES (?1 << 32 | ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
 
+-- name: unlinked_entries
+-- The last entry of the journal-wide chain with a link, and all entries after it.
+SELECT n, run, seq, head, run_id, link FROM perdure_chain
+WHERE n >= ifnull((SELECT n FROM perdure_chain WHERE link IS NOT NULL ORDER BY n DESC LIMIT 1), 0) ORDER BY n
+
+-- name: link_entry
+UPDATE perdure_chain SET link = ? WHERE n = ?
+
 -- name: insert_blob
 -- Content-addressed: a second copy of the same bytes is the same blob.
 INSERT OR IGNORE INTO perdure_blobs (digest, data) VALUES (?, ?)
@@ -157,6 +165,27 @@ SELECT number,
     (SELECT count(*) FROM perdure_events WHERE id >= number << 32 AND id <= (number << 32 | 4294967295)),
     (SELECT CAST(iif(json_valid(data), data ->> '$.run_id', NULL) AS BLOB) FROM perdure_events WHERE id = (number << 32 | 1))
 FROM journals WHERE number IS NOT NULL AND number NOT IN (SELECT id FROM perdure_runs)
+
+-- name: chain_entries
+SELECT 0, n, run, seq, head, run_id, link FROM perdure_chain WHERE n > :after AND :chain <= 0 ORDER BY n LIMIT :limit
+
+-- name: chain_ends
+SELECT 0, n, run, seq, head, run_id, link FROM perdure_chain WHERE link IS NOT NULL ORDER BY n DESC LIMIT 1
+
+-- name: missing_heads
+-- The runs that do not have an event any more that the chain has, and that were not pruned. If the run's row is there too:
+-- its id and its last event.
+SELECT c.run, min(c.seq), max(c.seq), max(c.run_id), r.run_id, r.seq
+FROM perdure_chain AS c LEFT JOIN perdure_runs AS r ON r.id = c.run LEFT JOIN perdure_events AS e ON e.id = (c.run << 32 | c.seq)
+WHERE (:run_id IS NULL OR r.run_id = :run_id) AND CASE WHEN r.id IS NULL THEN NOT EXISTS (SELECT 1 FROM perdure_pruned AS p WHERE p.number = c.run)
+    ELSE e.id IS NULL OR r.seq < c.seq OR substr(e.hash, 1, 16) <> c.head END
+GROUP BY c.run ORDER BY c.run
+
+-- name: unchained_runs
+-- The runs without a holder whose last event is not in the chain. A run with one event is new, and has no entry yet.
+SELECT run_id, seq FROM perdure_runs AS r
+WHERE holder IS NULL AND seq > 1 AND (:run_id IS NULL OR run_id = :run_id) AND (id << 32 | seq) NOT IN (SELECT run << 32 | seq FROM perdure_chain)
+ORDER BY id
 
 -- name: runs_in_no_line
 SELECT count(*), min(run_id) FROM perdure_runs WHERE line IS NULL AND ready_at IS NOT NULL
@@ -300,13 +329,15 @@ WHERE r.status = 'needs_attention' AND r.attention = 'budget'
 ORDER BY r.id
 
 -- name: attempts_told
--- The events that begin, end and settle attempts: run by run and in order, after the position (:run, :seq).
+-- The events that begin, end and settle attempts, and that begin, release and end runs: run by run and in
+-- order, after the position (:run, :seq).
 -- CROSS JOIN fixes the order of the join: from runs to events, so that nothing has to be sorted.
 SELECT r.id, e.seq, r.run_id, r.agent, r.tenant, e.call, e.type, e.ts, CAST(e.data AS BLOB)
 FROM perdure_runs AS r CROSS JOIN perdure_events AS e ON e.id > (r.id << 32 | iif(r.id = :run, :seq, 0)) AND e.id <= (r.id << 32 | 4294967295)
 WHERE r.id >= :run AND r.updated_at >= :since AND (:tenant IS NULL OR r.tenant = :tenant)
     AND e.type IN ('tool_call_initiated', 'tool_call_completed', 'tool_call_failed', 'tool_call_in_doubt',
-        'tool_call_resolved', 'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled')
+        'tool_call_resolved', 'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled',
+        'run_created', 'run_claimed', 'run_released', 'run_succeeded', 'run_failed')
 ORDER BY r.id, e.id LIMIT :limit
 
 -- == Notices =========================================================================================================
@@ -456,6 +487,22 @@ SELECT due, paused_until, seen_at FROM perdure_rates WHERE key = ?
 -- name: hold_rate_back
 INSERT INTO perdure_rates (key, due, paused_until, seen_at) VALUES (:key, 0, :until, 0)
 ON CONFLICT (key) DO UPDATE SET paused_until = max(paused_until, excluded.paused_until)
+
+-- == Repairing =======================================================================================================
+
+-- name: guards_of_settled_rows
+-- The triggers that keep rows as they are, which a repair has to change. They are dropped and made again in its transaction.
+SELECT name, sql FROM sqlite_schema
+WHERE type = 'trigger' AND name IN ('perdure_runs_finished', 'perdure_runs_identity', 'perdure_approvals_settled')
+
+-- name: drop_guard_of_ends
+DROP TRIGGER IF EXISTS perdure_runs_finished
+
+-- name: drop_guard_of_identity
+DROP TRIGGER IF EXISTS perdure_runs_identity
+
+-- name: drop_guard_of_decisions
+DROP TRIGGER IF EXISTS perdure_approvals_settled
 
 -- == Moving, pruning =================================================================================================
 

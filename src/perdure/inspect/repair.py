@@ -1,0 +1,113 @@
+"""What has to be written so that the rows of a run agree with its journal. It is computed here; the store writes it.
+
+The journal is the truth, so only a run whose journal is sound can be repaired. What lies in other journals (a child that
+is gone, a parent that does not know its child) cannot be computed from this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from perdure.core.budget import NOTHING, Amounts
+from perdure.core.events import ChildStarted
+from perdure.core.state import AskState, RunState, fold
+from perdure.engine.api import Reading
+from perdure.errors import PerdureError, StoreCorrupt
+from perdure.inspect.consistency import approval_problem, approval_status, budget_problem
+from perdure.inspect.projection import right_row
+from perdure.inspect.text import limits_words
+from perdure.inspect.verify import verify_journal
+from perdure.store.api import ApprovalRepair, ApprovalRow, Ledger, Repair, RunRow
+
+
+def plan_repair(store: Reading, row: RunRow) -> Repair | None:
+    """The repair of the run's row, its approvals and its budget. None: there is nothing to repair, or its journal is damaged."""
+    stored = store.stored(row.run_id)
+    verdict, checked = verify_journal(row, stored, store.blob)
+    if verdict.problem is not None:
+        return None  # a row that was made to fit a damaged journal would hide the damage
+    state = checked.state
+    unread = [letter for letter in store.unread(row.run_id) if letter.body is not None]
+    wrong = right_row(row, state, checked.events, checked.input_digest, checked.head, has_post=bool(unread))
+    asks = [ask for ask in state.asks.values() if _contradicts(store, row, state, ask)]
+    approvals = tuple(_right_approval(store, state, ask) for ask in asks)
+    ledger = _right_ledger(store, row, state) if budget_problem(store, row, state) is not None else None
+    if not wrong and not approvals and ledger is None:
+        return None
+    words = (
+        *(f"{column}: {_shown(getattr(row, column))} becomes {_shown(value)}" for column, value in wrong.items()),
+        *(f"approval {one.approval}: becomes {one.status}" + (f" by {one.settled_by}" if one.settled_by else "") for one in approvals),
+        *(() if ledger is None else (f"its budget: becomes {limits_words(ledger.limits)}, of which {ledger.spent} is spent",)),
+    )
+    return Repair(row.run_id, row, wrong, approvals, ledger, words)
+
+
+def _contradicts(store: Reading, row: RunRow, state: RunState, ask: AskState) -> bool:
+    try:
+        return approval_problem(store, row, state, ask) is not None
+    except StoreCorrupt:
+        return True
+
+
+def _right_approval(store: Reading, state: RunState, ask: AskState) -> ApprovalRepair:
+    request, status = ask.request, approval_status(ask, state)
+    if state.finished and status == "pending":
+        status = "withdrawn"  # the end of a run withdraws its approvals without an event
+    granted = status in ("approved", "consumed")
+    found = _found(store, request.approval)
+    kept = found.standing.digest if found is not None and status in ("expired", "withdrawn") else ""
+    agreed = granted or (status in ("expired", "withdrawn") and ask.digest is not None)
+    settled_at = ask.settled_at or (found.settled_at if found is not None else None) or ask.asked_at
+    return ApprovalRepair(
+        approval=request.approval,
+        seq=ask.asked_seq,
+        call=ask.number,
+        action=request.action,
+        asked_at=ask.asked_at,
+        status=status,
+        deciders=request.by,
+        expires_at=request.expires_at,
+        escalated=ask.escalated,
+        voters=tuple(ask.by.split(", ")) if agreed and ask.by else ask.voters,
+        digest=(ask.digest or "") if granted else kept,
+        settled_by=ask.by if granted or status == "rejected" else None,
+        note=ask.note if status != "withdrawn" else None,
+        settled_at=None if status == "pending" else settled_at,
+    )
+
+
+def _found(store: Reading, approval: str) -> ApprovalRow | None:
+    try:
+        return store.approval(approval)
+    except StoreCorrupt:
+        return None
+
+
+def _right_ledger(store: Reading, row: RunRow, state: RunState) -> Ledger | None:
+    """The run's own budget by the journals of the run and of all runs below it. None: by its journal it has none."""
+    if state.budget is None:
+        return None
+    ledgers = store.ledgers(row.run_id)
+    own = ledgers[0] if ledgers and ledgers[0].run_id == row.run_id else None
+    spent = sum((below.spent for below in _family(store, row.run_id)), start=NOTHING)
+    return Ledger(row.run_id, state.budget, spent, NOTHING if own is None else _whole(own.reserved))
+
+
+def _whole(amounts: Amounts) -> Amounts:
+    return amounts if all(isinstance(getattr(amounts, name), int) for name in amounts.__struct_fields__) else NOTHING
+
+
+def _family(store: Reading, run_id: str) -> Iterator[RunState]:
+    """The state of the run and of every run below it, from their journals."""
+    try:
+        events = store.read(run_id)
+        yield fold(events)
+    except PerdureError:
+        return  # its own repair, or verify, tells what is wrong with it
+    for event in events:
+        if isinstance(event.body, ChildStarted):
+            yield from _family(store, event.body.run_id)
+
+
+def _shown(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else repr(value)[:80]
