@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 Span = Annotated[float, Meta(ge=0, le=1e9, description="a number of seconds, 0 or more")]
 Period = Annotated[float, Meta(gt=0, le=1e9, description="a number of seconds above 0")]
 Count = Annotated[int, Meta(ge=1, le=2**40, description="a whole number, 1 or more")]
+Amount = Annotated[int, Meta(ge=0, le=2**40, description="a whole number, 0 or more")]
 Connections = Annotated[int, Meta(ge=3, le=2**40, description="a whole number, 3 or more")]
 Synchronous = Annotated[Literal["full", "normal"], Meta(description='"full" or "normal"')]
 Text = Annotated[str, Meta(description="text")]
@@ -63,6 +64,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     # After the end of a child or a decision about an approval, the worker holds the run for this long, because more
     # post may follow.
     linger_s: Span = 0.1
+    # How many parked runs a worker keeps in memory, and with how many MB by estimate: such a run continues without a
+    # replay. 0 keeps none.
+    cache_runs: Amount = 256
+    cache_mb: Amount = 64
     queues: Queues = {}
     # Part of the idempotency key of every call. Set it if two journals use the same account at a provider and may have
     # equal run ids.

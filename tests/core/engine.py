@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from msgspec import structs
 from tests.core import people
 from tests.core.scenario import Scenario
 from tests.core.world import (
@@ -51,6 +52,7 @@ from perdure.core.steps import (
     LedgersRead,
     NotNow,
     NotSettled,
+    ParkedRun,
     PlaceGiven,
     Posted,
     Question,
@@ -59,6 +61,7 @@ from perdure.core.steps import (
     Step,
     StepAppend,
     StopAttempts,
+    goes_on_from,
 )
 
 Move = tuple[str, int] | tuple[str, int, int]
@@ -127,12 +130,19 @@ class Death(NamedTuple):
 
 
 class Life:
-    """One worker's time with the run."""
+    """One worker's time with the run.
 
-    def __init__(self, scenario: Scenario, world: World) -> None:
+    `keeps`: when the run is parked, its machine is in `parked` and stays open, as in a worker that keeps it. `before`:
+    such a machine, which the worker has kept since it parked the run.
+    """
+
+    def __init__(self, scenario: Scenario, world: World, before: ParkedRun | None = None, *, keeps: bool = False) -> None:
         self.scenario = scenario
         self.world = world
         self.over: str | None = None
+        self.parked: ParkedRun | None = None
+        self._before = before
+        self._keeps = keeps
         world.claim()
         self._core = RunCore(RUN, scenario.agent, SETTINGS, _IDS, {})
         self._read = False
@@ -254,7 +264,7 @@ class Life:
             case "read":
                 self._read = True
                 budgets = frozenset((RUN,)) if world.limits is not None else frozenset()
-                self._feed(JournalRead(world.journal.events, budgets, world.reserved, world.crashes))
+                self._begin_run(budgets)
             case "deliver":
                 self._deliver([next(one.row for one in world.inbox if one.row.inbox_id == number)])
             case "deliver all":
@@ -325,6 +335,24 @@ class Life:
         for place, row in enumerate(given, 1):
             if self.over is None:
                 self._feed(Posted(row), more=place < len(given))
+
+    def _begin_run(self, budgets: frozenset[str]) -> None:
+        world, before = self.world, self._before
+        journal = JournalRead(world.journal.events, budgets, world.reserved, world.crashes)
+        since = () if before is None else world.journal.events[before.last.seq - 1 :]
+        if before is None or not goes_on_from(before, since):
+            if before is not None:
+                before.machine.close()
+            self._feed(journal)
+            return
+        step = self._core.step(structs.replace(journal, events=since[1:], parked=before), world.now, world.real)
+        if not self._delivered:
+            fresh = RunCore(RUN, self.scenario.agent, SETTINGS, _IDS, {})
+            replayed = fresh.step(journal, world.now, world.real)
+            if replayed != step or digest_of(fresh.state) != digest_of(self._core.state):
+                raise Violation(f"a machine that was kept goes on otherwise than a replay:\n{step}\n{replayed}")
+            fresh.close()
+        self._carry_out(step)
 
     def _feed(self, given: Input, *, more: bool = False) -> None:
         world = self.world
@@ -518,6 +546,8 @@ class Life:
 
     def _close(self, how: str) -> None:
         self.over = how
+        if self._keeps and how == "rested":
+            self.parked = self._core.parked()
         self._core.close()
 
     def close(self) -> None:

@@ -17,6 +17,16 @@ CORE = (
         store="sqlite",
     ),
     Mutant(
+        name="a_kept_machine_is_trusted_beyond_its_journal",
+        guard="a machine that was kept in memory goes on only if no other worker has driven its run meanwhile",
+        promise="G7",
+        file="core/steps.py",
+        where="goes_on_from",
+        old="    return bool(events) and events[0] == parked.last and sum(type(event.body) is RunClaimed for event in events) == 1",
+        new="    return True",
+        red="tests/unit/test_parked_runs.py::test_a_kept_machine_is_used_only_at_its_own_place_in_the_journal",
+    ),
+    Mutant(
         name="arguments_are_not_compared",
         guard="the same call with other arguments is a divergence; the recorded result is not used",
         promise="G7",

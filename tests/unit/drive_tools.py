@@ -27,8 +27,16 @@ from perdure.testing import clock as clocks
 
 T = TypeVar("T")
 # Any wait at all parks the run, hooks are asked at once, and a tool that will not stop is given up quickly.
+# No machine is kept when a run is parked: these tests look at replays.
 SETTINGS = Settings(
-    poll_s=0.002, park_after_s=0, reconcile_margin_s=0, unknown_deadline_s=0, cancel_grace_s=0.05, flush_s=0.005, drain_timeout_s=5.0
+    cache_runs=0,
+    poll_s=0.002,
+    park_after_s=0,
+    reconcile_margin_s=0,
+    unknown_deadline_s=0,
+    cancel_grace_s=0.05,
+    flush_s=0.005,
+    drain_timeout_s=5.0,
 )
 
 

@@ -597,7 +597,7 @@ def test_a_result_timeout_leaves_the_run_and_its_cancel_still_reaches_it() -> No
     async def main() -> str:
         async with perdure(None, [case.agent]) as app:
             handle = await app.start(case.agent)
-            with pytest.raises(TimeoutError, match="it goes on"):
+            with pytest.raises(TimeoutError, match="the run goes on"):
                 await handle.result(timeout=0.05)
             assert (await handle.row()).status == "running"
             await app.cancel(handle.id)
@@ -615,7 +615,7 @@ def test_a_cancel_reaches_a_run_that_nobody_waits_for() -> None:
     async def main() -> None:
         async with perdure(None, [case.agent]) as app:
             handle = await app.start(case.agent)
-            with pytest.raises(TimeoutError, match="it goes on"):
+            with pytest.raises(TimeoutError, match="the run goes on"):
                 await handle.result(timeout=0.05)
             await app.cancel(handle.id)
             await until(lambda: status_of(app, handle.id) == "cancelled")

@@ -164,8 +164,12 @@ def is_stated(event: Event) -> bool:
     return type(body) in _STATED
 
 
-def replay(machine: Machine, events: Sequence[Event], load: Callable[[Payload], bytes]) -> Frontier:
-    """Bring a fresh machine to the end of the journal, or raise Diverged at the first difference."""
+def replay(machine: Machine, events: Sequence[Event], load: Callable[[Payload], bytes], begun: Frontier | None = None) -> Frontier:
+    """Bring a machine to the end of the journal, or raise Diverged at the first difference.
+
+    The machine is new. Or it was kept when its run was parked: then `begun` is the frontier of that time, and `events`
+    are the events since.
+    """
     stated: dict[int, list[Event]] = {}
     last = 0
     for event in events:
@@ -174,10 +178,10 @@ def replay(machine: Machine, events: Sequence[Event], load: Callable[[Payload], 
         elif is_stated(event):
             assert event.cause is not None
             stated.setdefault(event.cause, []).append(event)
-    machine.patches = frozenset(event.body.name for some in stated.values() for event in some if isinstance(event.body, PatchMarked))
-    frontier = Frontier({}, set(), [])
+    machine.patches |= {event.body.name for some in stated.values() for event in some if isinstance(event.body, PatchMarked)}
+    frontier = Frontier({}, set(), []) if begun is None else begun
     with machine.replayed():
-        _replay(machine, events, stated, last, frontier, load)
+        _replay(machine, events, stated, last, frontier, load, started=begun is not None)
     machine.replaying = False
     if stated:
         first = min(stated.values(), key=lambda some: some[0].seq)[0]
@@ -192,9 +196,10 @@ def _replay(
     last: int,
     frontier: Frontier,
     load: Callable[[Payload], bytes],
+    *,
+    started: bool,
 ) -> None:
     """Deliver each event that wakes the machine, and compare the machine's statements with the recorded ones."""
-    started = False
     for event in events:
         kind = type(event.body)
         if kind in _WAKES:

@@ -110,7 +110,7 @@ from perdure.core.machine import (
     TimerDue,
 )
 from perdure.core.outcomes import Abandoned, Raised, Returned, Unrecordable
-from perdure.core.replay import completion_of, replay
+from perdure.core.replay import Frontier, completion_of, replay
 from perdure.core.state import ENDED, FINISHED, LOST, NOT_STARTED, AskState, CallState, RunState, refusal
 from perdure.core.steps import (
     Answer,
@@ -133,6 +133,7 @@ from perdure.core.steps import (
     Note,
     NotNow,
     NotSettled,
+    ParkedRun,
     PlaceGiven,
     Posted,
     Question,
@@ -165,6 +166,7 @@ _LEDGER_AGAIN_US = 500_000
 _LEDGER_PATIENCE_US = 900_000_000
 _LONGEST_SLEEP_US = 60_000_000  # a longer sleep would notice a jump of the wall clock too late
 _SHORTEST_SLEEP_US = 1_000  # work that is due may still wait for something slow: without a sleep the core would spin
+_NEWS = frozenset((ChildFinished, ApprovalDecided, ApprovalExpired, ApprovalWithdrawn))  # more of the kind may follow soon
 _UNBEGUN = ("proposed", "approved", "retry_wait", "idle", "failing")
 
 
@@ -275,6 +277,7 @@ class RunCore:
         self._claimed_mono = 0
         self._claimed_seq = 0
         self._last_news: int | None = None  # when a child last ended or an approval was last decided (monotonic)
+        self._released: Event | None = None  # the `run_released` of this core, once it is durable
         self._shown = "running"  # the status in the run's row
         self._suspect = False  # the row has a count of crashes: the first progress after this claim sets it to 0
         self._crowded = False
@@ -329,6 +332,18 @@ class RunCore:
         if self._machine is not None:
             self._machine.close()
             self._machine = None
+
+    def parked(self) -> ParkedRun | None:
+        """What the engine may keep of the run after `Rested`; None if the run is over, or if it has to be replayed.
+
+        A run that was closing has to be replayed: events that were recorded meanwhile were not delivered to its agent.
+        If this returns a parked run, the caller owns the machine from now on and has to close it.
+        """
+        machine, last = self._machine, self._released
+        if machine is None or last is None or self.closing is not None or self.state.finished:
+            return None
+        self._machine = None
+        return ParkedRun(last, self.state, machine, self._watch, self._asked, self._unwanted, self._compared)
 
     def hand_over(self) -> None:
         """Begin no new call from now on.
@@ -466,10 +481,19 @@ class RunCore:
     # -- replay ---------------------------------------------------------------------------------------------------------
     def _begin(self, journal: JournalRead) -> Asking[None]:
         """Rebuild the machine from the journal, and continue at the frontier."""
-        state, circles = self.state, self._code.circles
-        watch = None if circles is None else CircleWatch(circles)
+        parked, circles = journal.parked, self._code.circles
+        if parked is not None:
+            self.state, self._machine, self._compared = parked.state, parked.machine, parked.compared
+            self._asked, self._unwanted, watch = parked.calls, parked.unwanted, parked.watch
+        else:
+            watch = None if circles is None else CircleWatch(circles)
+        state = self.state
         for event in journal.events:
             state.apply(event)
+            if type(event.body) is RunReleased:
+                self._last_news = None
+            elif type(event.body) in _NEWS:
+                self._last_news = self._mono
             if watch is not None:
                 watch.observe(event, None if event.call is None else state.calls.get(event.call))
         if journal.epoch not in (None, state.epoch):
@@ -508,11 +532,14 @@ class RunCore:
 
     def _rebuild(self, events: Sequence[Event]) -> Asking[None]:
         state = self.state
-        self._machine = self._code.machine_of(state, self._load, self._settings.max_steps)
-        frontier = replay(self._machine, events, self._load)
-        self._asked, self._unwanted = frontier.calls, frontier.abandoned
-        for tool in {asked.tool.name: asked.tool for asked in self._asked.values() if isinstance(asked, CallTool)}.values():
-            self._pinned(tool)  # records an event if the tool has changed since this run first called it (T30)
+        if self._machine is None:
+            self._machine = self._code.machine_of(state, self._load, self._settings.max_steps)
+            frontier = replay(self._machine, events, self._load)
+            self._asked, self._unwanted = frontier.calls, frontier.abandoned
+            for tool in {asked.tool.name: asked.tool for asked in self._asked.values() if isinstance(asked, CallTool)}.values():
+                self._pinned(tool)  # records an event if the tool has changed since this run first called it (T30)
+        else:  # this worker has kept the machine since it parked the run: the tools are the same objects
+            frontier = replay(self._machine, events, self._load, Frontier(self._asked, self._unwanted, []))
         open_before, known = list(state.open.values()), state.numbers
         yield from self._obey(frontier.pending)
         yield from self._read_answers()
@@ -1601,6 +1628,7 @@ class RunCore:
         if row is not None:
             self._shown, self._suspect = row.status, self._suspect and not row.progress
             if row.release:
+                self._released = sent.events[-1] if sent.events else None
                 self._out.end = Rested(state.over if row.attention == "budget" else None)
                 return
         if self._orphans:

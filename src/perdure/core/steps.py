@@ -25,10 +25,13 @@ from msgspec import Struct
 
 from perdure.core.approval import Expire, Withdraw
 from perdure.core.budget import NOTHING, Amounts, Charge, Ledger
-from perdure.core.events import AnyBody, BudgetExceeded, Event, Failure, Reason, Status, Usage
+from perdure.core.events import AnyBody, BudgetExceeded, Event, Failure, Reason, RunClaimed, Status, Usage
 from perdure.core.identity import CallKeys
+from perdure.core.loop_detector import CircleWatch
+from perdure.core.machine import Asked, Machine
 from perdure.core.outcomes import Outcome, Performed
 from perdure.core.rate import Rate
+from perdure.core.state import RunState
 
 
 # -- inputs -------------------------------------------------------------------------------------------------------------
@@ -43,14 +46,39 @@ class InboxRow(Struct, frozen=True, gc=False):
     event_id: str
 
 
+class ParkedRun(Struct, frozen=True, eq=False):
+    """What an engine may keep in memory of a run that it has parked: the next claim goes on from here without a replay.
+
+    The journal stays the only truth. An engine uses a parked run only if `last` is still an event of the journal, and
+    if no other worker has claimed the run since (`goes_on_from`). A worker that keeps nothing replays the journal.
+    """
+
+    last: Event  # the last event that `state` and `machine` know: the `run_released` that parked the run
+    state: RunState
+    machine: Machine
+    watch: CircleWatch | None
+    calls: dict[int, Asked]  # every call, approval and child that the machine has requested
+    unwanted: set[int]  # the numbers of calls, approvals and children that the agent no longer waits for
+    compared: set[str]  # names of tools whose pin was compared with the recorded pin
+
+
+def goes_on_from(parked: ParkedRun, events: Sequence[Event]) -> bool:
+    """May the run go on from `parked`? `events` is the end of its journal, from `parked.last` on.
+
+    If another worker has driven the run in the meantime, its agent is replayed, as after a crash.
+    """
+    return bool(events) and events[0] == parked.last and sum(type(event.body) is RunClaimed for event in events) == 1
+
+
 class JournalRead(Struct, frozen=True, gc=False):
     """The run was claimed, and this is its journal. Only post may arrive before this input."""
 
-    events: Sequence[Event]
+    events: Sequence[Event]  # the whole journal; with `parked`, the events after `parked.last`
     budgets: frozenset[str] = frozenset()  # ids of the runs whose budgets apply to this run: itself and its ancestors
     reserved: Amounts = NOTHING  # what the ledgers have reserved for the run's open calls
     crashes: int = 0  # the count of crashes in the run's row
     epoch: int | None = None  # the epoch of the claim; None: the last epoch in the journal is the epoch of the claim
+    parked: ParkedRun | None = None
 
 
 class AttemptEnded(Struct, frozen=True, gc=False):

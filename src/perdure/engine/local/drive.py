@@ -50,6 +50,7 @@ from perdure.core.steps import (
     LedgersRead,
     LimitUnanswered,
     NotSettled,
+    ParkedRun,
     Posted,
     Question,
     Rested,
@@ -128,6 +129,8 @@ class Host(Protocol):
 
     def rested(self, drive: Drive) -> None: ...
 
+    def keep_parked(self, run_id: str, run: ParkedRun, agent: Agent[Any, Any]) -> None: ...
+
     def broke(self, drive: Drive, error: Exception) -> None: ...
 
     questions: OneAtATime
@@ -151,6 +154,7 @@ class Drive:
         self.lease = claimed.lease
         self.over = False
         self._row = claimed.row
+        self._agent = agent
         self._host = host
         self._core = RunCore(self.run_id, agent, host.run_settings, host.ids, host.blobs)
         self._head = claimed.row.head  # hash of the last durable event
@@ -174,9 +178,9 @@ class Drive:
         """The amounts that this run has recorded under the budget of run `budget_of` and not committed yet."""
         return self._core.uncharged(budget_of)
 
-    def begin(self, events: Sequence[Event], debts: Debts) -> None:
-        """Replay the journal, and continue after its last event."""
-        self._feed(JournalRead(events, debts.budgets, debts.reserved, self._row.crashes, self.lease.epoch))
+    def begin(self, events: Sequence[Event], debts: Debts, parked: ParkedRun | None = None) -> None:
+        """Replay the journal, and continue after its last event. With `parked`, only the events since are replayed."""
+        self._feed(JournalRead(events, debts.budgets, debts.reserved, self._row.crashes, self.lease.epoch, parked))
 
     def receive(self, row: InboxRow) -> None:
         """Give the core an inbox row that has arrived for this run."""
@@ -340,6 +344,9 @@ class Drive:
         if isinstance(end, Broken):
             self._host.broke(self, Fenced(end.why) if end.kind == "fenced" else Conflict(end.why))
             return
+        parked = self._core.parked()
+        if parked is not None:
+            self._host.keep_parked(self.run_id, parked, self._agent)
         self.abort()
         over = end.check_budget
         if over is None:

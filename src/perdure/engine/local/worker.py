@@ -29,6 +29,7 @@ from perdure.core.decide import Patience
 from perdure.core.events import CancelRequested, ChildStarted, Event, RunUnpaused
 from perdure.core.identity import Sealed
 from perdure.core.run_core import RunSettings
+from perdure.core.steps import ParkedRun, goes_on_from
 from perdure.engine import threads
 from perdure.engine.api import no_such_run
 from perdure.engine.clock import Clock
@@ -37,6 +38,7 @@ from perdure.engine.local.child_discovery import ChildAgents
 from perdure.engine.local.drive import Drive, Performing
 from perdure.engine.local.leases import AGAIN_AFTER_S, Renewer, Watchdog, surrender
 from perdure.engine.local.limits import Debts, OneAtATime, debts_of, may_owe
+from perdure.engine.local.parked_runs import ParkedRuns
 from perdure.engine.local.task_cleanup import end
 from perdure.engine.notify.dispatcher import TOLD, Dispatcher
 from perdure.engine.threads import ReadingThreads, Threads
@@ -61,6 +63,7 @@ from perdure.tool.call import Closer
 log = logging.getLogger("perdure.worker")
 Observer = Callable[[str, Sequence[Event]], None]
 T = TypeVar("T")
+_Read = tuple[Sequence[Event], Debts, ParkedRun | None]  # the run goes on from the parked run, or its journal is replayed
 _READ_HERE = 500  # a journal with more events is read on a thread, so that the loop continues meanwhile
 _REAP_EVERY_S = 1.0
 _COMPLAIN_EVERY_S = 30.0
@@ -140,6 +143,7 @@ class Worker:
         self.loop: asyncio.AbstractEventLoop
         self.observers: Sequence[Observer] = tuple(observers)
         self._drives: dict[str, Drive] = {}
+        self._parked = ParkedRuns(settings.cache_runs, settings.cache_mb)
         self.questions = OneAtATime(self)
         self.commits_here = False  # only one run is driven: its drive commits directly, on the loop's own thread
         self._readers: set[asyncio.Future[Any]] = set()
@@ -217,6 +221,7 @@ class Worker:
         self._draining = True
         for drive in list(self._drives.values()):
             drive.abort()
+        self._parked.clear()
         self._notice()
 
     async def __aexit__(self, *_: object) -> None:
@@ -709,32 +714,50 @@ class Worker:
         before = self._drives.get(run_id)
         if before is not None:
             before.abort()  # the old drive lost its lease while this process slept, and has not noticed this yet
-        drive = self._drives[run_id] = Drive(claimed, self.agents[Served(claimed.row.agent, claimed.row.version)], self)
+        agent = self.agents[Served(claimed.row.agent, claimed.row.version)]
+        parked = self._parked.take(run_id, agent)
+        drive = self._drives[run_id] = Drive(claimed, agent, self)
         self._see_who_commits()
         came_along = claimed.events is not None and not may_owe(claimed.events[0].body)
-        if came_along or (claimed.row.seq <= _READ_HERE and not self.store.remote):
+        to_read = claimed.row.seq - (0 if parked is None else parked.last.seq)
+        if came_along or (to_read <= _READ_HERE and not self.store.remote):
             # Use a plain callback, not a task: from CPython 3.14 on, an agent's tasks cannot be entered from inside a
             # task. Use one callback per run: if a signal (Ctrl-C) arrives in one callback and the loop continues, the
             # other runs must still begin.
-            self.loop.call_soon(self._begin_drive, drive, claimed, None)
+            self.loop.call_soon(self._begin_drive, drive, claimed, parked, None)
             return
-        reading = self._asking.start(lambda: self._read(claimed))
+        reading = self._asking.start(lambda: self._read(claimed, parked))
         self._readers.add(reading)
-        reading.add_done_callback(lambda done: self._begin_drive(drive, claimed, done))
+        reading.add_done_callback(lambda done: self._begin_drive(drive, claimed, parked, done))
 
-    def _read(self, claimed: Claimed) -> tuple[Sequence[Event], Debts]:
-        events = self.store.read(claimed.lease.run_id) if claimed.events is None else claimed.events
-        return events, debts_of(self.store, events[0].body)
+    def _read(self, claimed: Claimed, parked: ParkedRun | None) -> _Read:
+        run_id, events = claimed.lease.run_id, claimed.events
+        if parked is not None:
+            before = parked.last.seq - 1
+            since: Sequence[Event] = self.store.read(run_id, before) if events is None else events[before:]
+            if goes_on_from(parked, since):
+                assert parked.state.created is not None
+                return since[1:], debts_of(self.store, parked.state.created), parked
+        journal = self.store.read(run_id) if events is None else events
+        return journal, debts_of(self.store, journal[0].body), None
 
-    def _begin_drive(self, drive: Drive, claimed: Claimed, reading: asyncio.Future[tuple[Sequence[Event], Debts]] | None) -> None:
+    def _begin_drive(self, drive: Drive, claimed: Claimed, parked: ParkedRun | None, reading: asyncio.Future[_Read] | None) -> None:
         self._readers.discard(reading)
-        if drive.over:
-            return
+        used: ParkedRun | None = None
         try:
-            drive.begin(*(self._read(claimed) if reading is None else reading.result()))
-            self._wake_beside(drive.run_id)  # the journal of the run may already have children
+            if not drive.over:
+                events, debts, used = self._read(claimed, parked) if reading is None else reading.result()
+                drive.begin(events, debts, used)
+                self._wake_beside(drive.run_id)  # the journal of the run may already have children
         except Exception as error:
             self.broke(drive, error)
+        finally:
+            if parked is not None and used is None:
+                parked.machine.close()
+
+    def keep_parked(self, run_id: str, run: ParkedRun, agent: Agent[Any, Any]) -> None:
+        """Keep the machine of a run that this worker has just parked."""
+        self._parked.keep(run_id, run, agent)
 
     def broke(self, drive: Drive, error: Exception) -> None:
         """Abort a drive after a bug or an error of the store, and release its run. The other runs continue."""

@@ -1,0 +1,94 @@
+"""Keeps the machines of runs that this worker has parked, so that the next claim needs no replay.
+
+A parent that awaits 800 children one after the other is parked and claimed 800 times. With a replay at each claim that
+costs O(n²). Only memory is kept here, never truth: a run that is not kept, or whose journal has changed in a way that
+`goes_on_from` does not accept, is replayed. The runs that were used least recently are dropped first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from msgspec import Struct
+
+from perdure.agent import Agent
+from perdure.core.codec import Payload
+from perdure.core.state import RunState
+from perdure.core.steps import ParkedRun
+
+# Estimates, from measurements with small agents: a machine with its loop, its tasks and the state of its run; and
+# one call, without its payloads.
+_MACHINE_BYTES = 30_000
+_CALL_BYTES = 1_500
+_SAMPLE = 64
+
+
+class _Kept(Struct, frozen=True, eq=False):
+    run: ParkedRun
+    agent: Agent[Any, Any]
+    bytes: int
+
+
+class ParkedRuns:
+    """Parked runs by run id, at most `runs` of them with at most `megabytes` by estimate. Use it on the loop's thread."""
+
+    def __init__(self, runs: int, megabytes: int) -> None:
+        self._runs = runs
+        self._bytes = megabytes * 1_000_000
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._weight = 0
+
+    def keep(self, run_id: str, run: ParkedRun, agent: Agent[Any, Any]) -> None:
+        """Keep the run. Others are dropped if there is no room, or this one if it alone is too large."""
+        self.drop(run_id)
+        kept = self._kept[run_id] = _Kept(run, agent, weight_of(run.state))
+        self._weight += kept.bytes
+        while self._kept and (len(self._kept) > self._runs or self._weight > self._bytes):
+            self.drop(next(iter(self._kept)))
+
+    def take(self, run_id: str, agent: Agent[Any, Any]) -> ParkedRun | None:
+        """The run, which is not kept any more: the caller closes its machine. None if it is not kept for this code."""
+        kept = self._kept.get(run_id)
+        if kept is None or kept.agent is not agent:
+            self.drop(run_id)
+            return None
+        del self._kept[run_id]
+        self._weight -= kept.bytes
+        return kept.run
+
+    def drop(self, run_id: str) -> None:
+        kept = self._kept.pop(run_id, None)
+        if kept is not None:
+            self._weight -= kept.bytes
+            kept.run.machine.close()
+
+    def clear(self) -> None:
+        for run_id in list(self._kept):
+            self.drop(run_id)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+def weight_of(state: RunState) -> int:
+    """About how many bytes of memory a parked run with this state needs; from a sample of its calls and children."""
+    if not state.numbers:
+        return _MACHINE_BYTES
+    sample = range(1, state.numbers + 1, state.numbers // _SAMPLE + 1)
+    payloads = sum(_payload_bytes(state, number) for number in sample)
+    return _MACHINE_BYTES + state.numbers * (_CALL_BYTES + payloads // len(sample))
+
+
+def _payload_bytes(state: RunState, number: int) -> int:
+    call, child = state.calls.get(number), state.children.get(number)
+    if call is not None:
+        return _size(call.args) + _size(call.result)
+    if child is not None:
+        return _size(child.input) + (0 if child.ended is None else _size(child.ended.output))
+    return 0
+
+
+def _size(payload: Payload | None) -> int:
+    inline = None if payload is None else payload.inline
+    return 0 if inline is None else len(inline)
