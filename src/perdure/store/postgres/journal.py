@@ -118,6 +118,8 @@ class PostgresJournal(Journal):
             if not isinstance(answer, psycopg.Error):
                 committed = written(answer)
                 self._database.committed_since(sent_s)
+                if self._bell.watched:
+                    self._bell.moved({append.lease.run_id for append in flying})
             heard: list[Appended | None] = [_COMMITTED if id(append) in committed else None for append in flying]
             self._forget(flying, heard)
             done(heard)
