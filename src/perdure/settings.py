@@ -59,7 +59,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     poison_limit: Count = 5
     inline_bytes: Count = 65536  # payloads above this size are stored as blobs
     max_steps: Count = 1_000_000  # an agent with more steps than this between two completions counts as stuck
-    # After a child ended or an approval was decided, the worker holds the run for this long: more may follow.
+    # After a child ended or an approval was decided, the worker holds the run for this long: more may follow. If the
+    # run has more than 1,000 events, longer in proportion, because its replay takes longer.
     linger_s: Span = 0.1
     queues: Queues = {}
     # Part of the idempotency key of every call. Set it if two journals use the same account at a provider and may have

@@ -165,6 +165,7 @@ _LEDGER_AGAIN_US = 500_000
 _LEDGER_PATIENCE_US = 900_000_000
 _LONGEST_SLEEP_US = 60_000_000  # a longer sleep would notice a jump of the wall clock too late
 _SHORTEST_SLEEP_US = 1_000  # work that is due may still wait for something slow: without a sleep the core would spin
+_LINGER_EVENTS, _MOST_LINGERS = 1_000, 50  # `linger_us` counts once for every so many events, and at most so often
 _UNBEGUN = ("proposed", "approved", "retry_wait", "idle", "failing")
 
 
@@ -474,6 +475,8 @@ class RunCore:
         self._watch = watch
         self._claimed_mono, self._claimed_seq, self._durable_seq = self._mono, state.seq, state.seq
         self._suspect = journal.crashes > 0
+        if len(journal.events) > 1 and isinstance(journal.events[-2].body, ChildFinished | ApprovalDecided):
+            self._last_news = self._mono  # the end of a child has made the run ready
         self._budgets = journal.budgets
         # A person may have resolved a doubt while no worker held the run: the next append frees what was reserved for
         # that call.
@@ -507,6 +510,8 @@ class RunCore:
         self._asked, self._unwanted = frontier.calls, frontier.abandoned
         for tool in {asked.tool.name: asked.tool for asked in self._asked.values() if isinstance(asked, CallTool)}.values():
             self._pinned(tool)  # records an event if the tool has changed since this run first called it (T30)
+        for number in [number for number in self._asked if number <= state.numbers and not state.is_open(number)]:
+            self._forget_arguments(number)
         open_before, known = list(state.open.values()), state.numbers
         yield from self._obey(frontier.pending)
         yield from self._read_answers()
@@ -1456,14 +1461,16 @@ class RunCore:
     def _lingers(self) -> bool:
         """Should the worker hold the run for a short time, because more of its children or approvals may end soon?
 
-        If the run were released and replayed for each of n children, that would cost O(n²).
+        If the run were released and replayed for each of n children, that would cost O(n²). For the same reason a run
+        with a longer journal is held for longer: its replay takes longer, too.
         """
         state = self.state
         more_to_come = bool(state.alive) and len(state.alive) < len(state.children)
         more_to_come = more_to_come or (bool(state.pending) and len(state.pending) < len(state.asks))
         if not more_to_come or self._last_news is None:
             return False
-        left_us = self._last_news + self._settings.linger_us - self._mono
+        linger_us = self._settings.linger_us * min(1 + state.seq // _LINGER_EVENTS, _MOST_LINGERS)
+        left_us = self._last_news + linger_us - self._mono
         if left_us <= 0:
             return False
         self._arm()
@@ -1497,7 +1504,16 @@ class RunCore:
         self._events.append(event)
         if self._watch is not None:
             self._look_for_circles(event)
+        if call is not None and call in self._asked and not state.is_open(call):
+            self._forget_arguments(call)
         return event
+
+    def _forget_arguments(self, number: int) -> None:
+        """Keep the arguments of open calls alone: the journal has the others, and a run may make very many calls."""
+        del self._asked[number]
+        ended = self.state.calls.get(number)
+        if ended is not None:
+            ended.args = None
 
     def _look_for_circles(self, event: Event) -> None:
         if self._watch is not None:

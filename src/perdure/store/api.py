@@ -453,6 +453,9 @@ class Reading(Protocol):
 
     def hash_at(self, run_id: str, seq: int) -> bytes: ...
 
+    def hashes(self, run_id: str, after: int, limit: int) -> list[bytes]:
+        """The hashes of the events with seq > after, in order, at most `limit`."""
+
     def growing(self, after: Place = (0, 0), newest: Place = (0, 0), limit: int = 1000) -> list[tuple[Place, RunRow]]:
         """The runs after the place `after` that are unfinished or are after `newest`. Each has its place; in order.
 

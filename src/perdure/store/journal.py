@@ -101,6 +101,9 @@ class Journal(Part):
         found: bytes = rows[0][0]
         return found
 
+    def hashes(self, run_id: str, after: int, limit: int) -> list[bytes]:
+        return [row[0] for row in self._database.read("hashes_of_run", {"run_id": run_id, "after": after, "until": after + limit})]
+
     def _append_all(self, cursor: Cursor, batch: Sequence[Append], called_s: float) -> list[Appended]:
         answers: list[Appended] = []
         rows: list[Row] = []

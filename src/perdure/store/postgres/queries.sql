@@ -195,6 +195,9 @@ FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run
 -- name: hash_at
 SELECT hash FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = ?) AND seq = ?
 
+-- name: hashes_of_run
+SELECT hash FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND seq > :after AND seq <= :until ORDER BY seq
+
 -- name: growing_runs
 -- The runs that may have changed since a reader knew all runs up to a place: new runs, and unfinished runs.
 -- Ids and transaction numbers are given before the commit. So a run counts only if its transaction is older than every

@@ -126,6 +126,11 @@ ORDER BY id
 -- name: hash_at
 SELECT hash FROM perdure_events WHERE id = (SELECT id << 32 FROM perdure_runs WHERE run_id = ?) + ?
 
+-- name: hashes_of_run
+SELECT hash FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + :after
+    AND id <= (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + :until
+ORDER BY id
+
 -- name: growing_runs
 -- The runs that may have changed since a reader knew all runs up to :newest: new runs, and unfinished runs.
 -- A place is (0, id): with one writer at a time, ids are given in the order of commits.
