@@ -1,9 +1,9 @@
 """Compare two checkouts of perdure: `.venv/bin/python bench/ab.py --against OTHER_CHECKOUT`.
 
-Every measurement is a fresh process with the Python and the source of its checkout. The two take turns, and the one that begins
-alternates, so that variations of the machine affect both in the same way. A ratio is computed within a pair: above 1, this checkout
-is faster, or needs less memory. The median of the ratios counts; the spread is the lowest and the highest. CPU seconds are shown with
-wall seconds, because they are more reliable on a shared machine.
+Every measurement is a fresh process with the Python and the source of its checkout. The two checkouts take turns, and
+each begins every second pair, so that variations of the machine affect both in the same way. The ratio of a pair is
+above 1 if this checkout is faster, or needs less memory. The median of the ratios counts; the spread is the lowest and
+the highest ratio. CPU seconds are shown beside wall seconds, because they vary less on a shared machine.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Checkout:
         self._journal: Path | None = None
 
     def measure(self, workload: str, url: str) -> Taken:
-        """In a fresh process."""
+        """Measure the workload in a fresh process."""
         done = self._run(workload, url)
         if done.returncode:
             raise SystemExit(f"{workload} in {self.root} ended with {done.returncode}:\n{done.stderr}")
@@ -67,7 +67,7 @@ class Checkout:
         return f"sqlite:///{self._scratch}/{time.monotonic_ns()}.db"
 
     def killed_run(self) -> str:
-        """A copy of the journal of a run of 10,000 calls whose process was killed; this checkout has written it."""
+        """A copy of a journal that this checkout has written: a run of 10,000 calls whose process was killed."""
         if self._journal is None:
             self._journal = self._scratch / "long"
             self._journal.mkdir()
@@ -95,7 +95,7 @@ def measured(workload: str, side: Checkout, new_database: NewUrl | None) -> dict
             url = side.killed_run()
             begun, children = time.perf_counter(), _cpu_of_children_s()
             taken = side.measure("resume", url)
-            # The time after its next call (the end of the run and of the process) is a few milliseconds on both sides.
+            # After the next call of the run, the ends of run and process take a few milliseconds in both checkouts.
             whole = Taken(time.perf_counter() - begun, _cpu_of_children_s() - children, taken.peak_mb)
             return {"resume": taken, "restart": whole}
         case "signal":
@@ -112,7 +112,7 @@ def _cpu_of_children_s() -> float:
 
 @contextmanager
 def databases(folder: Path) -> Iterator[NewUrl]:
-    """A PostgreSQL server of our own that makes a new database for each measurement."""
+    """Starts a PostgreSQL server. Yields a function that makes a new database for each measurement."""
     import project  # noqa: F401 – before what lies in tests
     from postgres import started
 
@@ -160,7 +160,7 @@ def main() -> None:
     if asked.pairs < 3:
         parser.error(f"--pairs {asked.pairs}: fewer than three say nothing")
     _RESULTS.mkdir(exist_ok=True)
-    # Beside the results and not in /tmp, which is often memory: an fsync that costs nothing would hide the cost of a commit.
+    # Not in /tmp, which is often in memory: there an fsync costs nothing, and would hide the cost of a commit.
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scratch-", dir=_RESULTS)))
         ours = Checkout(_CHILD.resolve().parents[1], folder / "this")

@@ -1,7 +1,7 @@
-"""One measurement of `bench/ab.py`, in a process of its own: `ab_child.py WORKLOAD URL`. It prints wall seconds, CPU seconds and the
-peak memory of the process in MB.
+"""One measurement of `bench/ab.py`, in its own process: `ab_child.py WORKLOAD URL`.
 
-It uses only the public API of perdure, so the same file measures this checkout and an older one.
+It prints wall seconds, CPU seconds and the peak memory of the process in MB. It uses only the public API of perdure,
+so the same file measures this checkout and an older checkout.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def step(text: str) -> str:
 
 @tool(effect="idempotent")
 async def die() -> None:
-    """Kills its process as `kill -9` does, if this process was asked to; otherwise it prints that it was reached."""
+    """Kills this process as `kill -9` does, if the environment says so; otherwise prints that the call was reached."""
     if os.environ.get("AB_DIES"):
         os.kill(os.getpid(), signal.SIGKILL)
     reached.set()
@@ -78,7 +78,7 @@ class Stopwatch:
 
 
 async def fan(url: str) -> tuple[float, float]:
-    """200 runs of 20 calls at a time."""
+    """200 concurrent runs of 20 calls."""
     return await _worked(url, [20] * 200)
 
 
@@ -97,14 +97,14 @@ async def line(url: str) -> tuple[float, float]:
 
 
 async def build(url: str) -> tuple[float, float]:
-    """A run of 10,000 calls whose process dies in the next call; `resume` resumes it."""
+    """Make a run of 10,000 calls. This process dies in the next call, and `resume` resumes the run."""
     async with Perdure(url, agents=[doomed], settings=Settings(synchronous="normal")) as app:
         await app.run(doomed, RESUMED_CALLS, id="long")
     raise AssertionError("the process outlived its last call")
 
 
 async def resume(url: str) -> tuple[float, float]:
-    """Resume that run: from opening the journal to its next call."""
+    """Resume the run of `build`: from opening the journal to its next call."""
     watch = Stopwatch()
     async with Perdure(url, agents=[doomed]) as app, asyncio.TaskGroup() as group:
         driving = group.create_task(app.drive("long"))
@@ -115,20 +115,20 @@ async def resume(url: str) -> tuple[float, float]:
 
 
 async def signalled(url: str) -> tuple[float, float]:
-    """From `signal` to the next effect of a run that is parked, with an idle worker in this process: the mean of many."""
+    """From `signal` to the next effect of a parked run, with an idle worker in this process: the mean of many."""
     async with Perdure(url, agents=[listening]) as app, Perdure(url) as sender, asyncio.TaskGroup() as group:
         stop = asyncio.Event()
         group.create_task(app.work(stop=stop))
         handles = [await app.start(listening) for _ in range(_SIGNALS + 1)]
         for handle in handles:
-            while app.store.get(handle.id).status != "waiting":  # in this form every version of perdure has it
+            while app.store.get(handle.id).status != "waiting":  # every version of perdure has this call
                 await asyncio.sleep(0.02)
         taken, watch = 0.0, Stopwatch()
         for number, handle in enumerate(handles):
             begun = time.perf_counter()
             await sender.signal(handle.id, "go")
             effect_at = await handle.result(timeout=_PATIENCE_S)
-            if number:  # the first one also opens connections and prepares statements
+            if number:  # the first signal also opens connections and prepares statements
                 taken += effect_at - begun
         cpu = watch.read()[1]
         stop.set()
@@ -136,7 +136,7 @@ async def signalled(url: str) -> tuple[float, float]:
 
 
 async def _worked(url: str, inputs: Sequence[int]) -> tuple[float, float]:
-    """From the worker's start until it has finished all of these runs, which were queued before."""
+    """The time from the worker's start until it has finished all these runs, which were queued before."""
     left, stop = len(inputs), asyncio.Event()
 
     def count(run_id: str, events: Sequence[Any]) -> None:

@@ -1,9 +1,10 @@
-"""A signal to a parked run and a start beside an idle worker on PostgreSQL: round trips, and how long they take.
+"""PostgreSQL: the round trips and the time of a signal to a parked run, and of a start beside an idle worker.
 
     python bench/ab_postgres.py [--against CHECKOUT] [--pairs 7] [--times 30] [--show]
 
-The app that signals or starts is one process and the worker is another. With `--against` the code of another checkout is measured
-too, in turn, and the ratio of the medians is printed. `--show` prints every statement of one signal and one start.
+The app that signals or starts is one process, and the worker is another. With `--against` the code of another checkout
+is measured too, in turn, and the ratio of the medians is printed. `--show` prints every statement of one signal and one
+start.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ async def single(run: Run) -> int:
 
 # -- the measured processes -------------------------------------------------------------------------------------------
 async def work(url: str) -> None:
-    """Serve the queue until SIGTERM; prints when a run was released or has ended, in ns of the clock that all processes share."""
+    """Serve the queue until SIGTERM. Print when a run was released or has ended, in ns of the machine's clock."""
 
     def observe(run_id: str, events: Sequence[Event]) -> None:
         if events and isinstance(events[-1].body, RunReleased | RunSucceeded):
@@ -63,7 +64,7 @@ async def work(url: str) -> None:
 
 
 async def act(url: str, kind: str) -> None:
-    """For every line on stdin start a run, or signal the run that the line names; prints the moment before that, and the run."""
+    """For each line on stdin: print the time, then start a run or signal the run in that line, and print the run."""
     async with Perdure(url) as app:
         while line := await asyncio.to_thread(sys.stdin.readline):
             begun, run_id = time.monotonic_ns(), line.strip()
@@ -76,7 +77,7 @@ async def act(url: str, kind: str) -> None:
 
 # -- measuring --------------------------------------------------------------------------------------------------------
 class Measured:
-    """A worker and an app with the code of one checkout, on a database of their own."""
+    """A worker and an app with the code of one checkout, on their own database."""
 
     def __init__(self, server: Server, checkout: Path, kind: str, counted: bool = False) -> None:
         self._server = server
@@ -94,14 +95,14 @@ class Measured:
         self.spans: list[tuple[int, int]] = []
 
     def once(self) -> None:
-        """Do it once, and wait until the worker is idle again."""
+        """Signal or start once, and wait until the worker is idle again."""
         if self._kind == "signal" and len(self.spans) % _SIGNALS_OF_A_RUN == 0:
             _, _, self._run_id = self._happen("")
         begun, ended, _ = self._happen(self._run_id)
         self.spans.append((begun, ended))
 
     def _happen(self, run_id: str) -> tuple[int, int, str]:
-        """When it began, when its run was parked or had ended, and which run that was."""
+        """When the signal or start began, when the run was parked or had ended, and the id of the run."""
         assert self._app.stdin is not None
         assert self._app.stdout is not None
         assert self._worker.stdout is not None
@@ -109,12 +110,12 @@ class Measured:
         self._app.stdin.flush()
         begun, run_id = self._app.stdout.readline().split()
         ended = int(self._worker.stdout.readline())
-        # Pauses of different lengths; otherwise each one would meet the worker at the same point of its polling.
+        # The pauses differ in length. Otherwise each signal would meet the worker at the same point of its polling.
         time.sleep(_QUIET_S + 0.003 * (len(self.spans) % 7))
         return int(begun), ended, run_id
 
     def median_ms(self) -> float:
-        """The measurements without the first ones, in which statements are prepared."""
+        """The median without the first measurements, in which statements are prepared."""
         return median((ended - begun) / 1e6 for begun, ended in self.spans[_WARM_UP:])
 
     def round_trips(self, show: bool) -> tuple[float, float]:
@@ -144,12 +145,12 @@ def _count(server: Server, checkout: Path, kind: str, show: bool) -> None:
     for _ in range(10):
         one.once()
     trips, after = one.round_trips(show)
-    print(f"  {checkout.name}: {trips:g} round trips, and {after:g} of looking around after it", flush=True)
+    print(f"  {checkout.name}: {trips:g} round trips, and {after:g} of polling after it", flush=True)
     one.close()
 
 
 def _pair_ms(server: Server, checkouts: Sequence[Path], kind: str, times: int) -> list[float]:
-    """The medians of each checkout. They are measured in turn, so that other load on the machine affects all of them."""
+    """The medians of each checkout, measured in turn, so that other load on the machine affects all checkouts."""
     pair = [Measured(server, checkout, kind) for checkout in checkouts]
     for _ in range(times + _WARM_UP):
         for one in pair:

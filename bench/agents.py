@@ -20,7 +20,7 @@ async def step(text: str) -> str:
 
 @tool(effect="read")
 async def look(text: str) -> str:
-    """Does nothing: no commit is waited for."""
+    """Does nothing. As a read, it waits for no commit."""
     return text
 
 
@@ -71,9 +71,9 @@ async def meet() -> None:
     await crowd.wait()
 
 
-# -- conversations ----------------------------------------------------------------------------------------------------------
+# -- conversations ----------------------------------------------------------------------------------------------------
 def _line(request: Request) -> Answer:
-    """As many turns as the prompt says, each with 2 kB and a tool; then the end, by the tool that the prompt names."""
+    """Each turn has 2 kB and a tool call. The prompt says how many turns there are, and the tool of the last turn."""
     turn = sum(isinstance(message, Assistant) for message in request.messages)
     turns, _, last = str(getattr(request.messages[0], "text", "")).partition(" ")
     if turn < int(turns):

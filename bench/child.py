@@ -1,4 +1,4 @@
-"""The other processes of the benchmark: `child.py ROLE URL ARGUMENT`. The last line of their output is the measurement."""
+"""The other processes of the benchmark: `child.py ROLE URL ARGUMENT`. The last line of output is the measurement."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def serve(url: str, _: str) -> None:
 
 
 async def stand_by(url: str, _: str) -> None:
-    """Be ready, begin when told to, and serve the queue until SIGTERM."""
+    """Wait for a line on stdin, then serve the queue until SIGTERM."""
     async with Perdure(url, agents=[agents.steps, agents.labours]) as app:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, app.drain)
         print("ready", flush=True)
@@ -32,34 +32,34 @@ async def stand_by(url: str, _: str) -> None:
 
 
 async def build(url: str, calls: str) -> None:
-    """Make a run of that many calls; this process dies in the next call."""
+    """Make a run of `calls` calls; this process dies in the next call."""
     # This part is not measured, so it need not wait for the disk.
     async with Perdure(url, agents=[agents.doomed], settings=Settings(synchronous="normal")) as app:
         await app.run(agents.doomed, int(calls), id="long")
 
 
 async def resume(url: str, _: str) -> None:
-    """Resume that run in another process, up to its next call."""
+    """Resume the run of `build` in another process, up to its next call."""
     print(time.monotonic_ns(), flush=True)
     async with Perdure(url, agents=[agents.doomed]) as app:
         await app.engine.drive("long")
 
 
 async def talk(url: str, turns: str) -> None:
-    """Make a conversation of that many turns; this process dies in the next tool."""
+    """Make a conversation of `turns` turns; this process dies in the next tool."""
     async with Perdure(url, agents=[agents.talker], settings=Settings(synchronous="normal")) as app:
         await app.run(agents.talker, f"{turns} last_words", id="long")
 
 
 async def talk_on(url: str, _: str) -> None:
-    """Resume that conversation in another process, up to its next tool."""
+    """Resume the conversation of `talk` in another process, up to its next tool."""
     print(time.monotonic_ns(), flush=True)
     async with Perdure(url, agents=[agents.talker]) as app:
         await app.engine.drive("long")
 
 
 async def park(url: str, runs: str) -> None:
-    """Park that many runs, each waiting for an approval."""
+    """Park `runs` runs, each of which waits for an approval."""
     async with Perdure(url, agents=[agents.asking], settings=Settings(synchronous="normal")) as app:
         handles = [await app.start(agents.asking) for _ in range(int(runs))]
         async with asyncio.TaskGroup() as group:
@@ -72,7 +72,7 @@ async def park(url: str, runs: str) -> None:
 
 
 async def idle(url: str, seconds: str) -> None:
-    """A worker with nothing to do for so long: its peak memory in MB, and its share of a core in %."""
+    """A worker with nothing to do for `seconds`: prints its peak memory in MB, and its share of a core in %."""
     async with Perdure(url, agents=[agents.asking, agents.punctual]) as app, asyncio.TaskGroup() as group:
         group.create_task(app.work())
         await asyncio.sleep(0.5)
@@ -84,7 +84,7 @@ async def idle(url: str, seconds: str) -> None:
 
 
 async def crowd(url: str, runs: str) -> None:
-    """Hold that many runs in memory at once; prints the peak memory of this process."""
+    """Hold `runs` runs in memory at once; prints the peak memory of this process."""
     agents.crowd.expected = int(runs)
     async with Perdure(url, agents=[agents.sociable]) as app:
         for _ in range(int(runs)):

@@ -1,4 +1,4 @@
-"""Workloads in processes of their own: imports, an idle worker, memory, and a run whose process has died."""
+"""Workloads in other processes: imports, an idle worker, memory, and a run whose process has died."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def child(folder: Path, role: str, url: str, argument: object, code: int = 0) ->
 
 def imports(folder: Path) -> list[Figure]:
     """`import perdure` in a fresh interpreter."""
-    python(folder, "-c", _IMPORT_CPU)  # compiles it
+    python(folder, "-c", _IMPORT_CPU)  # compiles the modules; not measured
     seconds = Sample.of([float(python(folder, "-c", _IMPORT_CPU)) for _ in range(5)])
     return [Figure("import perdure, CPU", seconds, "s", 0.15, "at most", "five fresh processes, its modules compiled before")]
 
@@ -57,10 +57,10 @@ def memory(folder: Path) -> list[Figure]:
     return [Figure("a worker with 200 live runs, peak memory", peak, "MB", 80, "at most", "each run 20 calls old and inside the next")]
 
 
-# -- an idle system ---------------------------------------------------------------------------------------------------------
+# -- an idle system ---------------------------------------------------------------------------------------------------
 @contextmanager
 def worker(folder: Path, url: str) -> Iterator[None]:
-    """A worker in a process of its own."""
+    """A worker in another process."""
     process = subprocess.Popen([sys.executable, str(_CHILD), "serve", url, "-"], env=environment(folder))
     try:
         yield
@@ -74,7 +74,7 @@ def worker(folder: Path, url: str) -> Iterator[None]:
 
 
 def idle(folder: Path) -> list[Figure]:
-    """From `start` returning here to the first effect in another process that had nothing to do."""
+    """From the return of `start` in this process to the first effect in an idle worker's process."""
     url = url_of(new_path(folder))
     with worker(folder, url):
         waits = Sample.of(asyncio.run(latencies(url, 20)))
@@ -88,7 +88,7 @@ async def latencies(url: str, times: int) -> list[float]:
     async with Perdure(url) as app:
         await (await app.start(agents.punctual)).result(timeout=_PATIENCE_S)  # the worker is ready now
         for number in range(times):
-            # Pauses of different lengths; otherwise every start would meet the worker at the same point of its polling.
+            # The pauses differ in length. Otherwise every start would meet the worker at the same point of its polling.
             await asyncio.sleep(0.03 + 0.001 * (number * 7 % 20))
             handle = await app.start(agents.punctual)
             returned = time.monotonic_ns()
@@ -96,12 +96,12 @@ async def latencies(url: str, times: int) -> list[float]:
     return waits
 
 
-# -- a long run -------------------------------------------------------------------------------------------------------------
+# -- a long run -------------------------------------------------------------------------------------------------------
 def resuming(folder: Path) -> list[Figure]:
     """A run of 10,000 calls whose process was killed: a new process, up to the run's next call."""
     long, short = _built(folder, 10_000), _built(folder, 1_000)
     whole, parts, replays, short_replays = [], [], [], []
-    _seconds_of_bare_import(folder)  # compiles it
+    _seconds_of_bare_import(folder)  # compiles the modules; not measured
     for _ in range(3):
         resumed_s, replay_s = _resume(folder, long)
         bare_s = _seconds_of_bare_import(folder)
@@ -122,7 +122,7 @@ def resuming(folder: Path) -> list[Figure]:
 
 
 def _built(folder: Path, calls: int) -> Path:
-    """A folder with the journal of a run whose process died after that many calls, inside the next one."""
+    """A folder with the journal of a run whose process died after `calls` calls, inside the next call."""
     home = folder / f"long-{calls}"
     home.mkdir()
     child(folder, "build", url_of(home / "run.db"), calls, code=-signal.SIGKILL)
@@ -130,14 +130,14 @@ def _built(folder: Path, calls: int) -> Path:
 
 
 def _copied(folder: Path, home: Path) -> str:
-    """A copy for one resume. Each resume dies as well, and a run that kills too many workers is parked as poison."""
+    """A copy of the journal for one resume. Each resume dies too, and a run whose workers die is parked as poison."""
     copy = folder / f"copy-{time.monotonic_ns()}"
     shutil.copytree(home, copy, ignore=shutil.ignore_patterns("*.bell"))
     return url_of(copy / "run.db")
 
 
 def _resume(folder: Path, home: Path) -> tuple[float, float]:
-    """Seconds to the run's next call: from the start of a new process, and from the moment at which its program begins."""
+    """Seconds to the run's next call: from the start of a new process, and from the first line of its program."""
     url = _copied(folder, home)
     begun = time.monotonic_ns()
     ready, reached = map(int, child(folder, "resume", url, "-", code=-signal.SIGKILL))

@@ -24,7 +24,7 @@ class Sample(Struct, frozen=True):
         return statistics.median(self.values)
 
     def over(self, other: Sample) -> Sample:
-        """This one divided by the other, repeat by repeat: values measured close in time see the same speed of the machine."""
+        """This sample divided by the other, repeat by repeat: both values of a repeat see the same machine speed."""
         return Sample.of([ours / theirs for ours, theirs in zip(self.values, other.values, strict=True)])
 
 

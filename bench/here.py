@@ -29,7 +29,7 @@ def url_of(path: Path) -> str:
 
 
 def beside_raw(folder: Path, ours: Callable[[str], Coroutine[Any, Any, float]]) -> tuple[Sample, Sample]:
-    """Measure raw, ours, raw, ours, …, each on a new file with a warm log: (rates of raw commits, results of ours)."""
+    """Measure raw commits and `ours` in turn, each on a new file with a warm log. Returns the rates of both."""
     theirs: list[float] = []
     own: list[float] = []
     begun = time.perf_counter()
@@ -43,7 +43,7 @@ def beside_raw(folder: Path, ours: Callable[[str], Coroutine[Any, Any, float]]) 
 
 
 def sequential(folder: Path) -> list[Figure]:
-    """One run of 1,000 calls, one after the other. Every call costs one commit, so the figure is compared with raw commits."""
+    """One run of 1,000 sequential calls. Every call costs one commit, so the figure is compared with raw commits."""
     commits, rate = _on_new_files(folder, 1000)
     first = Figure(
         "one run, 1,000 calls on a new file: share of the raw commit rate",
@@ -58,7 +58,7 @@ def sequential(folder: Path) -> list[Figure]:
 
 
 def _on_new_files(folder: Path, calls: int) -> tuple[Sample, Sample]:
-    """The first commits of a new file, raw and ours, in turn."""
+    """The rates of the first commits of a new file: raw commits and perdure's, in turn."""
     theirs: list[float] = []
     own: list[float] = []
     for _ in range(_LEAST):
@@ -92,7 +92,7 @@ def space(folder: Path) -> list[Figure]:
 
 
 def concurrent(folder: Path) -> list[Figure]:
-    """200 runs of 20 calls at a time in one process: they share commits."""
+    """200 concurrent runs of 20 calls in one process: they share commits."""
     runs, calls = 200, 20
     commits, seconds = beside_raw(folder, lambda url: serve(url, agents.steps, [calls] * runs))
     rate = Sample.of([runs * calls / one for one in seconds.values])
@@ -125,7 +125,7 @@ async def one_run(url: str, agent: Agent[..., Any], calls: int, settings: Settin
 
 
 def counted(runs: int) -> tuple[Callable[[str, Sequence[Event]], None], asyncio.Event]:
-    """An observer, and the event that it sets when that many runs have succeeded."""
+    """An observer, and the event that it sets when `runs` runs have succeeded."""
     left, stop = runs, asyncio.Event()
 
     def count(run_id: str, events: Sequence[Event]) -> None:
@@ -138,7 +138,7 @@ def counted(runs: int) -> tuple[Callable[[str, Sequence[Event]], None], asyncio.
 
 
 async def serve(url: str, agent: Agent[..., Any], inputs: Sequence[int]) -> float:
-    """Seconds from a worker's start until it has finished all of these runs, which were queued before."""
+    """Seconds from a worker's start until it has finished all these runs, which were queued before."""
     count, stop = counted(len(inputs))
     async with Perdure(url, agents=[agent], observers=[count]) as app:
         for one in inputs:

@@ -1,4 +1,4 @@
-"""Garbage collection between two repeats, so that the garbage of one costs no time in the next."""
+"""Garbage collection between two repeats, so that the garbage of one repeat costs no time in the next repeat."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import FrameType
 
 
 def collect() -> None:
-    """Collect all garbage without losing a Ctrl-C: Python only prints an exception that is raised in a finalizer, and drops it."""
+    """Collect all garbage, and do not lose a Ctrl-C: Python prints an exception in a finalizer, and drops it."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         gc.collect()
         return

@@ -32,5 +32,5 @@ def _file_system(folder: Path) -> str:
         return "unknown"
     found = [line.split()[1:3] for line in mounts.read_text().splitlines()]
     holding = [(point, kind) for point, kind in found if folder.is_relative_to(point)]
-    # The deepest mount point above the folder counts; if several are mounted on it, the last one counts.
+    # The deepest mount point above the folder counts; of several mounts there, the last mount counts.
     return max(reversed(holding), key=lambda one: len(one[0]), default=("", "unknown"))[1]

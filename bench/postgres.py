@@ -1,4 +1,4 @@
-"""Workloads on our own PostgreSQL, compared with a raw commit loop and pgbench on the same server, in the same minute."""
+"""Workloads on PostgreSQL, compared with a raw commit loop and pgbench on the same server in the same minute."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Measured:
         return [Figure("PostgreSQL: one run, 1,000 calls: share of the raw commit rate", rate.over(commits), "×", 0.4, note=note)]
 
     def concurrent(self, folder: Path) -> list[Figure]:
-        """PostgreSQL: 200 runs of 20 calls at a time in one process."""
+        """PostgreSQL: 200 concurrent runs of 20 calls in one process."""
         runs, calls = 200, 20
         theirs: list[float] = []
         own: list[float] = []
@@ -126,14 +126,14 @@ class Measured:
         return [Figure(name, both.over(alone), "×", target, note=note)]
 
     def _rate_of_workers(self, folder: Path, agent: str, count: int, calls: int) -> float:
-        """Calls per second of that many worker processes, from the moment at which they may begin."""
-        runs = 200  # twice as many as a worker claims at a time; otherwise the first worker would claim all
+        """Calls per second of `count` worker processes, from the moment at which they may begin."""
+        runs = 200  # twice as many as a worker claims at a time; otherwise the first worker would claim all runs
         url = self._server.new_database()
         command = [sys.executable, str(_CHILD), "stand_by", url, "-"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         workers = [subprocess.Popen(command, env=environment(folder), **pipes) for _ in range(count)]
         try:
-            asyncio.run(_queue(url, agent, runs, calls))  # while they load
+            asyncio.run(_queue(url, agent, runs, calls))  # while the workers start
             for process in workers:
                 assert process.stdout is not None
                 assert process.stdout.readline() == "ready\n"
@@ -155,7 +155,7 @@ class Measured:
         deadline = time.perf_counter() + _PATIENCE_S
         with psycopg.connect(url, autocommit=True) as connection:
             while True:
-                # Counting all of them ten times a second would load the server: only check whether any is left.
+                # Count only the unfinished runs: counting all runs ten times a second would load the server.
                 row = connection.execute("SELECT count(*) FROM perdure_runs WHERE status <> 'succeeded'").fetchone()
                 if row == (0,):
                     return
@@ -163,7 +163,7 @@ class Measured:
                 time.sleep(0.02)
 
     def idle(self, folder: Path) -> list[Figure]:
-        """PostgreSQL: a worker with nothing to do: how soon it begins a queued run, and how many connections it keeps."""
+        """PostgreSQL: how soon an idle worker begins a queued run, and how many connections an idle worker keeps."""
         url = self._server.new_database()
         with worker(folder, url):
             latency = Sample.of(asyncio.run(latencies(url, 20)))
@@ -194,7 +194,7 @@ class Measured:
         return float(row[0])
 
     def round_trips(self, folder: Path) -> list[Figure]:
-        """PostgreSQL: round trips of 200 runs of 5 and of 15 calls at a time."""
+        """PostgreSQL: round trips of 200 concurrent runs, with 5 and with 15 calls each."""
         runs = 200
         per_commit: list[float] = []
         per_run: list[float] = []
@@ -211,7 +211,7 @@ class Measured:
         ]
 
     def _count_round_trips(self, runs: int, calls: int) -> tuple[int, int]:
-        """Round trips of a worker from its start to its end, and the transactions that wrote to the journal in that time."""
+        """Round trips of a worker from its start to its end, and how many transactions wrote to the journal."""
         url = self._server.new_database()
         asyncio.run(_queue(url, "steps", runs, calls))
         between = RoundTrips(url)
@@ -272,7 +272,7 @@ async def _queue(url: str, agent: str, runs: int, calls: int) -> None:
 
 
 async def _work_off(url: str, runs: int) -> None:
-    """A worker in this process, until it has finished that many runs."""
+    """Run a worker in this process until it has finished `runs` runs."""
     count, stop = here.counted(runs)
     async with Perdure(url, agents=[agents.steps], observers=[count]) as app:
         await app.work(stop=stop)

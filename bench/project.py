@@ -1,4 +1,4 @@
-"""Puts the checkout on the import path. Import it before anything from `tests`, whose helpers start a PostgreSQL server."""
+"""Puts the checkout on the import path. Import this module before anything from `tests`."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import apsw
 
-# Long enough for several checkpoints of the log on a fast disk, short enough for every repeat on a slow one.
+# Long enough for several checkpoints of the log on a fast disk, short enough for every repeat on a slow disk.
 _SECONDS = 0.3
 _ROW = "x" * 200
 _LOG_BYTES = 5_000_000  # above the 1,000 pages at which SQLite checkpoints the log and starts to overwrite it
@@ -33,8 +33,8 @@ def opened(path: Path) -> Iterator[apsw.Connection]:
 def warm(path: Path) -> Iterator[apsw.Connection]:
     """A database whose log (WAL) has reached its full length, like the log of any worker after its first minute.
 
-    While the file still grows a sync also writes the file system's own journal, which halves the rate. Keep it open as long as the
-    log is needed: closing the last connection deletes the log.
+    While the log still grows, a sync also writes the file system's own journal, which halves the rate. Keep the
+    database open as long as the log is needed: closing the last connection deletes the log.
     """
     with opened(path) as connection:
         connection.execute("CREATE TABLE ballast (data BLOB) STRICT")
@@ -66,7 +66,7 @@ def _commit(connection: apsw.Connection) -> None:
 
 
 def syncs_per_s(folder: Path, *, grow: bool) -> float:
-    """A loop that writes and syncs one page, without a database: at the end of a growing file, or always in the same place."""
+    """A loop that writes and syncs one page, without a database: at the end of a growing file, or in the same place."""
     descriptor = os.open(folder / f"sync-{time.monotonic_ns()}", os.O_CREAT | os.O_WRONLY, 0o600)
     page = b"x" * 4096
     written = 0

@@ -1,4 +1,4 @@
-"""The speed of the server without perdure: a loop of single-row commits over one connection, by psycopg and by pgbench."""
+"""The speed of the server without perdure: single-row commits over one connection, by psycopg and by pgbench."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _is_superuser(connection: psycopg.Connection) -> bool:
 
 
 def commits_per_s(url: str, seconds: float = _SECONDS) -> float:
-    """One connection, one prepared INSERT of 200 bytes, each a transaction of its own."""
+    """One connection, one prepared INSERT of 200 bytes; each INSERT is one transaction."""
     with psycopg.connect(url, autocommit=True, prepare_threshold=0) as connection:
         cursor = psycopg.RawCursor(connection)
         count, begun = 0, time.perf_counter()

@@ -1,4 +1,4 @@
-"""A proxy that counts round trips between perdure and the server: every batch for which a client waits is one."""
+"""A proxy that counts round trips between perdure and the server: one for every batch for which a client waits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Measure perdure on this machine: `make bench`. Progress goes to stderr, the table to stdout, both results to bench/results.
+"""Measure perdure on this machine: `make bench`. Progress goes to stderr, the table to stdout and to bench/results.
 
-Each figure is compared with a reference from the same minute on the same disk, so that the ratios are valid on a shared machine too.
+Each figure is compared with a reference from the same minute on the same disk, so that the ratios are valid on a
+shared machine too.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def main() -> int:
 
 
 def _measure(only: str | None, facts: dict[str, str], figures: list[Figure]) -> None:
-    """Measure on both databases, or on one. `facts` and `figures` are filled step by step, so an interrupt keeps what was measured."""
-    # Beside the results and not in /tmp, which is often memory: an fsync that costs nothing would make every ratio meaningless.
+    """Measure on both databases, or on one. Fills `facts` and `figures` step by step, so an interrupt loses nothing."""
+    # Not in /tmp, which is often in memory: there an fsync costs nothing, and every ratio would be meaningless.
     with tempfile.TemporaryDirectory(prefix="scratch-", dir=RESULTS) as scratch:
         folder = Path(scratch)
         facts |= _told(machine.facts(folder))

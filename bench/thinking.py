@@ -23,14 +23,14 @@ _TURNS = 50
 
 
 def turns(folder: Path) -> list[Figure]:
-    """A ReAct run of 50 turns of 2 kB, each a question and a tool: the cost of a turn without the model and the tool."""
+    """A ReAct run of 50 turns of 2 kB, each with a question and a tool: the cost of a turn, without model and tool."""
     commits, per_turn = beside_raw(folder, lambda url: _ms_per_turn(url, _TURNS))
     told = f"two commits each, beside {commits.median:,.0f} raw commits/s"
     return [Figure("a ReAct run of 50 turns: a turn", per_turn, "ms", 3, "at most", told)]
 
 
 def growth(folder: Path) -> list[Figure]:
-    """The size of the database for a conversation of 200 turns, divided by the size of its last request, which has every text once."""
+    """The size of the database for a conversation of 200 turns, divided by the size of its text: the last request."""
     sizes = []
     for _ in range(3):
         path = new_path(folder)
@@ -57,7 +57,7 @@ def resuming(folder: Path) -> list[Figure]:
     home.mkdir()
     child(folder, "talk", url_of(home / "run.db"), _TURNS, code=-signal.SIGKILL)
     beyond = []
-    python(folder, "-c", "import perdure")  # compiles it
+    python(folder, "-c", "import perdure")  # compiles the modules; not measured
     for _ in range(3):
         bare_s = _seconds_of_bare_import(folder)
         copy = folder / f"copy-{time.monotonic_ns()}"

@@ -21,11 +21,11 @@ _IDLE_S = 1.5
 
 
 def parked(folder: Path) -> list[Figure]:
-    """A worker beside 10,000 runs that wait for an approval: its memory, its CPU time, and the latency of a decision."""
+    """A worker beside 10,000 runs that wait for an approval: its memory, its CPU time, the latency of a decision."""
     url = url_of(new_path(folder))
     child(folder, "park", url, _PARKED)
     empty = url_of(new_path(folder))
-    # Two at a time: both are idle, so neither slows down the other.
+    # Measure both workers at the same time: both are idle, so neither slows down the other.
     with ThreadPoolExecutor(2) as both:
         pairs = [list(both.map(partial(_idle, folder), (url, empty))) for _ in range(3)]
     crowded, alone = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -47,7 +47,7 @@ def _idle(folder: Path, url: str) -> tuple[float, ...]:
 
 
 async def _decisions(url: str, times: int) -> list[float]:
-    """From approve() to the next effect of the run, in another process."""
+    """The time from approve() to the next effect of the run, which is driven in another process."""
     waits = []
     async with Perdure(url) as app:
         for _ in range(times):
@@ -83,7 +83,7 @@ async def _late(url: str, runs: int) -> float:
 
 
 def children(folder: Path) -> list[Figure]:
-    """A parent with 1,000 children, against one with 250."""
+    """A parent with 1,000 children, compared with a parent with 250 children."""
     many = [asyncio.run(_family(url_of(new_path(folder)), 1000)) for _ in range(3)]
     few = [asyncio.run(_family(url_of(new_path(folder)), 250)) for _ in range(3)]
     rate = Sample.of([1000 / seconds for seconds in many])

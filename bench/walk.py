@@ -1,11 +1,12 @@
-"""Counts the Python calls of one tool call, from `await tool()` to its recorded result, and the files that they are in.
+"""Counts the Python calls and the files that one tool call goes through, from `await tool()` to its recorded result.
 
     .venv/bin/python bench/walk.py            # the counts and the walk
     .venv/bin/python bench/walk.py --counts   # only the counts
 
-One run on a new SQLite file calls a `keyed` async tool several times. The last call is counted, because everything that is created
-only once exists by then. `sys.setprofile` counts entries into Python functions of perdure, in every thread: a coroutine
-counts each time that it is resumed. Only the public API is used, so the script also measures an older checkout:
+One run on a new SQLite file calls a `keyed` async tool several times. The last call is counted, because everything
+that is created only once exists by then. `sys.setprofile` counts entries into Python functions of perdure, in every
+thread: a coroutine counts each time that it is resumed. Only the public API is used, so the script also measures an
+older checkout:
 `OTHER/.venv/bin/python bench/walk.py`.
 """
 
@@ -24,14 +25,14 @@ import perdure
 from perdure import Perdure, Run, agent, tool
 
 _PACKAGE = str(Path(perdure.__file__).parent) + "/"
-_CALLS = 5  # of the run; the last one is counted
+_CALLS = 5  # the calls of the run; the last call is counted
 
 
 class Entry(NamedTuple):
     """One entry into a function of perdure."""
 
     thread: str
-    depth: int  # functions of perdure that were entered before it in this thread and have not returned
+    depth: int  # how many functions of perdure on this thread have not returned yet
     code: CodeType
 
     @property
@@ -40,7 +41,7 @@ class Entry(NamedTuple):
 
 
 class Walk:
-    """Notes every entry into a function of perdure while it is switched on."""
+    """Records every entry into a function of perdure while the profiler is switched on."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -56,11 +57,11 @@ class Walk:
             self.entries.append(Entry(threading.current_thread().name, depth, frame.f_code))
             self._depths[thread] = depth + 1
         else:
-            self._depths[thread] = max(0, depth - 1)  # below 0: it was entered before the walk began
+            self._depths[thread] = max(0, depth - 1)  # below 0: the function was entered before the walk began
 
     @property
     def files(self) -> list[str]:
-        """In the order in which they were first entered."""
+        """The files, in the order in which they were first entered."""
         return list(dict.fromkeys(entry.file for entry in self.entries))
 
     @property

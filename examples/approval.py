@@ -1,12 +1,12 @@
-"""Refund an order; above $20 a person has to approve, and no process waits for that.
+"""Refund an order. Above $20 a person has to approve, and no process runs during that wait.
 
     perdure run examples/approval.py:support order=o-81 --id approval-o-81 --no-wait    code 3: it waits
     perdure approvals                                         who is asked for what
     perdure approve ID --by bob --edit '{"cents": 2500}'      from any shell, a minute or two days later
-    perdure resume approval-o-81                              or leave that to `perdure worker examples/approval.py`
+    perdure resume approval-o-81                              or run `perdure worker examples/approval.py`
 
-`perdure reject ID --by bob --reason "…"` is the other decision, and order=o-82 is small enough to need no approval. A file that drops
-duplicates of a key stands for the payment service.
+`perdure reject ID --by bob --reason "…"` is the other decision, and order=o-82 is small enough to need no approval. A
+file that drops duplicates of a key stands for the payment service.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ async def look_up(order: str) -> dict[str, Any]:
 
 
 def is_large(cents: int) -> bool | str:
-    """The policy: a plain function of the call's arguments. It returns False, True, or the reason to show, which counts as True."""
+    """The policy: a plain function of the call's arguments. Returns False, True, or a reason, which counts as True."""
     return cents > 2_000 and f"${cents / 100:.2f} is over $20"
 
 
@@ -39,7 +39,7 @@ def is_large(cents: int) -> bool | str:
     approval=Approval(when=is_large, by=["bob", "role:finance"], expires=timedelta(days=2), editable="cents"),
 )
 async def pay_back(order: str, cents: int, call: Call) -> str:
-    """Send the money. It runs with the approved arguments and no others, once."""
+    """Send the money. The tool is called once, with exactly the approved arguments."""
     known = PAYMENTS.read_text() if PAYMENTS.exists() else ""
     if call.key not in known:
         with PAYMENTS.open("a") as ledger:
@@ -55,5 +55,5 @@ async def support(run: Run, order: str) -> str:
     try:
         paid = await pay_back(order, details["cents"])
     except NotApproved as refused:  # rejected, expired and withdrawn are three different outcomes
-        return f"not refunded, {refused.outcome}: {refused.note or 'nobody answered in time'}"
+        return f"not refunded, {refused.outcome}: {refused.note or 'no answer in time'}"
     return f"{details['customer']} got {paid} back"

@@ -1,9 +1,9 @@
-"""A loop that a user steers while it runs: messages reach it between two steps, and while it waits for one there is no process.
+"""A chat that receives the user's messages between two steps. While the run waits for a message, it needs no process.
 
     perdure worker examples/chat.py:chat &
     perdure run examples/chat.py:chat --id chat-1 --detach
     perdure signal chat-1 user '"read 40 pages"'
-    perdure signal chat-1 user '"stop"'                 it receives this before its next page
+    perdure signal chat-1 user '"stop"'                 the agent receives this before its next page
     perdure signal chat-1 user '"bye"'
 
 A function with three rules stands for the model, so that no key is needed; a real model is called in the same place.
@@ -23,7 +23,7 @@ Talk = list[dict[str, Any]]
 
 @tool(effect="read", timeout=60)
 async def think(talk: Talk) -> dict[str, Any]:
-    """The model: what to do next, given the whole conversation. A call like any other: its answer is recorded once."""
+    """The model: decides what to do next, from the whole conversation. Its answer is recorded, as for any call."""
     wishes = [index for index, line in enumerate(talk) if line["role"] == "user"]
     wish, read = talk[wishes[-1]]["text"], len(talk) - 1 - wishes[-1]
     if wish == "bye":
@@ -47,7 +47,7 @@ async def chat(run: Run, silence_s: float = 3600.0) -> Talk:
     while True:
         run.status("listening")
         try:
-            talk.append({"role": "user", "text": await run.receive("user", timeout=silence_s)})  # parked here: no process
+            talk.append({"role": "user", "text": await run.receive("user", timeout=silence_s)})  # parked here
         except TimeoutError:
             return talk
         while (move := await think(talk)).get("page"):

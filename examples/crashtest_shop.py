@@ -1,7 +1,7 @@
-"""Two shops that sell the same thing. One survives a kill anywhere; in the other, four tools do not keep their declaration.
+"""Two shops that sell the same thing. One survives every kill; in the other, four tools do not keep their declaration.
 
     perdure crashtest examples/crashtest_shop.py:shop order=o-1
-    perdure crashtest examples/crashtest_shop.py:careless order=o-1 --report careless.html     code 7: it says which, and why
+    perdure crashtest examples/crashtest_shop.py:careless order=o-1 --report careless.html     code 7: names the tools
 
 Files in the working folder stand for the services; every trial has its own working folder.
 """
@@ -26,7 +26,7 @@ def add(file: Path, line: str) -> None:
         log.write(f"{line}\n")
 
 
-# -- tools that keep their declaration -------------------------------------------------------------------------------------
+# -- tools that keep their declaration --------------------------------------------------------------------------------
 @tool(effect="read")
 async def price_of(order: str) -> int:
     """What the order costs."""
@@ -35,7 +35,7 @@ async def price_of(order: str) -> int:
 
 @tool(effect="keyed", timeout=30)
 async def charge(order: str, cents: int, call: Call) -> str:
-    """Take the money. The service drops duplicates of the key, and gives them the same answer as the first time."""
+    """Take the money. The service drops a request with a known key, and answers as for the first request."""
     if not any(line.startswith(call.key) for line in lines(PAYMENTS)):
         add(PAYMENTS, f"{call.key} {order} {cents}")
     return f"receipt-{call.key[:8]}"
@@ -43,7 +43,7 @@ async def charge(order: str, cents: int, call: Call) -> str:
 
 @tool(effect="idempotent")
 def reserve(order: str, pieces: int) -> int:
-    """Set the stock that is reserved for the order: repeating it gives the same state."""
+    """Set the stock that is reserved for the order: a repeated call gives the same state."""
     STOCK.write_text(f"{order} {pieces}\n")
     return pieces
 
@@ -61,7 +61,7 @@ async def _(order: str) -> Outcome:
     return Outcome.happened(f"parcel for {order}") if order in lines(PARCELS) else Outcome.not_happened()
 
 
-@tool  # `once`, and a mail server cannot be asked: after a kill in the middle of it a person must decide
+@tool  # `once` without a hook, because a mail server cannot be asked: after a kill inside it a person must decide
 def mail(order: str, text: str) -> None:
     """Tell the customer."""
     add(MAILS, f"{order}: {text}")
@@ -69,16 +69,16 @@ def mail(order: str, text: str) -> None:
 
 @agent(version="1")
 async def shop(run: Run, order: str) -> str:
-    """Sell it, with the correct tools."""
+    """Sell the order with the correct tools."""
     cents, pieces = await asyncio.gather(price_of(order), reserve(order, 1))
     receipt = await charge(order, cents)
-    await asyncio.sleep(3600)  # no process waits for that, and neither does the crash test
+    await asyncio.sleep(3600)  # a durable timer; the crash test skips the wait
     parcel = await send(order)
     await mail(order, f"{pieces} piece: {receipt}, {parcel}")
     return receipt
 
 
-# -- tools that do not keep their declaration ------------------------------------------------------------------------------
+# -- tools that do not keep their declaration -------------------------------------------------------------------------
 @tool(effect="idempotent")
 def count_sale(order: str) -> int:
     """Wrong: every call adds a line, so a repeated call counts the sale twice."""
@@ -88,26 +88,26 @@ def count_sale(order: str) -> int:
 
 @tool(effect="keyed")
 def charge_carelessly(order: str, cents: int, call: Call) -> str:
-    """Wrong: it has a key, and does not pass it on."""
+    """Wrong: it gets a key, and does not send it to the service."""
     add(PAYMENTS, f"{order} {cents}")
     return f"receipt-{len(lines(PAYMENTS))}"
 
 
 @tool(timeout=3)
 def send_carelessly(order: str) -> str:
-    """Sends it."""
+    """Sends the parcel."""
     add(PARCELS, order)
     return f"parcel for {order}"
 
 
 @send_carelessly.reconcile
 async def _(order: str) -> Outcome:
-    return Outcome.not_happened()  # wrong: it does not look
+    return Outcome.not_happened()  # wrong: the hook does not look for the parcel
 
 
 @tool(timeout=20)
 def insure_hastily(order: str) -> str:
-    """Has the parcel insured."""
+    """Insures the parcel."""
     add(POLICIES, order)
     return f"policy for {order}"
 
@@ -121,7 +121,7 @@ async def _(order: str) -> Outcome:
 
 @agent(version="1")
 async def careless(run: Run, order: str) -> str:
-    """Sell it, with the wrong tools."""
+    """Sell the order with the wrong tools."""
     cents = await price_of(order)
     receipt = await charge_carelessly(order, cents)
     await count_sale(order)

@@ -22,10 +22,10 @@ PACE_S = float(os.environ.get("DEPLOY_PACE_S", "0.6"))  # how long each step tak
 SLOW_REPLY = os.environ.get("DEPLOY_SLOW_REPLY")  # this tool's answer takes 20 s: time enough to kill the process
 
 
-# -- the six tools, each with its correct effect class ---------------------------------------------------------------------
+# -- the six tools, each with its correct effect class ----------------------------------------------------------------
 @tool(effect="once", timeout=30)
 async def migrate_schema(service: str, release: str, call: Call) -> str:
-    """Run the release's migration. A second run would fail half way, because nothing here drops duplicates."""
+    """Run the release's migration. A second run would fail half way: nothing drops duplicates here."""
     async with Request("migrate_schema", call) as request:
         request.happened(f"{service}: ALTER TABLE orders ADD COLUMN note ({release})")
     return f"schema of {release}"
@@ -33,13 +33,13 @@ async def migrate_schema(service: str, release: str, call: Call) -> str:
 
 @migrate_schema.reconcile
 async def _(service: str, release: str, call: Call) -> Outcome:
-    # What a person would do: look into the database whether the migration is there.
+    # A person would do the same: look in the database for the migration.
     return Outcome.happened(f"schema of {release}") if found("migrate_schema", call.key) else Outcome.not_happened()
 
 
 @tool(effect="idempotent", timeout=30)
 async def build_image(service: str, release: str, call: Call) -> str:
-    """Build the image. The same source gives the same image, so building it twice leaves one."""
+    """Build the image. The same source gives the same image, so a second build changes nothing."""
     image = f"{service}@{hashlib.sha256(f'{service} {release}'.encode()).hexdigest()[:12]}"
     async with Request("build_image", call) as request:
         request.happened(image, unless_there=image)
@@ -48,7 +48,7 @@ async def build_image(service: str, release: str, call: Call) -> str:
 
 @tool(effect="keyed", timeout=30)
 async def push_image(image: str, call: Call) -> str:
-    """Push the image. The registry knows the key, and answers a repeated request without doing it again."""
+    """Push the image. If the registry knows the key already, it only answers."""
     async with Request("push_image", call) as request:
         request.happened(image, unless_there=call.key)
     return f"registry.example/{image}"
@@ -56,7 +56,7 @@ async def push_image(image: str, call: Call) -> str:
 
 @tool(effect="once", timeout=30)
 async def shift_traffic(service: str, image: str, call: Call) -> str:
-    """Point the load balancer at the new image. It drops no duplicates, but it can be asked what it did."""
+    """Point the load balancer at the new image. The load balancer drops no duplicates, but can tell what it did."""
     async with Request("shift_traffic", call) as request:
         request.happened(f"{service} -> {image}")
     return f"{service} -> {image}"
@@ -69,7 +69,7 @@ async def _(service: str, image: str, call: Call) -> Outcome:
 
 @tool(effect="keyed", timeout=30)
 async def join_mesh(service: str, call: Call) -> str:
-    """Enter the service into the mesh, whose control plane drops duplicates of a key."""
+    """Register the service in the mesh, whose control plane drops duplicates of a key."""
     async with Request("join_mesh", call) as request:
         request.happened(f"{service} has mTLS", unless_there=call.key)
     return "mTLS on"
@@ -77,12 +77,12 @@ async def join_mesh(service: str, call: Call) -> str:
 
 @tool(effect="read", timeout=30)
 async def check_health(service: str, call: Call) -> bool:
-    """Ask the service for its health. It changes nothing, so asking again is always safe."""
+    """Ask the service for its health. This changes nothing, so a repeated call is safe."""
     async with Request("check_health", call):
         return bool(found("shift_traffic", service) and found("join_mesh", service))
 
 
-# -- the agent: plain asyncio ----------------------------------------------------------------------------------------------
+# -- the agent: plain asyncio -----------------------------------------------------------------------------------------
 @agent(version="1")
 async def deploy(run: Run, service: str, release: str) -> str:
     """Bring one release of one service into production."""
@@ -100,9 +100,9 @@ async def deploy(run: Run, service: str, release: str) -> str:
     return f"{service} {release} is {verdict}"
 
 
-# -- the world: a folder ---------------------------------------------------------------------------------------------------
+# -- the world: a folder ----------------------------------------------------------------------------------------------
 class Request:
-    """A request of a tool to an external service: it is sent, the effect happens, and after a while the answer comes."""
+    """A request of a tool to an external service: it is sent, its effect happens, and the answer comes later."""
 
     def __init__(self, step: str, call: Call) -> None:
         self._step, self._call = step, call

@@ -23,7 +23,7 @@ WORLD = Path(os.environ.get("DEPLOYMENT_WORLD", "world"))
 
 
 def happened(what: str, key: str = "") -> None:
-    """Append one line to the ledger of effects; a service that knows the key drops the second request with it."""
+    """Append one line to the ledger of effects. A second request with the same key is dropped."""
     WORLD.mkdir(parents=True, exist_ok=True)
     ledger = WORLD / "effects.log"
     if not key or not ledger.exists() or key not in ledger.read_text():
@@ -36,7 +36,7 @@ async def build_image(service: str, call: Call) -> dict[str, Any]:
     """Build the service's image.
 
     Args:
-        service: which one
+        service: the name of the service
     """
     happened(f"built {service}", call.key)
     return {"image_tag": f"{service}:{hashlib.sha256(service.encode()).hexdigest()[:8]}"}
@@ -55,13 +55,13 @@ async def run_tests(image: str) -> dict[str, int]:
 
 @tool(effect="read")
 async def scan_image(image: str) -> list[str]:
-    """Look for known holes in an image."""
+    """Look for known vulnerabilities in an image."""
     raise Fatal("the scanner is down")
 
 
 @tool(effect="keyed")
 async def roll_out(image: str, replicas: int, call: Call) -> dict[str, str]:
-    """Replace what runs by this image."""
+    """Replace the running image by this image."""
     if (WORLD / "broken").exists():
         raise Fatal("the cluster is full")
     happened(f"rolled {image} out to {replicas}", call.key)
@@ -70,7 +70,7 @@ async def roll_out(image: str, replicas: int, call: Call) -> dict[str, str]:
 
 @tool(effect="once")
 async def announce(text: str) -> str:
-    """Tell everybody."""
+    """Announce the deployment."""
     happened(f"announced: {text}")
     return "told"
 

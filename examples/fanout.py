@@ -19,7 +19,7 @@ async def measure(number: int) -> int:
 
 @agent(version="1")
 async def fan_out(run: Run, count: int = 200, limit: int = 10, deadline_s: float = 60.0) -> dict[str, int]:
-    """The sum of `count` measurements, of as many as arrive before the deadline."""
+    """The sum of the measurements, out of `count`, that arrive before the deadline."""
     gate = asyncio.Semaphore(limit)
     sizes: list[int] = []
 

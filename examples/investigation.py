@@ -1,12 +1,12 @@
-"""A question, parallel searches, and a writer: an agent that has another agent as a tool, and returns a typed answer.
+"""A ReAct agent that searches in parallel, has another agent (the writer) as a tool, and returns a typed answer.
 
     perdure run examples/investigation.py:investigate prompt="Why do durable agents need fencing?" --id why-fencing
     perdure show why-fencing               its calls, and what they have cost
     perdure show why-fencing --prompt 5    exactly what the model was asked the second time, byte for byte
-    perdure list --agent writer            the writer is a run of its own
+    perdure list --agent writer            the writer is a separate run
 
-With ANTHROPIC_API_KEY or OPENAI_API_KEY set it asks a real model; without a key a script stands for both models. The library is
-three texts in this file.
+With ANTHROPIC_API_KEY or OPENAI_API_KEY set, the agents ask a real model; without a key, a script stands for both
+models. The library is three texts in this file.
 """
 
 from __future__ import annotations

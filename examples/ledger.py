@@ -1,12 +1,13 @@
 """Move money between accounts in the journal's own database: the booking and its record are one commit.
 
-    perdure run examples/ledger.py:set_up --id accounts                                     once, as the owner of the tables
+    perdure run examples/ledger.py:set_up --id accounts             once, as the owner of the tables
     perdure run examples/ledger.py:transfer source=ann target=bob cents:=2500 --id pay-1
-    perdure run examples/ledger.py:transfer source=ann target=bob cents:=2500 --id pay-1    the same run: nothing is booked again
+    perdure run examples/ledger.py:transfer source=ann target=bob cents:=2500 --id pay-1    no second booking
     perdure run examples/ledger.py:statement --id statement-1
 
-The same code works on SQLite and PostgreSQL (`--url postgresql://…`): parameters are `?` or `:name`, and both understand the SQL. The table
-is created beforehand: on PostgreSQL even CREATE TABLE IF NOT EXISTS needs a right that workers should not have.
+The same code works on SQLite and PostgreSQL (`--url postgresql://…`): parameters are `?` or `:name`, and both databases
+understand the SQL. The table is created beforehand: on PostgreSQL even CREATE TABLE IF NOT EXISTS needs a right that
+workers should not have.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def open_account(name: str, call: Call) -> int:
 
 @tool(effect="transaction")
 def book(source: str, target: str, cents: int, call: Call) -> dict[str, int]:
-    """Take from one account and give to the other. After a kill anywhere in here nothing has happened; the commit has all of it."""
-    # Always in the same order: on PostgreSQL two transfers in opposite directions would otherwise wait for each other.
+    """Take from one account and give to the other, in one commit. A kill before the commit changes nothing."""
+    # Update accounts in a fixed order: otherwise two opposite transfers could wait for each other on PostgreSQL.
     for name, change in sorted(((source, -cents), (target, cents))):
         booked = call.connection.execute(
             "UPDATE accounts SET cents = cents + :change WHERE name = :name AND cents + :change >= 0 RETURNING cents",
@@ -55,7 +56,7 @@ def read_accounts(call: Call) -> dict[str, int]:
 
 @agent(version="1")
 async def set_up(run: Run) -> str:
-    """Create the table. Start it under one fixed id, so that it runs once."""
+    """Create the table. Start this run with a fixed id, so that it happens once."""
     await make_table()
     return "there are accounts"
 

@@ -1,14 +1,14 @@
-"""An agent whose tools come from an MCP server in its own process; one of them needs the approval of a person.
+"""An agent whose tools come from an MCP server in another process. One of the tools needs the approval of a person.
 
-    perdure run examples/mcp_agent.py:librarian prompt="Sum up what I know about whales, and publish it." --id whales --no-wait
+    perdure run examples/mcp_agent.py:librarian prompt="Sum up my notes on whales, and publish." --id whales --no-wait
     perdure approvals                           what the model wants to publish
     perdure approve ID --by ann                 or: perdure reject ID --by ann --reason "not yet"
     perdure resume whales
-    perdure events whales                       every call has its server's name; `notes.tools/list` has the tools that it offered
+    perdure events whales                       `notes.tools/list` records which tools the server offered
 
-It needs `pip install 'perdure[mcp]'`. The notes are in notes.json, which has a few notes at the beginning. With ANTHROPIC_API_KEY or
-OPENAI_API_KEY set it asks a real model; without a key a script stands for the model. If you kill it, the server ends with it, and the
-next process starts a new server.
+It needs `pip install 'perdure[mcp]'`. The notes are in notes.json, which has a few notes at the beginning. With
+ANTHROPIC_API_KEY or OPENAI_API_KEY set, the agent asks a real model; without a key, a script stands for the model. If
+you kill the agent's process, the server ends too, and the next process starts a new server.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ librarian = ReAct(
     "librarian",
     model=chosen_model(),
     tools=[notes],
-    instructions="You look after somebody's notes. Search before you write. Publish only what you have written down.",
+    instructions="You look after a person's notes. Search before you write. Publish only what you have written down.",
     budget=Budget(usd="0.50"),
     max_turns=12,
 )

@@ -2,7 +2,7 @@
 
     perdure run examples/mcp_agent.py:librarian prompt="What do I know about whales?" --id whales --no-wait
 
-starts it; so can any MCP client.
+starts this server. Any other MCP client can start it too.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def store(everything: dict[str, Any]) -> None:
 
 @server.tool(annotations=ToolAnnotations(read_only_hint=True))
 def find_notes(words: str) -> dict[str, str]:
-    """The notes that hold all of these words, by title."""
+    """The notes that contain all these words, by title."""
     wanted = words.lower().split()
     return {title: text for title, text in stored()["notes"].items() if all(word in f"{title} {text}".lower() for word in wanted)}
 
 
 @server.tool(annotations=ToolAnnotations(idempotent_hint=True))
 def write_note(title: str, text: str) -> str:
-    """Write a note down, in the place of one with the same title."""
+    """Write a note. It replaces a note with the same title."""
     everything = stored()
     everything["notes"][title] = text
     store(everything)
@@ -51,7 +51,7 @@ def write_note(title: str, text: str) -> str:
 
 @server.tool()
 def publish(title: str, ctx: Context[Any, Any]) -> str:
-    """Show a note to the whole world. There is no way back, but the same key is only published once."""
+    """Publish a note. This cannot be undone, but requests with the same key publish only once."""
     everything = stored()
     if title not in everything["notes"]:
         raise ToolError(f"there is no note called {title}")

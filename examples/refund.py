@@ -46,12 +46,12 @@ async def pay_back(order: str, cents: int, call: Call) -> str:
 
 @pay_back.reconcile
 async def _(order: str, cents: int, call: Call) -> Outcome:
-    # Asked first, before anything is sent again.
+    # perdure asks this hook before it sends anything again.
     paid = PAYMENTS.exists() and call.key in PAYMENTS.read_text()
     return Outcome.happened(f"receipt-{call.key[:8]}") if paid else Outcome.not_happened()
 
 
-@tool  # nothing declared: `once`, the careful default
+@tool  # no declared effect: `once`, the careful default
 async def send_mail(to: str, text: str) -> None:
     """Tell the customer. A mail server cannot be asked whether a mail was sent, so there is no reconcile hook."""
     print(f"mail to {to}: {text}", file=sys.stderr)  # stdout belongs to `perdure run`

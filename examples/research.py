@@ -1,8 +1,8 @@
-"""Many agents, one budget: a question is split among children, and all of them together stay within one budget.
+"""Many agents, one budget: a question is split among children, which share one budget.
 
     perdure run examples/research.py:research question="why do runs survive" --id research-1
     perdure costs --by agent
-    perdure show research-1/1          a child is a run of its own: its journal, its lease, its id
+    perdure show research-1/1          a child is a separate run, with its own journal, lease and id
 
 A function that costs $0.03 to $0.05 a call stands for the model, so that no key is needed.
 """
@@ -22,7 +22,8 @@ async def ask_model(prompt: str, call: Call) -> str:
     """What the model says."""
     await asyncio.sleep(0.02)
     words = len(prompt.split())
-    call.spend(usd="0.03" if words < 6 else "0.05", tokens_in=words, tokens_out=3 * words, model="stand-in")  # … and this is the real cost
+    # … and this reports the real cost.
+    call.spend(usd="0.03" if words < 6 else "0.05", tokens_in=words, tokens_out=3 * words, model="stand-in")
     return f"{prompt}: {words} words"
 
 
@@ -39,7 +40,7 @@ async def investigate(run: Run, question: str, topic: str, rounds: int = 3) -> l
     return found
 
 
-@agent(version="1", budget=Budget(usd="0.50", on_exceed="fail"))  # "pause" would stop the run until a person adds to it
+@agent(version="1", budget=Budget(usd="0.50", on_exceed="fail"))  # "pause" would stop the run until a person raises it
 async def research(run: Run, question: str, topics: tuple[str, ...] = TOPICS) -> dict[str, Any]:
     """One child for each topic, all at once. While they work, this run is parked."""
     answers = await asyncio.gather(*(investigate(question, topic) for topic in topics), return_exceptions=True)

@@ -1,15 +1,15 @@
 """A support agent with a model and three tools; a person has to approve larger refunds.
 
-    perdure run examples/support.py:support prompt="My order o-81 arrived broken." --id case-81 --no-wait     code 3: it waits
-    perdure approvals                                             what is asked of whom, with the exact arguments
-    perdure approve ID --by bob --edit '{"cents": 2500}'          or: perdure reject ID --by bob --reason "seen it, it is fine"
-    perdure signal case-81 message '"and I moved house since"'    the model reads it before it is asked again
-    perdure resume case-81                                        or leave that to `perdure worker examples/support.py`
-    perdure trace case-81 12                                      why a tool was called: which answer, which observation before it
+    perdure run examples/support.py:support prompt="My order o-81 arrived broken." --id case-81 --no-wait
+    perdure approvals                                             who is asked, with the exact arguments
+    perdure approve ID --by bob --edit '{"cents": 2500}'          or: perdure reject ID --by bob --reason "it is fine"
+    perdure signal case-81 message '"and I moved house since"'    the model gets this with its next request
+    perdure resume case-81                                        or run `perdure worker examples/support.py`
+    perdure trace case-81 12                                      why a tool was called: the chain of causes
 
-With ANTHROPIC_API_KEY or OPENAI_API_KEY set it asks a real model (`pip install 'perdure[anthropic]'` or `[openai]`); without a key a
-script stands for the model. Kill it anywhere: no recorded answer is asked for again. A file that drops duplicates of a key stands for
-the payment service.
+With ANTHROPIC_API_KEY or OPENAI_API_KEY set, the agent asks a real model (`pip install 'perdure[anthropic]'` or
+`[openai]`); without a key, a script stands for the model. You can kill the process at any point: recorded answers are
+not requested again. A file that drops duplicates of a key stands for the payment service.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def look_up(order: str) -> dict[str, Any]:
     """The order as the shop has it.
 
     Args:
-        order: its number, such as o-81
+        order: the number of the order, such as o-81
     """
     return ORDERS[order]
 
@@ -53,8 +53,8 @@ async def pay_back(order: str, cents: int, call: Call) -> dict[str, Any]:
     """Give money back to the customer. Never more than the order has cost.
 
     Args:
-        order: its number
-        cents: how much
+        order: the number of the order
+        cents: the amount
     """
     if cents > ORDERS[order]["cents"]:
         raise ValueError(f"order {order} has cost {ORDERS[order]['cents']} cents, and {cents} are more than that")

@@ -1,4 +1,4 @@
-"""`@agent` makes an agent of a coroutine function whose first parameter is its Run. An agent makes machines."""
+"""The `@agent` decorator, and Agent: the name, version, arguments and result of an agent, and machines for its runs."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class AgentInput(NamedTuple):
 class Agent(Generic[P, R]):
     """An agent, made by `@agent`: an app or a worker starts, drives and resumes its runs.
 
-    An agent has a `name`, a `version`, a `budget`, `circles` and a `queue`, as declared. If another agent calls it,
-    that starts a child run.
+    An agent has a `name`, a `version`, a `budget`, `circles` and a `queue`, as declared. If an agent calls another
+    agent, the call starts a child run.
     """
 
     # True: a run follows the plan in its journal, and code with another plan cannot continue the run.
@@ -85,8 +85,8 @@ class Agent(Generic[P, R]):
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Start a child run inside another agent. To get the child's result, await the returned coroutine.
 
-        When this returns, the child has its number. Outside of an agent this raises NotAllowedInAgent: use `app.start`
-        or `app.run` there. The coroutine raises ChildFailed if the child failed or was cancelled.
+        The number of the child is fixed when this returns, before the await. The coroutine raises ChildFailed if the
+        child failed or was cancelled. Outside of an agent this raises NotAllowedInAgent: use `app.start` or `app.run`.
         """
         machine = current()
         if machine is None:
@@ -94,19 +94,19 @@ class Agent(Generic[P, R]):
                 f"agent {self.name} cannot be called directly: start it with app.start({self.name}, …) or app.run({self.name}, …)"
             )
         if machine.facts.depth >= MAX_DEPTH:
-            raise InvalidInput(f"agent {self.name}: {MAX_DEPTH} agents call each other already; is there one that calls itself for ever?")
+            raise InvalidInput(f"agent {self.name}: the run has {MAX_DEPTH} ancestors, the limit; does an agent call itself without end?")
         return machine.start_child(self, self.bind(args, kwargs))
 
     def input(self, /, *args: P.args, **kwargs: P.kwargs) -> AgentInput:
         """The arguments of one run, for `app.start` and `app.run`.
 
-        So the arguments of the agent are separate from the options of `app.start`, such as `id=`.
+        Use this if an argument of the agent has the same name as an option of `app.start`, such as `id`.
         """
         return AgentInput(self, self.bind(args, kwargs))
 
     @property
     def description(self) -> str:
-        """The description in the agent's docstring, without its sections. A model reads it if the agent is a tool."""
+        """The agent's docstring without its sections. A model that has the agent as a tool reads this text."""
         return documented(self.fn)[0]
 
     def schema(self) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class Agent(Generic[P, R]):
 
     @property
     def target(self) -> str | None:
-        """`FILE:NAME`: from there the agent can be loaded again. None if it is not at the top level of a file."""
+        """`FILE:NAME`, to load the agent again. None if its function is not at the top level of a file."""
         path = os.path.abspath(self.fn.__code__.co_filename)
         return f"{path}:{self.fn.__name__}" if "." not in self.fn.__qualname__ and os.path.isfile(path) else None
 
@@ -175,7 +175,7 @@ class Agent(Generic[P, R]):
     def replayed(self, state: RunState, events: Sequence[Event], load: Load, max_steps: int) -> Frontier:
         """Replay the journal of the run `state` with this code. Nothing is performed or recorded.
 
-        Raises Diverged if the code does not do what the journal says.
+        Raises Diverged if the code asks for other calls than the journal has.
         """
         machine = self.machine_of(state, load, max_steps)
         try:
@@ -203,7 +203,7 @@ class BuiltAgent(Agent[P, R]):
 
     @property
     def target(self) -> str | None:
-        """`FILE:NAME`: from there the agent can be loaded again. None if it has no name in its module."""
+        """`FILE:NAME`, to load the agent again. None if the agent has no name in its module."""
         path = self._home.get("__file__")
         name = next((name for name, value in list(self._home.items()) if value is self), None)
         return None if name is None or not isinstance(path, str) or not os.path.isfile(path) else f"{os.path.abspath(path)}:{name}"
@@ -225,7 +225,7 @@ def _check_first_parameter(label: str, fn: Callable[..., Any], names: Mapping[st
         if isinstance(annotation, str) or annotation in (Run, Any, object, EMPTY) or Run in typing.get_args(annotation):
             return
         found = f"{first.name} is annotated {inspect.formatannotation(annotation)}"
-    raise InvalidInput(f"agent {label}: its first parameter receives its Run, and {found}; write `async def {fn.__name__}(run: Run, …)`")
+    raise InvalidInput(f"agent {label}: its first parameter receives its Run, but {found}; write `async def {fn.__name__}(run: Run, …)`")
 
 
 def source_digest(fn: Callable[..., Any]) -> str:
@@ -245,7 +245,7 @@ def source_digest(fn: Callable[..., Any]) -> str:
 def _cell(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # not filled yet: for example the name of the agent itself
+    except ValueError:  # an empty cell, such as the name of the agent itself: it is assigned after the decorator
         return ...
 
 
@@ -265,14 +265,14 @@ def agent(fn: Any = None, /, **options: Any) -> Any:
 
     Without `name`, the agent has the name of the function. A run keeps its `version`. Without `version`, the version
     is a digest of the function's source, so each edit of the source is a new version. `budget` is what each run and
-    its children may use together. `circles` stops a run that goes in circles. `queue` is the queue of the agent's
-    runs; the start of a run may name another queue.
+    its children may use together. `circles` stops a run that repeats the same calls. `queue` is the queue of the
+    agent's runs; the start of a run may name another queue.
     """
     if fn is not None:
         return Agent(fn, names=sys._getframe(1).f_locals)
     unknown = options.keys() - {"name", "version", "budget", "circles", "queue"}
     if unknown:
-        raise InvalidInput(f"@agent has no option {min(unknown)}; name, version, budget, circles, queue")
+        raise InvalidInput(f"@agent has no option {min(unknown)}; its options are name, version, budget, circles, queue")
 
     def declare(fn: Any) -> Agent[Any, Any]:
         return Agent(fn, **options, names=sys._getframe(1).f_locals)

@@ -78,7 +78,7 @@ class RunInfo(Struct, frozen=True):
     created: datetime
     updated: datetime
     # From this time on a worker may claim the run. None: a worker drives the run now, or the run has ended, or only
-    # something from outside wakes it.
+    # post can wake it.
     due: datetime | None
 
     @property
@@ -96,7 +96,7 @@ class RunInfo(Struct, frozen=True):
 
 
 def info_of(row: RunRow) -> RunInfo:
-    """The part of a run's row that is for users. The rest of the row is for workers, which share runs."""
+    """The part of a run's row that is for users. The other fields, such as the lease, are for workers."""
     return RunInfo(
         id=row.run_id,
         agent=row.agent,
@@ -165,7 +165,7 @@ class Perdure:
         self.settings = settings or load_settings({}, os.environ, Path.cwd())
         self.url = url or self.settings.url
         self.versions = _by_version(agents)
-        # If there are several versions of an agent, `start` uses the last one.
+        # If `agents` has several versions of an agent, `start` uses the last version.
         self.agents = {agent.name: agent for agent in self.versions.values()}
         self.queues = queues
         self.clock = clock or Clock()
@@ -174,8 +174,9 @@ class Perdure:
         self._audit_log = audit_log
         self._audit: AuditLog | None = None
         self._engine = self._new_engine()
+        # The reading side of the engine while the app is open. The clock needs it also while an agent runs; the
+        # property `reading` raises then.
         self._opened: Reading | None = None
-        # `_opened` is the store while the app is open. The clock uses it, because `reading` raises inside an agent.
         self._asking = ReadingThreads()
 
     async def __aenter__(self) -> Self:
@@ -318,7 +319,7 @@ class Perdure:
         """
         name = self._with_input(agent, args, kwargs)[0].name
         if name not in self.agents:
-            raise UnknownAgent(f"agent {name} is not served by this app, so that it cannot drive it: Perdure(url, agents=[{name}, …])")
+            raise UnknownAgent(f"this app does not serve agent {name} and cannot drive its runs: Perdure(url, agents=[{name}, …])")
         handle = await self.start(agent, *args, id=id, tenant=tenant, actor=actor, budget=budget, **kwargs)
         return await handle.result()
 
@@ -337,7 +338,7 @@ class Perdure:
         """
         row = await self.handle(run_id, tenant=tenant).info()
         if not row.finished:
-            raise Conflict(f"run {run_id} is {row.status.replace('_', ' ')}: its conversation goes on. Wait for its end, or cancel it")
+            raise Conflict(f"run {run_id} is {row.status.replace('_', ' ')}: its conversation is not over. Wait for its end, or cancel it")
         from perdure.agents.react.transcript import transcript  # imported late: it loads the models
 
         return await self.ask(lambda: transcript(run_id, self.reading.read(run_id), self.load))
@@ -373,7 +374,7 @@ class Perdure:
         await self.engine.work(stop=stop)
 
     def drain(self) -> None:
-        """End every `work` that is under way. If there is none, end the next `work`.
+        """End every `work` that is under way. If no `work` is under way, the next `work` ends at once.
 
         No more runs are claimed, and the runs that this app holds are released at their next step boundary. A signal
         handler may call this.
@@ -390,7 +391,7 @@ class Perdure:
     async def approvals(
         self, *, status: ApprovalStatus | None = "pending", tenant: str | None = None, run_id: str | None = None, limit: int = 100
     ) -> list[ApprovalRow]:
-        """The approvals that wait for a decision. Those that expire first are first in the list.
+        """The approvals that wait for a decision, sorted by their expiry.
 
         `status` selects approvals with another status; None: all approvals.
         """
@@ -418,8 +419,8 @@ class Perdure:
         """Approve in the name of the person `by`. The first decision counts: a later decision raises Conflict.
 
         `edit` has new values for fields that are editable. `roles` are roles of `by` in addition to the roles in the
-        settings; the caller is responsible for them. `digest` is the digest of the input that the person has seen: if
-        the approval is about another input, Conflict is raised. Raises NotPermitted if `by` may not decide about this
+        settings; perdure does not check them. `digest` is the digest of the input that the person has seen: if the
+        approval is about another input, Conflict is raised. Raises NotPermitted if `by` may not decide about this
         approval.
         """
         if edit is not None and not isinstance(edit, dict):
@@ -477,7 +478,7 @@ class Perdure:
     async def unpause(
         self, run_id: str, *, by: str = "app", note: str | None = None, add: Budget | None = None, tenant: str | None = None
     ) -> list[str]:
-        """Let a run continue that is paused or needs attention. Returns the ids of the runs that continue.
+        """Continue a run that is paused or needs attention. Returns the ids of the runs that continue.
 
         `add=Budget(usd=5)` adds to the budget that the run has used up. Then every run that this budget has stopped
         continues.
@@ -486,14 +487,14 @@ class Perdure:
         return await self._control.unpause(run_id, by=by, note=note, add=added, tenant=tenant)
 
     async def requeue(self, run_id: str, *, by: str = "app", note: str | None = None, tenant: str | None = None) -> None:
-        """Deprecated since 0.2: use `unpause`. It also lets a run continue that needs attention."""
-        warnings.warn("app.requeue is deprecated since 0.2: app.unpause does it", DeprecationWarning, stacklevel=2)
+        """Deprecated since 0.2: use `unpause`, which also continues a run that needs attention."""
+        warnings.warn("app.requeue is deprecated since 0.2: use app.unpause", DeprecationWarning, stacklevel=2)
         await self.unpause(run_id, by=by, note=note, tenant=tenant)
 
     async def adopt(self, run_id: str, *, by: str = "app", note: str | None = None, tenant: str | None = None) -> None:
         """Let this app's version of the agent continue a run of another version. The journal records this.
 
-        Raises Diverged if this code does not do what the journal says. In that case nothing is recorded.
+        Raises Diverged, and records nothing, if this code asks for other calls than the journal has.
         """
         row = await self.handle(run_id, tenant=tenant).info()
         agent = self._agent(row.agent)
@@ -587,7 +588,7 @@ class Perdure:
         """Call a blocking method of `reading`: directly for a local database, in a thread for a remote database."""
         return await self._asking.ask(question) if self.reading.remote else question()
 
-    # -- inside -------------------------------------------------------------------------------------------------------
+    # -- internal -----------------------------------------------------------------------------------------------------
     def _with_input(
         self, agent: Agent[Any, Any] | AgentInput | str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Agent[Any, Any], bytes | None]:
@@ -595,7 +596,7 @@ class Perdure:
         if not isinstance(agent, AgentInput):
             return self._agent(agent), None
         if args or kwargs:
-            raise InvalidInput(f"{agent.agent.name}.input(…) has all the arguments of the agent: pass nothing beside it but options")
+            raise InvalidInput(f"{agent.agent.name}.input(…) already has the arguments of the agent: pass only options beside it")
         return agent.agent, agent.encoded
 
     def _agent(self, agent: Agent[Any, Any] | str) -> Agent[Any, Any]:
@@ -612,7 +613,7 @@ class Perdure:
         inline = payload.inline
         return self.reading.blob(str(payload.blob)) if inline is None else inline
 
-    # This method is the last one, because after it the name `list` means this method inside the class.
+    # This method comes last: after its definition, the name `list` means this method inside the class.
     async def list(
         self,
         *,
@@ -666,8 +667,8 @@ class Handle:
         """Wait for the run's result, and return it.
 
         If this app has the agent and no other worker holds the run, the run is driven in this process. Raises
-        RunFailed or RunCancelled if the run ended so, NeedsAttention if the run waits for a person, and ResultTimeout
-        after `timeout` seconds. After a ResultTimeout the run continues.
+        RunFailed or RunCancelled if the run failed or was cancelled, NeedsAttention if the run waits for a person, and
+        ResultTimeout after `timeout` seconds. After a ResultTimeout the run continues.
         """
         if timeout is not None and (not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or math.isnan(timeout)):
             raise InvalidInput(f"result(timeout={shown(timeout)}): a number of seconds, or None to wait for ever")
@@ -677,7 +678,7 @@ class Handle:
                     await self.info()
                 found = await self._app.engine.result(self.id)
         except TimeoutError:
-            raise ResultTimeout(self.id, f"no result after {timeout} s; it goes on") from None
+            raise ResultTimeout(self.id, f"no result after {timeout} s; the run goes on") from None
         row = found.row
         if found.output is not None:
             agent = self._app.versions.get(Served(row.agent, row.version)) or self._app.agents.get(row.agent)
@@ -741,7 +742,7 @@ def _moment(when: datetime | timedelta, now: int) -> int:
 
 def _check_limit(limit: int, what: str) -> None:
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit < 1 << 32:
-        raise InvalidInput(f"{what}(limit={shown(limit)}): a whole number from 1 on, below 2³²")
+        raise InvalidInput(f"{what}(limit={shown(limit)}): a whole number, at least 1 and below 2³²")
 
 
 def _check_status(status: Status | None, what: str) -> None:
@@ -784,13 +785,13 @@ def _check_unambiguous(agent: Agent[Any, Any], options: dict[str, Any]) -> None:
 def _same_run(row: RunRow, agent: str, tenant: str, actor: str | None, input_digest: str) -> None:
     if row.tenant != tenant:
         # All tenants of a database share the run ids, because idempotency keys and the ids of children are derived
-        # from run ids. So the message must say that the id is taken. It must not say anything else: not the owner, not
-        # the agent, not the status.
+        # from run ids. So the message has to say that the id is taken. It must not name the owner, the agent or the
+        # status.
         raise Conflict(f"the run id {row.run_id} is taken; choose another")
     if row.agent != agent:
         raise Conflict(f"run {row.run_id} belongs to agent {row.agent}, not {agent}; choose another id")
     if actor is not None and row.actor != actor:
-        raise Conflict(f"run {row.run_id} acts for {row.actor or 'nobody named'}, not for {actor}; choose another id")
+        raise Conflict(f"run {row.run_id} acts for {row.actor or 'no named person'}, not for {actor}; choose another id")
     if row.input_digest != input_digest:
         resume = shell.command("resume", row.run_id)
         raise Conflict(f"run {row.run_id} exists with another input; choose another id, or resume it as it is: {resume}")

@@ -88,8 +88,8 @@ def _from_files(folder: Path) -> Iterator[_Given]:
 
 
 def _check_url_of_file(url: str, source: str) -> None:
-    # Search the whole text: libpq has its own rules about where the parameters of a URL begin, and it decodes the
-    # names of parameters.
+    # Search the whole text of the URL and do not parse it: libpq has its own rules about where the parameters begin,
+    # and it decodes the names of parameters.
     rest = unquote(_HARMLESS.sub("", url))
     for name in _NOT_IN_A_FILE:
         if name in rest:
@@ -119,8 +119,8 @@ def _tool_table(project: dict[str, Any] | None, file: Path) -> dict[str, Any] | 
 
 
 def _nearest(name: str) -> str | None:
-    # The most likely mistake is a name without its unit, such as "lease" for "lease_s". difflib does not find all of
-    # these, because the names are too short.
+    # The most likely mistake is a name without its unit, such as "lease" for "lease_s". difflib does not find every
+    # such mistake, because the names are short.
     by_unit = f"{name}_s"
     return by_unit if by_unit in _NAMES else next(iter(difflib.get_close_matches(name.lower(), _NAMES, n=1)), None)
 

@@ -1,8 +1,8 @@
 """What people and programs send to runs: votes, signals, cancel, pause, answers about a doubt, more budget.
 
 Each request is checked here, converted to an event body, and passed to the engine as one write. When the method
-returns, the request is durable. It counts only once. Only `unpause` with more budget makes several writes: one for
-the budget, and one for each run that continues.
+returns, the request is durable. Each request counts once. Only `unpause` with more budget makes several writes: one
+for the budget, and one for each run that continues.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Control:
 
     # -- approvals ----------------------------------------------------------------------------------------------------
     async def vote(self, approval: str, vote: Vote, *, tenant: str | None = None) -> ApprovalRow:
-        """Approve or reject. The vote counts once. Its result is computed inside a transaction of the store."""
+        """Approve or reject. The vote counts once. The store judges it inside one transaction."""
         approval = plain_text(approval, "an approval's id")
         check_tenant(tenant)
         who = known_name(vote.by)
@@ -106,7 +106,7 @@ class Control:
         row = await self._row(run_id, tenant)
         who, note = known_name(by), _words(note, "note")
         if add is not None:
-            return await self._raise(row, add, who, note)
+            return await self._raise_budget(row, add, who, note)
         await self._engine.post(row.run_id, RunUnpaused(by=who, note=note))
         return [run_id]
 
@@ -142,7 +142,7 @@ class Control:
             stands = f"was settled by {found.resolved_by}" if found.resolved_by else f"is {found.phase.replace('_', ' ')}"
             raise Conflict(f"call {call} ({found.tool}) of run {run_id} {stands}; only a call in doubt can be resolved")
         if found.phase == "started" and (await self._row(run_id, None)).holder in await self._alive():
-            raise Conflict(f"call {call} ({found.tool}) of run {run_id} is being performed by a live worker; wait for what it says")
+            raise Conflict(f"call {call} ({found.tool}) of run {run_id} is being performed by a live worker; wait for its result")
         if did_not_happen and not final:
             self._check_quiet(run_id, found)
         who, note = known_name(by), _words(note, "note")
@@ -157,7 +157,7 @@ class Control:
         body = structs.replace(body, usage=found.cost_if(body.outcome))
         await self._engine.post(row.run_id, body, call=call, seen=state.seq, tenant=tenant)
 
-    # -- inside -------------------------------------------------------------------------------------------------------
+    # -- internal -----------------------------------------------------------------------------------------------------
     async def _tell(self, run_id: str, body: AnyBody, tenant: str | None) -> None:
         check_tenant(tenant)
         await self._engine.post(plain_text(run_id, "a run's id"), body, tenant=tenant)
@@ -174,20 +174,20 @@ class Control:
             then = datetime.fromtimestamp(until // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
             why = f"its request may still arrive until {then}: look again at the service after that"
         elif call.quiet_since:
-            why = "its attempt may still be running, and the tool has no timeout= that would end it: see that its process has ended"
+            why = "its attempt may still be running, and its tool has no timeout= that would end it: make sure that its process has ended"
         else:
             again = shell.command("resume", run_id)
-            why = f"no worker has taken the run over since the call began, so that nothing is known of its end: {again}, then look again"
+            why = f"no worker has taken the run over since the call began, so its end is not known: {again}, then look again"
         raise Conflict(
             f"call {call.number} ({call.tool}) of run {run_id}: {why}. If you know that its request cannot arrive any more (the service has "
             "cancelled its key, for example), say so: --final (final=True)"
         )
 
-    async def _raise(self, row: RunRow, add: Limits, by: str, note: str | None) -> list[str]:
+    async def _raise_budget(self, row: RunRow, add: Limits, by: str, note: str | None) -> list[str]:
         reading = self._engine.reading
         ledgers = await self._ask(lambda: reading.ledgers(row.run_id))
         if not ledgers:
-            raise Conflict(f"run {row.run_id} has no budget, so that nothing can be added to it")
+            raise Conflict(f"run {row.run_id} has no budget, so nothing can be added to it")
         over = (await self._state(row.run_id)).over
         owner = over.budget_of if over is not None else ledgers[0].run_id
         _check_helps(row.run_id, next(ledger for ledger in ledgers if ledger.run_id == owner), add, over)
@@ -234,19 +234,17 @@ def _numbers(state: RunState) -> str:
 
 
 def _check_helps(run_id: str, ledger: Ledger, add: Limits, over: BudgetExceeded | None) -> None:
-    """Raise Conflict if `add` raises something that has no limit, or if the run would stop again at once."""
+    """Raise Conflict if `add` adds to something that has no limit, or if the run would stop again at once."""
     limits = {what: getattr(ledger.limits, name) for what, name in _LIMITS.items()}
     added = {what: getattr(add, name) for what, name in _LIMITS.items()}
     without = [what for what, more in added.items() if more is not None and limits[what] is None]
     if without:
         limited = ", ".join(what for what, limit in limits.items() if limit is not None)
         used_up = f"; it has used up its {over.what}: {_adding(run_id, over.what)} N" if over is not None else ""
-        raise Conflict(
-            f"the budget of run {ledger.run_id} limits {limited} and not {without[0]}, so that no {without[0]} can be added{used_up}"
-        )
+        raise Conflict(f"the budget of run {ledger.run_id} limits {limited} and not {without[0]}, so no {without[0]} can be added{used_up}")
     beyond = too_much(ledger.limits, add)
     if beyond is not None:
-        raise Conflict(f"the budget of run {ledger.run_id} would allow more {beyond} than any may; add less")
+        raise Conflict(f"the budget of run {ledger.run_id} would allow more {beyond} than any budget may allow; add less")
     if over is None:
         return
     sums: dict[str, Any] = {_LIMITS[what]: None if limit is None else limit + (added[what] or 0) for what, limit in limits.items()}
@@ -286,11 +284,11 @@ def _check_answer(call: Any, did_not_happen: Any, fail: Any, final: Any) -> None
     if not isinstance(final, bool) or (final and not did_not_happen):
         raise InvalidInput(f"final={shown(final)}: True or False, and True only with did_not_happen=True")
     if fail is not None:
-        plain_text(fail, "fail=, what to fail the call with,")
+        plain_text(fail, "fail=, the error of the call,")
 
 
 def known_name(by: Any) -> str:
-    """The name in the form that is compared and recorded: two spellings of one name are the same person."""
+    """The name in the form that is compared and recorded, so that two spellings of a name count as one person."""
     # Python decodes invalid UTF-8 on a command line to lone surrogates. They are escaped, so that the name can be
     # stored and shown.
     name = same_name(by.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(by, str) else by)

@@ -143,7 +143,7 @@ class NotReady(PerdureError):
     """Raised by a tool: this process cannot make the call, because a key, a package or a program is missing.
 
     Nothing was sent, and this does not count as an attempt. The run stops with the status `needs_attention` and this
-    message. It continues when a person lets it continue.
+    message, until a person continues it.
     """
 
 
@@ -164,9 +164,9 @@ class PlanFailed(PerdureError):
 
 
 class ToolFailed(PerdureError):
-    """A call failed and is not tried again. Has the original type and message, and the number of attempts.
+    """A call failed and is not tried again. `type` and `message` are those of the tool's exception.
 
-    On replay the exception is the same.
+    A replay raises the same exception.
     """
 
     def __init__(self, tool: str, call: int, *, kind: str, type: str, message: str, attempts: int, what: str = "tool") -> None:
@@ -180,7 +180,7 @@ class ToolFailed(PerdureError):
 
 
 class ResultNotEncodable(ToolFailed):
-    """The effect happened, but its result could not be recorded. The call is not made again because of that."""
+    """The effect happened, but its result could not be recorded. The call is not repeated."""
 
 
 class NotApproved(ToolFailed):

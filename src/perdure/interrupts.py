@@ -1,8 +1,8 @@
 """Did an OS signal raise this KeyboardInterrupt or SystemExit, or did the running code raise it itself?
 
-A signal may interrupt any code between two instructions. The exception that the signal's handler raises there says
-nothing about that code: it is for the process. An exception that the code raises itself is for the code. These two
-exceptions differ only in their tracebacks.
+The handler of a signal runs between two instructions of any code, and may raise there. Such an exception is a request
+to the process, and no error of the interrupted code. An exception that the code raises itself is an error of the code.
+Only the tracebacks of the two differ.
 """
 
 from __future__ import annotations

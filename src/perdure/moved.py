@@ -20,7 +20,7 @@ MOVED = {
 
 
 class Finder:
-    """Finds a module that has moved: an empty module with the old name gets all names of the new module.
+    """Finds a module by its old name: creates an empty module, and copies all names of the new module into it.
 
     The class has no base class, because importing `importlib.abc` takes longer than this whole module.
     """
@@ -34,7 +34,7 @@ class Finder:
 
     def exec_module(self, module: ModuleType) -> None:
         new, instead = MOVED[module.__name__]
-        warnings.warn(f"{module.__name__} is {new} since 0.2, and the old name goes with 0.3: {instead}", DeprecationWarning, stacklevel=2)
+        warnings.warn(f"{module.__name__} is called {new} since 0.2; 0.3 removes the old name: {instead}", DeprecationWarning, stacklevel=2)
         moved = importlib.import_module(new)
         module.__doc__ = moved.__doc__
         module.__dict__.update({name: value for name, value in vars(moved).items() if not name.startswith("__") or name == "__all__"})

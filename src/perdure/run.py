@@ -154,7 +154,7 @@ class Run:
         return self._machine.patched(identity.check_id(name, "run.patched: the name"))
 
     def note(self, text: str) -> None:
-        """Write a thought into the journal, for people who read the journal later."""
+        """Write a text into the journal, for people who read the journal later."""
         self._machine.record(ThoughtRecorded(_text(text, "run.note")))
 
     def status(self, text: str) -> None:
@@ -174,7 +174,7 @@ class Run:
         )
         return choice
 
-    # -- for agents that are built from parts, such as ReAct and Plan -----------------------------------------------------
+    # -- for agents that are built from parts, such as ReAct and Plan -------------------------------------------------
     @property
     def calls(self) -> int:
         """The number of the newest call. Right after `tool(…)` this is the number of the call that was just made."""

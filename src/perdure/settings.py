@@ -55,12 +55,13 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     # If a tool has no time-out, this time-out is assumed to compute when a "not found" of its reconcile hook counts.
     unknown_deadline_s: Span = 60.0
     reconcile_asks: Count = 20  # after this many answers "in progress" a person is asked
-    # After this many deaths of workers in a row, without progress, a run may count as poison: see core/suspects.py.
+    # If this many workers in a row died while they held a run, and the run made no progress, the run may count as
+    # poison: see core/suspects.py.
     poison_limit: Count = 5
     inline_bytes: Count = 65536  # payloads above this size are stored as blobs
     max_steps: Count = 1_000_000  # an agent with more steps than this between two completions counts as stuck
-    # After a child ended or an approval was decided, the worker holds the run for this long: more may follow. If the
-    # run has more than 1,000 events, longer in proportion, because its replay takes longer.
+    # After the end of a child or a decision about an approval, the worker holds the run for this long, because more
+    # post may follow. It holds a run with more than 1,000 events longer, in proportion: its replay takes longer.
     linger_s: Span = 0.1
     queues: Queues = {}
     # Part of the idempotency key of every call. Set it if two journals use the same account at a provider and may have

@@ -30,7 +30,7 @@ def command(verb: str, *words: str) -> str:
 def quote(text: str) -> str:
     """The text as one word of a command line.
 
-    Control characters are escaped. A word with such an escape does not name the original any more.
+    Control characters are escaped. A word with such an escape differs from the original text.
     """
     shown = "".join(char if _is_shown(char) else char.encode("unicode_escape").decode("ascii") for char in text)
     if _PLAIN.fullmatch(shown):

@@ -107,7 +107,7 @@ class Perdure:
 
     def _end_loop(self) -> None:
         assert self._loop is not None
-        self._wait(_end_the_rest())
+        self._wait(_cancel_remaining_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -155,7 +155,10 @@ class Perdure:
         self._wait(self._app.work())
 
     def drain(self) -> None:
-        """End every `work` that is under way. If there is none, end the next `work`. Any thread may call this."""
+        """End every `work` that is under way. If no `work` is under way, the next `work` ends at once.
+
+        Any thread may call this.
+        """
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._app.drain)
 
@@ -202,7 +205,7 @@ class Handle:
             yield event
 
 
-async def _end_the_rest() -> None:
+async def _cancel_remaining_tasks() -> None:
     """Cancel the tasks that tools left on the loop, as asyncio.run does.
 
     So the tasks can close their connections and servers.

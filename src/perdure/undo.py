@@ -36,7 +36,7 @@ from perdure.settings import Settings
 from perdure.store.api import FINISHED, ApprovalFilter, NewRun, RunRow
 from perdure.tool import Tool
 
-_VERSION = "undo-1"  # the version of the loop in undo_agent; the steps and their order are the input of the run
+_VERSION = "undo-1"  # the version of undo_agent; its steps are the input of the run and no part of the version
 # The position of a child whose end is not in its parent's journal: after everything that the parent did.
 _NEVER = 1 << 62
 
@@ -105,7 +105,7 @@ class Survey:
         )
 
 
-# -- finding what has to be undone --------------------------------------------------------------------------------------
+# -- finding what has to be undone ------------------------------------------------------------------------------------
 def undoable(reading: Reading, run_id: str) -> RunRow:
     """The row of a run that may be undone. If it may not be undone, an error says why, and what to do."""
     row = reading.get(run_id)
@@ -113,7 +113,7 @@ def undoable(reading: Reading, run_id: str) -> RunRow:
         raise no_such_run(run_id, reading)
     undone = undone_by(run_id)
     if undone is not None:
-        raise InvalidInput(f"run {run_id} is the undo of run {undone}, and an undo is not undone; start the agent again instead")
+        raise InvalidInput(f"run {run_id} is the undo of run {undone}, and an undo cannot be undone; start the agent again instead")
     if row.parent is not None:
         raise InvalidInput(
             f"run {run_id} is a child, and is undone with the run that it belongs to: {shell.command('undo', run_id.partition('/')[0])}"
@@ -125,7 +125,7 @@ def undoable(reading: Reading, run_id: str) -> RunRow:
         )
     if row.status not in FINISHED:
         raise Conflict(
-            f"run {run_id} has not ended, it is {row.status.replace('_', ' ')}; only what has ended is undone: {_how_to_end(row)}"
+            f"run {run_id} has not ended, it is {row.status.replace('_', ' ')}; only a run that has ended can be undone: {_how_to_end(row)}"
         )
     return row
 
@@ -144,7 +144,7 @@ def survey(reading: Reading, row: RunRow, agent: Agent[Any, Any], max_steps: int
     This function blocks, and replays the journals of the run and its children.
     """
     if agent.name != row.agent:
-        raise UnknownAgent(f"run {row.run_id} belongs to agent {row.agent!r}, and here is {agent.name!r}; name the code that it belongs to")
+        raise UnknownAgent(f"run {row.run_id} belongs to agent {row.agent!r}, not to {agent.name!r}; name the code of its agent")
     sandbox.guard()  # an agent must not do I/O, also while it is replayed
     created = fold(reading.read(row.run_id)).created
     assert created is not None
@@ -196,7 +196,7 @@ class _Surveyor:
 
     def _asked(self, agent: Agent[Any, Any], state: RunState, events: Sequence[Event]) -> dict[int, Asked]:
         last = events[-1].body
-        # If the run was ended by force, the agent did not state the end. So the replay is done without the last event.
+        # If a person ended the run by force, the agent did not end it. So the replay leaves out the last event.
         told = events[:-1] if isinstance(last, RunCancelled) and last.forced_by is not None else events
         try:
             return agent.replayed(state, told, self._load, self._max_steps).calls
@@ -204,7 +204,7 @@ class _Surveyor:
             seq, call = (error.seq, error.call) if isinstance(error, Diverged) else (1, None)
             assert state.created is not None
             raise Diverged(
-                f"run {state.created.run_id} cannot be undone with this code, which is not what it ran with (version {state.version}): {error}",
+                f"run {state.created.run_id} cannot be undone with this code, which is not its own (version {state.version}): {error}",
                 seq=seq,
                 call=call,
             ) from error
@@ -243,9 +243,9 @@ def _hook(call: CallState, tool: Tool[..., Any], arguments: Any, result: Any) ->
     try:
         hook.bind((), {"arguments": arguments, "result": result})
     except InvalidInput as error:
-        # Arguments and result together may exceed the size limit. Find that out now, and not in the middle of the undo
+        # Arguments and result together may exceed the size limit. The plan must show that, before the undo begins
         # (G14).
-        return None, f"its compensate hook cannot be given its arguments and result: {error}"
+        return None, f"its compensate hook cannot take its arguments and result: {error}"
     return hook, None
 
 
@@ -270,8 +270,8 @@ def _doubt(call: CallState) -> str | None:
 def undo_agent(surveyed: Survey) -> Agent[Any, Any]:
     """The agent of RUN/undo. The agent calls the hooks of the planned steps, one after the other.
 
-    If a hook fails, the undo stops there; steps that were undone stay undone. The agent then requests an approval. If
-    it is approved, the hook is called again. If not, the step is skipped.
+    If a hook fails, the agent requests an approval. If a person approves, the agent calls the hook again; otherwise it
+    skips the step. Steps that were undone stay undone.
     """
     hooks = surveyed.hooks
 
@@ -299,7 +299,7 @@ async def _undo_one(run: Run, step: dict[str, Any], deed: Deed, hook: Tool[..., 
             decision = await run.request_approval(
                 f"retry {hook.name}",
                 {**step, "error": f"{failed.type}: {failed.message}"},
-                reason=f"{_name(step)} could not be undone; approved, its hook is called again; rejected, it stays as it is and the undo goes on",
+                reason=f"{_name(step)} could not be undone; approve: its hook is called again; reject: the undo goes on without it",
             )
             if not decision.granted:
                 return False
@@ -377,7 +377,7 @@ class Undoer:
             _check_accepted(surveyed.plan, accept)
             begun = await begin(self._engine, self._clock, surveyed, self._settings, by=by)
         await self._check_hooks(surveyed)
-        await self._send_back(begun, by)
+        await self._continue_stopped(begun, by)
         return await self._engine.drive(run_id, wait=wait, stop=stop, agents=[undo_agent(surveyed)])
 
     async def _check_hooks(self, surveyed: Survey) -> None:
@@ -389,7 +389,7 @@ class Undoer:
                     f"{_name(step)} is to be undone, and its tool has no compensate hook in this code; use the code that the undo was begun with"
                 )
 
-    async def _send_back(self, row: RunRow, by: str) -> None:
+    async def _continue_stopped(self, row: RunRow, by: str) -> None:
         """Let an undo that has stopped continue, and approve its pending retries: a second undo means "try again"."""
         try:
             if row.status == "needs_attention":
@@ -403,10 +403,10 @@ class Undoer:
 def _check_accepted(plan: UndoPlan, accept: bool) -> None:
     if not plan.steps:
         raise Conflict(
-            f"run {plan.run_id} has done nothing that could be undone" + (f", and {_listed(plan.left)} stays" if plan.left else "")
+            f"run {plan.run_id} has done nothing that can be undone" + (f", and {_listed(plan.left)} stays" if plan.left else "")
         )
     if plan.left and not accept:
-        raise Conflict(f"run {plan.run_id} cannot be undone whole: {_listed(plan.left)} stays; say accept=True to undo the rest")
+        raise Conflict(f"run {plan.run_id} cannot be undone completely: {_listed(plan.left)} stays; say accept=True to undo the rest")
 
 
 def _listed(deeds: Sequence[Deed]) -> str:

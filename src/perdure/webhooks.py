@@ -33,7 +33,7 @@ class InvalidWebhook(ValueError):
 def sign(secret: str, *, timestamp: str, notice_id: str, body: bytes) -> str:
     """The value of Perdure-Signature: `v1=`, and then the HMAC-SHA256 of `timestamp.id.body` in hex."""
     if not secret:
-        raise ValueError("a webhook cannot be signed with an empty secret: anybody could do the same")
+        raise ValueError("a webhook cannot be signed with an empty secret: every sender could make that signature")
     # Python decodes invalid UTF-8 in the environment to lone surrogates. This restores the original bytes.
     key = secret.encode("utf-8", "surrogateescape")
     signed = b".".join((timestamp.encode(), notice_id.encode(), body))
@@ -47,10 +47,10 @@ def verify(secret: str, headers: Headers, body: bytes, *, tolerance_s: float = 3
     seconds before or after `now` (in seconds since 1970). Pass the body as it was received: JSON that was decoded and
     encoded again has other bytes.
     """
-    timestamp, notice_id, signature = (_the_one(headers, name) for name in (TIMESTAMP_HEADER, ID_HEADER, SIGNATURE_HEADER))
+    timestamp, notice_id, signature = (_single_header(headers, name) for name in (TIMESTAMP_HEADER, ID_HEADER, SIGNATURE_HEADER))
     expected = sign(secret, timestamp=timestamp, notice_id=notice_id, body=body)
     if not hmac.compare_digest(expected.encode(), signature.encode()):
-        raise InvalidWebhook("the signature does not fit: another secret, or the body is not the one that was sent")
+        raise InvalidWebhook("the signature does not fit: it was made with another secret, or the body was changed")
     # The signature is right, so the id and the time are authentic. Now check the time against the current time, and
     # the id against the body.
     off_s = (time.time() if now is None else now) - _seconds(timestamp)
@@ -61,18 +61,18 @@ def verify(secret: str, headers: Headers, body: bytes, *, tolerance_s: float = 3
     except ValueError:
         raise InvalidWebhook("the body is not JSON") from None
     if not isinstance(notice, dict) or notice.get("id") != notice_id:
-        raise InvalidWebhook(f"the body is not about what {ID_HEADER} says")
+        raise InvalidWebhook(f"the id in the body is not the id in the header {ID_HEADER}")
     return notice
 
 
-def _the_one(headers: Headers, wanted: str) -> str:
+def _single_header(headers: Headers, wanted: str) -> str:
     """The value of the header `wanted`. Upper and lower case are the same.
 
     The header must occur exactly once: if there were two values, it would not be clear which value counts.
     """
     found = [value for name, value in headers.items() if name.lower() == wanted.lower()]
     if len(found) != 1:
-        raise InvalidWebhook(f"the header {wanted} is {'missing' if not found else 'there more than once'}")
+        raise InvalidWebhook(f"the header {wanted} is {'missing' if not found else 'present more than once'}")
     if not isinstance(found[0], str) or not found[0].isascii():
         raise InvalidWebhook(f"the header {wanted} is not plain text")
     return found[0]

@@ -21,7 +21,7 @@ def test_an_interrupt_prints_what_was_measured_and_no_traceback() -> None:
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heeds_signals
     ) as bench:
         assert bench.stderr is not None
-        assert bench.stderr.readline().startswith("One run of 1,000 calls")
+        assert bench.stderr.readline().startswith("One run of 1,000 sequential calls")
         os.killpg(bench.pid, signal.SIGINT)  # as a terminal does it: to whoever belongs to the command
         table, complaints = bench.communicate(timeout=60)
     assert bench.returncode == 130

@@ -32,7 +32,7 @@ def found_in(data: bytes | str) -> list[Finding]:
         (b"# coding: ascii\nx = 'ab\xe9'\n", 2, 8, "byte 0xe9 is no ascii"),
         (b"# coding: nothing-like-that\n", 1, 1, "nothing-like-that"),
         (b"# coding: base64\n", 1, 1, "base64"),
-        (b"# -*- coding: undefined -*-\nx = 1\n", 1, 1, "the encoding undefined is none of text"),
+        (b"# -*- coding: undefined -*-\nx = 1\n", 1, 1, "the encoding undefined is not an encoding of text"),
         (b"x = 1\nab\0c\n", 2, 3, "a NUL character"),
         (b"\xff\xfex\0 \0", 1, 1, "byte 0xff"),
         (b"x = " + b"(" * 5000 + b")" * 5000, 1, None, ""),
@@ -88,11 +88,11 @@ def test_an_excuse_excuses_only_what_it_names_and_only_in_its_line():
 @pytest.mark.parametrize(
     ("comment", "words"),
     [
-        ("# perdure: ignore[clock]", "nobody can tell later"),
+        ("# perdure: ignore[clock]", "its readers cannot tell"),
         ("# perdure: ignore", "names no rule"),
         ("# perdure: ignore[] why", "names no rule"),
         ("# perdure: ignore[clok, clock] why", "no rule 'clok'"),
-        ("# perdure: ignore[clock, io] why", "nothing of io"),
+        ("# perdure: ignore[clock, io] why", "rule io has no finding"),
     ],
 )
 def test_an_excuse_that_is_of_no_use_is_a_note(comment, words):

@@ -369,7 +369,7 @@ class StoreConformance(QueueConformance, SuspectConformance, WaitingConformance,
         for by_name in (None, "r1"):
             for claimed in store.claim("w", serving("a"), 9, T0, run_id=by_name):
                 assert claimed.events in (None, tuple(store.read(claimed.lease.run_id)))
-                assert store.let_go("w", [(claimed.lease.run_id, claimed.lease.epoch)], T0) == 1
+                assert store.release_undriven("w", [(claimed.lease.run_id, claimed.lease.epoch)], T0) == 1
 
     def test_only_served_agents_are_claimed(self, store: Store) -> None:
         register(store, "w")
@@ -456,9 +456,9 @@ class StoreConformance(QueueConformance, SuspectConformance, WaitingConformance,
         store.register("w2", "host:2", 2, T0)
         assert sorted(store.held("w")) == [("driven", 1), ("undriven", 1)]
         assert store.held("w2") == []
-        assert store.let_go("w2", [("undriven", 1)], T0) == 0
-        assert store.let_go("w", [("undriven", 2)], T0) == 0, "it was claimed anew since"
-        assert store.let_go("w", [("undriven", 1), ("nobody", 1)], T0) == 1
+        assert store.release_undriven("w2", [("undriven", 1)], T0) == 0
+        assert store.release_undriven("w", [("undriven", 2)], T0) == 0, "it was claimed anew since"
+        assert store.release_undriven("w", [("undriven", 1), ("nobody", 1)], T0) == 1
         assert_refused(store, undriven.append(ThoughtRecorded("late")), "undriven")
         (claimed,) = store.claim("w2", serving("a"), 9, T0)
         assert (claimed.row.run_id, claimed.row.crashes) == ("undriven", 1)

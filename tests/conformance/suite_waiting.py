@@ -617,16 +617,16 @@ class WaitingConformance:
         top = hold(store, "p")
         top.write(ChildStarted("b", "7", "p/1", payload(0), ASKED), call=1, ts=NOW)
         pair = (Served("a", "1"), Served("b", "7"), "p")
-        assert store.left_behind([Served("a", "1")], NOW - 1) == []
-        assert store.left_behind([Served("a", "1")], NOW) == [pair]
-        assert store.left_behind([Served("a", "1")], NOW, but=["p"]) == []
-        assert store.left_behind([Served("a", "1"), Served("b", "7")], NOW) == []
-        assert store.left_behind([Served("a", "2")], NOW) == []
+        assert store.parents_to_replay([Served("a", "1")], NOW - 1) == []
+        assert store.parents_to_replay([Served("a", "1")], NOW) == [pair]
+        assert store.parents_to_replay([Served("a", "1")], NOW, but=["p"]) == []
+        assert store.parents_to_replay([Served("a", "1"), Served("b", "7")], NOW) == []
+        assert store.parents_to_replay([Served("a", "2")], NOW) == []
         middle = hold(store, "p/1", worker="w2")
         middle.write(ChildStarted("c", "1", "p/1/1", payload(0), ASKED), call=1, ts=NOW)
         middle.rest("waiting")
-        assert store.left_behind([Served("a", "1")], NOW) == [pair], "through a parent that waits and is not served either"
-        assert store.left_behind([Served("b", "7")], NOW) == [(Served("b", "7"), Served("c", "1"), "p/1")]
+        assert store.parents_to_replay([Served("a", "1")], NOW) == [pair], "through a parent that waits and is not served either"
+        assert store.parents_to_replay([Served("b", "7")], NOW) == [(Served("b", "7"), Served("c", "1"), "p/1")]
 
     def test_the_family_of_a_run_is_what_goes_on_below_it(self, store: Store) -> None:
         top = hold(store, "p")

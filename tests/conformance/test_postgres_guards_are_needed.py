@@ -194,7 +194,7 @@ def what_has_changed_since_it_was_seen_is_not_taken(store: PostgresStore) -> Non
 
     def meanwhile() -> None:
         (other,) = Claims._claim_by_turns(store, "w2", serving("a"), 1, T0, None, {})
-        assert store.let_go("w2", [("r1", other.lease.epoch)], T0) == 1
+        assert store.release_undriven("w2", [("r1", other.lease.epoch)], T0) == 1
 
     place, instead = "FROM first AS f JOIN", f"FROM (SELECT first.*, {Gate.HELD_UP} FROM first) AS f JOIN"
     taken = held_up("claim_at_once", place, instead, lambda: store.claim("w", serving("a"), 9, T0), meanwhile, store.url)
@@ -207,7 +207,7 @@ def a_run_that_was_lost_is_taken_over(store: PostgresStore) -> None:
     register(store, "w")
     store.create_run(new_run("r"))
     held = store.claim("w", serving("a"), 9, T0)[0]
-    assert store.let_go("w", [("r", held.lease.epoch)], T0) == 1
+    assert store.release_undriven("w", [("r", held.lease.epoch)], T0) == 1
     (again,) = store.claim("w", serving("a"), 9, T0)
     body = store.read("r")[-1].body
     assert isinstance(body, RunClaimed)

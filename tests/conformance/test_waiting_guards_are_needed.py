@@ -106,7 +106,7 @@ STATEMENTS: dict[str, tuple[str, str, str, Check]] = {
         SUITE.test_a_charge_counts_in_every_budget_above_the_run,
     ),
     "reservations end with the run": (
-        "give_back",
+        "free_reserved",
         "WHERE run = ?",
         "WHERE run = -?",
         SUITE.test_what_a_run_has_still_reserved_at_its_end_is_given_back,

@@ -85,9 +85,9 @@ class DyingWire:
             return real(connection, self._watched(connection, gen), interval, timeout)
 
         Connection.wait = wait  # type: ignore[method-assign,assignment]
-        flies = wire.fly
-        wire.fly = lambda loop, connection, statement, landed: flies(
-            loop, connection, self._carried(self._watched(connection, statement)), landed
+        sends = wire.send_on_loop
+        wire.send_on_loop = lambda loop, connection, statement, answered: sends(
+            loop, connection, self._carried(self._watched(connection, statement)), answered
         )
 
     def _carried(self, gen: PQGen[Any]) -> PQGen[Any]:

@@ -405,7 +405,7 @@ def test_a_run_that_a_live_process_drives_is_exit_8_and_names_it(shop):
     assert f":{driver.pid};" in shop.refusal("cancel", "r-1", "--force", code=8)
     follower = shop.begin("run", "shop.py:shop", "--id", "r-1")
     said = follower.stderr.readline()
-    assert said.startswith("perdure: run r-1 is with the worker ")
+    assert said.startswith("perdure: run r-1 is held by the worker ")
     assert said.endswith(f":{driver.pid}; waiting for it\n")
     shop.take("hold")
     assert driver.communicate(timeout=60)[0] == "charged 5\n"
@@ -436,7 +436,7 @@ def test_run_leaves_a_run_with_its_worker_when_it_is_told_to_stop(shop):
     follower.send_signal(signal.SIGTERM)
     _, err = follower.communicate(timeout=60)
     assert follower.returncode == 8
-    assert f"run r-1 is with the worker {socket.gethostname()}:{driver.pid}; perdure why r-1" in err
+    assert f"run r-1 is held by the worker {socket.gethostname()}:{driver.pid}; perdure why r-1" in err
     shop.take("hold")
     assert driver.communicate(timeout=60)[0] == "charged 5\n"
 
@@ -475,7 +475,7 @@ def test_two_signals_end_it_at_once(shop, number):
     driver = shop.begin("run", "shop.py:shop", "--id", "r-1")
     until(lambda: shop.ledger)
     driver.send_signal(number)
-    while "once more" not in driver.stderr.readline():
+    while "second signal" not in driver.stderr.readline():
         pass  # two of them that it has not heard of yet would be one
     driver.send_signal(number)
     assert driver.wait(timeout=60) == -number
@@ -543,7 +543,7 @@ def test_a_second_signal_ends_a_worker_at_once(shop):
     worker = shop.begin("worker", "shop.py:shop")
     until(lambda: shop.ledger)
     worker.send_signal(signal.SIGTERM)
-    while "once more" not in worker.stderr.readline():
+    while "second signal" not in worker.stderr.readline():
         pass
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(timeout=60) == -signal.SIGTERM

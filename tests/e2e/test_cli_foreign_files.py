@@ -145,7 +145,7 @@ def test_a_workers_folder_that_others_can_write_to_is_refused_by_every_verb_and_
     assert (failed["name"], said in failed["found"]) == ("locks", True)
     folder.chmod(0o700)
     checks = {check["name"]: check for check in desk.lines("doctor")}
-    assert (checks["locks"]["verdict"], checks["locks"]["found"]) == ("ok", f"{folder}: nobody else can write to it")
+    assert (checks["locks"]["verdict"], checks["locks"]["found"]) == ("ok", f"{folder}: no other user can write to it")
     (folder / "x y.lock").symlink_to("/dev/null")
     checks = {check["name"]: check for check in desk.lines("doctor")}
     assert checks["locks"]["verdict"] == "warn"

@@ -111,10 +111,10 @@ def test_a_trace_says_which_answer_wanted_a_tool_and_what_it_had_heard(desk: Des
     looked = next(event["seq"] for event in events if event["type"] == "tool_call_completed")
     told = desk.say("trace", "r", str(looked))
     assert 'wanted it: lookup(order="o-1"):' in told
-    assert "it had heard: somebody said: “my order is \\u202ebroken”" in told
+    assert "it had received: the user said: “my order is \\u202ebroken”" in told
     assert "“Let me see.”" in told
     end = desk.say("trace", "r", str(len(events)))
-    assert "it had heard: the result of lookup: order o-1: \\x1b[2J\\u202e broken xxx" in end
+    assert "it had received: the result of lookup: order o-1: \\x1b[2J\\u202e broken xxx" in end
 
 
 def test_the_exact_request_of_a_call_can_be_had_and_hashed(desk: Desk) -> None:
@@ -153,7 +153,7 @@ def test_a_wrong_call_is_told(desk: Desk, call: str, code: int, words: str) -> N
 def test_costs_have_the_model_and_what_was_lost(desk: Desk) -> None:
     table = desk.say("costs", "--by", "model")
     assert "lost" in table.splitlines()[0]
-    assert "1 request to models lost with a worker: counted with what was reserved for them, nothing without max_tokens" in table
+    assert "1 request to models lost with a worker: each counts what was reserved for it, 0 without max_tokens" in table
     (row, _) = [json.loads(line) for line in desk.say("costs", "--by", "model", "--json").splitlines()]
     assert (row["group"], row["calls"], row["tokens_in"], row["tokens_out"], row["lost"]) == ("claude-x", 2, 3204, 555, 1)
     cost = json.loads(desk.say("show", "r", "--json"))["cost"]

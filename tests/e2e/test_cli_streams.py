@@ -87,7 +87,10 @@ def test_an_output_that_cannot_be_written_is_named(desk: Desk, verb: tuple[str, 
             desk._command(verb), cwd=desk.folder, env=env, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
         )
     assert done.returncode == 2
-    assert done.stderr == "perdure: cannot write the output (stdout): No space left on device; make room there, or send it elsewhere\n"
+    assert (
+        done.stderr
+        == "perdure: cannot write the output (stdout): No space left on device; free space there, or write it to another place\n"
+    )
 
 
 def test_too_many_open_files_is_not_called_a_matter_of_permissions(desk: Desk) -> None:

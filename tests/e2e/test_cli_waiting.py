@@ -179,7 +179,7 @@ def test_the_inbox_shows_the_exact_call_who_may_decide_and_what_to_type(desk):
     assert waiting.stdout == ""
     assert '{"cents": 900, "order": "o-7"}' in page
     assert "run s, call 1, of shop, tenant default" in page
-    assert "reason, as the tool's policy has it: over $5" in page
+    assert "reason, from the tool's policy: over $5" in page
     assert re.search(r"decides +ann, role:finance$", page, re.M)
     assert re.search(r"may edit +cents$", page, re.M)
     assert "expires in" in page
@@ -385,7 +385,7 @@ def test_only_those_who_may_decide_do_and_a_role_counts_from_the_flag_or_the_set
 
 def test_whoever_the_run_acts_for_may_not_decide_under_four_eyes(desk):
     approval = desk.asks("asker", "a", "eyes:=true", "--actor", "ann")
-    assert "not whoever the run acts for" in desk("approvals").stdout
+    assert "not the person for whom the run acts" in desk("approvals").stdout
     assert "needs a second pair of eyes" in desk.refusal("approve", approval, "--by", "ann")
     desk("approve", approval, "--by", "bob")
 
@@ -427,7 +427,7 @@ def test_an_expired_approval_cannot_be_decided_and_the_agent_is_told_which(desk)
 
 def test_an_id_may_be_cut_to_six_characters_and_nothing_shorter_or_unknown_is_guessed(desk):
     approval = desk.asks("asker", "a")
-    assert "not shorter" in desk.refusal("approve", approval[: 3 + 5], code=6)
+    assert "but not more" in desk.refusal("approve", approval[: 3 + 5], code=6)
     assert "there is no approval ap-000000000000" in desk.refusal("approve", "ap-000000000000", code=6)
     assert "there is no approval nonsense" in desk.refusal("reject", "nonsense", "--reason", "no", code=6)
     desk("approve", approval[: 3 + 6])
@@ -617,7 +617,7 @@ def test_force_names_the_call_that_nobody_knows_about(desk):
     desk("resume", "d", code=4)
     said = desk("cancel", "d", "--force").stdout
     assert "run d is cancelled, without its agent" in said
-    assert "in doubt, and stays so: call 1 charge(cents=5), key " in said
+    assert "stays in doubt: call 1 charge(cents=5), key " in said
 
 
 def test_force_does_not_end_what_a_worker_holds(desk):
@@ -652,8 +652,8 @@ def test_what_a_budget_does_at_its_end_stays_as_the_agent_declares_it(desk):
 
 def test_children_that_one_budget_stops_are_named_in_one_line_with_one_command(desk):
     over = desk("run", "control.py:team", "--id", "q", "--budget-usd", "0.02", code=4).stderr
-    assert "run q waits for children that its budget does not suffice for" in over
-    assert re.search(r"\n  \d children stand still for the budget of q: perdure unpause q --add-usd N\n", over)
+    assert "run q waits for children that its budget has stopped" in over
+    assert re.search(r"\n  \d children were stopped by the budget of q: perdure unpause q --add-usd N\n", over)
     assert "q/" not in over
     desk("unpause", "q", "--add-usd", "1")
     desk("resume", "q")
@@ -665,7 +665,7 @@ def test_children_that_one_budget_stops_are_named_in_one_line_with_one_command(d
 def test_a_second_pause_does_not_claim_to_have_kept_its_reason(desk):
     desk("run", "control.py:thinker", "--id", "t", "--detach")
     desk("pause", "t", "--reason", "lunch")
-    assert "is paused already; the reason stays the one that was given first" in desk("pause", "t", "--reason", "fire").stdout
+    assert "is paused already; the first reason stays" in desk("pause", "t", "--reason", "fire").stdout
     assert [event["reason"] for event in desk.events("t") if event["type"] == "run_paused"] == ["lunch"]
 
 
@@ -708,7 +708,7 @@ def test_a_run_is_started_with_queue_priority_and_time(desk):
     assert (row["queue"], row["priority"], row["status"]) == ("slow", 3, "queued")
     assert row["ready_at"] > row["created_at"]
     assert "not before" in desk("list").stdout
-    assert "not to begin before" in desk("run", "control.py:thinker", "--id", "t", "--not-before", "10m", "--no-wait", code=3).stderr
+    assert "must not begin before" in desk("run", "control.py:thinker", "--id", "t", "--not-before", "10m", "--no-wait", code=3).stderr
     assert desk.ledger == []
     assert "priority" in desk.refusal("run", "control.py:thinker", "--priority", "5000")
     assert "the queue" in desk.refusal("run", "control.py:thinker", "--queue", "a b")

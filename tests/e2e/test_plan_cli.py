@@ -239,7 +239,7 @@ def test_check_says_that_the_arguments_are_right(tmp_path: Path) -> None:
     written(tmp_path)
     checked = perdure(tmp_path, "run", "plan.toml", "--tools", "tools.py", "--check", "service=shop")
     assert checked.returncode == 0, checked.stderr
-    assert "nothing wrong with it or its arguments" in checked.stdout
+    assert "no problem in it or its arguments" in checked.stdout
 
 
 def test_every_problem_of_a_plan_is_a_line_of_its_own(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_every_problem_of_a_plan_is_a_line_of_its_own(tmp_path: Path) -> None:
         (["run", "plan.toml"], "plan.toml is a plan, which names tools; say in which file they are: --tools FILE.py", 2),
         (["run", "none.toml", "--tools", "tools.py"], "there is no file none.toml", 6),
         (["run", "plan.toml", "--tools", "none.py"], "there is no file none.py", 6),
-        (["run", "tools.py:child", "--tools", "tools.py", "text=x"], "is no plan's file", 2),
+        (["run", "tools.py:child", "--tools", "tools.py", "text=x"], "is not the file of a plan", 2),
         (["run", "tools.py:child", "--check"], "is agent child, and no plan", 2),
         (["run", "plan.toml", "--tools", "tools.py"], "the argument service is missing; it takes service", 2),
         (["run", "plan.toml", "--tools", "tools.py", "servce=x"], "the argument servce is unknown", 2),

@@ -316,7 +316,7 @@ def test_a_worker_waits_for_a_server_that_is_away_and_says_so_once(desk: Desk, p
         postgres.start()
     said = desk.said("SIGTERM drains it")
     assert said.count("waiting for the database") == 1
-    assert said.count("the database is there, after") == 1
+    assert said.count("the database is available after") == 1
     deadline = time.monotonic() + 60
     while desk.lines("show", "s1")[0]["status"] != "succeeded":
         assert time.monotonic() < deadline
@@ -450,7 +450,7 @@ def test_a_worker_needs_the_rights_that_the_page_grants_and_no_others(desk: Desk
     desk("migrate")
     told = found(desk, "--url", guarded, code=1)
     assert told["rights"]["found"].startswith("this user lacks INSERT on perdure_approvals, SELECT on perdure_approvals")
-    assert "may not look" in told["schema"]["found"]
+    assert "may not read" in told["schema"]["found"]
     with psycopg.connect(desk.url, autocommit=True) as connection:
         for question in SQL[0].strip().split("\n"):
             connection.execute(question.encode())

@@ -250,7 +250,7 @@ def test_what_cannot_be_undone_needs_a_yes_without_a_terminal(office: Office) ->
     assert office.undone == []
     done = office("undo", "l", "trip.py:letter", "--yes")
     assert "its tool has no compensate hook" in done.stderr
-    assert done.stdout == "run l is undone: 1 call; as they were: call 2 (mail) of run l\n"
+    assert done.stdout == "run l is undone: 1 call; not undone: call 2 (mail) of run l\n"
     assert len(office.undone) == 1
 
 
@@ -284,9 +284,9 @@ def test_a_run_that_has_changed_nothing_has_nothing_to_undo(office: Office) -> N
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (("w", "trip.py:waiter"), 2, "has not ended, it is waiting; only what has ended is undone: perdure cancel w"),
+        (("w", "trip.py:waiter"), 2, "has not ended, it is waiting; only a run that has ended can be undone: perdure cancel w"),
         (("nobody",), 6, "there is no run nobody"),
-        (("t", "trip.py:letter"), 2, "belongs to agent 'trip', and the target is agent 'letter'"),
+        (("t", "trip.py:letter"), 2, "belongs to agent 'trip', but the target is agent 'letter'"),
     ],
 )
 def test_what_cannot_be_undone_at_all_is_refused(office: Office, args: tuple[str, ...], code: int, words: str) -> None:
@@ -302,7 +302,7 @@ def test_changed_code_is_refused(office: Office) -> None:
 def test_a_hook_that_fails_stops_it_there_and_the_same_command_tries_again(office: Office) -> None:
     (office.folder / "broken").touch()
     stopped = office("undo", "t", "trip.py:trip", code=3)
-    assert "0 of 3 calls behind it, and call 4 (tag) of run t could not be undone; try again: perdure undo t " in stopped.stderr
+    assert "0 of 3 calls, and call 4 (tag) of run t could not be undone; try again: perdure undo t " in stopped.stderr
     assert "tag is down" in stopped.stderr
     (office.folder / "broken").unlink()
     assert office("undo", "t", "trip.py:trip").stdout == "run t is undone: 3 calls\n"
@@ -315,7 +315,7 @@ def test_a_call_whose_hook_fails_can_be_left_as_it_is(office: Office) -> None:
     approval = stopped.stderr.partition("perdure reject ")[2].split()[0]
     assert "; go on with it: perdure undo t " in office("reject", approval, "--reason", "by hand").stdout
     (office.folder / "broken").unlink()
-    assert office("undo", "t", "trip.py:trip").stdout == "run t is undone: 2 calls; as they were: call 4 (tag) of run t\n"
+    assert office("undo", "t", "trip.py:trip").stdout == "run t is undone: 2 calls; not undone: call 4 (tag) of run t\n"
 
 
 def test_an_undo_in_which_everything_was_given_up_says_so_and_no_worker_is_asked_for(office: Office) -> None:
@@ -323,19 +323,19 @@ def test_an_undo_in_which_everything_was_given_up_says_so_and_no_worker_is_asked
     stopped = office("undo", "l", "trip.py:letter", "--yes", code=3)
     assert office("list", "--unserved", "--agent", "letter.undo").stdout == ""
     doctor = office("doctor").stdout
-    assert "1 undo half done: of l" in doctor
+    assert "1 undo unfinished: of l" in doctor
     assert "→ perdure undo l" in doctor
     office("reject", stopped.stderr.partition("perdure reject ")[2].split()[0], "--reason", "by hand")
     said = office("undo", "l", "trip.py:letter").stdout
-    assert said == "nothing of run l was undone; as they were: call 1 (pay) of run l, call 2 (mail) of run l\n"
-    assert "no undo has been left half done" in office("doctor").stdout
+    assert said == "nothing of run l was undone; not undone: call 1 (pay) of run l, call 2 (mail) of run l\n"
+    assert "no undo is unfinished" in office("doctor").stdout
 
 
 def test_a_run_that_is_being_cancelled_is_not_to_be_cancelled_again(office: Office) -> None:
     office("cancel", "w")
     said = office("undo", "w", "trip.py:waiter", code=2).stderr
     assert (
-        "it is cancelling; only what has ended is undone: have it end: perdure resume w, or without its agent: perdure cancel w --force"
+        "it is cancelling; only a run that has ended can be undone: have it end: perdure resume w, or without its agent: perdure cancel w --force"
         in said
     )
 
@@ -373,14 +373,14 @@ def test_a_cancelled_undo_says_how_far_it_came(office: Office) -> None:
     office("undo", "t", "trip.py:trip", code=3)
     assert "perdure undo t" in office("cancel", "t/undo").stdout
     said = office("undo", "t", "trip.py:trip", code=5).stderr
-    assert "the undo of run t has 0 of 3 calls behind it, and was cancelled: the rest stays as it is" in said
+    assert "the undo of run t has done 0 of 3 calls, and was cancelled: the rest stays as it is" in said
 
 
 def test_an_undo_is_neither_undone_nor_resumed(office: Office) -> None:
     (office.folder / "die").write_text("before tag")
     office("undo", "t", "trip.py:trip", code=-signal.SIGKILL)
-    assert "run t/undo is the undo of run t, and goes on with: perdure undo t" in office("resume", "t/undo", code=2).stderr
-    assert "an undo is not undone" in office("undo", "t/undo", code=2).stderr
+    assert "run t/undo is the undo of run t; continue it with: perdure undo t" in office("resume", "t/undo", code=2).stderr
+    assert "an undo cannot be undone" in office("undo", "t/undo", code=2).stderr
     assert "perdure undo t" in office("why", "t/undo").stdout
     left = office("undo", "t", "trip.py:trip", "--dry-run").stdout
     assert left.splitlines()[1:] == ["  call 4 (tag) of run t", "  call 3 (ship) of run t", "  call 1 (pay) of run t"]

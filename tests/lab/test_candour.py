@@ -260,10 +260,10 @@ def leaves(folder): raise SystemExit(3)
         (("--ledger", "ledgers.py:later"), "it is async"),
         (("--ledger", "ledgers.py:leaves"), "SystemExit: 3"),
         (("--report", "page.txt"), "name a file that ends in .html"),
-        (("--report", "mine.html"), "it is there, and no page of a crash test"),
+        (("--report", "mine.html"), "this file is not the page of a crash test"),
         (
             ("--boundary", "tool_effect", "--boundary", "nothing"),
-            "none of its boundaries has 'nothing' in its words; those that it comes to are before_run",
+            "none of its boundaries contains 'nothing'; it reaches before_run",
         ),
         (("--url", "postgresql://127.0.0.1:1/nobody"), "127.0.0.1"),
     ],

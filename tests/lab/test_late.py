@@ -387,7 +387,7 @@ def test_what_needs_the_loop_of_its_process_is_not_said_to_have_been_tried() -> 
     wanted = ["late_tool_effect: needs_its_loop", "after_tool_effect: needs_its_loop"]
     report = late("needs_its_loop", boundaries=wanted)
     assert (report.ok, advice(report)) == (True, {("late_missed", "needs_its_loop")}), report.table()
-    assert "raised RuntimeError there: this was not tried" in report.notes[0].sentence
+    assert "was not tried: its function was called in another process, and raised RuntimeError" in report.notes[0].sentence
     assert {trial.boundaries[0].partition(":")[0]: trial.outcome for trial in report.trials} == {
         "late_tool_effect": "not_reached",
         "after_tool_effect": "ok",
@@ -402,7 +402,7 @@ def test_what_needs_the_loop_of_its_process_is_not_said_to_have_been_tried() -> 
 def test_a_carrier_that_never_ends_is_ended_and_its_trial_goes_on(tmp_path: Path) -> None:
     report = matrix(orders, str(tmp_path), boundaries=LATE, timeout_s=20)
     assert [trial.outcome for trial in report.trials] == ["not_reached"], report.table()
-    assert "did not end in time: this was not tried" in report.notes[0].sentence
+    assert "was not tried: its function was called in another process, and did not end in time" in report.notes[0].sentence
     pids = [int(path.name) for path in tmp_path.iterdir()]
     assert len(pids) == 4  # twice undisturbed, the carrier, and the process that made the call again
     assert not any(is_alive(pid) for pid in pids)
@@ -411,7 +411,9 @@ def test_a_carrier_that_never_ends_is_ended_and_its_trial_goes_on(tmp_path: Path
 def test_an_isolated_tool_is_named_as_not_tried() -> None:
     report = matrix(books, "apart", learn_only=True)
     assert not any("late" in boundary for boundary in report.baseline.boundaries)
-    assert any("tool apart runs in a process of its own" in remark and "late was not tried" in remark for remark in report.baseline.remarks)
+    assert any(
+        "tool apart runs in its own process" in remark and "late requests were not tried" in remark for remark in report.baseline.remarks
+    )
 
 
 def test_only_calls_that_can_meet_a_late_request_have_the_boundary() -> None:

@@ -100,7 +100,7 @@ def test_a_call_that_the_journal_does_not_know_is_a_broken_promise() -> None:
 @pytest.mark.parametrize(
     ("changed", "more", "rule", "words"),
     [
-        (None, {"end": "timeout"}, "stuck", "did not come to rest in time"),
+        (None, {"end": "timeout"}, "stuck", "neither ended nor parked in time"),
         (None, {"end": "exit code 1", "log": "Traceback\nValueError: x\n\n"}, "died", "exit code 1: ValueError: x"),
         (structs.replace(TOLD, faults=("run r: hash",)), {}, "promise", "perdure verify finds a fault: run r: hash"),
         (structs.replace(TOLD, status="needs_attention", attention="diverged", error="call 3"), {}, "diverged", "call 3"),

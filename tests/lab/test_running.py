@@ -232,11 +232,11 @@ def test_a_process_that_ends_with_code_0_before_the_run_does_has_not_rested() ->
 
 # -- folders ---------------------------------------------------------------------------------------------------------------------
 def test_a_folder_that_would_be_copied_into_itself_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidInput, match="keep them in another one"):
+    with pytest.raises(InvalidInput, match="keep them in another folder"):
         matrix(dicey, world=tmp_path, keep=tmp_path / "deep" / "kept")
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(InvalidInput, match="have TMPDIR name another one"):
+    with pytest.raises(InvalidInput, match="set TMPDIR to another folder"):
         matrix(dicey, world=tmp_path)
 
 

@@ -66,7 +66,7 @@ def _is_running(pid: int) -> bool:
 
 
 def test_a_tool_that_never_returns_fails_the_undisturbed_run_in_time() -> None:
-    with pytest.raises(RunFailed, match="did not come to rest in time"):
+    with pytest.raises(RunFailed, match="neither ended nor parked in time"):
         matrix(wards.hangs, timeout_s=0.5)
 
 

@@ -76,7 +76,7 @@ def test_boundaries_that_were_not_drawn_are_in_the_headline() -> None:
 @pytest.mark.parametrize(
     ("tool", "words"),
     [
-        ("bill", "2 files with names of their own instead of 1"),
+        ("bill", "2 files with names that always differ, instead of 1"),
         ("enter_json", "sales.json has 2 entries instead of 1"),
         ("enter_count", "count.json has another content in count"),
         ("enter_row", "shop.db has 2 rows instead of 1"),
@@ -133,7 +133,7 @@ def test_an_effect_that_is_missing_is_not_said_to_show_twice() -> None:
     report = matrix(vagrants.marks, boundaries=about("during_tool_effect"))
     assert rules(report) == {("effect_lost", "mark_first")}
     (problem,) = report.problems
-    assert "leaves out what the killed process had not done: payments has 1 lines instead of 2" in problem.sentence
+    assert "does not do what the killed process had not done: payments has 1 lines instead of 2" in problem.sentence
     assert "twice" not in problem.sentence
 
 
@@ -142,7 +142,7 @@ def test_an_attempt_that_was_never_begun_leaves_nothing_to_be_lost() -> None:
     assert report.ok
     assert [trial.outcome for trial in report.trials] == ["not_compared"]
     assert advice(report) == {("not_compared", "")}
-    assert "a function was called less often than undisturbed: attempts has 1 lines instead of 2" in report.notes[0].sentence
+    assert "a function was called less often than in the undisturbed run: attempts has 1 lines instead of 2" in report.notes[0].sentence
 
 
 # -- answers --------------------------------------------------------------------------------------------------------------------

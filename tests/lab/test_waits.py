@@ -37,7 +37,7 @@ def test_a_run_that_rests_undisturbed_rests_the_same_way_after_each_kill_and_the
     report = matrix(wards.asks, boundaries=about("approval"), approve="none")
     assert report.ok
     assert {trial.status for trial in report.trials} == {"waiting_approval"}
-    assert "it rests: waiting approval, for " in report.table()
+    assert "the undisturbed run is waiting approval, for " in report.table()
 
 
 def test_children_and_retries_are_survived() -> None:

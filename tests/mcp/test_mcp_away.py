@@ -136,7 +136,7 @@ def test_a_server_whose_connection_is_just_ending_is_not_left_behind_when_it_is_
     async def main() -> list[BaseSubprocessTransport]:
         async with mcp([sys.executable, RUDE], name="rude", timeout=60) as server:
             await server.toolset()
-            live = await (await server._line()).live()
+            live = await (await server._connections_here()).live()
             live.over.set()
             await asyncio.sleep(0.005)  # its keeper has begun to end the process, which takes longer than this
         return [one for one in gc.get_objects() if isinstance(one, BaseSubprocessTransport) and not one._closed]

@@ -14,7 +14,7 @@ from tests.mcp.warehouse import RUDE, free_port, rude_http
 from tests.unit.drive_tools import run
 
 from perdure import Approval, Call, InvalidInput, NotReady, NotSent, mcp
-from perdure.agents.mcp.connection import ServerLine
+from perdure.agents.mcp.connection import ServerConnections
 from perdure.agents.mcp.errors import BadListing, while_opening
 from perdure.agents.mcp.http import Faults
 from perdure.agents.mcp.listing import MAX_TOOLS, Arguments, BadSchema, names_for_models
@@ -67,7 +67,7 @@ def test_what_cannot_be_used_is_left_out_with_a_reason_and_the_rest_is_named_for
 def rude_with(server: McpServer, **options: Any) -> McpServer:
     """The same connection, declared in another way."""
     other = rude(**options)
-    other._lines = server._lines
+    other._connections = server._connections
     return other
 
 
@@ -178,7 +178,7 @@ async def closed_door() -> AsyncIterator[Any]:
 
 
 def test_a_line_that_keeps_failing_is_opened_more_and_more_slowly():
-    line = ServerLine("dead", "nowhere", closed_door, 10, lambda error: error)
+    line = ServerConnections("dead", "nowhere", closed_door, 10, lambda error: error)
     took: list[float] = []
 
     async def main() -> None:

@@ -258,7 +258,7 @@ def test_a_server_that_takes_long_is_named(cut_off, postgres_url, caplog, monkey
         freed.start()
         assert heard(store, thought(hand)) == [Committed()]
         freed.join()
-    assert "s for a commit; everything that waits for it waits as long" in caplog.text
+    assert "s for a commit; the runs wait that long" in caplog.text
 
 
 def test_a_group_that_is_closed_over_one_on_its_way_ends_quietly(cut_off, caplog) -> None:

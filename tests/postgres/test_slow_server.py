@@ -78,7 +78,7 @@ def test_while_the_server_stands_still_the_loop_turns_and_afterwards_everything_
     assert cpu_s < 0.5, f"{cpu_s:.2f} s of CPU time while there was nothing to do"
     deeds.check(postgres_url, len(names))
     check_journals(postgres_url)
-    assert "for a commit; everything that waits for it waits as long" in caplog.text
+    assert "for a commit; the runs wait that long" in caplog.text
 
 
 def test_nothing_is_asked_of_the_server_on_the_event_loop(postgres_url, monkeypatch) -> None:

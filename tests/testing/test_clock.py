@@ -141,7 +141,7 @@ def test_what_is_no_span_of_time_is_refused(step):
 def test_time_only_passes_unless_the_clock_is_set():
     clock = ManualClock()
     for step in ({"seconds": -5}, {"hours": 1, "days": -1}):
-        with pytest.raises(InvalidInput, match=r"time only passes; set_to\(…\) sets a clock back"):
+        with pytest.raises(InvalidInput, match=r"it only moves the clock forward; set_to\(…\) sets it back"):
             clock.advance(**step)
     assert clock.now() == 1_700_000_000_000_000
     rung = []

@@ -258,8 +258,8 @@ def summed(lines: list[bytes]) -> list[bytes]:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda lines: [changed(lines[0], perdure="another"), *lines[1:]], "do not have the sum"),
-        (lambda lines: [*lines, lines[-1]], "goes on after its last line"),
+        (lambda lines: [changed(lines[0], perdure="another"), *lines[1:]], "do not have the checksum"),
+        (lambda lines: [*lines, lines[-1]], "has more lines after the line of kind end"),
         (lambda lines: [*lines[:3], b"{}\n", *lines[3:]], "line 4: "),
         (lambda lines: [*lines[:3], b'{"kind":"event"}\n', *lines[3:]], "line 4: "),
         (lambda lines: [*lines[:3], b"[" * 100_000 + b"\n", *lines[3:]], "line 4: "),
@@ -267,7 +267,7 @@ def summed(lines: list[bytes]) -> list[bytes]:
         (lambda lines: summed([*lines[:1], *lines[:-1]]), "second header"),
         (lambda lines: summed([*lines[:-1], lines[1]]), "has run r twice"),
         (lambda lines: summed([lines[0], *lines[2:-1]]), "belongs to no run"),
-        (lambda lines: summed(lines[:1]), "which is not in it"),
+        (lambda lines: summed(lines[:1]), "which its header or another run names"),
         (lambda lines: summed([lines[0], blob_of(b'"x"'), *lines[1:-1]]), "of kind blob that belongs to no run"),
         (lambda lines: summed([*lines[:-1], blob_of(b'"x"', "ab" * 32)]), "blob abab.* does not have the content that its digest says"),
     ],
@@ -313,7 +313,7 @@ def test_what_a_line_says_about_a_run_is_what_its_journal_says(lines, tmp_path, 
 
 def test_a_run_that_was_put_in_or_left_out_is_missed_by_the_journals_of_the_others(journal, lines, tmp_path):
     starts = [index for index, line in enumerate(lines) if b'"kind":"run"' in line]
-    with pytest.raises(StoreCorrupt, match="is an export with run r/3, which is not in it"):
+    with pytest.raises(StoreCorrupt, match="lacks run r/3, which its header or another run names"):
         load(file_of(tmp_path, summed([*lines[: starts[2]], *lines[starts[3] : -1]])))
     other = [line for line in exported(f"sqlite:///{journal}", "other")[1:-1] if b'"kind":"blob"' not in line]
     with pytest.raises(StoreCorrupt, match="has run other, which no run before it has started"):
@@ -322,7 +322,7 @@ def test_a_run_that_was_put_in_or_left_out_is_missed_by_the_journals_of_the_othe
     path = file_of(tmp_path, [line.replace(b"look", b"loop") for line in lines])
     told = verdicts(path)
     assert [next(told).run_id for _ in range(4)] == ["r", "r/2", "r/3", "r/undo"]
-    with pytest.raises(StoreCorrupt, match="do not have the sum"):
+    with pytest.raises(StoreCorrupt, match="do not have the checksum"):
         next(told)
 
 
@@ -373,7 +373,7 @@ def test_a_journal_that_is_not_as_it_was_written_is_not_exported(journal, tmp_pa
         other.execute("DROP TRIGGER perdure_events_no_update")
         other.execute("UPDATE perdure_events SET data = replace(data, 'look', 'loop') WHERE seq = 3")
     other.close()
-    with pytest.raises(StoreCorrupt, match="run r, event 3: it is not as it was written, and cannot be exported"):
+    with pytest.raises(StoreCorrupt, match="run r, event 3: it was changed after it was written, and cannot be exported"):
         exported(f"sqlite:///{path}", "r")
     with pytest.raises(NotFound):
         exported(f"sqlite:///{path}", "nobody")
@@ -463,7 +463,7 @@ def test_verify_and_replay_need_nothing_but_the_file(lines, tmp_path):
     spoilt.write_bytes(path.read_bytes().replace(b'"exported_at":"2', b'"exported_at":"3', 1))
     bad = perdure(tmp_path, "verify", "--export", spoilt.name)
     assert (bad.returncode, bad.stdout.count("are as they were written")) == (7, 4)
-    assert bad.stdout.endswith("spoilt.jsonl: NOT INTACT: its runs may be sound, and the file around them is not\n")
+    assert bad.stdout.endswith("spoilt.jsonl: NOT INTACT: the file was changed, even if its runs were not\n")
 
     same = perdure(tmp_path, "replay", "--export", path.name, "shop.py:shop")
     assert (same.returncode, same.stdout.count("same: ")) == (0, 3), same.stdout + same.stderr

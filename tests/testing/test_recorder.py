@@ -159,7 +159,9 @@ def test_a_childs_difference_is_named_too(recording):
 def test_a_child_whose_agent_is_not_given_is_not_passed_over(recording):
     assert recording.agents == ["everything", "child"]
     for look_at in (recording.replay, recording.rerun):
-        with pytest.raises(InvalidInput, match=r"run r/2 below it is of agent 'child', which was not given(?s:.*)\(everything, child\)"):
+        with pytest.raises(
+            InvalidInput, match=r"run r/2 below it belongs to agent 'child', which was not given(?s:.*)\(everything, child\)"
+        ):
             look_at(everything)
 
 
@@ -191,7 +193,7 @@ def test_what_undoes_a_run_needs_no_agent(tmp_path):
 
 
 def test_an_agent_of_another_name_is_refused(recording):
-    with pytest.raises(InvalidInput, match="run r is of agent 'everything', and this is agent 'child'"):
+    with pytest.raises(InvalidInput, match="run r belongs to agent 'everything', but this is agent 'child'"):
         recording.replay(child)
     with pytest.raises(InvalidInput, match="is not an agent"):
         recording.rerun(len)
@@ -230,9 +232,9 @@ def test_anew_a_difference_shows_what_follows_from_it(recording):
 
 def test_anew_a_call_that_was_not_recorded_ends_it_with_clear_words(recording):
     again = recording.rerun(changed_to("await flaky(7)", "await flaky(8)"), child)
-    assert again.asked[-2:] == ['flaky({"n":8})  [which was not recorded: nobody knows the answer]', "r/2: succeeded with 8"]
+    assert again.asked[-2:] == ['flaky({"n":8})  [which was not recorded, so there is no answer]', "r/2: succeeded with 8"]
     twice = recording.rerun(changed_to("await flaky(7)", "await flaky(7) + await flaky(7)"), child)
-    assert twice.asked[-3:-1] == ['flaky({"n":7})', 'flaky({"n":7})  [which was not recorded: nobody knows the answer]']
+    assert twice.asked[-3:-1] == ['flaky({"n":7})', 'flaky({"n":7})  [which was not recorded, so there is no answer]']
 
 
 def test_anew_a_deadline_that_is_new_goes_off_where_the_answer_came_later(recording):
@@ -375,7 +377,7 @@ def test_the_command_line_makes_a_test_that_passes_until_the_code_of_it_or_of_it
 
     late = perdure(tmp_path, "export", "o.7", "--test", "tests/test_late.py")
     assert (late.returncode, late.stdout) == (7, "")
-    assert "does not do any more what run o.7 did, and no test was written" in late.stderr
+    assert "no longer does what run o.7 did, so no test was written" in late.stderr
     assert not list((tmp_path / "tests").glob("*late*"))
 
 
@@ -403,12 +405,12 @@ def test_a_test_that_cannot_be_written_is_refused_before_anything_is(tmp_path):
     perdure(tmp_path, "run", "shop.py:support", "order=o-7", "--id", "o7")
     for words, why in (
         (("shop.py:support", "--test", "nowhere/test_o7.py"), "there is no folder nowhere"),
-        (("nothing.py:support", "--test", "test_o7.py"), "nothing.py is not here"),
+        (("nothing.py:support", "--test", "test_o7.py"), "nothing.py does not exist"),
         (("bad-name.py:support", "--test", "test_o7.py"), "cannot be imported by its name"),
         (("json.py:support", "--test", "test_o7.py"), "cannot be imported by its name"),
         (("shop.py", "--test", "test_o7.py"), "FILE.py:NAME"),
-        (("shop.py:stranger", "--test", "test_o7.py"), "is of agent 'support', and shop.py:stranger is agent 'stranger'"),
-        (("deploy.toml", "--test", "test_o7.py"), 'Plan.from_file("deploy.toml", tools), and name that: FILE.py:deploy'),
+        (("shop.py:stranger", "--test", "test_o7.py"), "belongs to agent 'support', but shop.py:stranger is agent 'stranger'"),
+        (("deploy.toml", "--test", "test_o7.py"), 'Plan.from_file("deploy.toml", tools), and name it: FILE.py:deploy'),
         (("shop.py:support", "--test", "test_o7.txt"), "ends in .py, such as test_o7.py"),
         (("shop.py:support", "--test", "test_o7.py", "-o", "test_o7.py"), "cannot be the export and its test"),
         (("shop.py:support",), "only needed for a test"),

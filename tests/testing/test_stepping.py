@@ -174,7 +174,7 @@ def test_people_and_time_reach_a_run_that_rests(tmp_path):
     clock = ManualClock()
     with stepping(asker, clock=clock, url=f"sqlite:///{tmp_path / 'journal.db'}") as run:
         assert run.rest().status == "waiting_approval"
-        with pytest.raises(NotReached, match=r"it waits for .*Bring that about"):
+        with pytest.raises(NotReached, match=r"it waits for .*Make that happen"):
             run.finish()
         with sync.Perdure(run.url, clock=clock) as app:
             [asked] = app.approvals()

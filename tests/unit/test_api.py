@@ -154,7 +154,7 @@ def test_runs_are_listed_and_counted() -> None:
 def test_the_arguments_of_an_agent_and_the_options_of_a_start_do_not_mix() -> None:
     with sync.Perdure("sqlite://", [ticket]) as app:
         assert app.run(ticket.input(id=7, queue="q"), id="r") == [7, "q"]
-        with pytest.raises(InvalidInput, match=r"ticket.input\(…\) has all the arguments"):
+        with pytest.raises(InvalidInput, match=r"ticket.input\(…\) already has the arguments"):
             app.start(ticket.input(7), 8)
         with pytest.raises(InvalidInput, match="id"):
             ticket.input("seven")  # type: ignore[arg-type]

@@ -122,7 +122,7 @@ def test_waiting_for_a_result_has_a_limit_and_the_run_goes_on() -> None:
         clock = ManualClock()
         async with perdure(None, [sleeper], clock) as app:
             handle = await app.start(sleeper, 60)
-            with pytest.raises(ResultTimeout, match="it goes on") as waited:
+            with pytest.raises(ResultTimeout, match="the run goes on") as waited:
                 await handle.result(timeout=0.05)
             assert isinstance(waited.value, TimeoutError)
             clock.advance(61)

@@ -236,7 +236,7 @@ def test_a_yes_in_time_is_used_by_a_worker_that_comes_later(policy: dict[str, An
 @pytest.mark.parametrize(
     ("add", "said"),
     [
-        (Budget(usd=5), "limits calls and not usd, so that no usd can be added; it has used up its calls: perdure unpause r --add-calls N"),
+        (Budget(usd=5), "limits calls and not usd, so no usd can be added; it has used up its calls: perdure unpause r --add-calls N"),
         (Budget(usd=5, calls=5), "limits calls and not usd"),
         (Budget(calls=0), "would stop again at once.*perdure unpause r --add-calls 1$"),
         (Budget(), "would stop again at once.*perdure unpause r --add-calls 1$"),
@@ -302,7 +302,9 @@ def test_no_top_up_takes_a_budget_beyond_what_any_may_have(limit: str, most: int
             await app.pause("r")
             before = await handle.events()
             for too_much in (2, most):
-                with pytest.raises(Conflict, match=f"the budget of run r would allow more {limit} \\(at most {most:,}\\) than any may"):
+                with pytest.raises(
+                    Conflict, match=f"the budget of run r would allow more {limit} \\(at most {most:,}\\) than any budget may allow"
+                ):
                     await app.unpause("r", add=of(too_much))
             assert await handle.events() == before
             await app.unpause("r", add=of(1))

@@ -591,7 +591,7 @@ def test_an_agent_that_calls_itself_stops_at_the_depth_limit_with_a_reason() -> 
     async def main() -> None:
         async with perdure(None, [deeper]) as app:
             assert await app.run(deeper, MAX_DEPTH, id="fits") == MAX_DEPTH
-            with pytest.raises(RunFailed, match="agents call each other already; is there one that calls itself for ever"):
+            with pytest.raises(RunFailed, match="ancestors, the limit; does an agent call itself without end"):
                 await app.run(deeper, MAX_DEPTH + 1, id="deep")
             assert app.store.get("deep" + "/1" * (MAX_DEPTH + 1)) is None
 

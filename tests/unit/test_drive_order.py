@@ -51,7 +51,7 @@ def test_an_agent_that_the_app_does_not_serve_is_refused_and_not_waited_for_for_
 
     async def main() -> None:
         async with perdure(None, [known]) as app:
-            with pytest.raises(UnknownAgent, match=r"unknown is not served by this app.*agents=\[unknown"):
+            with pytest.raises(UnknownAgent, match=r"this app does not serve agent unknown.*agents=\[unknown"):
                 await app.run(unknown, id="r")
             assert app.store.get("r") is None, "nothing is left behind"
 

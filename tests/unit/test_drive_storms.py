@@ -149,7 +149,7 @@ def test_nor_is_it_told_that_its_own_worker_has_it_when_that_has_let_go_since(tm
                 try:
                     return claim(*args, **kwargs)
                 finally:
-                    app.store.let_go(worker.id, [("r", held.lease.epoch)], app.clock.now())
+                    app.store.release_undriven(worker.id, [("r", held.lease.epoch)], app.clock.now())
 
             app.store.claim = refused  # type: ignore[method-assign]
             return (await app.engine.drive("r")).status

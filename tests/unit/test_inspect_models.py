@@ -233,7 +233,7 @@ def test_what_a_model_was_told_before_it_wanted_a_tool_is_in_the_trace(tmp_path:
     assert links[-1].because.endswith('wanted it: refund(cents=500, order="o-1")')
     asked = [link for link in links if link.type == "model_call_initiated"]
     assert [link.call for link in asked] == [1, 4]
-    assert asked[0].heard == ["somebody said: “my order is broken”"]
+    assert asked[0].heard == ["the user said: “my order is broken”"]
     assert [heard[:30] for heard in asked[1].heard] == ['the result of lookup: {"notes"'] * 2
     # Of two uses of the same tool, this call is the second.
     second = trace("r", events, next(event.seq for event in events if event.call == 3), store.read, loader(store))
@@ -248,7 +248,7 @@ LOST_ANSWER = ModelCallFailed(Failure("process_died", LOST, "its worker ended wh
 def test_an_answer_that_was_lost_with_its_worker_is_told() -> None:
     names = {4: "claude-x"}
     assert sentence(Event(9, "0", 0, 1, 4, 8, LOST_ANSWER), names) == (
-        "call 4 claude-x: the answer to attempt 1 was lost with its worker, and nobody knows what it has used"
+        "call 4 claude-x: the answer to attempt 1 was lost with its worker, and its cost is unknown"
     )
     charged = structs.replace(LOST_ANSWER, usage=Usage(150_000, 0, 1000))
     assert sentence(Event(9, "0", 0, 1, 4, 8, charged), names) == (

@@ -106,7 +106,7 @@ def test_runs_that_wait_for_a_person_or_for_a_worker_are_named(store: Store) -> 
     found = checks(store, later_us=60_000_000)
     assert (found["attention"].verdict, found["attention"].way_out) == ("warn", "perdure why doubt")
     assert found["queue"].verdict == "warn"
-    assert "2 ready runs that nobody takes, of buy, shop; the oldest (resolved) for 1 min" in found["queue"].found
+    assert "2 ready runs that no worker claims, of buy, shop; the oldest (resolved) for 1 min" in found["queue"].found
     assert found["runs"].found == "1 cancelled, 1 failed, 1 needs_attention, 2 queued, 1 succeeded, 1 waiting"
     assert checks(store)["queue"].verdict == "ok"  # ready only just now
 

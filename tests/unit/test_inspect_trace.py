@@ -66,7 +66,7 @@ def test_a_resolution_is_told_with_who_said_so(store: Store) -> None:
     last = trace("resolved", events, len(events))[-1]
     assert last.type == "tool_call_resolved"
     assert 'ann says that it happened, and returned {"id":"ch_7"} (seen at the bank)' in last.says
-    assert last.because == "somebody outside the run settled the doubt"
+    assert last.because == "ann, outside the run, settled the doubt"
 
 
 def test_an_event_that_is_not_there_is_refused(store: Store) -> None:
@@ -151,7 +151,7 @@ def test_a_call_goes_back_over_its_approval_to_what_was_asked(waiting: Store) ->
         "tool_call_completed",
     ]
     assert 'approved by ann (from 10.0.0.7), edited to {"cents":700,"order":"o-2"}: less' in links[4].says
-    assert links[4].because == "it was asked for in event 4, and somebody answered"
+    assert links[4].because == "it was asked for in event 4, and a decider answered"
     assert str(links[5].because).startswith("approval ap-")
 
 

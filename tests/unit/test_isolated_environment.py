@@ -128,7 +128,7 @@ def test_a_url_without_its_passwords(url, left):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"pass_env": ["A"]}, "pass_env is for a process of its own; without isolate=True it has the worker's whole environment"),
+        ({"pass_env": ["A"]}, "pass_env needs isolate=True; without it the tool has the worker's whole environment"),
         ({"isolate": True, "pass_env": "OPENAI_API_KEY"}, "pass_env='OPENAI_API_KEY' is not a list of names"),
         ({"isolate": True, "pass_env": {"A": "b"}}, "is not a list of names"),
         ({"isolate": True, "pass_env": 7}, "pass_env=7 is not a list of names"),

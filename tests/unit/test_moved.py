@@ -31,7 +31,7 @@ def python(program: str, *flags: str) -> subprocess.CompletedProcess[str]:
 def test_an_old_import_works_and_its_warning_names_the_new_place(statement, name, new, instead):
     ran = python(f"{statement}\nimport perdure\nassert {name} is perdure.{name}", "-W", "always::DeprecationWarning")
     assert ran.returncode == 0, ran.stderr
-    assert f"is {new} since 0.2, and the old name goes with 0.3: {instead}" in ran.stderr
+    assert f"is called {new} since 0.2; 0.3 removes the old name: {instead}" in ran.stderr
     assert "<string>:1: DeprecationWarning" in ran.stderr  # the line of the user, and none of importlib's
 
 
@@ -43,7 +43,7 @@ def test_the_package_of_integrations_can_be_imported():
 def test_a_warning_that_is_an_error_stops_the_import():
     ran = python("import perdure.react", "-W", "error::DeprecationWarning")
     assert ran.returncode == 1
-    assert "DeprecationWarning: perdure.react is perdure.agents.react.agent since 0.2" in ran.stderr
+    assert "DeprecationWarning: perdure.react is called perdure.agents.react.agent since 0.2" in ran.stderr
 
 
 def test_new_imports_warn_of_nothing():

@@ -58,7 +58,7 @@ def problems(*steps: Any, **options: Any) -> tuple[str, ...]:
         ([Step("a", look), Step("b", act, {"order": ref("a"), "cents": "many"})], "step b: tool act: parameter cents"),
         ([Step("a", look), Step("b", act, {"cents": ref("a")})], "step b: tool act: the argument order is missing"),
         ([Step("a", child, {"text": 3, "more": 1})], "step a: agent child: the argument more is unknown; it takes text"),
-        ([Step("a", act, ["o"])], "its arguments are ['o'], and not a dict"),  # type: ignore[arg-type]
+        ([Step("a", act, ["o"])], "its arguments are ['o'], not a dict"),  # type: ignore[arg-type]
         ([Step("a", act, {"order": ref("b")}), Step("c", look)], "step a: ref('b'): there is no step 'b'"),
         ([Step("build", look), Step("b", look, {"at": ref("biuld", "x")})], "there is no step 'biuld', did you mean build?"),
         ([Step("a", look, {"at": [{"x": ref("b")}]}), Step("b", look)], "step a: ref('b'): step b stands after it; move b up"),

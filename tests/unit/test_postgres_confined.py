@@ -149,7 +149,7 @@ def test_a_tool_that_catches_the_servers_error_has_not_succeeded(tool: Tool, goe
         with pytest.raises(psycopg.errors.UniqueViolation):
             connection.execute("INSERT INTO mine VALUES (1)")
         if goes_on:
-            with pytest.raises(StoreError, match="let the error go up"):
+            with pytest.raises(StoreError, match="do not catch the error inside the tool"):
                 connection.execute("SELECT 1")
         return "known already"
 

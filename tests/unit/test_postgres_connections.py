@@ -95,7 +95,7 @@ def test_a_server_that_refuses_us_or_is_not_there_is_named_without_the_password(
     [
         ("-c synchronous_commit=off", StoreError, "synchronous_commit is off"),
         ("-c default_transaction_read_only=on", StoreUnavailable, "takes no writes"),
-        ("-c search_path=nowhere", StoreError, "no schema to keep the journal in"),
+        ("-c search_path=nowhere", StoreError, "no schema for the journal"),
     ],
 )
 def test_a_session_that_could_not_keep_a_journal_is_refused(url: str, options: str, error: type[StoreError], rule: str) -> None:
@@ -106,7 +106,7 @@ def test_a_session_that_could_not_keep_a_journal_is_refused(url: str, options: s
 def test_a_database_in_another_encoding_is_refused(postgres: Server) -> None:
     postgres.execute("CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0")
     try:
-        with pytest.raises(StoreError, match="keeps text as LATIN1"):
+        with pytest.raises(StoreError, match="stores text as LATIN1"):
             open_store(postgres.url.replace("/postgres?", "/latin?"))
     finally:
         postgres.execute("DROP DATABASE latin")
@@ -321,8 +321,8 @@ def error_of(state: str, message: str = "it says so\nin two lines") -> psycopg.E
         ("28P01", StoreError, "does not let us in"),
         ("3D000", StoreError, "no such database"),
         ("42501", StoreError, "let the owner of the tables migrate and GRANT it"),
-        ("42P01", StoreCorrupt, "somebody has changed its tables"),
-        ("42703", StoreCorrupt, "somebody has changed its tables"),
+        ("42P01", StoreCorrupt, "they were changed by hand"),
+        ("42703", StoreCorrupt, "they were changed by hand"),
         ("23505", StoreError, "it says so in two lines"),
     ],
 )

@@ -15,7 +15,7 @@ from tests.unit.postgres_tools import empty
 
 from perdure.store.postgres.connect import Connection
 from perdure.store.postgres.connections import Connections
-from perdure.store.postgres.wire import fly
+from perdure.store.postgres.wire import send_on_loop
 
 
 @pytest.fixture
@@ -28,18 +28,18 @@ def connection(postgres: Server) -> Iterator[Connection]:
 
 def _landings(connection: Connection, statement: PQGen[Any]) -> tuple[list[psycopg.Error | None], Exception | None]:
     """What was heard of it until well after its time is over, and what whoever let it go was told."""
-    landed: list[psycopg.Error | None] = []
+    answered: list[psycopg.Error | None] = []
 
     async def main() -> Exception | None:
         told = None
         try:
-            fly(asyncio.get_running_loop(), connection, statement, landed.append)
+            send_on_loop(asyncio.get_running_loop(), connection, statement, answered.append)
         except Exception as error:
             told = error
         await asyncio.sleep(0.5)
         return told
 
-    return landed, asyncio.run(main())
+    return answered, asyncio.run(main())
 
 
 def test_what_cannot_even_be_sent_is_told_at_once_and_never_lands(connection: Connection) -> None:
@@ -47,8 +47,8 @@ def test_what_cannot_even_be_sent_is_told_at_once_and_never_lands(connection: Co
         raise ValueError("no such text")
         yield Wait.W
 
-    landed, told = _landings(connection, statement())
-    assert landed == []
+    answered, told = _landings(connection, statement())
+    assert answered == []
     assert isinstance(told, ValueError)
     assert not connection.closed
 

@@ -229,7 +229,7 @@ def test_a_trigger_that_is_missing_switched_off_or_changed_is_named(store: Postg
 
 
 def problem(trigger: str, table: str, what: str) -> str:
-    return f"the trigger {trigger} on {table} {what}: somebody has changed the database; find out what else was changed"
+    return f"the trigger {trigger} on {table} {what}: the database was changed by hand; find out what else was changed"
 
 
 @pytest.mark.parametrize("function", [name for name in FUNCTIONS if name != "perdure_json"])  # that one is no guard
@@ -239,7 +239,7 @@ def test_a_function_that_is_missing_or_was_changed_is_named(store: PostgresStore
         (named,) = store.problems()
         assert named.startswith(f"the function {function} is not the one that perdure makes")
         outside.execute(f"DROP FUNCTION {function} CASCADE".encode())
-        assert f"the function {function} is missing: somebody has changed the database; find out what else was changed" in store.problems()
+        assert f"the function {function} is missing: the database was changed by hand; find out what else was changed" in store.problems()
 
 
 def test_a_journal_whose_run_is_gone_is_named(store: PostgresStore) -> None:
@@ -274,7 +274,7 @@ def test_an_event_that_is_gone_is_named(store: PostgresStore) -> None:
 def test_a_table_that_somebody_has_renamed_is_named(store: PostgresStore) -> None:
     with raw(store.url) as outside:
         outside.execute("ALTER TABLE perdure_blobs RENAME TO perdure_no_blobs")
-    with pytest.raises(StoreCorrupt, match=r"perdure_blobs.*somebody has changed its tables"):
+    with pytest.raises(StoreCorrupt, match=r"perdure_blobs.*they were changed by hand"):
         store.blob("00" * 32)
 
 
@@ -317,7 +317,7 @@ def test_a_run_with_as_many_events_as_there_are_numbers_is_told_so_and_nothing_i
     before = store.append([held.append(ThoughtRecorded("the last one"))])
     held.seq, held.head = last, found(store, "r").head
     for bodies in ([ThoughtRecorded("one too many")], [ThoughtRecorded("and more")] * 9):  # in one statement, and in many
-        with pytest.raises(StoreError, match=r"counted up to 2,147,483,647: one that has come so far is to end"):
+        with pytest.raises(StoreError, match=r"counted up to 2,147,483,647: end this run"):
             store.append([held.append(*bodies)])
     assert before == [Committed()]
     assert found(store, "r").seq == last

@@ -717,7 +717,7 @@ async def reserved() -> None: ...
         ({"max_turns": 0}, "max_turns=0: a whole number from 1"),
         ({"max_turns": True}, "max_turns=True"),
         ({"instructions": None}, "instructions=None: text"),
-        ({"output": str}, "text is what it answers anyway"),
+        ({"output": str}, "the answer is text by default"),
         ({"output": set[int]}, "a set has no order"),
         ({"output": asyncio.Event}, "no JSON form"),
         ({"budget": 5}, "is not a Budget"),
@@ -735,7 +735,7 @@ def test_what_cannot_work_is_refused_when_it_is_declared(parts, why):
         ({"prompt": 5}, "parameter prompt"),
         ({"prompt": "x", "history": [{"role": "user"}]}, "history: Object missing required field `text`"),
         ({"prompt": "x", "history": [{"role": "system", "text": "obey"}]}, "history: Invalid value 'system'"),
-        ({"prompt": "x", "history": [{"role": "tool", "id": "1", "name": "a", "text": "b"}]}, "begins with something said"),
+        ({"prompt": "x", "history": [{"role": "tool", "id": "1", "name": "a", "text": "b"}]}, "begins with User"),
         (
             {"prompt": "x", "history": [{"role": "assistant", "uses": [{"id": "1", "name": "a", "arguments": {}}]}]},
             "has no result",

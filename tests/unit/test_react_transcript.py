@@ -155,7 +155,7 @@ def test_a_run_that_was_ended_by_force_leaves_its_doubt_in_the_conversation(tmp_
     async def main() -> Plain:
         async with app_of(tmp_path / "j.db", payer, clock=clock) as app:
             assert (await ended(app, payer, "pay")).status == "needs_attention"
-            with pytest.raises(Conflict, match="its conversation goes on"):
+            with pytest.raises(Conflict, match="its conversation is not over"):
                 await app.transcript("r")
             await app.cancel("r", force=True)
             return await app.transcript("r")

@@ -295,8 +295,8 @@ def test_without_pipes_there_is_no_bell_and_that_is_said_once(
     for stop in stops:
         stop()
     store.close()
-    assert [record.getMessage() for record in caplog.records if "doorbell" in record.getMessage()] == [
-        f"no doorbell in {path}-workers (Operation not permitted): what other processes commit is noticed by looking"
+    assert [record.getMessage() for record in caplog.records if "bell" in record.getMessage()] == [
+        f"no bell in {path}-workers (Operation not permitted): commits of other processes are found by polling"
     ]
 
 

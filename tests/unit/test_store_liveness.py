@@ -85,7 +85,7 @@ def test_what_is_taken_from_a_dead_worker_before_anybody_has_noticed_its_death_k
 
 
 def test_who_posts_to_a_run_of_a_dead_worker_sees_that_no_worker_holds_it(store: Store, path: Path) -> None:
-    """What is posted goes into the journal at once then. An answer that is about an older state must not: see Desk.resolve."""
+    """What is posted goes into the journal at once then. An answer that is about an older state must not: see Control.resolve."""
     process = python(_HOLD + _WAIT, path, T0)
     first_line(process)
     seen: list[str | None] = []

@@ -270,7 +270,7 @@ def test_runs_below_a_run_that_is_gone_are_not_left_behind_silently(sides: tuple
         for name in ("perdure_runs_no_delete", "perdure_events_no_delete"):
             hand.execute(f"DROP TRIGGER {name}")
         hand.execute("DELETE FROM perdure_runs WHERE run_id = 'p'")
-    with pytest.raises(StoreCorrupt, match=r"1 runs of .* stand below a run that is not there"):
+    with pytest.raises(StoreCorrupt, match=r"1 runs of .* belong to a parent that does not exist"):
         move(source, target)
     Copying(source, target, to_url=ELSEWHERE, by="ann").abandon(now=NOW)
     assert source.moved() is None

@@ -173,7 +173,7 @@ class Wrong:
     [
         (
             lambda amount: True,
-            r"its approval policy takes amount; it can have the tool's arguments by name \(order, cents, to, due, note\)",
+            r"its approval policy takes amount; it can take only the tool's arguments, by name: order, cents, to, due, note",
         ),
         (lambda cents, limit=5: True, "its approval policy takes limit=5"),
         (lambda *args: True, r"its approval policy takes \*args"),
@@ -183,7 +183,7 @@ class Wrong:
         (asynchronous, "must answer at once"),
         (generator, "must answer at once"),
         (Approval(when=cast(Any, asynchronous)), "must answer at once"),
-        (dict.fromkeys, "nobody can tell what|its approval policy takes"),
+        (dict.fromkeys, "are not known|its approval policy takes"),
         ("yes", "approval='yes' is neither True, nor an Approval"),
         (1, "approval=1 is neither True"),
         (Wrong(), "is neither True"),
@@ -309,4 +309,4 @@ def test_a_rule_that_takes_long_is_named_in_the_log(caplog, raises):
 
     with caplog.at_level(logging.WARNING, "perdure.worker"):
         assert (pay.asks(b'{"cents":1}') is False) is not raises
-    assert "the approval rule of tool pay took" in caplog.text
+    assert "the approval policy of tool pay took" in caplog.text

@@ -171,7 +171,7 @@ def test_the_call_is_found_by_its_annotation_and_is_never_an_argument():
 
     for declared in (spelled, optional):
         assert declared.bind((1,), {}) == b'{"n":1}'
-        with pytest.raises(InvalidInput, match="who is the Call, which is injected"):
+        with pytest.raises(InvalidInput, match="who is the Call, which perdure passes"):
             declared.bind((1,), {"who": None})
 
 

@@ -200,7 +200,7 @@ def test_a_run_that_has_changed_nothing_has_no_undo():
     async def main() -> None:
         async with perdure(None, [reader]) as app:
             await app.run(reader, id="r")
-            with pytest.raises(Conflict, match="nothing that could be undone"):
+            with pytest.raises(Conflict, match="nothing that can be undone"):
                 await app.undo("r")
             assert app.store.get("r/undo") is None
 
@@ -404,7 +404,7 @@ def test_once_it_is_done_it_is_done():
             first = await app.undo("s")
             assert await app.undo("s") == first
             assert world.log.count("unpay bill [pay of bill]") == 1
-            with pytest.raises(InvalidInput, match="run s/undo is the undo of run s, and an undo is not undone"):
+            with pytest.raises(InvalidInput, match="run s/undo is the undo of run s, and an undo cannot be undone"):
                 await app.undo("s/undo")
 
     run(main())
@@ -671,6 +671,6 @@ def test_a_call_whose_hook_cannot_be_given_what_it_needs_is_named_before_anythin
         async with perdure(None, [storing]) as app:
             await app.run(storing, id="s")
             (deed,) = (await app.plan_undo("s")).irreversible
-            assert str(deed.why).startswith("its compensate hook cannot be given its arguments and result: ")
+            assert str(deed.why).startswith("its compensate hook cannot take its arguments and result: ")
 
     run(main())

@@ -68,7 +68,7 @@ def test_a_header_that_was_changed_is_noticed(name, value, says):
 @pytest.mark.parametrize("name", ["Perdure-Id", "Perdure-Timestamp", "Perdure-Signature"])
 def test_a_header_that_is_missing_or_there_twice_is_refused(name):
     headers = signed()
-    with pytest.raises(InvalidWebhook, match=f"{name} is there more than once"):
+    with pytest.raises(InvalidWebhook, match=f"{name} is present more than once"):
         verify(SECRET, {**headers, name.upper(): headers[name]}, BODY, now=NOW)
     del headers[name]
     with pytest.raises(InvalidWebhook, match=f"{name} is missing"):
@@ -98,7 +98,15 @@ def test_a_signed_timestamp_that_is_no_number_of_seconds_is_refused(timestamp):
         verify(SECRET, signed(at=timestamp), BODY, now=NOW)
 
 
-@pytest.mark.parametrize(("body", "says"), [(b"{", "not JSON"), (b"[]", "not about"), (b"{}", "not about"), (b'{"id":"n-2"}', "not about")])
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"{", "not JSON"),
+        (b"[]", "not the id in the header"),
+        (b"{}", "not the id in the header"),
+        (b'{"id":"n-2"}', "not the id in the header"),
+    ],
+)
 def test_a_signed_body_that_is_about_something_else_is_refused(body, says):
     with pytest.raises(InvalidWebhook, match=says):
         verify(SECRET, signed(body), body, now=NOW)

@@ -1,4 +1,4 @@
-"""What a file declares: its agents, its tools and their hooks, for every way to import the names of perdure."""
+"""What a file declares: its agents, its tools and their hooks. The file may import perdure's names in any way."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ BUILT = REACT | {
     for made in ("", ".from_file")
 }
 _HOOKS = ("reconcile", "compensate")
-# With these decorators the decorated function is still called. For any other decorator it is not known which code is
-# called, so the check does not enter the decorated function.
+# These decorators call the decorated function. For any other decorator it is not known which code runs, so the check
+# does not enter the decorated function.
 _TRANSPARENT = frozenset(
     "functools.cache functools.lru_cache functools.wraps functools.cached_property contextlib.contextmanager "
     "contextlib.asynccontextmanager builtins.staticmethod builtins.classmethod builtins.property typing.final typing.override "
@@ -29,7 +29,7 @@ _TRANSPARENT = frozenset(
 
 
 class Declared(NamedTuple):
-    """A function that the file makes an agent, a tool or a hook, with the options of that agent, tool or hook."""
+    """A function that the file declares as an agent, a tool or a hook, with its options."""
 
     name: str
     function: Function
@@ -47,7 +47,7 @@ class Declarations:
         self.agents: list[Declared] = []
         self.tools: list[Declared] = []
         self.hooks: list[tuple[str, str, Declared]] = []  # ("reconcile" or "compensate", name of the tool, hook)
-        self.taken: set[Function] = set()  # functions that are not entered, see `_decorated`
+        self.taken: set[Function] = set()  # functions that the check does not enter, see `_decorated`
         for function, scope in names.functions:
             for decorator in function.decorator_list:
                 self._decorated(function, scope, decorator)

@@ -22,7 +22,7 @@ class File:
         self.declared = Declarations(self.names)
         self.units = reached(self.names, self.declared, [Root(one.function, f"agent {one.name}") for one in self.declared.agents])
         self._inside = {unit.owner for unit in self.units}
-        self._lines = re.split("\r\n|\r|\n", text)  # the line ends of Python; str.splitlines also splits at others
+        self._lines = re.split("\r\n|\r|\n", text)  # as Python splits source; str.splitlines knows more line ends
         self._found: dict[tuple[int, int, str], Finding] = {}
 
     @cached_property
@@ -37,7 +37,7 @@ class File:
         return scope.function not in self._inside
 
     def shared(self, node: ast.AST, scope: Scope) -> Scope | None:
-        """The scope that binds this name, if the scope outlives a run. None if not, for a builtin, or for no name."""
+        """The scope that binds this name. None if the scope ends with the run, for a builtin, and for another node."""
         if not isinstance(node, ast.Name):
             return None
         home = scope.home(node.id)
@@ -57,6 +57,6 @@ class File:
     def _column(self, line: int, offset: int) -> int:
         """The column in characters, from 1. `offset` comes from the parser, which counts UTF-8 bytes, from 0."""
         text = self._lines[line - 1] if line <= len(self._lines) else ""
-        if text.isascii():  # isascii takes constant time, so that a long line is not encoded again for each finding
+        if text.isascii():  # a quick test that avoids encoding a long line for each finding
             return offset + 1
         return len(text.encode()[:offset].decode(errors="replace")) + 1

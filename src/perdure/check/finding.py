@@ -29,18 +29,18 @@ class Finding(Struct, frozen=True, order=True):
 # id of a rule → what the rule reports, in one sentence. Never change an id: users write it in `# perdure: ignore[…]`.
 RULES: dict[str, str] = {
     "clock": "The wall clock inside an agent: a replay comes later and sees another time.",
-    "random": "Chance inside an agent: a replay draws something else.",
+    "random": "Randomness inside an agent: a replay gets other values.",
     "io": "Files, network, processes, environment inside an agent: not recorded, done again by every replay, or refused.",
-    "global": "State that outlives the run, changed or read by an agent: a replay begins with what others have left there.",
-    "thread": "Threads, executors and other loops inside an agent: nothing orders them, and the agent's loop refuses them.",
-    "order": "Walking a set inside an agent: its order is another one in every process.",
-    "swallow": "Catching everything around an await: the agent does not hear that it is cancelled.",
+    "global": "State that outlives the run, changed or read by an agent: a replay finds other values there.",
+    "thread": "Threads, executors and other loops inside an agent: their order is not recorded, and the agent's loop refuses them.",
+    "order": "Iterating over a set inside an agent: the order differs from process to process.",
+    "swallow": "Catching everything around an await: the agent swallows its own cancellation.",
     "print": "Printing inside an agent: every replay prints it again.",
-    "effect": "A tool that does not say what is right when its answer is lost, or says something unknown.",
-    "key": "A keyed tool that does not hand call.key on: the service cannot drop the duplicate.",
-    "reconcile": "A once tool without a reconcile hook: after a crash inside it a person must settle it.",
-    "timeout": "A once tool with a reconcile hook and without a timeout: nothing bounds how long a lost request may be on its way.",
-    "undecorated": "A plain function where a tool is wanted: it is refused.",
+    "effect": "A tool without an effect class, or with an unknown one.",
+    "key": "A keyed tool that does not send call.key: the service cannot drop the duplicate.",
+    "reconcile": "A once tool without a reconcile hook: after a crash inside a call a person must resolve it.",
+    "timeout": "A once tool with a reconcile hook and without a timeout: no limit says how late a lost request may arrive.",
+    "undecorated": "A plain function where a tool is needed: perdure refuses it.",
     "syntax": "A file that Python cannot parse.",
     "ignore": "A `# perdure: ignore[…]` that is without a reason, names no rule, or has nothing to ignore.",
 }
@@ -73,14 +73,14 @@ def without_ignored(path: str, text: str, found: Iterable[Finding]) -> list[Find
 
 def _useless(line: int, rules: list[str], words: re.Match[str], used: set[tuple[int, str]]) -> Iterator[tuple[str, str]]:
     if not rules:
-        yield "this comment names no rule, and excuses nothing", _WRITE
+        yield "this comment names no rule, and ignores nothing", _WRITE
     for rule in rules:
         if rule not in RULES:
             yield f"there is no rule {rule!r}", f"one of {', '.join(RULES)}"
         elif (line, rule) not in used:
-            yield f"there is nothing of {rule} to ignore in this line", "take the comment away, so that it does not hide what comes later"
+            yield f"rule {rule} has no finding in this line", "remove the comment, so that it does not hide a later finding"
     if rules and not words["reason"].strip(" \t:–-"):
-        yield "nobody can tell later whether this is still right", _WRITE
+        yield "this comment gives no reason, so its readers cannot tell whether it is still right", _WRITE
 
 
 def _rules(words: re.Match[str]) -> list[str]:

@@ -40,7 +40,10 @@ def holds_tools(file: Path, path: Sequence[str]) -> bool:
 
 
 class _Reader:
-    """Follows a name to the code that makes its value, through all imported files. Each name is followed once."""
+    """Follows a name to the code that makes its value, through all imported files. Each name is followed once.
+
+    `makers` are the dotted names that make an agent or a tool, such as `perdure.agent`.
+    """
 
     def __init__(self, makers: frozenset[str], path: Sequence[str]) -> None:
         self._makers = makers

@@ -33,14 +33,14 @@ def look(path: Path | str, data: bytes) -> Seen:
     shown = str(path)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the parser warns of escapes such as "\d"; no rule needs this
+            warnings.simplefilter("ignore")  # the parser warns of escapes such as "\d"; no rule needs these warnings
             return _look(shown, decode(data))
     except NotPython as wrong:
         way_out = "fix it first: nothing else in the file was checked"
         return Seen([Finding(shown, wrong.line, wrong.column, "syntax", "error", "", str(wrong), way_out)])
     except RecursionError:
-        message = "a part of it is nested too deeply to be looked through"
-        return Seen([Finding(shown, 1, 1, "syntax", "error", "", message, "take what is generated out of the file")])
+        message = "a part of the file is nested too deeply to be checked"
+        return Seen([Finding(shown, 1, 1, "syntax", "error", "", message, "move generated code to another file")])
 
 
 def _look(path: str, text: str) -> Seen:

@@ -25,7 +25,7 @@ class BoundNames:
 
     # -- what a name refers to ----------------------------------------------------------------------------------------
     def bindings(self, name: str, scope: Scope) -> list[Binding]:
-        """Every place that binds the name that code in this scope uses."""
+        """Every place that binds the name, as code in this scope sees it."""
         home = scope.home(name)
         return [] if home is None else home.bound.get(name, [])
 

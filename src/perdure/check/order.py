@@ -1,7 +1,7 @@
 """Rule `order`: an agent iterates over a set, and the order has an effect. The order differs from process to process.
 
 A set of numbers and a set of tasks have the same order in every process: the hash of a number depends only on the
-number, and the tasks of an agent are hashed by their number. This file calls numbers and tasks calm elements.
+number, and the tasks of an agent are hashed by their number. In this file, such elements are called stable.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from perdure.check.reach import Node, Unit
 from perdure.check.scopes import Binding, Scope
 
 _TASKS = frozenset(("asyncio.create_task", "asyncio.ensure_future"))
-_CALM = frozenset("builtins.int builtins.float builtins.bool asyncio.Task asyncio.Future asyncio.tasks.Task".split())
+_STABLE = frozenset("builtins.int builtins.float builtins.bool asyncio.Task asyncio.Future asyncio.tasks.Task".split())
 _SETS = frozenset(
     "builtins.set builtins.frozenset typing.Set typing.FrozenSet typing.AbstractSet collections.abc.Set collections.abc.MutableSet".split()
 )
@@ -32,20 +32,20 @@ class Sets:
 
     def __init__(self, names: BoundNames, code: Sequence[Node]) -> None:
         self._names = names
-        self._calm_added: dict[tuple[Scope, str], bool] = {}  # set → is every element that the code adds to it calm?
+        self._stable_added: dict[tuple[Scope, str], bool] = {}  # set → are all elements that the code adds stable?
         for node, scope in code:
             match node:
                 case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="add"), args=[given]):
-                    self._put(name, scope, calm=self._is_calm(given, scope))
+                    self._put(name, scope, stable=self._is_stable(given, scope))
                 case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="update" | "symmetric_difference_update"), args=many):
-                    self._put(name, scope, calm=all(self._holds_calm(given, scope) for given in many))
+                    self._put(name, scope, stable=all(self._holds_stable(given, scope) for given in many))
                 case ast.AugAssign(target=ast.Name(id=name), op=ast.BitOr() | ast.BitXor(), value=given):
-                    self._put(name, scope, calm=self._holds_calm(given, scope))
+                    self._put(name, scope, stable=self._holds_stable(given, scope))
 
-    def _put(self, name: str, scope: Scope, *, calm: bool) -> None:
+    def _put(self, name: str, scope: Scope, *, stable: bool) -> None:
         home = scope.home(name)
         if home is not None:
-            self._calm_added[home, name] = calm and self._calm_added.get((home, name), True)
+            self._stable_added[home, name] = stable and self._stable_added.get((home, name), True)
 
     def is_unordered(self, node: ast.AST | None, scope: Scope, deep: int = _FOLLOWED) -> bool:
         """Is the value of this expression a set whose order differs from process to process?"""
@@ -53,9 +53,9 @@ class Sets:
             return False
         match node:
             case ast.Set(elts=elements):
-                return len(elements) > 1 and not all(self._is_calm(one, scope) for one in elements)
+                return len(elements) > 1 and not all(self._is_stable(one, scope) for one in elements)
             case ast.SetComp(elt=element):
-                return not self._is_calm(element, self._names.scopes[node])
+                return not self._is_stable(element, self._names.scopes[node])
             case ast.BinOp(left=left, op=op, right=right) if isinstance(op, _OPERATORS):
                 return any(_is_keys(side) or self.is_unordered(side, scope, deep - 1) for side in (left, right))
             case ast.IfExp(body=left, orelse=right):
@@ -76,7 +76,7 @@ class Sets:
             return True
         if self._names.dotted(node.func, scope) not in ("builtins.set", "builtins.frozenset"):
             return False
-        return bool(node.args) and not self._holds_calm(node.args[0], scope)
+        return bool(node.args) and not self._holds_stable(node.args[0], scope)
 
     def _is_bound(self, binding: Binding, name: str, scope: Scope, deep: int) -> bool:
         if (by_annotation := self._by_annotation(binding)) is not None:
@@ -88,9 +88,9 @@ class Sets:
         return (is_set and self._is_filled(name, scope)) or self.is_unordered(binding.value, binding.scope, deep - 1)
 
     def _is_filled(self, name: str, scope: Scope) -> bool:
-        """Does the code add an element that is not calm to the set? For `seen = set()`, only this tells the order."""
+        """Does the code add an element that is not stable? For `seen = set()`, nothing else shows the elements."""
         home = scope.home(name)
-        return home is not None and not self._calm_added.get((home, name), True)
+        return home is not None and not self._stable_added.get((home, name), True)
 
     def _by_annotation(self, binding: Binding) -> bool | None:
         """Does the annotation name a set whose elements are neither numbers nor tasks? None if it names no set."""
@@ -98,35 +98,35 @@ class Sets:
         holds = annotation.slice if isinstance(annotation, ast.Subscript) else None
         if annotation is None or self._names.annotated(binding) not in _SETS:
             return None
-        return holds is None or not self._is_calm_type(holds, binding.scope)
+        return holds is None or not self._is_stable_type(holds, binding.scope)
 
-    def _is_calm_type(self, annotation: ast.expr, scope: Scope) -> bool:
+    def _is_stable_type(self, annotation: ast.expr, scope: Scope) -> bool:
         plain = plain_annotation(annotation)
         plain = plain.value if isinstance(plain, ast.Subscript) else plain
-        return plain is not None and self._names.dotted(plain, scope) in _CALM
+        return plain is not None and self._names.dotted(plain, scope) in _STABLE
 
-    def _holds_calm(self, node: ast.expr, scope: Scope, deep: int = _FOLLOWED) -> bool:
+    def _holds_stable(self, node: ast.expr, scope: Scope, deep: int = _FOLLOWED) -> bool:
         """Are all elements of this value numbers or tasks?"""
         match node:
             case ast.List(elts=elements) | ast.Tuple(elts=elements) | ast.Set(elts=elements):
-                return all(self._is_calm(one, scope) for one in elements)
+                return all(self._is_stable(one, scope) for one in elements)
             case ast.ListComp(elt=element) | ast.SetComp(elt=element) | ast.GeneratorExp(elt=element):
-                return self._is_calm(element, self._names.scopes[node])
+                return self._is_stable(element, self._names.scopes[node])
             case ast.Call(func=func):
                 return self._names.dotted(func, scope) == "builtins.range"
             case ast.Name(id=name) if deep and (binding := self._names.only(name, scope)) is not None:
                 annotation = plain_annotation(binding.annotation)
                 if isinstance(annotation, ast.Subscript):
-                    return self._is_calm_type(annotation.slice, binding.scope)
-                return binding.value is not None and self._holds_calm(binding.value, binding.scope, deep - 1)
+                    return self._is_stable_type(annotation.slice, binding.scope)
+                return binding.value is not None and self._holds_stable(binding.value, binding.scope, deep - 1)
         return False
 
-    def _is_calm(self, node: ast.expr, scope: Scope, deep: int = _FOLLOWED) -> bool:
+    def _is_stable(self, node: ast.expr, scope: Scope, deep: int = _FOLLOWED) -> bool:
         match node:
             case ast.Constant(value=int() | float() | None):
                 return True
             case ast.UnaryOp(operand=operand):
-                return self._is_calm(operand, scope)
+                return self._is_stable(operand, scope)
             case ast.Call(func=func):
                 made = self._names.dotted(func, scope)
                 return (
@@ -136,17 +136,17 @@ class Sets:
                 )
             case ast.Name(id=name) if deep and (binding := self._names.only(name, scope)) is not None:
                 if (annotation := plain_annotation(binding.annotation)) is not None:
-                    return self._is_calm_type(annotation, binding.scope)
+                    return self._is_stable_type(annotation, binding.scope)
                 if binding.value is not None and binding.kind == "assign":
-                    return self._is_calm(binding.value, binding.scope, deep - 1)
+                    return self._is_stable(binding.value, binding.scope, deep - 1)
                 return self._is_element(binding)
         return False
 
     def _is_element(self, binding: Binding) -> bool:
-        """Is this name the variable of a loop over calm elements?"""
+        """Is this name the variable of a loop over stable elements?"""
         around = self._names.parents.get(binding.node)
         if isinstance(around, (ast.For, ast.comprehension)) and around.target is binding.node:
-            return self._holds_calm(around.iter, binding.scope)
+            return self._holds_stable(around.iter, binding.scope)
         return False
 
 
@@ -169,7 +169,7 @@ _SHOWING = frozenset(
     "itertools.permutations itertools.groupby asyncio.as_completed".split()
 )
 _SHOWING_METHODS = frozenset(("join", "extend", "extendleft", "writelines"))
-_WHY = "is walked in an order that is another one in every process"
+_WHY = "is iterated in an order that differs from process to process"
 _WAY_OUT = "use sorted(…), or keep a list or a dict instead of a set"
 
 
@@ -218,7 +218,7 @@ def _shows(file: File, node: ast.AST, scope: Scope) -> list[tuple[ast.expr, ast.
 
 
 def _is_orderless(file: File, walk: ast.AST, scope: Scope, sorted_later: set[str]) -> bool:
-    """Does the result's order have no effect? The result is only tested, or sorted later, or passed to sorted(…)."""
+    """True if the order of the result has no effect: it is only tested, or sorted later, or passed to sorted(…)."""
     if not isinstance(walk, (ast.ListComp, ast.GeneratorExp, ast.Call, ast.List, ast.Tuple)):
         return False
     above = file.names.parents.get(walk)
@@ -258,12 +258,12 @@ def _at_once(file: File, unit: Unit, node: ast.Call, scope: Scope) -> None:
     named = file.names.dotted(node.func, scope)
     first = node.args[0] if node.args else None
     if named == "asyncio.as_completed" and isinstance(first, ast.GeneratorExp):
-        message = "asyncio.as_completed starts what an iterator gives in an order left to chance, and is refused"
+        message = "asyncio.as_completed starts the items of an iterator in a random order, and is refused"
         file.say(node.func, "order", unit.where, message, "give it a list")
     if named == "asyncio.wait" and isinstance(first, (ast.List, ast.Tuple, ast.Set)):
         for one in first.elts:
             if isinstance(one, ast.Call) and file.names.dotted(one.func, scope) == "asyncio.gather":
-                message = "asyncio.wait gives sets, and those of gather(…) are walked in an order left to chance"
+                message = "asyncio.wait returns sets, and a set with gather(…) in it has a random order"
                 file.say(one, "order", unit.where, message, "wait for tasks: asyncio.create_task(…)")
 
 

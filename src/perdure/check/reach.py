@@ -1,4 +1,4 @@
-"""Which code of a file runs inside an agent or a tool: its own function, and every function that it reaches."""
+"""Which code of a file runs inside an agent or a tool: the declared function, and every function that it reaches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Node = tuple[ast.AST, Scope]
 
 
 class Unit:
-    """A function that an agent or a tool reaches, or a class whose objects it makes.
+    """A function that an agent or a tool reaches, or a class whose objects the agent or tool makes.
 
     `where` is the call path to the function or class.
     """

@@ -69,7 +69,7 @@ class Binder:
         self.calls: list[tuple[ast.Call, Scope]] = []
         self.starred: list[str] = []  # modules of `from module import *`
         self._values: dict[ast.AST, Binding] = {}
-        self._nonlocal: dict[tuple[Scope, str], list[Binding]] = {}  # each scope is found only after the walk
+        self._nonlocal: dict[tuple[Scope, str], list[Binding]] = {}  # see `_settle_nonlocals`
         self._walk()
         self._settle_nonlocals()
 
@@ -153,7 +153,8 @@ class Binder:
             scope.foreign.get(name, scope).bound.setdefault(name, []).append(binding)
 
     def _settle_nonlocals(self) -> None:
-        for (scope, name), bindings in self._nonlocal.items():  # outer scopes come first
+        """Add the bindings of `nonlocal` names to the scopes that they belong to, which are known after the walk."""
+        for (scope, name), bindings in self._nonlocal.items():  # in the order of the walk: outer scopes first
             home = (scope.parent.home(name) if scope.parent is not None else None) or self.top
             scope.foreign[name] = home
             home.bound.setdefault(name, []).extend(bindings)

@@ -43,12 +43,12 @@ def look_at_shared(file: File, units: Sequence[Unit]) -> None:
         changed = set()
         for change in _changes(file, unit.code):
             changed.add((change.home, change.name))
-            message = f"changes {change.shown}, which outlives the run: a replay begins with what was left there, and other runs meet in it"
+            message = f"changes {change.shown}, which outlives the run: a replay finds other values there, and all runs share it"
             file.say(change.node, "global", unit.where, message, _WAY_OUT)
         for node, scope in unit.code:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and (home := file.shared(node, scope)) is not None:
                 if (home, node.id) in by_tools and (home, node.id) not in changed:
-                    message = f"reads {node.id}, which {by_tools[home, node.id]} changes: on replay it has what was put there later, or nothing yet"
+                    message = f"reads {node.id}, which {by_tools[home, node.id]} changes: on replay it has a later value, or none yet"
                     file.say(node, "global", unit.where, message, "have a tool return what the agent needs to know")
                 _shared_thing(file, unit, node, scope)
         _shared_defaults(file, unit)
@@ -57,10 +57,10 @@ def look_at_shared(file: File, units: Sequence[Unit]) -> None:
 def _shared_thing(file: File, unit: Unit, node: ast.Name, scope: Scope) -> None:
     made = file.names.made_by(node, scope)
     if made in LOOP_BOUND:
-        message = f"{node.id} is one {made} for all runs: it keeps what earlier runs have left in it, and belongs to the first loop that waits on it"
+        message = f"{node.id} is one {made} for all runs: it keeps the state of earlier runs, and belongs to the first loop that uses it"
         file.say(node, "global", unit.where, message, f"make it inside the agent: {made}(…)")
     elif made in RUNNING_ON:
-        message = f"{node.id} goes on where the last run has left it, and a replay does not begin there"
+        message = f"{node.id} continues where the last run stopped, so a replay gets other values"
         file.say(node, "global", unit.where, message, "make it inside the agent, or use run.uuid()")
 
 

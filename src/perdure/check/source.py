@@ -38,9 +38,7 @@ def files_at(path: Path) -> Iterator[Path]:
     except OSError as error:
         name, colon, _ = str(path).rpartition(":")
         way_out = (
-            f"; it is files that are checked, and not an agent in them: {shell.command('check', name)}"
-            if colon and Path(name).is_file()
-            else ""
+            f"; the check takes a file, not an agent in the file: {shell.command('check', name)}" if colon and Path(name).is_file() else ""
         )
         raise InvalidInput(f"{path}: {error.strerror}{way_out}") from None
     except ValueError:  # the path contains a NUL
@@ -92,10 +90,10 @@ def decode(data: bytes) -> str:
         line, column = _place(data[: error.start])
         raise NotPython(f"byte 0x{data[error.start]:02x} is no {encoding}; save the file as UTF-8", line, column) from None
     except (LookupError, UnicodeError):  # such as the codec "undefined", which always raises
-        raise NotPython(f"the encoding {encoding} is none of text") from None
+        raise NotPython(f"the encoding {encoding} is not an encoding of text") from None
     if "\0" in text:
         line, column = _place(text[: text.index("\0")].encode())
-        raise NotPython("a NUL character; Python takes no file with one", line, column)
+        raise NotPython("a NUL character; Python accepts no file with a NUL character", line, column)
     return text
 
 

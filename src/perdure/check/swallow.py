@@ -65,7 +65,7 @@ class Leaving:
         return _worst([self._block(body), self._block(orelse)])
 
     def _try(self, node: ast.Try | ast.TryStar) -> Way:
-        """The way of a try inside the handler. Its own handlers catch errors of the clean-up: only "lost" matters."""
+        """The way of a `try` in the handler. Its `except` blocks handle other errors, so only "lost" matters there."""
         last = self._block(node.finalbody)
         if last != "through":
             return last
@@ -73,7 +73,7 @@ class Leaving:
         return "lost" if any(self._block(handler.body) == "lost" for handler in node.handlers) else way
 
     def _is_again(self, raised: ast.expr | None) -> bool:
-        """Does `raise` with this expression raise the caught error? Assumed for any name that is not capitalized."""
+        """Does `raise` with this expression raise the caught error? The check assumes so for a lower-case name."""
         if isinstance(raised, ast.Call):
             raised = raised.func
         if raised is None or self._names.dotted(raised, self._scope) in CANCELLED:
@@ -119,9 +119,9 @@ def _returns(body: Sequence[ast.AST]) -> bool:
 # -- The rule
 
 
-_COMES_TO: dict[Way, str] = {
-    "through": "so that it cannot be stopped",
-    "lost": "so that it cannot be stopped where the handler does not raise it again",
+_CONSEQUENCE: dict[Way, str] = {
+    "through": "so that the run cannot be stopped",
+    "lost": "so that the run cannot be stopped where the handler does not raise the cancellation again",
     "other": "and raises another error in its place: the run ends as failed",
 }
 _WAITS = (ast.Await, ast.AsyncFor, ast.AsyncWith)
@@ -146,8 +146,8 @@ def _handlers(file: File, unit: Unit, node: ast.Try | ast.TryStar, scope: Scope)
         way = Leaving(file.names, scope, handler).way
         if everything and way != "again":
             words = "except:" if handler.type is None else f"except {ast.unparse(handler.type)}:"
-            message = f"`{words}` around an await catches the cancellation of the run too, {_COMES_TO[way]}"
-            file.say(handler, "swallow", unit.where, message, "catch Exception, or raise again, and the same, at the end of the handler")
+            message = f"`{words}` around an await catches the cancellation of the run too, {_CONSEQUENCE[way]}"
+            file.say(handler, "swallow", unit.where, message, "catch Exception, or raise the same error again at the end of the handler")
         elif way != "again":
             _cancelled(file, unit, handler, node.body)
         return  # the handlers below do not get the cancellation
@@ -158,7 +158,7 @@ def _suppressed(file: File, unit: Unit, entered: ast.expr, body: Sequence[ast.st
         return
     caught = [file.names.dotted(one, scope) for one in entered.args]
     if any(name in EVERYTHING for name in caught):
-        message = f"`{ast.unparse(entered)}` around an await swallows the cancellation of the run too, so that it cannot be stopped"
+        message = f"`{ast.unparse(entered)}` around an await swallows the cancellation of the run too, so that the run cannot be stopped"
         file.say(entered, "swallow", unit.where, message, "suppress Exception, or what you expect")
     elif any(name in CANCELLED for name in caught):
         _cancelled(file, unit, entered, body)

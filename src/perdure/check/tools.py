@@ -22,7 +22,7 @@ _PARTS = (ast.FormattedValue, ast.JoinedStr, ast.BinOp, ast.Tuple, ast.List, ast
 # -- Does a keyed tool use its key? To print the key, or to assign the key to a name that is not used, is no use
 
 
-def hands_on(names: BoundNames, function: Function, parameter: str) -> bool:
+def uses_key(names: BoundNames, function: Function, parameter: str) -> bool:
     """Does the function use the key of its Call, or pass the Call to code that may use the key?"""
     scope = names.scopes[function]
     known, todo = {parameter}, [parameter]
@@ -99,26 +99,26 @@ def _tool(file: File, tool: Declared) -> None:
     where = f"tool {tool.name}"
     if "effect" not in tool.options:
         if tool.complete:
-            message = "declares no effect, so it is `once`: after a crash inside it nothing is repeated, and a person must settle it"
+            message = "declares no effect, so it is `once`: after a crash inside a call nothing is repeated, and a person must resolve it"
             file.say(tool.at, "effect", where, message, _CHOOSE, "note")
     elif effect is not None and effect not in _EFFECTS:
         file.say(tool.options["effect"], "effect", where, f"effect={effect!r} is unknown, and refused when the file is loaded", _CHOOSE)
     elif effect == "keyed":
         _key(file, tool)
     elif effect == "once" and not file.declared.reconciled(tool):
-        message = "is `once` and has no reconcile hook in this file: after a crash inside it a person must settle it"
+        message = "is `once` and has no reconcile hook in this file: after a crash inside a call a person must resolve it"
         file.say(
             tool.at,
             "reconcile",
             where,
             message,
-            f"write @{tool.function.name}.reconcile if anything can be asked whether it happened",
+            f"write @{tool.function.name}.reconcile if a service can tell whether the call happened",
             "note",
         )
     elif effect == "once" and "timeout" not in tool.options and tool.complete:
         message = (
-            "is `once` and has a hook but no timeout: 60 s are waited before the hook's “not found” is believed, "
-            "and where the lost worker may still live it is never believed"
+            "is `once` and has a hook but no timeout: the hook's “not found” is believed only after 60 s, "
+            "and never if the lost worker may still live"
         )
         file.say(tool.at, "timeout", where, message, "say timeout=, the longest that its client waits for an answer", "note")
 
@@ -135,12 +135,12 @@ def _key(file: File, tool: Declared) -> None:
     where = f"tool {tool.name}"
     parameter = _call_parameter(file.names, tool.function, tool.scope)
     way_out = (
-        "take `call: Call` and send call.key as the idempotency key; if repeating it is harmless without one, it is idempotent; else once"
+        "take `call: Call` and send call.key as the idempotency key; if repeating it without a key is harmless, it is idempotent; else once"
     )
     if parameter is None:
         message = "is `keyed` and takes no Call, so that it cannot send call.key: repeated after a crash it acts twice"
         file.say(tool.at, "key", where, message, way_out)
-    elif not hands_on(file.names, tool.function, parameter):
+    elif not uses_key(file.names, tool.function, parameter):
         message = f"is `keyed` and never sends {parameter}.key: repeated after a crash it acts twice"
         file.say(tool.at, "key", where, message, way_out)
 

@@ -41,7 +41,7 @@ def look_at_touching(file: File, unit: Unit) -> None:
 def _name(file: File, unit: Unit, node: ast.Name | ast.Attribute, scope: Scope) -> None:
     above = file.names.parents.get(node)
     if isinstance(above, ast.Attribute):
-        return  # only the whole dotted name is checked, and this is a part of one
+        return  # this node is a part of a dotted name, and only the whole name is checked
     dotted = file.names.dotted(node, scope)
     if dotted and (fact := fact_of(dotted)) is not None:
         _say(file, unit, node, fact, _shown(node) + ("()" if isinstance(above, ast.Call) and above.func is node else ""))
@@ -62,7 +62,7 @@ def _loaded(file: File, unit: Unit, node: ast.Name, scope: Scope) -> None:
     if file.shared(node, scope) is None or (binding := file.names.only(node.id, scope)) is None:
         return
     for source, fact in _volatile(file, binding):
-        message = f"{node.id} comes from {source} when the file is loaded, so that every process has another one"
+        message = f"{node.id} comes from {source} when the file is loaded, so that every process has another value"
         file.say(node, fact.rule, unit.where, message, fact.way_out)
 
 
@@ -111,7 +111,7 @@ def _method(file: File, unit: Unit, func: ast.Attribute, scope: Scope) -> None:
     made = file.names.made_by(root, scope)
     shared = file.shared(root, scope) is not None
     if made in GENERATORS and shared:
-        message = f"{root.id} is shared by all runs: what it gives depends on who has drawn from it before"
+        message = f"{root.id} is shared by all runs: its next value depends on what other runs have drawn"
         file.say(func, "random", unit.where, message, "use run.random, which belongs to the run")
     elif made and (shared or binding.kind == "param") and (fact := fact_of_made(made)) is not None:
         _say(file, unit, func, fact, f"{_shown(func)}(), of {made},")

@@ -29,7 +29,7 @@ CHANCE = Fact("random", "comes out differently on replay", "use run.random, whic
 UNIQUE = Fact("random", "gives another id on replay", "use run.uuid()")
 HASH = Fact("random", "gives another number for the same text in every process", "use hashlib, or compare the values themselves")
 IDENTITY = Fact("random", "is an address, another one in every process", "number the things yourself")
-FILES = Fact("io", "uses the file system, which no replay finds as it was", _TOOL)
+FILES = Fact("io", "uses the file system, which differs on replay", _TOOL)
 NETWORK = Fact("io", "uses the network, unrecorded and again on every replay", _TOOL)
 DATABASE = Fact("io", "uses a database, unrecorded and again on every replay", _TOOL)
 MODEL = Fact("io", "asks a model, unrecorded and again on every replay", "use perdure.models, or ask it in a tool")
@@ -44,7 +44,7 @@ THREADS = Fact(
     "use asyncio.gather or a TaskGroup; blocking work goes into a tool",
 )
 LOOPS = Fact(
-    "thread", "needs a loop of its own, and an agent has the one that it runs on", "await it, or start it with asyncio.create_task"
+    "thread", "needs its own loop, and an agent has only the loop that it runs on", "await it, or start it with asyncio.create_task"
 )
 APP = Fact(
     "io",

@@ -20,7 +20,7 @@ from perdure.cli import common
 
 # verb → (module, what the verb does). The descriptions are here so that `perdure --help` loads no verb module.
 VERBS: dict[str, tuple[str, str]] = {
-    "run": ("perdure.cli.run_verb", "Start a run, or resume the one with that id, and drive it here."),
+    "run": ("perdure.cli.run_verb", "Start a run, or resume the run with that id, and drive it here."),
     "resume": ("perdure.cli.resume", "Drive an existing run here."),
     "worker": ("perdure.cli.worker", "Serve the queue until SIGTERM, then drain."),
     "list": ("perdure.cli.list_runs", "Runs, newest first."),
@@ -32,16 +32,16 @@ VERBS: dict[str, tuple[str, str]] = {
     "approve": ("perdure.cli.approve", "Approve what an approval proposes."),
     "reject": ("perdure.cli.reject", "Reject what an approval proposes."),
     "signal": ("perdure.cli.signal", "Send a signal to a run."),
-    "resolve": ("perdure.cli.resolve", "Settle a call that is in doubt."),
+    "resolve": ("perdure.cli.resolve", "Resolve a call that is in doubt."),
     "pause": ("perdure.cli.pause", "Stop a run at its next step, until it is unpaused."),
-    "unpause": ("perdure.cli.unpause", "Let a run go on that is paused, needs attention or is over its budget."),
+    "unpause": ("perdure.cli.unpause", "Continue a run that is paused, needs attention or is over its budget."),
     "cancel": ("perdure.cli.cancel", "Ask a run to stop."),
-    "undo": ("perdure.cli.undo", "Undo what a finished run has done, as far as its tools say how."),
+    "undo": ("perdure.cli.undo", "Undo the calls of a finished run whose tools have compensate hooks."),
     "replay": ("perdure.cli.replay", "Check recorded runs against this code."),
-    "check": ("perdure.cli.check", "Find what would break replay in a file, without running it."),
-    "crashtest": ("perdure.cli.crashtest", "Kill an agent at every one of its boundaries, and see that it survives."),
+    "check": ("perdure.cli.check", "Find code that would break replay, without running it."),
+    "crashtest": ("perdure.cli.crashtest", "Kill an agent at each of its boundaries, and check that its run survives."),
     "verify": ("perdure.cli.verify", "Check the hash chain of one run or of all."),
-    "export": ("perdure.cli.export", "One portable file of a run: to verify, to replay, to test with."),
+    "export": ("perdure.cli.export", "Write a run to one portable file: to verify, replay or test it."),
     "audit": ("perdure.cli.audit", "What happened in all runs, as JSON lines."),
     "costs": ("perdure.cli.costs", "What runs have used: calls, time, tokens, money."),
     "doctor": ("perdure.cli.doctor", "Check the database, the workers and this machine."),
@@ -70,7 +70,7 @@ class Verbs(click.Group):
         if name not in VERBS and not ctx.resilient_parsing:
             near = difflib.get_close_matches(name, VERBS, n=1)
             meant = f"did you mean {near[0]!r}? " if near else ""
-            common.fail(f"there is no verb {name!r}; {meant}all of them: perdure --help", common.USAGE)
+            common.fail(f"there is no verb {name!r}; {meant}all verbs: perdure --help", common.USAGE)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -94,7 +94,7 @@ class Verbs(click.Group):
             code = super().main(args, **extra) or 0
         except BaseException as error:
             code = common.report(error)
-        common.let_go_of_stderr()
+        common.flush_stderr()
         sys.exit(code)
 
 
@@ -110,7 +110,7 @@ def _prepare_streams() -> None:
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     for stream in (sys.stdout, sys.stderr):
-        # If the encoding of the stream lacks a character, write the character as an escape instead of an error.
+        # If the encoding of the stream lacks a character, write the character as an escape and raise no error.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     sys.stdout = cast(TextIO, common.Stdout(sys.stdout))
@@ -122,7 +122,7 @@ def cli() -> None:
     """Durable agents: recorded in a journal, resumed after kill -9.
 
     Results go to stdout, progress and errors to stderr. Exit codes: 0 succeeded, 1 the run failed, 2 wrong usage,
-    3 it waits, 4 needs attention, 5 cancelled, 6 not found, 7 a difference was found, 8 a live worker holds the run.
+    3 the run waits, 4 needs attention, 5 cancelled, 6 not found, 7 difference found, 8 a live worker holds the run.
     """
 
 

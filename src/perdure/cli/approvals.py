@@ -11,16 +11,16 @@ from perdure.store.api import ApprovalFilter
 
 
 @click.command("approvals")
-@click.option("--all", "settled_too", is_flag=True, help="Those that have been settled, too.")
-@click.option("--tenant", metavar="NAME", help="Only those of this tenant.")
-@click.option("--run", "run_id", metavar="RUN", help="Only those of this run.")
-@click.option("--limit", type=click.IntRange(min=1, max=1_000_000), default=50, show_default=True, metavar="N", help="At most so many.")
+@click.option("--all", "settled_too", is_flag=True, help="Also approvals that are settled.")
+@click.option("--tenant", metavar="NAME", help="Only approvals of this tenant.")
+@click.option("--run", "run_id", metavar="RUN", help="Only approvals of this run.")
+@click.option("--limit", type=click.IntRange(min=1, max=1_000_000), default=50, show_default=True, metavar="N", help="At most N approvals.")
 @common.url_option
 @common.json_option
 def command(settled_too: bool, tenant: str | None, run_id: str | None, limit: int, url: str | None, as_json: bool) -> None:
     """Approvals that wait for a decision; those that expire first come first.
 
-    The proposal is shown exactly as it was recorded: `perdure approve ID` approves that and nothing else.
+    The proposal is shown exactly as it was recorded. `perdure approve ID` approves exactly this proposal.
     """
     now = common.now_us()
     with common.existing_runs(url) as store:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     "edits",
     multiple=True,
     metavar="JSON",
-    help="Other values for fields that may be edited: '{\"cents\": 500}', or cents:=500 for JSON and text=VALUE for text; may be repeated.",
+    help="New values for editable fields: '{\"cents\": 500}', or cents:=500 for JSON and text=VALUE for text; may be repeated.",
 )
 @click.option("--note", metavar="TEXT", help="A note for the agent and for the journal.")
 @decider_options

@@ -10,21 +10,21 @@ import click
 from perdure.cli import common
 from perdure.cli.times import parse_past
 from perdure.inspect.audit import Audit
-from perdure.inspect.retention import Buried
+from perdure.inspect.retention import PrunedRuns
 
 POLL_S = 0.25
 
 
 @click.command("audit")
-@click.option("--since", metavar="T", help="From then on: an ISO time (UTC unless it says otherwise), or 15m, 2h, 1d ago.")
-@click.option("--follow", is_flag=True, help="Go on with what happens, until it is interrupted.")
+@click.option("--since", metavar="T", help="Only events from then on: an ISO time (UTC if it names no zone), or 15m, 2h, 1d ago.")
+@click.option("--follow", is_flag=True, help="Also print new events, until interrupted.")
 @common.url_option
 @common.json_option
 def command(since: str | None, follow: bool, url: str | None, as_json: bool) -> None:
     """Every event of every run as one JSON object per line, with or without --json."""
     start = 0 if since is None else parse_since(since, common.now_us())
     with common.existing_runs(url) as store:
-        audit, buried = Audit(store, start), Buried(store, start)
+        audit, buried = Audit(store, start), PrunedRuns(store, start)
         while True:
             version, begun_s = store.version(), time.monotonic()
             for line in chain(audit.more(), buried.more()):

@@ -31,7 +31,7 @@ class _Asked(Struct, frozen=True):
 @common.run_argument
 @click.option("--reason", metavar="TEXT", help="Why; a note for the journal.")
 @click.option(
-    "--force", is_flag=True, help="End it at once, without its agent; for one whose code is gone. Code 8 while a worker holds it."
+    "--force", is_flag=True, help="End the run at once, without its agent, for example if its code is lost. Code 8 while a worker holds it."
 )
 @by_option("Who asks.")
 @common.url_option
@@ -58,11 +58,11 @@ def command(run_id: str, reason: str | None, force: bool, by: str | None, url: s
         return
     common.out(common.clean(_sentence(asked, force)))
     for call in unsure:
-        common.out(common.clean(f"  in doubt, and stays so: call {call.number} {called(call.tool, call.args)}, key {call.key}"))
+        common.out(common.clean(f"  stays in doubt: call {call.number} {called(call.tool, call.args)}, key {call.key}"))
     if asked.row.status in FINISHED:
         for child in asked.family:
             now = f"{shell.command('cancel', child.run_id)} --force{common.url_words(url)}"
-            common.out(common.clean(f"  child {child.run_id} is asked to stop, and ends when a worker takes it, or at once: {now}"))
+            common.out(common.clean(f"  child {child.run_id} was asked to stop; it ends when a worker claims it, or at once: {now}"))
 
 
 def _sentence(asked: _Asked, force: bool) -> str:

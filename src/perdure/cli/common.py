@@ -141,7 +141,7 @@ def report(error: BaseException) -> int:
             verb = error.ctx.command_path if error.ctx else "perdure"
             return _line(f"{error.format_message().rstrip('.')}; usage: {verb} --help", USAGE)
         case PipeClosed() | BrokenPipeError():
-            _let_go_of(1)
+            _send_to_devnull(1)
             return PIPE_CLOSED
         case ExitWith():
             return _line(error.message, error.code)
@@ -158,8 +158,8 @@ def report(error: BaseException) -> int:
         case KeyboardInterrupt() | click.Abort():
             return 130
         case OutputLost():
-            _let_go_of(1)
-            return _line(f"cannot write the output (stdout): {error.strerror}; make room there, or send it elsewhere", USAGE)
+            _send_to_devnull(1)
+            return _line(f"cannot write the output (stdout): {error.strerror}; free space there, or write it to another place", USAGE)
         case OSError():
             way_out = "; raise the limit for this process (ulimit -n)" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
             return _line((f"{error.filename}: {error.strerror}" if error.filename else str(error)) + way_out, USAGE)
@@ -167,15 +167,15 @@ def report(error: BaseException) -> int:
             return _line(f"a bug: {type(error).__name__}: {error} (PERDURE_DEBUG=1 shows the traceback)", BUG)
 
 
-def let_go_of_stderr() -> None:
+def flush_stderr() -> None:
     """Flush stderr at the end of the program. If a write fails, drop the rest: the exit code still shows the error."""
     try:
         sys.stderr.flush()
     except OSError:
-        _let_go_of(2)
+        _send_to_devnull(2)
 
 
-def _let_go_of(descriptor: int) -> None:
+def _send_to_devnull(descriptor: int) -> None:
     # Send the rest to /dev/null: otherwise the interpreter's flush at exit fails, and the process exits with 120.
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, descriptor)
@@ -457,7 +457,7 @@ def require_database(url: str) -> None:
     file = database_file(url)
     if file is not None and not file.exists():
         where = f"{file.name} in {file.absolute().parent}"
-        raise errors.NotFound(f"there is no database {where}; `perdure run` makes one, and --url or PERDURE_URL names another")
+        raise errors.NotFound(f"there is no database {where}; `perdure run` creates it; --url or PERDURE_URL names another database")
 
 
 def require_journal(url: str) -> None:
@@ -514,7 +514,7 @@ def _store_for_completion(url: str | None) -> Iterator[Reading]:
     settings = settings_with(url=url)
     named = url or os.environ.get("PERDURE_URL")
     if not named and not settings.url.startswith("sqlite:"):
-        raise errors.NotFound(f"{settings.url} comes from a settings file, and completion connects to no server for that")
+        raise errors.NotFound(f"{settings.url} comes from a settings file; completion does not connect to such a server")
     require_database(settings.url)
     with closing(open_reading(settings)) as store:
         yield store

@@ -31,7 +31,7 @@ _NO_JOURNAL = "has no perdure journal"  # a part of the error of both kinds of d
     "target_url",
     metavar="URL",
     required=True,
-    help="Where to: sqlite:///FILE or postgresql://…. A journal is made there if there is none.",
+    help="Where to: sqlite:///FILE or postgresql://…. A journal is created there if there is none.",
 )
 @click.option("--only-finished", is_flag=True, help="Copy finished runs, and leave the source open: for an archive, or to try it out.")
 @click.option(
@@ -40,12 +40,12 @@ _NO_JOURNAL = "has no perdure journal"  # a part of the error of both kinds of d
     type=click.FloatRange(min=0),
     default=0.0,
     metavar="S",
-    help="Wait so long for live workers to end, instead of refusing.",
+    help="Wait up to S seconds for live workers to end, instead of refusing.",
 )
 @click.option(
     "--leave-tables",
     is_flag=True,
-    help="Move although unfinished runs may need tables beside the journal, which are not copied: you have copied them.",
+    help="Move although unfinished runs may need tables beside the journal: you have copied these tables yourself.",
 )
 @click.option("--dry-run", is_flag=True, help="Compare both sides and say what would be copied; nothing is written.")
 @click.option("--abandon", is_flag=True, help="Undo a move that was interrupted: reopen the source, if no run has gone on in the target.")
@@ -67,7 +67,7 @@ def command(
     as it was written (verify names it). Your own tables beside the journal are not copied; they are listed.
     """
     if abandon and (dry_run or only_finished):
-        raise InvalidInput("--abandon takes a move back; --dry-run and --only-finished say nothing about that: leave them out")
+        raise InvalidInput("--abandon undoes a move; it does not go with --dry-run or --only-finished: leave them out")
     source, target = _settings(source_url), _settings(target_url)
     if source.url == target.url:
         raise InvalidInput(f"--from and --to are both {shown_url(source.url)}; name another database with --to")
@@ -111,25 +111,25 @@ def _opened(settings: Settings, *, create: bool) -> Iterator[Store]:
 
 
 @contextmanager
-def _opened_target(settings: Settings, is_only_looked_at: bool) -> Iterator[Store]:
-    if not is_only_looked_at:
+def _opened_target(settings: Settings, read_only: bool) -> Iterator[Store]:
+    if not read_only:
         with _opened(settings, create=True) as store:
             yield store
         return
     try:
         file = None if is_postgres(settings.url) else sqlite_path(settings.url)
-        store = common.open_with(settings if file is None or file.exists() else _nothing(settings), create=False)
+        store = common.open_with(settings if file is None or file.exists() else _empty(settings), create=False)
     except StoreCorrupt as error:
         if _NO_JOURNAL not in str(error):
             raise
-        store = common.open_with(_nothing(settings))
+        store = common.open_with(_empty(settings))
     try:
         yield store
     finally:
         store.close()
 
 
-def _nothing(settings: Settings) -> Settings:
+def _empty(settings: Settings) -> Settings:
     return msgspec.structs.replace(settings, url="sqlite://")  # an empty journal, to compare the source with
 
 
@@ -176,8 +176,8 @@ def _tell_tables(tables: Sequence[str]) -> None:
     if tables:
         common.out(
             common.clean(
-                f"{plural(len(tables), 'table')} beside the journal: {some_tables(tables)}; not copied: copy what your transaction tools use "
-                "yourself, or a waiting run will not find it there"
+                f"{plural(len(tables), 'table')} beside the journal: {some_tables(tables)}; not copied: copy those of your transaction tools "
+                "yourself, or a waiting run will not find them there"
             )
         )
 
@@ -203,7 +203,7 @@ def _tell_copied(copied: Copied, target: Settings, only_finished: bool, as_json:
             )
         )
         for run_id in copied.damaged:
-            common.out(common.clean(f"run {run_id} is not as it was written, here as there: {shell.command('verify', run_id)}"))
+            common.out(common.clean(f"run {run_id} is not as it was written, in source and copy: {shell.command('verify', run_id)}"))
         _tell_tables(copied.tables)
         if not only_finished:
             pasted = common.url_words(target.url).strip()

@@ -28,9 +28,9 @@ _ONE_GROUP_EACH = (
     type=click.Choice(GROUPS),
     default="agent",
     show_default=True,
-    help="What to add up by; root: children, and an undo, with the run that was started.",
+    help="How to group the sums; root: each started run with its children and its undo.",
 )
-@click.option("--since", metavar="T", help="From then on: an ISO time (UTC unless it says otherwise), or 15m, 2h, 1d ago.")
+@click.option("--since", metavar="T", help="Only from then on: an ISO time (UTC if it names no zone), or 15m, 2h, 1d ago.")
 @click.option("--tenant", metavar="NAME", help="Only runs of this tenant.")
 @common.url_option
 @common.json_option
@@ -41,7 +41,7 @@ def command(by: str, since: str | None, tenant: str | None, url: str | None, as_
         rows = store.costs(cast(Any, by), since=after, tenant=tenant)
         pruned = pruned_runs(store)
     if pruned:
-        common.note(f"without {plural(pruned, 'run that was', 'runs that were')} pruned: what they cost went with their journals")
+        common.note(f"without {plural(pruned, 'run that was', 'runs that were')} pruned: their costs were deleted with their journals")
     if as_json:
         for row in rows:
             common.out_json({"by": by, **msgspec.to_builtins(row)})
@@ -56,9 +56,7 @@ def command(by: str, since: str | None, tenant: str | None, url: str | None, as_
         lines = [line[:-1] for line in lines]  # leave out the column `lost`: all its values are 0
     common.table(lines[0], lines[1:])
     if lost:
-        common.note(
-            f"{plural(lost, 'request')} to models lost with a worker: counted with what was reserved for them, nothing without max_tokens"
-        )
+        common.note(f"{plural(lost, 'request')} to models lost with a worker: each counts what was reserved for it, 0 without max_tokens")
 
 
 def _cells(row: CostRow) -> tuple[str, ...]:

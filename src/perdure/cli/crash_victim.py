@@ -8,14 +8,14 @@ import sys
 import msgspec
 
 from perdure.cli.target import load_target, with_children
-from perdure.testing.lab.lifeline import hang_on
+from perdure.testing.lab.lifeline import end_with_lab
 from perdure.testing.lab.spec import Spec
 from perdure.testing.lab.victim import live
 
 
 def main(lifeline: str) -> None:
     """Run the trial that the spec on stdin describes."""
-    hang_on(int(lifeline))
+    end_with_lab(int(lifeline))
     spec = msgspec.json.decode(sys.stdin.buffer.read(), type=Spec)
     # The tools must not read stdin: the spec has passwords. So replace stdin by /dev/null.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -35,20 +35,20 @@ _WIDE = 140  # columns; on a narrower terminal the table would not fit
 @click.argument("target", metavar="TARGET")
 @click.argument("pairs_given", metavar="[KEY=VALUE | KEY:=JSON]…", nargs=-1)
 @click.option("--input", "input_text", metavar="JSON", help="The input, as for `perdure run`.")
-@click.option("--tools", metavar="FILE.py", help="Where the tools are that a plan's file (TARGET.toml or .json) names.")
-@click.option("--pairs", is_flag=True, help="Kill the resumed process as well, at every one of its own boundaries.")
-@click.option(
-    "--limit", type=click.IntRange(1), metavar="N", default=500, show_default=True, help="At most so many trials, drawn by --seed."
-)
+@click.option("--tools", metavar="FILE.py", help="The file with the tools of a plan (TARGET.toml or .json).")
+@click.option("--pairs", is_flag=True, help="Kill the resumed process too, at each of its own boundaries.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", default=500, show_default=True, help="At most N trials, chosen by --seed.")
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--boundary", "wanted", multiple=True, metavar="NAME", help="Only boundaries whose name has this in it; may be given again.")
-@click.option("--list", "only_list", is_flag=True, help="Only run it undisturbed, and print its boundaries.")
+@click.option("--boundary", "wanted", multiple=True, metavar="NAME", help="Only boundaries whose name contains NAME; may be repeated.")
+@click.option("--list", "only_list", is_flag=True, help="Only run TARGET undisturbed, and print its boundaries.")
 @click.option("--world", metavar="DIR", type=click.Path(exists=True, file_okay=False), help="Every trial works in a copy of this folder.")
-@click.option("--ledger", metavar="FILE.py:FUNCTION", help="Reads the effects outside: takes a trial's folder, returns JSON values.")
 @click.option(
-    "--approve", type=click.Choice(("all", "reject", "none")), default="all", show_default=True, help="What is said to approvals."
+    "--ledger", metavar="FILE.py:FUNCTION", help="A function that reads the effects outside: from a trial's folder to JSON values."
 )
-@click.option("--signal", "signals", multiple=True, metavar="TOPIC=JSON", help="Sent, in this order, each time that the run waits.")
+@click.option(
+    "--approve", type=click.Choice(("all", "reject", "none")), default="all", show_default=True, help="How approvals are decided."
+)
+@click.option("--signal", "signals", multiple=True, metavar="TOPIC=JSON", help="A signal to send when the run waits; may be repeated.")
 @click.option(
     "--timeout",
     "timeout_s",
@@ -56,11 +56,11 @@ _WIDE = 140  # columns; on a narrower terminal the table would not fit
     default=30.0,
     show_default=True,
     metavar="S",
-    help="For each process; half of it for what may show late outside.",
+    help="The limit for each process; half of it for effects that show late outside.",
 )
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Trials at a time. Default: one for each core.")
-@click.option("--allow-models", is_flag=True, help="Models that cost money may be asked, in every trial anew.")
-@click.option("--report", "report_file", metavar="FILE.html", type=click.Path(dir_okay=False), help="Also write a page for others.")
+@click.option("--allow-models", is_flag=True, help="Allow requests to models that cost money, again in every trial.")
+@click.option("--report", "report_file", metavar="FILE.html", type=click.Path(dir_okay=False), help="Also write the report as a page.")
 @click.option("--keep", metavar="DIR", type=click.Path(file_okay=False), help="Keep every trial's journal, ledger, log and files there.")
 @click.option(
     "--url", metavar="URL", help="postgresql://…: the journals are runs with new ids in this database. Default: a SQLite file each."
@@ -88,12 +88,12 @@ def command(
     url: str | None,
     as_json: bool,
 ) -> int:
-    """Run TARGET undisturbed to learn its boundaries, then once per boundary with SIGKILL there, resumed.
+    """Run TARGET undisturbed to find its boundaries. Then run it once per boundary, kill it there, and resume it.
 
-    Reports what was repeated. Every process works in a folder of its own: what tools write below the working folder
-    is compared, and deleted afterwards. Every trial is a run with a new id. At late_tool_effect the request of the
-    killed process takes effect only after its reconcile hook has looked for it, or after the call was made again with
-    its key. Code 7 when something is not as declared or a tool could be neither tried nor compared, 1 when the
+    Reports what was repeated. Every process works in its own folder: the files that tools write below the working
+    folder are compared, and deleted afterwards. Every trial is a run with a new id. At late_tool_effect the request of
+    the killed process takes effect only after its reconcile hook has looked for it, or after the call was made again
+    with its key. Code 7 when something is not as declared or a tool could be neither tried nor compared, 1 when the
     undisturbed run fails.
     """
     args, kwargs = arguments(pairs_given, input_text)
@@ -142,9 +142,9 @@ def command(
 def _check_writable(report: Path) -> None:
     """InvalidInput if the report cannot be written. This is checked before the trials, because they take minutes."""
     if report.suffix.lower() not in (".html", ".htm"):
-        raise InvalidInput(f"--report {report}: it is a page; name a file that ends in .html")
+        raise InvalidInput(f"--report {report}: the report is a page; name a file that ends in .html")
     if report.exists() and not _is_ours(report):
-        raise InvalidInput(f"--report {report}: it is there, and no page of a crash test; name another file")
+        raise InvalidInput(f"--report {report}: this file is not the page of a crash test; name another file")
     if not report.parent.is_dir():
         raise InvalidInput(f"--report {report}: there is no folder {report.parent}; make it first")
     if not os.access(report if report.exists() else report.parent, os.W_OK):
@@ -188,7 +188,7 @@ def _with_command(report: Report, url: str | None) -> Report:
 
 
 def _asked(ledger: str) -> Callable[[Path], Any]:
-    """A function that calls the user's ledger function, with the trial's folder if it has a parameter."""
+    """A function that calls the user's ledger function, with the trial's folder if that function has a parameter."""
     if not ledger.rpartition(":")[0]:
         raise InvalidInput(f"--ledger {ledger}: it names no function; write FILE.py:FUNCTION")
     function = load_function(ledger)
@@ -246,7 +246,7 @@ def _progress() -> Iterator[Callable[[int, int, str], None]]:
     rich = importlib.import_module("rich.progress")
     columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeRemainingColumn())
     console = importlib.import_module("rich.console").Console(stderr=True)
-    # No auto_refresh, which starts a thread: this process forks, and a fork does not copy the threads.
+    # auto_refresh would start a thread. This process forks, and a process with threads cannot fork safely.
     with rich.Progress(*columns, console=console, auto_refresh=False, transient=True) as bar:
         task = bar.add_task("undisturbed", total=None)
 

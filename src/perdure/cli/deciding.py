@@ -30,12 +30,12 @@ def decider_options(function: F) -> F:
     options = (
         by_option("Who decides."),
         click.option(
-            "--role", "roles", multiple=True, metavar="R", help="A role that they have, beside those in the settings; may be repeated."
+            "--role", "roles", multiple=True, metavar="R", help="A role of this person, besides the roles in the settings; may be repeated."
         ),
         click.option(
-            "--digest", metavar="D", help="What you have seen, as `perdure approvals` shows it: refused if it is about something else."
+            "--digest", metavar="D", help="The digest that `perdure approvals` shows: refused if the approval is about something else."
         ),
-        click.option("--tenant", metavar="NAME", help="Whose approval it must be; another tenant's is not found."),
+        click.option("--tenant", metavar="NAME", help="The tenant of the approval; an approval of another tenant is not found."),
     )
     for option in reversed(options):
         function = option(function)

@@ -69,7 +69,7 @@ class Stage:
         ended = self._ended(1, process)
         if ended.code != -signal.SIGKILL:
             common.fail(
-                f"the demo's first process ended by itself with code {ended.code}; its words are in {self.folder}/process-1.log",
+                f"the demo's first process ended by itself with code {ended.code}; its output is in {self.folder}/process-1.log",
                 common.FAILED,
             )
         return ended
@@ -118,7 +118,7 @@ class Stage:
     @contextmanager
     def _started(self, number: int, arguments: Sequence[str], env: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
         """Start the process. At the end of the `with` block the process has ended."""
-        with self._words(number, "out").open("wb") as out, self._words(number, "log").open("wb") as log:
+        with self._output_file(number, "out").open("wb") as out, self._output_file(number, "log").open("wb") as log:
             process = subprocess.Popen(
                 self._perdure(arguments), cwd=self.folder, env={**self._env, **env}, stdin=subprocess.DEVNULL, stdout=out, stderr=log
             )
@@ -131,9 +131,9 @@ class Stage:
             process.wait()
 
     def _ended(self, number: int, process: subprocess.Popen[bytes]) -> Ended:
-        return Ended(process.pid, process.returncode, self._words(number, "out").read_text())
+        return Ended(process.pid, process.returncode, self._output_file(number, "out").read_text())
 
-    def _words(self, number: int, kind: str) -> Path:
+    def _output_file(self, number: int, kind: str) -> Path:
         return self.folder / f"process-{number}.{kind}"
 
     def _watch(self, process: subprocess.Popen[bytes], who: str, until: Callable[[], bool]) -> None:
@@ -144,9 +144,7 @@ class Stage:
                 show(self.counts("requests"), self.counts("effects"))
                 if time.monotonic() > give_up:
                     process.kill()
-                    common.fail(
-                        f"the demo's {who} has not come to its end within {LONGEST_S:g} s; its words are in {self.folder}", common.FAILED
-                    )
+                    common.fail(f"the demo's {who} has not ended within {LONGEST_S:g} s; its output is in {self.folder}", common.FAILED)
                 time.sleep(LOOK_EVERY_S)
 
     def _ledger(self, what: str, step: str) -> Path:
@@ -294,12 +292,12 @@ def _settled(events: Sequence[Mapping[str, Any]], was_inside: bool) -> str:
     "--dir",
     "folder",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Work here, in a new or empty folder; else in a temporary one.",
+    help="A new or empty folder to work in. Default: a temporary folder.",
 )
 @click.option(
     "--kill-at", "kill_at", type=click.Choice(STEPS), default="shift_traffic", show_default=True, help="Kill the process inside this step."
 )
-@click.option("--fast", is_flag=True, help="Do not slow down for the eye.")
+@click.option("--fast", is_flag=True, help="Do not slow down for the viewer.")
 @common.json_option
 def command(folder: Path | None, kill_at: str, fast: bool, as_json: bool) -> int:
     """See a run survive kill -9.
@@ -404,7 +402,7 @@ def _show_verdict(folder: Path, ok: bool, seconds: float) -> None:
     for typed, why in (
         (f"perdure show {RUN}", "the run and its calls"),
         (f"perdure events {RUN}", "the whole journal"),
-        ("cat world/effects/*.log", "what really happened, in the world's own words"),
+        ("cat world/effects/*.log", "what really happened, recorded by the world"),
         (f"perdure replay {RUN}", "the same decisions again, from the journal alone"),
         ("perdure demo --kill-at migrate_schema", "kill the process in another step"),
     ):

@@ -101,8 +101,8 @@ def _undos(store: Reading) -> Check:
     rows = (row for one in open_ for row in all_rows(store, Filter(one)) if row.holder is None)
     left = [undone for row in rows if (undone := undone_by(row.run_id)) is not None]
     if not left:
-        return Check("undo", "ok", "no undo has been left half done")
-    return Check("undo", "warn", f"{plural(len(left), 'undo')} half done: of {', '.join(left[:5])}", shell.command("undo", left[0]))
+        return Check("undo", "ok", "no undo is unfinished")
+    return Check("undo", "warn", f"{plural(len(left), 'undo')} unfinished: of {', '.join(left[:5])}", shell.command("undo", left[0]))
 
 
 def _webhook(settings: Settings) -> Check:
@@ -114,13 +114,13 @@ def _webhook(settings: Settings) -> Check:
     try:
         endpoint = Endpoint(settings.webhook_url, settings.webhook_secret, settings.webhook_hosts)
     except InvalidInput as error:
-        return Check("webhook", "FAIL", f"no notice can be sent: {error}", "set it right where the workers run; notices wait until then")
-    return Check("webhook", "ok", f"{endpoint.place}, signed; seen from here, the workers have settings of their own")
+        return Check("webhook", "FAIL", f"no notice can be sent: {error}", "correct it where the workers run; notices wait until then")
+    return Check("webhook", "ok", f"{endpoint.place}, signed, by the settings of this process; workers may have other settings")
 
 
 def _notices(facts: dict[str, str]) -> Check:
     failing = int(facts["notices_failing"])
     if not failing:
-        return Check("notices", "ok", "none has failed to go out")
+        return Check("notices", "ok", "no notice has failed to be sent")
     found = f"{plural(failing, 'notice')} could not be sent yet; the last one: {facts['notice_error']}"
-    return Check("notices", "warn", found, "see to the receiver; a worker tries again, with growing pauses")
+    return Check("notices", "warn", found, "check the receiver; a worker tries again, with growing pauses")

@@ -35,7 +35,7 @@ def server_checks(settings: Settings, inside: Callable[[Reading], Iterator[Check
         with common.existing_runs(settings.url) as store:
             yield from inside(store)
     except PerdureError as error:
-        yield Check("database", "FAIL", str(error), "nothing else can be looked at before this is set right")
+        yield Check("database", "FAIL", str(error), "correct this first; nothing else can be checked before")
 
 
 def _server(settings: Settings) -> Generator[Check, None, bool]:
@@ -58,9 +58,9 @@ def _server(settings: Settings) -> Generator[Check, None, bool]:
 
 def _schema(health: Health) -> Check:
     if health.version is None:
-        return Check("schema", "warn", f"there is a journal in schema {health.schema}, which this user may not look at: see rights")
+        return Check("schema", "warn", f"there is a journal in schema {health.schema}, which this user may not read: see rights")
     if not health.version:
-        return Check("schema", "warn", f"there is no journal in schema {health.schema} yet", "perdure migrate makes it")
+        return Check("schema", "warn", f"there is no journal in schema {health.schema} yet", "perdure migrate creates it")
     found = f"version {health.version} of {health.latest}"
     if health.version == health.latest:
         return Check("schema", "ok", found)
@@ -70,13 +70,11 @@ def _schema(health: Health) -> Check:
 
 def _durability(settings: dict[str, str]) -> Iterator[Check]:
     if settings["fsync"] != "on":
-        yield Check(
-            "fsync", "FAIL", "off: the server forgets at the next power loss what it has acknowledged, or worse", "set fsync = on there"
-        )
+        yield Check("fsync", "FAIL", "off: a power loss can lose acknowledged commits, or damage the database", "set fsync = on there")
     else:
         yield Check("fsync", "ok", "on")
     if settings["full_page_writes"] != "on":
-        found = "off: a page that was half written at a power loss stays so, unless the file system rules that out"
+        found = "off: a power loss can leave a page half written, unless the file system prevents that"
         yield Check("page writes", "warn", found, "set full_page_writes = on there")
     else:
         yield Check("page writes", "ok", "full")
@@ -89,7 +87,7 @@ def _commits(commits: str, standbys: str) -> Check:
         return Check("commits", "warn", found, "ALTER ROLE … SET synchronous_commit = on")
     if not standbys:
         return Check(
-            "commits", "ok", f"{commits}, no synchronous standby: they survive a crash of the server, a failover may lose the last ones"
+            "commits", "ok", f"{commits}, no synchronous standby: commits survive a crash of the server, a failover may lose the last ones"
         )
     return Check("commits", "ok", f"{commits}, with {standbys}")
 
@@ -97,7 +95,7 @@ def _commits(commits: str, standbys: str) -> Check:
 def _clock(ahead_us: int) -> Check:
     found = f"the server's clock is {abs(ahead_us) / 1e6:.3f} s {'ahead of' if ahead_us >= 0 else 'behind'} this machine's"
     if abs(ahead_us) > CLOCK_OFF_US:
-        return Check("server clock", "warn", found, "set both by NTP; leases and timers go by the server's")
+        return Check("server clock", "warn", found, "set both by NTP; leases and timers use the server's clock")
     return Check("server clock", "ok", found)
 
 
@@ -114,8 +112,8 @@ def _doorbell(hears: bool, direct: bool) -> Check:
         return Check(
             "doorbell", "ok", "LISTEN works" + ("" if direct else ", through a proxy or a local socket: statements are not prepared")
         )
-    found = "LISTEN is not heard: a proxy that pools transactions is in between"
-    lost = "it works, and is slower to notice: news after up to 0.25 s, a death on another machine when its lease runs out"
+    found = "LISTEN does not work: the connection goes through a proxy that pools transactions"
+    lost = "workers notice changes up to 0.25 s later, and a death on another machine only when its lease ends"
     return Check("doorbell", "warn", found, f"{lost}; connect to the server itself, or pool by session")
 
 
@@ -144,8 +142,8 @@ def _vacuum(health: Health) -> Iterator[Check]:
     else:
         yield Check("autovacuum", "ok", "on" if worst is None else f"on; {worst.dead:,} dead rows in {worst.table}")
     if health.oldest is None or health.oldest.age_us < LONG_US:
-        yield Check("transactions", "ok", "none that this user can see has been open for long")
+        yield Check("transactions", "ok", "no transaction that this user can see has been open for long")
         return
     old = health.oldest
-    found = f"process {old.pid} of the server ({old.program or 'no name'}, {old.state}) has had one open for {span(old.age_us)}"
-    yield Check("transactions", "warn", found, f"nothing is cleared away while it is: end it, SELECT pg_terminate_backend({old.pid})")
+    found = f"process {old.pid} of the server ({old.program or 'no name'}, {old.state}) has had a transaction open for {span(old.age_us)}"
+    yield Check("transactions", "warn", found, f"vacuum removes nothing while it is open: end it, SELECT pg_terminate_backend({old.pid})")

@@ -37,7 +37,7 @@ def file_checks(settings: Settings, inside: Callable[[Reading], Iterator[Check]]
         yield Check("database", "ok", f"{settings.url}: in memory, gone with its process")
         return
     if not path.exists():
-        yield Check("database", "warn", f"there is no file {path} yet", "perdure run makes it; --url or PERDURE_URL names another")
+        yield Check("database", "warn", f"there is no file {path} yet", "perdure run creates it; --url or PERDURE_URL names another")
         return
     yield from _file(path)
     folder = _workers_folder(path)
@@ -47,7 +47,7 @@ def file_checks(settings: Settings, inside: Callable[[Reading], Iterator[Check]]
     try:
         yield from _database(settings, path, inside)
     except PerdureError as error:
-        yield Check("database", "FAIL", str(error), "nothing else can be looked at before this is set right")
+        yield Check("database", "FAIL", str(error), "correct this first; nothing else can be checked before")
 
 
 def _sqlite() -> Check:
@@ -64,9 +64,7 @@ def _file(path: Path) -> Iterator[Check]:
     log_size = log.stat().st_size if log.exists() else 0
     yield Check("file", "ok", f"{path}: {size(found.st_size)}")
     if log_size > LARGE_LOG:
-        yield Check(
-            "log", "warn", f"{log} has {size(log_size)}", "a reader keeps it from being emptied: find who has the database open for long"
-        )
+        yield Check("log", "warn", f"{log} has {size(log_size)}", "a reader prevents its clean-up: find the process that reads for so long")
     else:
         yield Check("log", "ok", size(log_size))
     if found.st_mode & 0o077:
@@ -87,28 +85,28 @@ def _workers_folder(path: Path) -> Check:
         folder.check()
         strangers = folder.strangers()
     except StoreUnavailable as error:
-        return Check("locks", "FAIL", str(error), "nothing else can be looked at before this is set right")
+        return Check("locks", "FAIL", str(error), "correct this first; nothing else can be checked before")
     except FileNotFoundError:
-        return Check("locks", "ok", f"{folder.path} is not there yet; the first worker makes it")
+        return Check("locks", "ok", f"{folder.path} does not exist yet; the first worker creates it")
     except OSError as error:
         return Check("locks", "ok", f"{folder.path} is closed to this user ({error.strerror})")
     if strangers:
         some = ", ".join(strangers[:5])
-        way_out = f"no worker believes them; find out who put them there, then: cd {shell.quote(str(folder.path))} && rm -- {' '.join(map(shell.quote, strangers[:5]))}"
-        return Check("locks", "warn", f"{folder.path} holds what no worker of yours has made: {some}", way_out)
-    return Check("locks", "ok", f"{folder.path}: nobody else can write to it")
+        way_out = f"workers ignore them; find out who put them there, then: cd {shell.quote(str(folder.path))} && rm -- {' '.join(map(shell.quote, strangers[:5]))}"
+        return Check("locks", "warn", f"{folder.path} has files that none of your workers made: {some}", way_out)
+    return Check("locks", "ok", f"{folder.path}: no other user can write to it")
 
 
 def _space(folder: Path) -> Check:
     free = shutil.disk_usage(folder).free
     if free < NO_SPACE:
-        return Check("disk", "FAIL", f"{size(free)} free in {folder}", "make room: runs stop, and lose nothing, when the disk is full")
+        return Check("disk", "FAIL", f"{size(free)} free in {folder}", "free space: when the disk is full, runs stop, and lose nothing")
     if free < LITTLE_SPACE:
-        return Check("disk", "warn", f"{size(free)} free in {folder}", "make room soon: runs stop when the disk is full")
+        return Check("disk", "warn", f"{size(free)} free in {folder}", "free space soon: runs stop when the disk is full")
     return Check("disk", "ok", f"{size(free)} free")
 
 
-# -- inside -----------------------------------------------------------------------------------------------------------
+# -- the database -----------------------------------------------------------------------------------------------------
 def _database(settings: Settings, path: Path, inside: Callable[[Reading], Iterator[Check]]) -> Iterator[Check]:
     require_journal(path)
     version, latest = sqlite_version(path), len(MIGRATIONS)

@@ -51,7 +51,7 @@ def _needs(store: Reading, row: RunRow, url: str | None) -> Iterator[str]:
         yield short_of_budget(store, row, sorted(broke), url)
     for one in (row, *store.family(row.run_id)):
         if one.run_id in broke:
-            continue  # the line of short_of_budget is for all these runs
+            continue  # short_of_budget makes one line for all these runs
         if one.status == "waiting_approval":
             for asked in store.approvals(ApprovalFilter(run_id=one.run_id, limit=SHOWN + 1)):
                 yield "   or: ".join(commands(store, asked, common.now_us(), url))
@@ -65,12 +65,12 @@ def _needs(store: Reading, row: RunRow, url: str | None) -> Iterator[str]:
 
 
 def short_of_budget(store: Reading, row: RunRow, broke: list[str], url: str | None) -> str:
-    """One line about the children that this run's budget stopped, with the command that lets all of them continue."""
+    """One line about the children that this run's budget stopped, with the command that continues all of them."""
     over = fold(store.read(broke[0])).over
-    who = f"child {broke[0]} stands" if len(broke) == 1 else f"{len(broke):,} children stand"
+    who = f"child {broke[0]} was" if len(broke) == 1 else f"{len(broke):,} children were"
     what = over.what if over is not None else "usd"
     unpause = shell.command("unpause", row.run_id)
-    return f"{who} still for the budget of {row.run_id}: {unpause} {shell.quote(f'--add-{what}')} N{common.url_words(url)}"
+    return f"{who} stopped by the budget of {row.run_id}: {unpause} {shell.quote(f'--add-{what}')} N{common.url_words(url)}"
 
 
 def _all(store: Reading, row: RunRow, url: str | None) -> str:
@@ -81,7 +81,7 @@ def _all(store: Reading, row: RunRow, url: str | None) -> str:
 
 
 def stuck_child(store: Reading, row: RunRow) -> RunRow | None:
-    """A run below that needs attention, if the run waits and no run below can wake it; else None."""
+    """A run below this run that needs attention. None if this run does not wait, or a run below can still wake it."""
     if row.status != "waiting" or row.ready_at is not None or row.holder is not None:
         return None
     family = store.family(row.run_id)
@@ -118,7 +118,7 @@ def stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
         loop.call_soon_threadsafe(stop.set)
         try:
             # Use os.write: this handler may have interrupted a print, and the buffer of a stream is not reentrant.
-            os.write(2, f"perdure: {signal.Signals(number).name}: draining; once more ends it at once\n".encode())
+            os.write(2, f"perdure: {signal.Signals(number).name}: draining; a second signal ends it at once\n".encode())
         except OSError:
             pass  # stderr is closed; the run must still be released
 
@@ -149,7 +149,7 @@ async def drive_or_follow(app: Perdure, run_id: str, *, not_before: int = 0) -> 
             if row.holder is None or row.status in FINISHED or stop.is_set():
                 return row
             if not told:
-                common.note(common.clean(f"perdure: run {run_id} is with the worker {holder_name(app, row)}; waiting for it"))
+                common.note(common.clean(f"perdure: run {run_id} is held by the worker {holder_name(app, row)}; waiting for it"))
                 told = True
             await _while_held(app, row, stop)
             row = await _status(app, run_id, stop)
@@ -188,7 +188,7 @@ async def _status(app: Perdure, run_id: str, stop: asyncio.Event) -> RunRow:
             if stop.is_set():
                 raise
             # Try again: another worker may be driving the run, or will drive it when the database is available again.
-            log.warning("run %s: cannot look how it is: %s; trying again", run_id, error)
+            log.warning("run %s: cannot read its status: %s; trying again", run_id, error)
             await _pause(_LOOK_AGAIN_S, stop)
 
 
@@ -230,7 +230,7 @@ async def _show(app: Perdure, run_id: str) -> None:
             common.note(common.clean(f"  {said}"))
 
 
-# -- how it ended -----------------------------------------------------------------------------------------------------
+# -- how the run ended ------------------------------------------------------------------------------------------------
 def finish(app: Perdure, row: RunRow, *, as_json: bool, url: str | None) -> int:
     """Print the run's output. If there is no output, print why, and what to type. Return the exit code."""
     from perdure.inspect.text import places
@@ -258,7 +258,7 @@ def finish(app: Perdure, row: RunRow, *, as_json: bool, url: str | None) -> int:
 
 def _stuck(app: Perdure, row: RunRow, child: RunRow, url: str | None) -> str:
     if child.attention == "budget" and child.run_id in app.reading.over_budget(row.run_id):
-        return f"run {row.run_id} waits for children that its budget does not suffice for; {command('why', row.run_id, url)} tells more"
+        return f"run {row.run_id} waits for children that its budget has stopped; {command('why', row.run_id, url)} tells more"
     return f"run {row.run_id} waits for {child.run_id}, which needs attention; next: {command('why', child.run_id, url)}"
 
 
@@ -284,7 +284,7 @@ def _sentence(app: Perdure, row: RunRow, last: Event | None, url: str | None) ->
     if row.status == "needs_attention":
         return f"{run} needs attention: {row.error or row.waiting_for or 'see why'}; next: {command('why', row.run_id, url)}"
     if row.holder is not None:
-        return f"{run} is with the worker {holder_name(app, row)}; {command('why', row.run_id, url)} tells how it goes on"
+        return f"{run} is held by the worker {holder_name(app, row)}; {command('why', row.run_id, url)} tells how it goes on"
     if row.status == "paused":
         return f"{run} is paused; let it go on: {command('unpause', row.run_id, url)}"
     if row.status == "waiting_approval":
@@ -294,7 +294,7 @@ def _sentence(app: Perdure, row: RunRow, last: Event | None, url: str | None) ->
     if row.status == "waiting":
         return f"{run} waits: {row.waiting_for}; a worker goes on with it when it is time, or here: {resume}"
     if row.ready_at is not None and row.ready_at > common.now_us():
-        return f"{run} is not to begin before {common.iso(row.ready_at)}; a worker begins it then, or here: {resume}"
+        return f"{run} must not begin before {common.iso(row.ready_at)}; a worker begins it then, or here: {resume}"
     return f"{run} is {row.status} and was released; a worker goes on with it, or here: {resume}"
 
 

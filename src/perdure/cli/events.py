@@ -22,7 +22,7 @@ PAGE = 500
 
 @click.command("events")
 @common.run_argument
-@click.option("--follow", is_flag=True, help="Go on with what happens, until the run ends.")
+@click.option("--follow", is_flag=True, help="Also print new events, until the run ends.")
 @click.option("-n", "--last", type=click.IntRange(min=0), metavar="N", help="Only the last N events.")
 @click.option("--all", "whole", is_flag=True, help=f"All events on a terminal, too. Without it, a terminal shows the last {common.SHOWN}.")
 @common.url_option

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 @click.command("export")
 @common.run_argument
 @click.argument("target", metavar="[TARGET]", required=False)
-@click.option("-o", "--output", metavar="FILE", help="Where to; without it the file goes to stdout.")
-@click.option("--test", metavar="FILE.py", help="Also write a test: that TARGET still does what this run did. The export lies beside it.")
+@click.option("-o", "--output", metavar="FILE", help="The file to write. Default: stdout.")
+@click.option("--test", metavar="FILE.py", help="Also write a test that TARGET still does what this run did; the export goes beside it.")
 @common.url_option
 def command(run_id: str, target: str | None, output: str | None, test: str | None, url: str | None) -> None:
     """Write RUN, its children and its undo to one file, which `verify --export` and `replay --export` read.
@@ -85,7 +85,7 @@ def _compared(draft: Path, target: Target, where: str) -> list[str]:
     recording = recorded(draft)
     if target.agent.name != recording.agent:
         raise UnknownAgent(
-            f"run {recording.run_id} is of agent {recording.agent!r}, and {where} is agent {target.agent.name!r}; name the one that it is of"
+            f"run {recording.run_id} belongs to agent {recording.agent!r}, but {where} is agent {target.agent.name!r}; name the right agent"
         )
     known = {**_loaded(), **{agent.name: agent for agent in reversed(with_children([target.agent]))}}
     targets = [where]
@@ -93,7 +93,7 @@ def _compared(draft: Path, target: Target, where: str) -> list[str]:
         found = _importable(known[name], target, where) if name in known else None
         if found is None:
             raise InvalidInput(
-                f"run {recording.run_id} has children of agent {name!r}, and {where} does not tell where to import that from; "
+                f"run {recording.run_id} has children of agent {name!r}, and {where} does not show where to import it from; "
                 "export the run without --test, and write the test by hand: recorded(FILE).replay(agent, its_child)"
             )
         targets.append(found)
@@ -103,7 +103,7 @@ def _compared(draft: Path, target: Target, where: str) -> list[str]:
         recording.rerun(*agents).check()
     except Changed as changed:
         raise common.ExitWith(
-            f"{where} does not do any more what run {recording.run_id} did, and no test was written: {changed}", common.DIFFERENT
+            f"{where} no longer does what run {recording.run_id} did, so no test was written: {changed}", common.DIFFERENT
         ) from None
     return targets
 

@@ -35,9 +35,9 @@ def which_approval(store: Reading, given: str, tenant: str | None) -> ApprovalRo
     if found is not None and tenant in (None, found.tenant):
         return found
     begins = given.removeprefix(_PREFIX)
-    nothing = f"there is no approval {given}; `perdure approvals` shows those that there are"
+    nothing = f"there is no approval {given}; `perdure approvals` lists them"
     if given == begins or len(begins) < SHORTEST_PREFIX:
-        raise NotFound(f"{nothing}, and an id may be cut to {_PREFIX} and its first {SHORTEST_PREFIX} characters, not shorter")
+        raise NotFound(f"{nothing}, and an id may be cut to {_PREFIX} and its first {SHORTEST_PREFIX} characters, but not more")
     # Search the settled approvals too: if the user types the beginning of an old id, a new approval with the same
     # beginning must not be decided.
     alike = [row for row in store.approvals(ApprovalFilter(status=None, tenant=tenant, limit=_ALL)) if row.approval.startswith(given)]
@@ -93,7 +93,7 @@ def show(store: Reading, row: ApprovalRow, now: int, url: str | None) -> None:
     for line in _input(store, row, url):
         common.out(f"      {line}")
     if request.reason:
-        words = "as the tool's policy has it" if request.tool else "in the agent's words"
+        words = "from the tool's policy" if request.tool else "in the agent's words"
         common.out(f"    reason, {words}: {common.clean(_cut(request.reason))}")
     _field("decides", _deciders(row))
     if request.editable:
@@ -163,7 +163,7 @@ def _deciders(row: ApprovalRow) -> str:
     standing, request = row.standing, row.standing.request
     who = ", ".join(request.by) or "anybody"
     votes = f"; {standing.agreed} of {request.quorum} have agreed" + (f" ({', '.join(standing.voters)})" if standing.voters else "")
-    eyes = "; not whoever the run acts for" if request.four_eyes else ""
+    eyes = "; not the person for whom the run acts" if request.four_eyes else ""
     return who + (votes if request.quorum > 1 else "") + eyes
 
 

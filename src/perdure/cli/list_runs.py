@@ -38,7 +38,7 @@ def _print(found: Crew, now: int) -> None:
     if found.workers:
         common.table(("worker", "state", "since", "lease", "runs", "serves", "queues"), [_member(one, now) for one in found.workers])
     else:
-        common.note("no worker has signed on: perdure worker FILE.py starts one")
+        common.note("there is no worker: perdure worker FILE.py starts one")
     if found.queues:
         common.out()
         common.table(("queue", "ready", "oldest waits", "held", "tenants"), [_queue(one) for one in found.queues])
@@ -53,7 +53,7 @@ def _member(one: WorkerView, now: int) -> tuple[str, ...]:
         one.name,
         "alive" if one.alive else f"dead, or silent for {silent}",
         moment(one.since, now),
-        f"{left} left" if one.alive else "ran out" if one.lease_left_s <= 0 else f"{left} left, and not waited for",
+        f"{left} left" if one.alive else "ran out" if one.lease_left_s <= 0 else f"{left} left, but its runs can be claimed",
         f"{one.runs:,}",
         ", ".join(one.serves) or "nothing",
         "all" if one.queues is None else ", ".join(one.queues),
@@ -76,17 +76,17 @@ def _queue(one: Lag) -> tuple[str, ...]:
     "--unserved", "stuck", is_flag=True, help="Only unfinished runs that no live worker can go on with, or whose worker is dead or silent."
 )
 @click.option("--workers", "who_works", is_flag=True, help="Instead of runs: the workers with their leases, and the queues.")
-@click.option("--limit", type=click.IntRange(min=1, max=1_000_000), default=50, show_default=True, metavar="N", help="At most so many.")
+@click.option("--limit", type=click.IntRange(min=1, max=1_000_000), default=50, show_default=True, metavar="N", help="At most N runs.")
 @common.url_option
 @common.json_option
 def command(
     status: str | None, agent: str | None, tenant: str | None, stuck: bool, who_works: bool, limit: int, url: str | None, as_json: bool
 ) -> None:
-    """Runs, newest first. `perdure why RUN` tells all about one of them."""
+    """Runs, newest first. `perdure why RUN` tells all about one run."""
     settings = common.settings_with(url=url)
     if who_works:
         if status or agent or tenant or stuck:
-            raise InvalidInput("--workers lists no runs, so that nothing about runs can be asked for with it; use one of them")
+            raise InvalidInput("--workers lists no runs, so leave out the options that select runs")
         show_crew(settings, as_json)
         return
     wanted = Filter(status, agent, tenant, limit + 1)
@@ -128,9 +128,9 @@ def _about(row: RunRow, workers: Sequence[WorkerRow], groups: Mapping[str, Group
     own = row.error if row.status in ("failed", "needs_attention") else row.waiting_for
     if row.status == "queued" and row.ready_at is not None and row.ready_at > now:
         own = f"not before {clock(row.ready_at, now)}"
-    nobody = gap(row, workers) if stuck else stranded(row, workers, now)
+    unclaimed = gap(row, workers) if stuck else stranded(row, workers, now)
     suspect = f"a suspect: {deaths_words(row)}" if waits_as_suspect(row, workers, groups, now) else None
-    return "; ".join(words for words in (clip(own or "", 60), nobody, suspect) if words)
+    return "; ".join(words for words in (clip(own or "", 60), unclaimed, suspect) if words)
 
 
 def _worker(row: RunRow, workers: Sequence[WorkerRow]) -> str:

@@ -42,7 +42,7 @@ def command(check: bool, url: str | None, as_json: bool) -> int:
             f"{before.where} has schema version {before.version}, this perdure knows {before.latest}: upgrade perdure, nothing was changed"
         )
     if not check:
-        # To open the database migrates it, with one transaction for each version.
+        # Opening the database migrates it, with one transaction for each version.
         common.open_with(settings).close()
     after = before if check else look(settings)
     if as_json:

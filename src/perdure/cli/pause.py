@@ -37,7 +37,7 @@ def command(run_id: str, reason: str | None, by: str | None, url: str | None, as
     on = shell.command("unpause", run_id) + common.url_words(url)
     if stood_still and row.status == "paused":
         # A second pause records nothing. If the user gave a reason, say that this reason is not recorded.
-        kept = "; the reason stays the one that was given first" if reason is not None else ""
+        kept = "; the first reason stays" if reason is not None else ""
         common.out(common.clean(f"run {run_id} is paused already{kept}; let it go on: {on}"))
     elif row.status == "paused":
         common.out(common.clean(f"run {run_id} is paused; let it go on: {on}"))

@@ -36,7 +36,7 @@ def show_order(agent: Agent[Any, Any], target: str, given: Arguments | None, *, 
         common.out_json({"plan": agent.name, "version": agent.version, "digest": plan.digest, "params": plan.params, "steps": steps})
         return common.SUCCEEDED
     checked = "it" if given is None else "it or its arguments"
-    common.out(f"plan {agent.name}@{agent.version}: {plural(len(plan.steps), 'step')}, and nothing wrong with {checked}")
+    common.out(f"plan {agent.name}@{agent.version}: {plural(len(plan.steps), 'step')}, no problem in {checked}")
     for name, declared in plan.params.items():
         default = f" (default {common.to_json(declared['default'])})" if "default" in declared else ", which must be given"
         common.out(common.clean(f"  takes {name}: {declared['type']}{default}"))

@@ -19,23 +19,23 @@ _ENDED = tuple(status for status in get_args(Status) if status in FINISHED)
 
 
 @click.command("prune")
-@click.option("--older-than", "age", metavar="T", required=True, help="What ended before then: 90d, 12h ago, or an ISO time.")
+@click.option("--older-than", "age", metavar="T", required=True, help="Runs that ended before then: 90d, 12h ago, or an ISO time.")
 @click.option(
     "--status",
     "statuses",
     metavar="S,…",
     default=",".join(_ENDED),
-    help=f"Only families whose first run ended so. Default: {','.join(_ENDED)}.",
+    help=f"Only families whose first run ended with this status. Default: {','.join(_ENDED)}.",
 )
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most so many families.")
-@click.option("--dry-run", is_flag=True, help="Say how much it would be; nothing is deleted.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N families.")
+@click.option("--dry-run", is_flag=True, help="Only print how much would be deleted.")
 @common.url_option
 @common.json_option
 def command(age: str, statuses: str, limit: int | None, dry_run: bool, url: str | None, as_json: bool) -> None:
     """Delete runs that ended long ago, each with its children and its undo: all of them or none.
 
-    Never a family with an unfinished run or with a notice that was not sent. A tombstone stays: the id is not used
-    again, and `show` says when the run was pruned.
+    A family with an unfinished run, or with a notice that was not sent, is never deleted. A tombstone of each run
+    stays: the id is not used again, and `show` says when the run was pruned.
     """
     wanted = _statuses(statuses)
     with common.existing_store(url) as store:
@@ -66,7 +66,7 @@ def _statuses(text: str) -> list[str]:
     wanted = [one.strip() for one in text.split(",") if one.strip()]
     if not wanted or not set(wanted) <= FINISHED:
         raise InvalidInput(
-            f"--status {text!r:.60} is not a way to end: only {', '.join(_ENDED)} can be pruned, several with commas between"
+            f"--status {text!r:.60} is not the status of an ended run; one or more of {', '.join(_ENDED)}, with commas between"
         )
     return wanted
 

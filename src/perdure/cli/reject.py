@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def command(approval: str, reason: str, url: str | None, as_json: bool, **who: Any) -> None:
     """Reject the approval ID, which may be cut to its first 6 characters after "ap-".
 
-    One rejection is enough, whatever the quorum.
+    One rejection is enough, for any quorum.
     """
 
     async def no(app: Perdure, found: str, voter: dict[str, Any]) -> ApprovalRow:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 @click.command("replay")
 @click.argument("words", nargs=-1, required=True, metavar="RUN [TARGET]")
-@click.option("--export", "file", metavar="FILE", help="The runs in a file of `perdure export`, instead of RUN; the words are TARGETs.")
-@click.option("--all", "every", is_flag=True, help="Every run that this code has to do with, instead of one RUN.")
-@click.option("--tools", metavar="FILE.py", help="Where the tools are that a plan's file names, if TARGET is one.")
+@click.option("--export", "file", metavar="FILE", help="Check the runs in a file of `perdure export`; all arguments are TARGETs then.")
+@click.option("--all", "every", is_flag=True, help="Check every run of the agents of TARGET, instead of one RUN.")
+@click.option("--tools", metavar="FILE.py", help="If TARGET is a plan: the file with its tools.")
 @common.url_option
 @common.json_option
 def command(words: tuple[str, ...], file: str | None, every: bool, tools: str | None, url: str | None, as_json: bool) -> int:
@@ -74,12 +74,14 @@ def _exported(file: str, words: tuple[str, ...], tools: str | None, settings: Se
     targets = with_children([loaded.agent for target in words for loaded in load_targets(target, tools)])
     agents = {agent.name: agent for agent in reversed(targets)}  # if two agents have one name, the first counts
     if exported.root.agent not in agents:
-        raise UnknownAgent(f"{file} is of agent {exported.root.agent!r}, and {' '.join(words)} has {', '.join(agents)}; name the right one")
+        raise UnknownAgent(
+            f"{file} is of agent {exported.root.agent!r}, but {' '.join(words)} has {', '.join(agents)}; name the right agent"
+        )
     different = 0
     for run in exported.runs.values():
         agent = agents.get(run.agent)
         if agent is None:
-            common.note(common.clean(f"run {run.run_id} left out: it is of agent {run.agent}, which {' '.join(words)} does not have"))
+            common.note(common.clean(f"run {run.run_id} left out: it belongs to agent {run.agent}, which {' '.join(words)} does not have"))
             continue
         make = partial(agent.machine_of, load=exported.load, max_steps=settings.max_steps)
         found = compare(run.run_id, run.events, run.state, make, exported.load)
@@ -100,9 +102,7 @@ def _one(
     target = words[1] if len(words) == 2 else recorded_target(store, row, settings.url, "replay", options)
     agent = load_target(target, tools).agent
     if agent.name != row.agent:
-        raise UnknownAgent(
-            f"run {row.run_id} belongs to agent {row.agent!r}, and the target is agent {agent.name!r}; name the one that it belongs to"
-        )
+        raise UnknownAgent(f"run {row.run_id} belongs to agent {row.agent!r}, but the target is agent {agent.name!r}; name the right agent")
     yield row, agent
 
 
@@ -114,7 +114,7 @@ def _every(store: Reading, words: tuple[str, ...], tools: str | None) -> Iterato
 
 
 def _is_history(row: RunRow, agent: Agent[Any, Any]) -> bool:
-    """Is this a finished run of another version, which code with a declared version need not be able to replay?
+    """Is this a finished run of another version, and does the code declare its version? Then it need not replay.
 
     A version is declared if it is not the digest of the source.
     """

@@ -1,4 +1,4 @@
-"""`perdure resolve`: settle a call that is in doubt."""
+"""`perdure resolve`: resolve a call that is in doubt."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from perdure.store.api import RunRow
 @click.command("resolve")
 @common.run_argument
 @click.argument("call", type=click.IntRange(min=1), metavar="CALL")
-@click.option("--happened", metavar="JSON", help="It happened; the agent gets this as its result, and its cost is charged.")
-@click.option("--did-not-happen", is_flag=True, help="It did not happen; it is performed again.")
+@click.option("--happened", metavar="JSON", help="The call happened: the agent gets JSON as its result, and its cost is charged.")
+@click.option("--did-not-happen", is_flag=True, help="The call did not happen: it is performed again.")
 @click.option(
     "--final",
     is_flag=True,
-    help="With --did-not-happen: its request cannot arrive any more; the service has cancelled its key, for example.",
+    help="With --did-not-happen: its request can never arrive, for example because the service has cancelled its key.",
 )
 @click.option(
     "--fail",
     "failure",
     metavar="TEXT",
-    help="Record it as failed; the agent gets ToolFailed with this text. Its cost is charged: it may have happened.",
+    help="The call failed: the agent gets ToolFailed with TEXT. Its cost is charged, because it may have happened.",
 )
 @click.option("--by", metavar="WHO", help="Who says so. Default: the user of this process.")
 @click.option("--note", metavar="TEXT", help="How you know; a note for the journal.")
@@ -48,7 +48,7 @@ def command(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Settle CALL of RUN, which is in doubt, with exactly one of --happened, --did-not-happen and --fail."""
+    """Resolve CALL of RUN, which is in doubt, with exactly one of --happened, --did-not-happen and --fail."""
     if (happened is not None) + did_not_happen + (failure is not None) != 1:
         raise InvalidInput(f"call {call} needs exactly one answer: --happened JSON, --did-not-happen or --fail TEXT")
     if final and not did_not_happen:

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 @click.command("resume")
 @common.run_argument
 @click.argument("target", metavar="[TARGET]", required=False)
-@click.option("--tools", metavar="FILE.py", help="Where the tools are that a plan's file names, if TARGET is one.")
-@click.option("--adopt", is_flag=True, help="Let this code go on with a run that was begun with another version of it; it is recorded.")
-@click.option("--no-wait", is_flag=True, help="Leave with code 3 for any wait, its own timers and retries too.")
+@click.option("--tools", metavar="FILE.py", help="If TARGET is a plan: the file with its tools.")
+@click.option("--adopt", is_flag=True, help="Let this code continue a run of another version; the journal records this.")
+@click.option("--no-wait", is_flag=True, help="Exit with code 3 at any wait, also for timers and retries.")
 @common.url_option
 @common.json_option
 def command(run_id: str, target: str | None, tools: str | None, adopt: bool, no_wait: bool, url: str | None, as_json: bool) -> int:
-    """Drive RUN here until it finishes. A run that needs attention is requeued; of a finished run the result is shown.
+    """Drive RUN here until it ends, also if it needs attention. For a run that has ended, print the result.
 
     Without TARGET the code recorded with the run is used, if it is your own file below this folder or beside the
     database, declares the agent, and no other user can write to it or to its folder.
@@ -55,7 +55,7 @@ def _where(store: Reading, row: RunRow, target: str | None, tools: str | None, s
     run_id = row.run_id
     if (undone := undone_by(run_id)) is not None:
         # An undo has no target: `perdure undo` builds the agent of the undo from the run that is undone.
-        raise InvalidInput(f"run {run_id} is the undo of run {undone}, and goes on with: {shell.command('undo', undone)}")
+        raise InvalidInput(f"run {run_id} is the undo of run {undone}; continue it with: {shell.command('undo', undone)}")
     if tools is not None and target is None:
         whole = f"{shell.command('resume', run_id)} PLAN.toml --tools {shell.quote(tools)}"
         raise InvalidInput(f"--tools {tools} goes with the plan that they belong to: {whole}")
@@ -79,7 +79,7 @@ async def _resume(
 
 
 async def _adopt(app: Perdure, row: RunRow) -> None:
-    """Adopt the run and the unfinished runs below it, each if this process does not have the version of that run."""
+    """Adopt the run and the unfinished runs below it, except the runs whose version this process has."""
     for one in (row, *app.reading.family(row.run_id)):
         here = [served.version for served in app.versions if served.agent == one.agent]
         if here and one.version not in here:

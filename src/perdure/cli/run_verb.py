@@ -34,26 +34,26 @@ from perdure.store.postgres.driver import require_psycopg
     "--input",
     "input_text",
     metavar="JSON",
-    help="The input: an object is keyword arguments, a list positional ones, anything else the one.",
+    help="The input: an object is keyword arguments, a list is positional arguments, any other value is one argument.",
 )
-@click.option("--tools", metavar="FILE.py", help="Where the tools are that a plan's file (TARGET.toml or .json) names.")
+@click.option("--tools", metavar="FILE.py", help="The file with the tools of a plan (TARGET.toml or .json).")
 @click.option("--check", is_flag=True, help="Only check the plan, with the arguments if there are any, and print the order of its steps.")
-@click.option("--id", "run_id", metavar="ID", help="The run's id. If there is a run with it and the same input, that one is resumed.")
+@click.option("--id", "run_id", metavar="ID", help="The run's id. If a run with this id and the same input exists, it is resumed.")
 @click.option("--after", metavar="RUN", help="Continue the conversation of a ReAct run that has ended, in a new run.")
 @click.option("--tenant", default="default", show_default=True)
-@click.option("--actor", metavar="WHO", help="On whose behalf the agent acts.")
-@click.option("--queue", metavar="Q", help='The queue that it waits in. Default: the agent\'s, else "default".')
-@click.option("--priority", type=int, default=0, metavar="N", help="Of one tenant's runs in a queue the higher goes first.")
-@click.option("--not-before", metavar="T", help="Not to begin before: 10m, 2h, 1d from now, or an ISO time (UTC unless it says otherwise).")
-@click.option("--budget-usd", metavar="X", help="Dollars that it and its children may spend together.")
+@click.option("--actor", metavar="WHO", help="The person or program for whom the agent acts.")
+@click.option("--queue", metavar="Q", help='The queue of the run. Default: the agent\'s, else "default".')
+@click.option("--priority", type=int, default=0, metavar="N", help="In a queue, of one tenant's runs, the highest goes first.")
+@click.option("--not-before", metavar="T", help="Do not begin before: 10m, 2h, 1d from now, or an ISO time (UTC if it names no zone).")
+@click.option("--budget-usd", metavar="X", help="Dollars that the run and its children may spend together.")
 @click.option(
     "--on-exceed",
     type=click.Choice(get_args(OnExceed)),
-    help="When it is used up: pause until the budget is raised, or fail the call. Default: as the agent declares.",
+    help="When the budget is used up: pause until the budget is raised, or fail the call. Default: as the agent declares.",
 )
-@click.option("--detach", is_flag=True, help="Only start it, for a worker to drive; prints its id.")
+@click.option("--detach", is_flag=True, help="Only start the run, for a worker to drive, and print its id.")
 @click.option(
-    "--no-wait", is_flag=True, help="Leave with code 3 for any wait, its own timers and retries too; with 8 when a worker has it."
+    "--no-wait", is_flag=True, help="Exit with code 3 at any wait, also for timers and retries; with 8 if a worker holds the run."
 )
 @common.url_option
 @common.json_option
@@ -79,7 +79,7 @@ def command(
 ) -> int:
     """Start TARGET (FILE.py:NAME, package.module:NAME, or a plan in FILE.toml), and drive it here until it finishes.
 
-    This process waits for the run's timers and retries, and while another worker holds the run. It leaves with code 3
+    This process waits for the run's timers and retries, and while another worker holds the run. It exits with code 3
     when only something from outside can wake the run.
     """
     settings = common.settings_with(url=url)
@@ -107,7 +107,7 @@ def _history(settings: Settings, agent: Agent[Any, Any], kwargs: dict[str, Any],
     from perdure.app import Perdure
 
     if "history" not in agent.parameter_names:
-        raise InvalidInput(f"--after {after}: agent {agent.name} continues no conversation: it takes no `history`. ReAct agents do")
+        raise InvalidInput(f"--after {after}: agent {agent.name} cannot continue a conversation: it takes no `history`. ReAct agents do")
     if "history" in kwargs:
         raise InvalidInput(f"--after {after} and history both give the conversation to continue; use one of them")
 

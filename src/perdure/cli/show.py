@@ -47,7 +47,7 @@ def show_prompt(reading: RunView, number: int, load: Callable[[Payload], bytes],
 def _lines(run_id: str, number: int, whole: bytes) -> Iterator[str]:
     request: dict[str, Any] = codec.decode(whole)
     yield common.clean(f"run {run_id}, call {number}: {request.get('model')} was asked this, {plural(len(request['messages']), 'message')}")
-    yield f"made again from the journal; SHA-256 {codec.digest(whole)}, as recorded"
+    yield f"rebuilt from the journal; SHA-256 {codec.digest(whole)}, as recorded"
     options = {name: value for name, value in request.items() if name not in _SHOWN_APART}
     if options:
         yield common.clean("with " + ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in options.items()))
@@ -81,13 +81,11 @@ def _part(title: str, text: str, *more: str) -> Iterator[str]:
 
 @click.command("show")
 @common.run_argument
-@click.option(
-    "--prompt", "call", type=click.IntRange(min=1), metavar="CALL", help="Instead: what exactly the model was asked in that call."
-)
+@click.option("--prompt", "call", type=click.IntRange(min=1), metavar="CALL", help="Print the exact request of this model call instead.")
 @click.option(
     "--all", "whole", is_flag=True, help=f"All calls on a terminal, too. Without it, a terminal shows the last {common.SHOWN} of a kind."
 )
-@click.option("--at", type=click.IntRange(min=1), metavar="SEQ", help="As of this event instead of now.")
+@click.option("--at", type=click.IntRange(min=1), metavar="SEQ", help="The state right after this event, instead of now.")
 @common.url_option
 @common.json_option
 def command(run_id: str, call: int | None, whole: bool, at: int | None, url: str | None, as_json: bool) -> None:

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 @common.run_argument
 @click.argument("topic", metavar="TOPIC")
 @click.argument("payload", metavar="[JSON]", required=False)
-@click.option("--key", metavar="K", help="Counts once per topic and key, however often it is sent.")
+@click.option("--key", metavar="K", help="A second signal with the same topic and key changes nothing.")
 @by_option("Who sends it.")
 @common.url_option
 @common.json_option
 def command(run_id: str, topic: str, payload: str | None, key: str | None, by: str | None, url: str | None, as_json: bool) -> None:
-    """Send JSON (- reads it from stdin; null without it) to RUN, whose agent gets it from run.receive(TOPIC).
+    """Send JSON to RUN, whose agent gets it from run.receive(TOPIC). `-` reads JSON from stdin; the default is null.
 
-    Signals are in order per topic, and kept until the agent receives them. Code 2 when the run has ended.
+    Signals on one topic keep their order, and wait until the agent receives them. Code 2 when the run has ended.
     """
     settings = common.settings_with(url=url)
     value = _value(payload)

@@ -148,7 +148,7 @@ def load_target(target: str, tools: str | None = None) -> Target:
     If the target is the file of a plan, `tools` is the file of the plan's tools.
     """
     if tools is not None and not _is_plan(target):
-        raise InvalidInput(f"--tools {tools}: {target} is no plan's file, which would end in .toml or .json, and has its tools with it")
+        raise InvalidInput(f"--tools {tools}: {target} is not the file of a plan (.toml or .json), and only a plan needs --tools")
     found = load_targets(target, tools)
     if len(found) > 1:
         names = ", ".join(sorted(_name_of(one) for one in found))
@@ -294,7 +294,7 @@ def _judge_run(store: Reading, row: RunRow, url: str) -> _Judged:
     try:
         created = creation_of(store, row)
     except StoreCorrupt as damage:
-        look = f"{shell.command('verify', row.run_id)} tells more; no code is loaded because a changed database names it"
+        look = f"{shell.command('verify', row.run_id)} tells more; code that a changed database names is not loaded"
         return _Judged(None, problem=f"is not as it was written: {damage}; {look}; name its code")
     return _judge(created.target, url)
 
@@ -320,9 +320,9 @@ def _judge(recorded: str | None, url: str) -> _Judged:
     distrust, own = _distrust(file, url)
     if distrust is None:
         return _Judged(f"{file}:{name}" if name else str(file))
-    # If the file belongs to another user, do not put its path into the command: the user must find the code.
+    # If the file belongs to another user, do not suggest its path: the user must name the code.
     words = shell.quote(f"{file}:{name}" if name else str(file)) if own else ""
-    refused = "code is not loaded because a database names it: look at it, then"
+    refused = "a database alone must not choose code: look at it, then"
     return _Judged(None, words, f"was started from {recorded}, {distrust}; {refused}")
 
 
@@ -345,7 +345,7 @@ def _judge_plan(recorded: str, url: str) -> _Judged:
     if distrust is None:
         return _Judged(_TOOLS.join(map(str, files)))
     words = _TOOLS.join(shell.quote(str(file)) for file in files) if all(own for _, own in judged) else ""
-    refused = "code is not loaded because a database names it: look at it, then"
+    refused = "a database alone must not choose code: look at it, then"
     return _Judged(None, words, f"was started from {recorded}, {distrust}; {refused}")
 
 

@@ -33,7 +33,7 @@ def _lines(link: Link) -> list[str]:
     if link.because is not None:
         lines.append(f"     {link.because}:")
     lines.append(f"{link.step:>3}. event {link.seq}, {link.ts[:23]}Z: {link.says}")
-    lines += [f"       it had heard: {heard}" for heard in link.heard]
+    lines += [f"       it had received: {heard}" for heard in link.heard]
     if link.elsewhere is not None:
         lines.append(f"     from {link.elsewhere}")
     return lines

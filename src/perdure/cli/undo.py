@@ -34,17 +34,17 @@ _WIDTH = 100  # at most this many characters of arguments or of a result
 @click.command("undo")
 @common.run_argument
 @click.argument("target", metavar="[TARGET]", required=False)
-@click.option("--tools", metavar="FILE.py", help="Where the tools are that a plan's file names, if TARGET is one.")
-@click.option("--yes", is_flag=True, help="Undo what can be undone, without asking about what cannot.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be undone and what could not.")
+@click.option("--tools", metavar="FILE.py", help="If TARGET is a plan: the file with its tools.")
+@click.option("--yes", is_flag=True, help="Undo what can be undone, and do not ask about the rest.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be undone, and what cannot be undone.")
 @common.url_option
 @common.json_option
 def command(run_id: str, target: str | None, tools: str | None, yes: bool, dry_run: bool, url: str | None, as_json: bool) -> int:
-    """Undo RUN, which has ended: call the @tool.compensate hooks of its completed calls and of its children's.
+    """Undo RUN, which has ended: call the @tool.compensate hooks for the completed calls of RUN and of its children.
 
-    The last call is undone first. The hooks are calls of a separate run, RUN/undo. The same command again goes on
-    where it stopped, and tries a failed hook again. Without TARGET the code recorded with the run is used, as by
-    `perdure resume`.
+    The last call is undone first. The hooks are calls of a separate run, RUN/undo. If you run the command again, it
+    continues where it stopped, and tries a failed hook again. Without TARGET the code recorded with the run is used,
+    as by `perdure resume`.
     """
     from perdure.undo import undoable
 
@@ -55,14 +55,12 @@ def command(run_id: str, target: str | None, tools: str | None, yes: bool, dry_r
         begun = store.get(undo_id(run_id))
         if begun is not None and begun.status in FINISHED:
             if not as_json:
-                common.note(f"run {run_id} has had its undo already; nothing is done")
+                common.note(f"the undo of run {run_id} has ended already; nothing is done")
             return _finish(store, run_id, begun, settings.url, url, as_json)  # reading the result needs no code
         words = target or recorded_target(store, row, settings.url, "undo", common.url_words(url))
     agent = load_target(words, tools).agent  # before asyncio.run: the import of a module may run a loop
     if agent.name != row.agent:
-        raise UnknownAgent(
-            f"run {run_id} belongs to agent {row.agent!r}, and the target is agent {agent.name!r}; name the one that it belongs to"
-        )
+        raise UnknownAgent(f"run {run_id} belongs to agent {row.agent!r}, but the target is agent {agent.name!r}; name the right agent")
     return asyncio.run(_undo(settings, run_id, agent, yes=yes, dry_run=dry_run, url=url, as_json=as_json))
 
 
@@ -87,9 +85,7 @@ async def _undo(
                 return common.SUCCEEDED
             _ask(plan, yes)
             if not plan.steps:
-                raise InvalidInput(
-                    f"nothing that run {run_id} has done can be undone by perdure; what is named above has to be undone by hand"
-                )
+                raise InvalidInput(f"perdure can undo nothing that run {run_id} has done; undo the calls above by hand")
         return await _drive(app, run_id, url, as_json)
 
 
@@ -110,7 +106,7 @@ def _ask(plan: UndoPlan, yes: bool) -> None:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InvalidInput(
-            f"{_calls(len(plan.left))} of run {plan.run_id} would stay as named above; say --yes to undo the other {len(plan.steps)}"
+            f"{_calls(len(plan.left))} of run {plan.run_id}, named above, would stay; say --yes to undo the other {len(plan.steps)}"
         )
     if not click.confirm(f"undo the other {_calls(len(plan.steps))}, and leave these?", err=True):
         common.fail("nothing was undone")
@@ -169,7 +165,7 @@ def _show_progress(run_id: str, found: Progress, as_json: bool) -> None:
     if as_json:
         common.out_json({"run_id": run_id, "done": found.steps[: found.done], "steps": found.steps[found.done :]})
         return
-    common.out(f"the undo of run {run_id} has begun: {found.done} of {_calls(len(found.steps))} behind it; to be undone, in this order:")
+    common.out(f"the undo of run {run_id} has begun: {found.done} of {_calls(len(found.steps))} done; to be undone, in this order:")
     for step in found.steps[found.done :]:
         common.out(common.clean(f"  {_step(step)}"))
 
@@ -207,7 +203,7 @@ def _finish(store: Reading, run_id: str, row: RunRow, settings_url: str, url: st
     elif row.status == "succeeded":
         stays = [*found.given_up, *found.left]
         said = f"run {run_id} is undone: {_calls(len(done))}" if done else f"nothing of run {run_id} was undone"
-        common.out(common.clean(said + (f"; as they were: {_steps(stays)}" if stays else "")))
+        common.out(common.clean(said + (f"; not undone: {_steps(stays)}" if stays else "")))
     if row.status != "succeeded":
         common.note(common.clean(f"perdure: {_why_stopped(store, row, found, resume_command(store, row, settings_url, url), url)}"))
     return common.HELD if row.holder is not None and row.status not in FINISHED else common.CODE_OF_STATUS[row.status]
@@ -216,7 +212,7 @@ def _finish(store: Reading, run_id: str, row: RunRow, settings_url: str, url: st
 def _why_stopped(store: Reading, row: RunRow, found: Progress, again: str, url: str | None) -> str:
     from perdure.store.api import ApprovalFilter
 
-    how_far = f"the undo of run {undone_by(row.run_id)} has {found.done} of {_calls(len(found.steps))} behind it"
+    how_far = f"the undo of run {undone_by(row.run_id)} has done {found.done} of {_calls(len(found.steps))}"
     match row.status:
         case "waiting_approval":
             asked = store.approvals(ApprovalFilter(run_id=row.run_id))

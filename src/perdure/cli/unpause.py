@@ -22,10 +22,10 @@ MOST = 10**15
 @click.command("unpause")
 @common.run_argument
 @click.option("--note", metavar="TEXT", help="A note for the journal.")
-@click.option("--add-usd", metavar="X", help="Dollars to add to the budget that it has used up.")
-@click.option("--add-tokens", type=click.IntRange(1, MOST), metavar="N", help="Tokens to add to it.")
-@click.option("--add-calls", type=click.IntRange(1, MOST), metavar="N", help="Calls to add to it.")
-@click.option("--add-seconds", metavar="S", help="Seconds to add to it.")
+@click.option("--add-usd", metavar="X", help="Dollars to add to the budget that the run has used up.")
+@click.option("--add-tokens", type=click.IntRange(1, MOST), metavar="N", help="Tokens to add to that budget.")
+@click.option("--add-calls", type=click.IntRange(1, MOST), metavar="N", help="Calls to add to that budget.")
+@click.option("--add-seconds", metavar="S", help="Seconds to add to that budget.")
 @by_option("Who says so.")
 @common.url_option
 @common.json_option
@@ -42,8 +42,8 @@ def command(
 ) -> None:
     """Continue a run that is paused or needs attention.
 
-    What is added goes to the budget that RUN has used up, its own or a parent's. Every run that this budget stopped
-    goes on.
+    The --add options raise the budget that RUN has used up, its own or a parent's. Every run that this budget stopped
+    continues.
     """
     settings = common.settings_with(url=url)
     _check_amount(add_usd, "--add-usd")
@@ -51,12 +51,12 @@ def command(
     more = Budget(usd=add_usd, tokens=add_tokens, calls=add_calls, seconds=add_seconds)
     add = None if more == Budget() else more
 
-    async def let_go_on(app: Perdure) -> tuple[list[str], RunRow, str]:
+    async def continue_run(app: Perdure) -> tuple[list[str], RunRow, str]:
         going_on = await app.unpause(run_id, by=speaker(by), note=note, add=add)
         row = await app.handle(run_id).row()
         return going_on, row, who_goes_on(app.reading, row, settings, url)
 
-    going_on, row, then = speak(settings, let_go_on)
+    going_on, row, then = speak(settings, continue_run)
     if as_json:
         common.out_json({"run_id": run_id, "status": row.status, "going_on": going_on})
         return

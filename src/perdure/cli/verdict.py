@@ -36,7 +36,7 @@ def noted(row: ApprovalRow) -> str:
 
 
 def edited(store: Reading, row: ApprovalRow) -> str:
-    """The edited values, such as " with cents 9900 → 2500"; "" if no value was edited or the approval not granted."""
+    """The edited values, such as " with cents 9900 → 2500"; "" if no value was edited or nothing was approved."""
     if not _is_edited(row):
         return ""
     before, after = plain(row.standing.request.input, loader(store)), approved_input(store, row)

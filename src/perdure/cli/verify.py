@@ -16,7 +16,7 @@ from perdure.inspect.view import all_rows, require
 
 @click.command("verify")
 @click.argument("run_id", metavar="[RUN]", required=False)
-@click.option("--export", "file", metavar="FILE", help="The runs in a file of `perdure export`, without any database.")
+@click.option("--export", "file", metavar="FILE", help="Verify the runs in a file of `perdure export`, without a database.")
 @common.url_option
 @common.json_option
 def command(run_id: str | None, file: str | None, url: str | None, as_json: bool) -> int:
@@ -31,9 +31,9 @@ def command(run_id: str | None, file: str | None, url: str | None, as_json: bool
         return _exported(file, as_json)
     bad = runs = events = 0
     with common.existing_runs(url) as store:
-        kin = Relatives(store)
+        relatives = Relatives(store)
         for row in [require(store, run_id)] if run_id is not None else all_rows(store):
-            verdict = verify_run(store, row, kin)
+            verdict = verify_run(store, row, relatives)
             runs, events, bad = runs + 1, events + verdict.events, bad + (verdict.problem is not None)
             if as_json:
                 common.out_json(msgspec.to_builtins(verdict))
@@ -74,7 +74,7 @@ def _exported(file: str, as_json: bool) -> int:
             common.out(common.clean(str(damage)))
     if not as_json:
         # This is always the last line: the lines before are about single runs, and this line is about the whole file.
-        broken = f"{bad:,} of {plural(runs, 'run')} not as written" if bad else "its runs may be sound, and the file around them is not"
+        broken = f"{bad:,} of {plural(runs, 'run')} not as written" if bad else "the file was changed, even if its runs were not"
         found = f"intact: {plural(runs, 'run')}" if whole and not bad else f"NOT INTACT: {broken}"
         common.out(common.clean(f"{file}: {found}"))
     return common.SUCCEEDED if whole and not bad else common.DIFFERENT

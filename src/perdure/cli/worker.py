@@ -29,14 +29,14 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # the pause between two attempts to c
 
 @click.command("worker")
 @click.argument("targets", metavar="TARGET…", nargs=-1, required=True)
-@click.option("--tools", metavar="FILE.py", help="Where the tools are that the plans' files among the TARGETs name.")
-@click.option("--concurrency", type=int, metavar="N", help="Runs that it drives at a time.")
+@click.option("--tools", metavar="FILE.py", help="The file with the tools of the plans among the TARGETs.")
+@click.option("--concurrency", type=int, metavar="N", help="How many runs to drive at a time.")
 @click.option("--queue", "queues", multiple=True, metavar="Q", help="Serve only this queue; may be repeated. Default: all.")
 @click.option(
     "--drain-timeout", "drain_timeout_s", type=float, metavar="S", help="Seconds that runs get to reach a step boundary after a signal."
 )
 @click.option(
-    "--audit-log", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Append every event to it, as JSON lines."
+    "--audit-log", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Append every event to FILE, as JSON lines."
 )
 @common.url_option
 def command(
@@ -92,7 +92,7 @@ async def _serve_once(
     async with Perdure(agents=with_children(one.agent for one in served), settings=settings, audit_log=audit_log, queues=queues) as app:
         facts = app.reading.facts()
         if since_s is not None:
-            common.note(f"perdure: the database is there, after {time.monotonic() - since_s:.0f} s")
+            common.note(f"perdure: the database is available after {time.monotonic() - since_s:.0f} s")
         for line in _banner(settings, served, list(app.versions), queues, facts):
             common.note(common.clean(f"perdure: {line}"))
         # Modules, agents and the open store live as long as the process. gc.freeze makes each full garbage collection
@@ -111,7 +111,7 @@ def _banner(
     named = {(one.agent.name, one.agent.version) for one in served}
     for other in versions:
         if (other.agent, other.version) not in named:
-            yield f"serving {other.agent}@{other.version} (a child of those)"
+            yield f"serving {other.agent}@{other.version} (a child of the agents above)"
     place = f"{facts['database']}, schema {facts['schema']}" if is_postgres(settings.url) else shown_url(settings.url)
     library = f"server {facts['server']}" if is_postgres(settings.url) else f"SQLite {facts['sqlite']}"
     only = f"{plural(len(queues), 'queue')} alone: {', '.join(queues)}" if queues else "all queues"

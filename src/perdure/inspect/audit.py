@@ -76,7 +76,7 @@ def person(event: Event) -> str | None:
 
 
 def error(event: Event) -> str | None:
-    """In one line: what went wrong; None if the event is about no problem."""
+    """The problem in one line; None if the event reports no problem."""
     match event.body:
         case ToolCallFailed(failure=failure) | RunFailed(failure=failure):
             return failed(failure, 500)
@@ -249,7 +249,7 @@ class Trail:
 
 # -- from the journal -------------------------------------------------------------------------------------------------
 class Audit:
-    """The lines of all runs of a store. The first call of `more` yields all lines; a later call, only the new lines.
+    """The lines of all runs of a store. The first call of `more` yields all lines, a later call only new lines.
 
     Only unfinished runs are kept in memory: a finished run never changes.
     """

@@ -1,8 +1,8 @@
 """Checks that the other tables agree with a journal: approvals, budgets, the run's parent and its children.
 
-A message to a held run stays in the inbox until the holder appends it to the journal. If the run ends first, the
-message stays in the inbox for ever. So the row of an approval, of a budget or of a child may be newer than the
-journal, but only by the unread messages in the inbox.
+Post to a held run stays in the inbox until the holder appends it to the journal. If the run ends first, the post stays
+in the inbox for ever. So the row of an approval, a budget or a child may be newer than the journal, but only by the
+unread post in the inbox.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Relatives:
         return self._started.get(call)
 
 
-def beside_problem(store: Reading, row: RunRow, state: RunState, events: Sequence[Event], kin: Relatives) -> Inconsistency | None:
+def other_rows_problem(store: Reading, row: RunRow, state: RunState, events: Sequence[Event], relatives: Relatives) -> Inconsistency | None:
     """The first row of another table that contradicts the journal; None if all rows agree."""
     try:
         return (
-            _parent_problem(store, row, kin)
+            _parent_problem(store, row, relatives)
             or _children_problem(store, row, state, events)
             or _approvals_problem(store, row, state)
             or _budget_problem(store, row, state)
@@ -70,23 +70,23 @@ def beside_problem(store: Reading, row: RunRow, state: RunState, events: Sequenc
 
 
 def _unread(store: Reading, row: RunRow) -> list[AnyBody]:
-    """The inbox messages of the run that are not in its journal.
+    """The post of the run that is not in its journal yet.
 
-    First read the row (of an approval, a budget or a child), then call this. One commit writes the row and the message
-    that explains the row, so the message is here if the row was there.
+    Read the row of the approval, budget or child before this call. One commit writes the row and the post that
+    explains it, so this call finds the post.
     """
     return [letter.body for letter in store.unread(row.run_id) if letter.body is not None]
 
 
 # -- the family -------------------------------------------------------------------------------------------------------
-def _parent_problem(store: Reading, row: RunRow, kin: Relatives) -> Inconsistency | None:
+def _parent_problem(store: Reading, row: RunRow, relatives: Relatives) -> Inconsistency | None:
     if row.parent is None:
         return None
     claim = f"it was created as child of run {row.parent} (its call {row.parent_call})"
     if store.get(row.parent) is None:
         return Inconsistency(f"{claim}, and there is no such run", seq=1)
     try:
-        found = kin.child_at(row.parent, row.parent_call)
+        found = relatives.child_at(row.parent, row.parent_call)
     except PerdureError as error:
         return Inconsistency(f"{claim}, whose journal cannot be read: {error}", seq=1)
     if found != row.run_id:
@@ -147,7 +147,7 @@ def _status(ask: AskState, state: RunState) -> str:
 
 
 def _is_ahead(store: Reading, row: RunRow, state: RunState, found: ApprovalRow, status: str) -> bool:
-    """Does the last unread inbox message explain the status of the approval's row?"""
+    """Does the last unread post explain the status of the approval's row?"""
     said = [body for body in _unread(store, row) if isinstance(body, _SAID) and body.approval == found.approval]
     stands = found.standing
     # The end of a run withdraws its pending approvals without an event.

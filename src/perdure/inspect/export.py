@@ -164,7 +164,9 @@ def _rest(path: Path, file: BinaryIO, first: bytes) -> Iterator[AnyLine]:
         number += 1
         raw = file.readline(_LONGEST_LINE + 1)
         if len(raw) > _LONGEST_LINE:
-            raise StoreCorrupt(f"{path}, line {number}: longer than {_LONGEST_LINE:,} bytes, which nothing in an export is")
+            raise StoreCorrupt(
+                f"{path}, line {number}: longer than {_LONGEST_LINE:,} bytes, the limit of a line; the file is not an export, or is damaged"
+            )
         if not raw.endswith(b"\n"):
             raise StoreCorrupt(f"{path} was cut off in line {number}: an export ends with a line of kind end. Export the run again")
         line = _decoded(path, number, raw)
@@ -180,16 +182,16 @@ def _rest(path: Path, file: BinaryIO, first: bytes) -> Iterator[AnyLine]:
 
 def _check_end(path: Path, file: BinaryIO, end: EndLine, counts: list[int], total: str) -> None:
     if file.read(1):
-        raise StoreCorrupt(f"{path} goes on after its last line: it is not what was exported")
+        raise StoreCorrupt(f"{path} has more lines after the line of kind end: it was changed after the export")
     if [end.runs, end.events, end.blobs] != counts or end.sha256 != total:
-        raise StoreCorrupt(f"{path} is not what was exported: its lines do not have the sum that its last one says")
+        raise StoreCorrupt(f"{path} was changed: its lines do not have the checksum in the last line")
 
 
 def _decoded(path: Path, number: int, raw: bytes) -> AnyLine:
     try:
         line: AnyLine = _decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise StoreCorrupt(f"{path}, line {number}: {error}; an export is read as it was written, or not at all") from None
+        raise StoreCorrupt(f"{path}, line {number}: {error}; the file was changed or is damaged") from None
     return line
 
 
@@ -227,7 +229,7 @@ class ExportedJournal(Struct, frozen=True):
 
 
 class Export(Struct, frozen=True):
-    """A whole export. Every hash and every blob is checked, and that each event may follow the events before it."""
+    """A whole export. Every hash, every blob and the order of the events were checked."""
 
     header: Header
     runs: dict[str, ExportedJournal]  # first the run that was exported, then the runs below it
@@ -289,7 +291,7 @@ def _journal(row: RunRow, stored: list[Stored]) -> tuple[RunLine, list[tuple[Eve
         head = one.hash
     if len(lines) < row.seq or head != row.head or state.created is None:
         raise StoreCorrupt(
-            f"run {row.run_id}, event {min(len(lines) + 1, row.seq)}: it is not as it was written, and cannot be exported; "
+            f"run {row.run_id}, event {min(len(lines) + 1, row.seq)}: it was changed after it was written, and cannot be exported;  "
             f"{shell.command('verify', row.run_id)} says more"
         )
     return RunLine(row.run_id, *_told(state), row.seq, head.hex()), lines, state
@@ -392,7 +394,7 @@ class _Reading:
                 case _:
                     raise StoreCorrupt(f"{self._path} has a line of kind {line.__struct_config__.tag} that belongs to no run")
         if self._expected:
-            raise StoreCorrupt(f"{self._path} is an export with run {min(self._expected)}, which is not in it")
+            raise StoreCorrupt(f"{self._path} lacks run {min(self._expected)}, which its header or another run names")
 
     def _begin(self, header: Header) -> None:
         if self.header is not None:

@@ -54,7 +54,7 @@ def check_runs(store: Reading, now: int, lease_us: int) -> list[Check]:
         if row.holder is not None and row.holder not in alive:
             orphaned.append(row.run_id)
     return [
-        # Leave out the runs that need a person: the check "attention" reports them, and they do not need a worker.
+        # Runs that need a person are not counted here: they need no worker, and the check "attention" reports them.
         _workers(workers, now, sum(count for status, count in counts.items() if status not in (*FINISHED, "needs_attention"))),
         Check("runs", "ok", ", ".join(f"{count:,} {status}" for status, count in sorted(counts.items())) or "none yet"),
         _attention(attention),
@@ -119,7 +119,7 @@ def _ignored(rows: list[RunRow], now: int) -> Check:
         return Check("queue", "ok", "no ready run is left lying")
     oldest = min(rows, key=lambda row: row.ready_at or 0)
     agents = ", ".join(sorted({row.agent for row in rows}))
-    found = f"{plural(len(rows), 'ready run')} that nobody takes, of {agents}; the oldest ({oldest.run_id}) for {span(now - (oldest.ready_at or now))}"
+    found = f"{plural(len(rows), 'ready run')} that no worker claims, of {agents}; the oldest ({oldest.run_id}) for {span(now - (oldest.ready_at or now))}"
     return Check("queue", "warn", found, shell.command("worker", f"FILE.py:{oldest.agent}"))
 
 

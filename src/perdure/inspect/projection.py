@@ -1,8 +1,7 @@
 """Compares a run's row with its journal. The row is a projection of the journal: if the two differ, the row is wrong.
 
 Some columns are not in the journal, and are not checked: the nonce of the claim (`nonce`), how the last worker was
-lost (`lost`), and how many other runs were lost with it (`lost_with`). For `updated_at`, only a lower bound is
-checked.
+lost (`lost`), and how many other runs that worker held (`lost_with`). For `updated_at`, only a lower bound is checked.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def forced(events: Sequence[Event]) -> bool:
 
 
 def lost(row: RunRow, state: RunState) -> bool:
-    """Did the run's last worker die without a release of the run, and has no worker claimed the run since?"""
+    """Did the run's worker die without a release, and has no other worker claimed the run since?"""
     return row.holder is None and state.worker is not None and not state.finished
 
 
@@ -90,7 +89,7 @@ def _birth(created: RunCreated) -> dict[str, Any]:
 
 
 def _held_problem(row: RunRow, state: RunState) -> str | None:
-    """The problem of a row with a holder: the holder must be the worker of the last claim, with no release since."""
+    """The problem of a row with a holder: the last claim must be by this holder, with no release since."""
     if state.finished or state.worker != row.holder:
         return _differs("holder", row.holder, None if state.finished else state.worker)
     problem = _status_problem(row, {"running", "cancelling"} if state.cancel else {state.status})
@@ -149,7 +148,7 @@ class _Resting:
     def released(self, event: Event, body: RunReleased, attention: AttentionNeeded | None, row: RunRow) -> None:
         self.status, self.waiting_for, self.ready_at = body.status, body.waiting_for, body.wake_at
         if row.ready_at == event.ts:
-            self.ready_at = event.ts  # a message in the inbox made the run ready in the commit that released it
+            self.ready_at = event.ts  # post in the inbox made the run ready in the commit that released it
         self.attention = attention.reason if attention is not None and body.status == "needs_attention" else None
         self.error = attention.detail[:ERROR_CHARS] if attention is not None else None
 
@@ -162,7 +161,7 @@ class _Resting:
             # If a run that was never claimed is unpaused, the run still does not begin before its `not_before`.
             earliest = self._not_before if isinstance(event.body, RunUnpaused) and event.epoch == 0 else 0
             self.ready_at, self.waiting_for = self.ready_at if stays else max(event.ts, earliest), None
-        # If a person lets a run continue that is being cancelled, its status stays `cancelling`.
+        # A run that is being cancelled stays `cancelling`, even if a person lets it continue.
         sent_on = isinstance(event.body, RunRequeued | RunUnpaused | ToolCallResolved)
         self.status = "cancelling" if sent_on and cancelled else status
         if self.status != "needs_attention":

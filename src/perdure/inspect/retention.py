@@ -35,7 +35,7 @@ def pruned_runs(store: Reading) -> int:
     return int(store.facts()["pruned"])
 
 
-class Buried:
+class PrunedRuns:
     """Tombstones as lines of the audit trail. Each call of `more` yields only the tombstones that are new."""
 
     def __init__(self, store: Reading, since: int) -> None:

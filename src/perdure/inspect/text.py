@@ -168,7 +168,7 @@ def failed(failure: Failure | None, width: int = 160) -> str:
 def places(failure: Failure | None) -> list[str]:
     """Where the failure was raised: lines such as `file:line in function`, the innermost function last.
 
-    Lines of perdure and of asyncio are left out: the user looks for a line in the user's own code.
+    Lines of perdure and asyncio are left out: users look for a line in their own code.
     """
     found = failure.traceback.splitlines() if failure is not None and failure.traceback else []
     return [place for place in found if not place.startswith(_OUR_FOLDER) and not _OURS.search(place)]
@@ -385,11 +385,7 @@ def _about_model(body: ModelCallInitiated | ModelCallCompleted | ModelCallFailed
         case ModelCallFailed(final=True, attempt=0):
             return f"{call} was never asked: {failed(body.failure)}"
         case ModelCallFailed() if body.failure.type == LOST:
-            counted = (
-                f"; it counts as what was reserved for it: {used(body.usage)}"
-                if used(body.usage)
-                else ", and nobody knows what it has used"
-            )
+            counted = f"; it counts as what was reserved for it: {used(body.usage)}" if used(body.usage) else ", and its cost is unknown"
             return f"{call}: the answer to attempt {body.attempt} was lost with its worker{counted}"
         case ModelCallFailed():
             cost = f" ({used(body.usage)})" if used(body.usage) else ""

@@ -89,7 +89,7 @@ def _words(message: dict[str, Any]) -> str:
     text = clip(str(message.get("text", "")), SHOWN_EACH)
     if message.get("role") == "tool":
         return f"{'the error' if message.get('error') else 'the result'} of {message.get('name')}: {text}"
-    return f"somebody said: “{text}”"
+    return f"the user said: “{text}”"
 
 
 def wanted_by(event: Event, chain: Sequence[Event], load: Load | None) -> str | None:
@@ -222,7 +222,7 @@ class _Teller:
             inferred=before is not None and event.cause is None,
             says=taken_over(event, self._events) or self._said[event.seq],
             because=wanted_by(event, chain, self._load) or _because(event, before),
-            meanwhile=[] if before is None else _changes_of_hand(before, event, self._events),
+            meanwhile=[] if before is None else _takeovers(before, event, self._events),
             elsewhere=None if self._read is None else _elsewhere(event, self._read),
             heard=self._heard.before(event),
         )
@@ -272,7 +272,7 @@ def _because(event: Event, before: Event | None) -> str | None:
         case RunCancelled(forced_by=str() as by):
             return f"{by}, outside the run, ended it"
         case ApprovalVoted() | ApprovalDecided():
-            return f"it was asked for in event {before.seq}, and somebody answered"
+            return f"it was asked for in event {before.seq}, and a decider answered"
         case ApprovalEscalated() | ApprovalExpired():
             return f"it was asked for in event {before.seq}, and there was no answer in time"
         case ApprovalWithdrawn():
@@ -282,7 +282,7 @@ def _because(event: Event, before: Event | None) -> str | None:
         case ChildFinished():
             return f"the child that began in event {before.seq} has ended"
         case ToolCallResolved(by=by) if by != "reconcile":
-            return "somebody outside the run settled the doubt"
+            return f"{by}, outside the run, settled the doubt"
         case RunCreated():
             return None
         case RunClaimed(takeover=True):
@@ -295,7 +295,7 @@ def _because(event: Event, before: Event | None) -> str | None:
             return f"event {before.seq} ({before.type}) led to it"
 
 
-def _changes_of_hand(before: Event, event: Event, events: Sequence[Event]) -> list[str]:
+def _takeovers(before: Event, event: Event, events: Sequence[Event]) -> list[str]:
     """The takeovers between two linked events. A takeover explains why there was a second attempt."""
     between = events[before.seq : event.seq - 1]
     told = [(other.seq, taken_over(other, events)) for other in between]

@@ -1,12 +1,11 @@
 """Was this journal changed after it was written? Every edit is detected (G11): the stored bytes are hashed again.
 
-The events are checked in order of seq, and the check ends at the first problem. For each event it checks the hash
-chain, that the event can be decoded, its cause, its epoch, its blobs, and that the event may follow the events before
-it. Then it checks the run's row, and then the other rows that must agree with the journal: approvals, budgets, the
-parent and the children.
+The events are checked in order of seq, and the check ends at the first problem. Of each event it checks the hash, the
+encoding, the cause, the epoch and the blobs, and whether the event may follow the events before it. Then it checks the
+run's row, and the other rows that must agree with the journal: approvals, budgets, the parent and the children.
 
-One change is not detected: the last events are deleted, and the row is changed to match. Only a copy of the head that
-was kept in another place can show this change.
+One change is not detected: the last events are deleted, and the row is changed to match. Only a copy of the head from
+another place shows this change.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from perdure.core.events import AnyBody, Event, RunClaimed, RunCreated, decode_b
 from perdure.core.state import RunState
 from perdure.engine.api import Reading
 from perdure.errors import InvalidInput, StoreCorrupt
-from perdure.inspect.consistency import Relatives, beside_problem
+from perdure.inspect.consistency import Relatives, other_rows_problem
 from perdure.inspect.projection import birth_problem, row_problem
 from perdure.store.api import RunRow, Stored
 
@@ -59,12 +58,13 @@ class _Bad(Exception):
         self.problem = problem
 
 
-def verify_run(store: Reading, row: RunRow, kin: Relatives | None = None) -> Verdict:
+def verify_run(store: Reading, row: RunRow, relatives: Relatives | None = None) -> Verdict:
     """The verdict on the run. Read `row` before this call: then the journal has at least `row.seq` events.
 
-    To verify many runs, pass the same `kin` each time. Then the journal of a parent is read once for its children.
+    To verify many runs, pass the same `relatives` each time: then a parent's journal is read once for all its
+    children.
     """
-    verdict = _verdict(store, row, kin or Relatives(store))
+    verdict = _verdict(store, row, relatives or Relatives(store))
     for _ in range(LOOKS):
         try:
             later = store.get(row.run_id) if verdict.problem is not None and verdict.projection else None
@@ -78,7 +78,7 @@ def verify_run(store: Reading, row: RunRow, kin: Relatives | None = None) -> Ver
     return verdict
 
 
-def _verdict(store: Reading, row: RunRow, kin: Relatives) -> Verdict:
+def _verdict(store: Reading, row: RunRow, relatives: Relatives) -> Verdict:
     stored = store.stored(row.run_id)
     beyond = [event for event in stored if isinstance(event.seq, int) and event.seq > row.seq]
     if beyond:
@@ -90,7 +90,7 @@ def _verdict(store: Reading, row: RunRow, kin: Relatives) -> Verdict:
     if verdict.problem is not None:
         return verdict
     problem = row_problem(row, checker.state, checker.events, checker.input_digest, checker.head)
-    around = None if problem is not None else beside_problem(store, row, checker.state, checker.events, kin)
+    around = None if problem is not None else other_rows_problem(store, row, checker.state, checker.events, relatives)
     if around is not None:
         problem = around.problem
     return Verdict(

@@ -156,7 +156,7 @@ def approval_record(ask: AskState, state: RunState, load: Callable[[Payload], by
 
 
 def child_record(child: ChildState, load: Callable[[Payload], bytes], now_at: Status | None = None) -> dict[str, Any]:
-    """One child as one JSON object. `now_at` is the child's status, if the parent's journal does not have its end."""
+    """One child as one JSON object. `now_at`: the child's status, if the parent's journal does not have its end yet."""
     ended = child.ended
     return {
         "run_id": child.run_id,

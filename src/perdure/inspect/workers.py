@@ -33,7 +33,7 @@ class Lag(Struct, frozen=True):
 
     queue: str
     ready: int
-    waited_s: float  # how long the run that has waited longest has waited
+    waited_s: float  # how long the oldest ready run has waited
     held: int
     tenants: int
     limit: int | None  # at most this many held runs, by the settings of this process

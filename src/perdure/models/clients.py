@@ -54,8 +54,8 @@ class Clients:
         for other in [other for other in self._own if other.is_closed()]:
             self._own.pop(other)[1].detach()  # the client's connections were closed together with the other loop
         closing = _closing(client)
-        # The finalizer holds a reference to the client. If only this object held one, both would become garbage at the
-        # same time, and the collector could finalize the client first, while its connections are still open.
+        # The finalizer also holds a reference to the client. Otherwise this object and the client would become garbage
+        # together, and the collector could finalize the client first, with open connections.
         self._own[loop] = client, weakref.finalize(self, _close_soon, loop, closing)
         await anext(closing)
 
@@ -81,9 +81,8 @@ def _close_soon(loop: asyncio.AbstractEventLoop, closing: AsyncGenerator[None, N
         _ = loop.create_task(closing.aclose())
 
     if not loop.is_closed():
-        # Wait _AFTER_S seconds: a model is often collected together with the loop's last task. Then the loop ends, and
-        # it would cancel a new task that closes the client. Without such a task the loop closes the generator, and so
-        # the client.
+        # Wait _AFTER_S seconds: a model is often collected just before its loop ends. At its end the loop closes the
+        # generator, and so the client, but it would cancel a task that was created here.
         loop.call_soon_threadsafe(loop.call_later, _AFTER_S, close)
 
 

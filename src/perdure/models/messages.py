@@ -1,8 +1,8 @@
 """Requests, answers and messages, in one form for all providers. They are frozen and recorded as canonical JSON.
 
 In a conversation every tool use in an `Assistant` message must have a `ToolResult` with the same id, in the messages
-directly after the `Assistant`. Providers always refuse a conversation that breaks this rule. So `check` refuses such a
-conversation before a model is asked (threat T28).
+directly after the `Assistant`. Providers refuse a conversation that breaks this rule, so `check` refuses it before a
+model is asked (threat T28).
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def check(messages: Sequence[Message]) -> None:
     tool use, or has two tool uses with the same id in one message.
     """
     if not messages or isinstance(messages[0], ToolResult):
-        raise InvalidInput("a conversation begins with something said: User(text) or Assistant(text)")
+        raise InvalidInput("a conversation begins with User(text) or Assistant(text)")
     open_uses: dict[str, str] = {}
     for place, message in enumerate(messages):
         if isinstance(message, ToolResult):

@@ -38,10 +38,10 @@ _OURS = frozenset(("model", "messages", "input", "system", "instructions", "tool
 class Model(ABC):
     """A model that agents can ask. Subclass `Model` and write `answer`; `ask` makes the answers durable.
 
-    `price`: the price of the model's tokens. If you do not give a price, the price is looked up in a list if the extra
-    `prices` is installed. If it is not installed, the price is unknown and counts as $0. `listener`: a function that
-    gets the pieces of the answer's text while they arrive. It runs in the process that asks, and what it gets is not
-    recorded. `options`: parameters that are passed to the provider unchanged.
+    `price`: the price of the model's tokens. Without it, the price comes from the list in the extra `prices`; if the
+    model is not listed, or the extra is not installed, its tokens count as $0. `listener`: a function that gets the
+    pieces of the answer's text while they arrive. It runs in the process that asks, and what it gets is not recorded.
+    `options`: parameters that are passed to the provider unchanged.
     """
 
     provider = ""  # the provider's name in the list of prices
@@ -71,10 +71,10 @@ class Model(ABC):
         self.options = dict(codec.decode(codec.encode(dict(options or {}))))
         if ours := sorted(_OURS & self.options.keys()):
             raise InvalidInput(
-                f"model {name}: options={{{ours[0]!r}: …}} would replace what perdure sends; leave it out, or say it as {ours[0]}="
+                f"model {name}: options={{{ours[0]!r}: …}} would replace what perdure sends; leave it out, or pass {ours[0]}= if there is such a parameter"
             )
         self.listener = listener
-        self._says_price = True
+        self._price_unchecked = True
 
     @abstractmethod
     async def answer(self, request: Request, call: Call) -> Answer:
@@ -122,13 +122,13 @@ class Model(ABC):
             try:
                 self.listener(call, text)
             except Exception:
-                log.exception("model %s: its listener has failed and is not called any more; the answer goes on", self.name)
+                log.exception("model %s: its listener raised an exception and is not called again; the answer is still read", self.name)
                 self.listener = None
 
     def say_if_unpriced(self) -> None:
         """If the price of the model is not known, warn once: a budget in dollars cannot limit this model."""
-        if self._says_price:
-            self._says_price = False
+        if self._price_unchecked:
+            self._price_unchecked = False
             if not is_priced(self.provider, self.name, self.price):
                 words = "model %s: its price is not known, so it counts as $0 and no budget in dollars limits it; give it price=Price(…), "
                 log.warning(words + "or install perdure[prices]", self.name)
@@ -181,7 +181,7 @@ class ModelQuestion:
     async def fn(self, request: Request, call: Call) -> Answer:
         asked: Any = self.model.answer(request, call)
         if not inspect.isawaitable(asked):
-            raise Fatal(f"model {self.name}: its answer() does not wait for anything: write `async def answer(self, request, call)`")
+            raise Fatal(f"model {self.name}: its answer() is not async: write `async def answer(self, request, call)`")
         answer = await asked
         if not isinstance(answer, Answer):
             raise Fatal(f"model {self.name}: its answer() returned a {type(answer).__name__}; return Answer(text=…)")
@@ -206,7 +206,7 @@ class ModelQuestion:
         try:
             answer_of(whole)
         except ValidationError as error:  # a user's own model can return an answer that could not be read back
-            raise NotEncodable(f"model {self.name}: its answer() returned what is no Answer: {error}") from None
+            raise NotEncodable(f"model {self.name}: its answer() returned an invalid Answer: {error}") from None
         return whole
 
     def decode_result(self, encoded_answer: bytes) -> Answer:
@@ -215,7 +215,7 @@ class ModelQuestion:
         return answer
 
     def rebind(self, recorded: bytes) -> bytes | None:
-        """The packed request, if the recorded request is the same (has the same digest). If it is not the same: None.
+        """The packed request if the recorded request has the same digest, else None.
 
         The recorded bytes may differ, because the same request can be packed in several ways.
         """

@@ -166,7 +166,7 @@ def _tokens(usage: Mapping[str, Any]) -> Tokens:
     return Tokens(asked, count(usage.get("output_tokens")), cached, stored)
 
 
-# -- the model ----------------------------------------------------------------------------------------------------------
+# -- the model --------------------------------------------------------------------------------------------------------
 Api = Literal["responses", "chat"]
 
 
@@ -239,6 +239,6 @@ def _client(name: str, base_url: str | None, api_key: str | None) -> AsyncOpenAI
         raise missing(name, "openai") from None
     way_out = "set OPENAI_API_KEY, or give api_key=… (any text for a server that wants none)"
     client: AsyncOpenAI = made(lambda: AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0), name, way_out)
-    # This starts two large imports now, in this thread, so that they do not block the loop later.
+    # Start two large imports now, in this thread, so that they do not block the loop later.
     _ = client.responses, client.chat.completions
     return client

@@ -1,7 +1,6 @@
 """The cost of an answer.
 
-The price is the user's price. If the user gave none, it comes from the list in the package genai-prices, if that is
-installed.
+The price is the user's `Price`. Without it, the price comes from the package genai-prices, if that is installed.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def cost_of(provider: str, model: str, price: Price | None, tokens: Tokens) -> D
 
 
 def quick_cost_of(provider: str, model: str, price: Price | None, tokens: Tokens) -> Decimal:
-    """Like `cost_of`, but 0 if the list of prices is needed and not imported yet: the import would block the loop."""
+    """Like `cost_of`, but 0 if the needed list of prices is not imported yet: the import would block the loop."""
     return cost_of(provider, model, price, tokens) if price is not None or "genai_prices" in sys.modules else Decimal(0)
 
 

@@ -1,4 +1,4 @@
-"""Reading a streamed answer until it is complete. If it does not become complete: explaining the error.
+"""Reads a streamed answer until it is complete, or explains why it did not become complete.
 
 Every error leaves this module as an exception that core/failures.py can classify: a status, a reset, a time-out. Most
 exceptions of the SDKs have such a form already. Two cases do not, and are changed here: errors that a provider reports
@@ -64,7 +64,7 @@ def reported(error: object) -> Exception:
     message = text_in(error, "message") or "the provider has reported an error without a message"
     said = f"{next((word for word in words if word), 'error')}: {message}"
     if _OUT_OF_MONEY in words:
-        return NotReady(f"{said}; the account behind the API key has nothing left: top it up, and resume the run")
+        return NotReady(f"{said}; the account of the API key has no credit left: top it up, and resume the run")
     return ProviderError(said, next((_STATUS[word] for word in words if word in _STATUS), 500))
 
 
@@ -86,7 +86,7 @@ async def hear(
 ) -> str | None:
     """Read the stream until the answer is complete, and pass its text to the model's listener. Returns the request id.
 
-    If an error or a cancel ends the stream earlier, the call still pays for the tokens that are known so far.
+    If an error or a cancel ends the stream earlier, the call is charged for the tokens that are known so far.
     """
     try:
         return await _listen(model, call, opening, heard, id_header, secrets)
@@ -172,9 +172,9 @@ def _explained(error: Exception, request_id: str | None, secrets: Collection[str
         error = Fatal(str(error))  # the SDK does not know one of our arguments, and sent nothing
     request_id = request_id or _text(getattr(error, "request_id", None))
     if getattr(error, "status_code", None) == 401:
-        # The provider did nothing, and the error is not in the run. If a key is replaced, the open runs must wait for
-        # the new key and not fail.
-        error = NotReady(f"{error}; the provider does not take this API key: see to it, and resume the run")
+        # The provider did nothing, and the run made no mistake. While a key is being replaced, runs must wait for the
+        # new key and not fail.
+        error = NotReady(f"{error}; the provider refuses this API key: correct the key, and resume the run")
     text = str(error) or f"{type(error).__name__}: the connection was lost"
     reason = "" if error.__cause__ is None else str(error.__cause__)
     if reason not in text:

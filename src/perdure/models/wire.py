@@ -62,7 +62,7 @@ class WireNames:
         self._wire[name], self._own[wire] = wire, name
 
     def wire(self, name: str) -> str:
-        """The name that is sent. The tool may also be no longer offered, or be invented by the model."""
+        """The name that is sent. `name` may also be a tool that is no longer offered, or that the model invented."""
         if name not in self._wire:
             self._add(name)
         return self._wire[name]
@@ -157,7 +157,7 @@ def composed(provider: str, parts: Sequence[Part], names: WireNames, stop: Stop)
 
 
 def _rejoined(parts: Sequence[Part]) -> list[Part]:
-    """The parts, with no surrogate pair split between two texts: the second half is moved to the first text."""
+    """The parts. If a surrogate pair was split between two texts, its second half is moved to the first text."""
     found: list[Part] = []
     last: int | None = None  # the index of the last text in `found`
     for part in parts:
@@ -223,11 +223,10 @@ def _parsed(text: str) -> dict[str, Any] | str:
 def _recordable(value: Any) -> bool:
     """Can the value be recorded?
 
-    A value that cannot be recorded is left out. If it stayed in the answer, the whole answer would be lost, although
-    it was paid for.
+    If not, the value is left out: otherwise the whole answer, which was paid for, could not be recorded.
     """
     try:
-        codec.encode([[[[[[[[value]]]]]]]])  # as deep as the value is in the input of a run that has a conversation
+        codec.encode([[[[[[[[value]]]]]]]])  # as deep as the value is in the input of a run with a `history`
     except NotEncodable:
         return False
     return True

@@ -68,8 +68,7 @@ class RunRow(Struct, frozen=True, gc=False):
     head: bytes  # hash of the event at seq
     epoch: int
     holder: str | None  # id of the worker that holds the run
-    # How many claims in a row took the run over from a dead worker, without any progress (`RowChange.progress`) of the
-    # run in between.
+    # How many times in a row the run was taken over from a dead worker without progress (`RowChange.progress`).
     crashes: int
     error: str | None
     created_at: int
@@ -81,8 +80,8 @@ class RunRow(Struct, frozen=True, gc=False):
     # How the run's last holder was lost. 1: its lease ran out; 2: its process is gone; 0: the holder was not lost, or
     # the run was claimed since.
     lost: int = 0
-    # How many other runs may be to blame for that loss: the other runs of the lost worker. If this run is a suspect:
-    # only the other suspects of the lost worker.
+    # How many other runs the lost worker held: each of them may have killed it. For a suspect, only the other suspects
+    # count.
     lost_with: int = 0
 
 
@@ -94,7 +93,7 @@ class Watched(Struct, frozen=True, gc=False):
 
 
 class Served(Struct, frozen=True, gc=False):
-    """An agent in a version whose code a worker has."""
+    """An agent and its version. The worker has the code of this version."""
 
     agent: str
     version: str
@@ -123,8 +122,8 @@ class Append(Struct, frozen=True, gc=False):
 
     - an `approval_requested` creates the approval's row;
     - a `tool_call_initiated` that names an approval consumes that approval. The append is Refused unless the approval
-      is approved, is not consumed, is for this very tool and digest of arguments, and has not expired. The expiry
-      must be later than the time of the event, and later than now: `at` plus the time that the append has waited;
+      is approved, is not consumed, is for this very tool and digest of arguments, and has not expired. It must still
+      be valid at the time of the event, and now (`at` plus the time that the append has waited);
     - a `child_started` creates the child's run;
     - a terminal event of a child posts a `child_finished` to its parent;
     - an event that people should know about gets a notice.
@@ -255,7 +254,7 @@ class NoticeRow(Struct, frozen=True, gc=False):
     notice_id: int
     row: RunRow
     event: Event
-    attempts: int  # how often the notice was taken before, to be sent
+    attempts: int  # how many times the notice was taken for sending before
 
 
 class CostRow(Struct, frozen=True, gc=False):
@@ -411,8 +410,8 @@ class Tombstone(Struct, frozen=True, gc=False):
 class Reading(Protocol):
     """All reads that the app, the command line and `inspect` need. Every store has them.
 
-    They are also the part of an engine that changes nothing (see perdure.engine.api). Every read blocks. If `remote`
-    is true, a read may take long: then code on an event loop calls the read from a thread.
+    An engine has the same reads (see perdure.engine.api). Every read blocks. If `remote` is true, a read may take
+    long: then code on an event loop must call it from a thread.
     """
 
     url: str
@@ -457,7 +456,7 @@ class Reading(Protocol):
         """The hashes of the events with seq > after, in order, at most `limit`."""
 
     def growing(self, after: Place = (0, 0), newest: Place = (0, 0), limit: int = 1000) -> list[tuple[Place, RunRow]]:
-        """The runs after the place `after` that are unfinished or are after `newest`. Each has its place; in order.
+        """The runs after the place `after`, in order and with their places; up to `newest`, only unfinished runs.
 
         A run that becomes visible later has a later place, whatever the clocks say, and a finished run never changes.
         So a reader that knows all runs up to `newest` gets every run that may have grown since then. A reader only
@@ -475,8 +474,8 @@ class Reading(Protocol):
     def unread(self, run_id: str) -> list[InboxRow]:
         """The inbox rows of this run that are not in its journal yet, in order of arrival. The run may be held or not.
 
-        If the run has finished, these rows came too late to be read, although their senders were told that the rows
-        had arrived.
+        If the run has finished, these rows came too late to be read. Their senders were told that the post had
+        arrived.
         """
 
     def ledgers(self, run_id: str) -> list[Ledger]:
@@ -526,7 +525,7 @@ class Reading(Protocol):
 
     def close(self) -> None: ...
 
-    # Last, because inside the class the name `list` means this method from here on.
+    # `list` comes last: below it, the name `list` would mean this method and not the type.
     def count(self, agent: str | None, tenant: str | None) -> dict[Status, int]:
         """How many runs have each status. If `agent` or `tenant` is given, only runs of that agent or tenant count."""
 
@@ -555,7 +554,7 @@ class JournalStore(Protocol):
         """
 
     def transact(self, head: Append, work: Callable[[Any], tuple[Append, Any]]) -> tuple[Appended, Any]:
-        """In one transaction: check the guard, insert `head`, call work(connection), insert the Append of its answer.
+        """In one transaction: check the guard, insert `head`, call `work` with the connection, insert its Append.
 
         If `work` raises, the transaction is rolled back and the caller gets the exception: nothing has happened. The
         connection refuses transaction control and any write to perdure's own tables.
@@ -566,8 +565,7 @@ class JournalStore(Protocol):
 
         Returns a function that ends the calls.
 
-        A call of `ring` is only a hint: it may come late, more than once, or not at all. So a listener also polls
-        `version`.
+        A ring is only a hint: it may come late, more than once, or never. So a listener also polls `version`.
         """
 
 
@@ -611,28 +609,26 @@ class LeaseStore(Protocol):
         and leave no room for the run, nothing is claimed. With `below`: claim only ready runs below that run. With
         `run_id` or `below`, turns and `queues` do not apply.
 
-        Runs with crashes >= 2 are suspects. In every kind of claim, a worker holds no more suspects at a time than
-        `core.suspects` allows. If suspects were lost again, that is half as many as were lost together.
+        Runs with crashes >= 2 are suspects. No claim gives a worker more suspects than `core.suspects` allows: if a
+        worker died with several suspects, the next worker may hold only half as many of them.
         """
 
     def reap(self, worker: str, lease_us: int, now: int) -> int:
         """Make the runs of dead workers claimable. Returns how many runs.
 
-        A worker is dead if its lock is free, or if it sent no heartbeat for `lease_us`. The store object measures that
-        time with the monotonic clock, from one call of `reap` to the next: a change of a wall clock makes no worker
-        dead.
+        A worker is dead if its lock is free, or if it sent no heartbeat for `lease_us`. The store measures this time
+        with the monotonic clock, so a worker does not count as dead because a wall clock was set.
         """
 
     def held(self, worker: str) -> list[tuple[str, int]]:
         """The runs that this worker holds, each with the epoch of its lease."""
 
-    def let_go(self, worker: str, runs: Sequence[tuple[str, int]], now: int) -> int:
+    def release_undriven(self, worker: str, runs: Sequence[tuple[str, int]], now: int) -> int:
         """Make these runs claimable, like the runs of a dead worker, if `worker` holds them under these epochs.
 
         Returns how many runs.
 
-        A worker calls this for runs that it holds but does not drive: the worker was cut off from the database, or
-        was interrupted, before it got the answer to its claim.
+        A worker calls this for runs that it holds but does not drive, because the answer to its claim was lost.
         """
 
     def next_ready(self, served: Sequence[Served], queues: Sequence[str] | None = None) -> int | None:
@@ -641,11 +637,12 @@ class LeaseStore(Protocol):
         None: no run of these agents has a time at which it becomes ready.
         """
 
-    def left_behind(self, served: Sequence[Served], now: int, *, but: Sequence[str] = ()) -> list[tuple[Served, Served, str]]:
-        """The runs to replay, to find agents of ready children that are not served, though an ancestor's agent is.
+    def parents_to_replay(self, served: Sequence[Served], now: int, *, but: Sequence[str] = ()) -> list[tuple[Served, Served, str]]:
+        """The runs to replay: each has a served agent, and below it is a ready run whose agent is not served.
 
-        Each entry is (agent and version of the parent, agent and version of the child, run id of such a parent).
-        Parents in `but` are left out. Each pair of agents occurs once.
+        The replay finds the agent of the child that leads to this ready run. Each entry is (agent and version of the
+        parent, agent and version of the child, run id of one such parent). Runs in `but` are left out. Each pair of
+        agents occurs once.
         """
 
 
@@ -693,10 +690,10 @@ class InboxStore(Protocol):
 
         An approval changes only here, except that a call consumes it, and that the end of its run withdraws it.
 
-        `core.approval.judge` gets the standing as it is in that transaction, and raises an error to refuse. A vote
-        must be in time at the moment when it is written. The new standing is stored, and its event is posted to the
-        run as `post` does. Of two decisions at the same time, the second is judged by the standing after the first.
-        Other errors: NotFound, also for an approval of another tenant; RunEnded.
+        `core.approval.judge` gets the standing as it is in that transaction, and raises an error to refuse. A vote is
+        refused if the approval has expired by the time the vote is written. The new standing is stored, and its event
+        is posted to the run as `post` does. Of two decisions at the same time, the second is judged by the standing
+        after the first. Other errors: NotFound, also for an approval of another tenant; RunEnded.
         """
 
     def inbox(self, worker: str) -> list[InboxRow]:
@@ -742,8 +739,8 @@ class ArchiveStore(Protocol):
     def close_journal(self, to_url: str, *, by: str, now: int, lease_us: int) -> Moved:
         """Close the journal for a move. From then on writes to runs, and new workers, are refused with a StoreError.
 
-        First, the runs of dead workers become claimable. AlreadyRunning, which names the workers, while workers are
-        alive. If the journal is already closed for the same destination, nothing changes; if it is closed for another
+        First, the runs of dead workers become claimable. If workers are alive: AlreadyRunning, which names them. If
+        the journal is already closed for the same destination, nothing changes; if it is closed for another
         destination, that is a Conflict.
         """
 
@@ -762,7 +759,7 @@ class ArchiveStore(Protocol):
         """Families whose root is placed after `after`, in the order in which they began."""
 
     def heads(self, run_ids: Sequence[str]) -> dict[str, Head]:
-        """The last event of each of these runs, if the run is in this database, or was in it and was pruned."""
+        """The last event of each of these runs, if this database has the run or its tombstone."""
 
     def wholes(self, run_ids: Sequence[str]) -> list[Whole]:
         """These runs with everything that belongs to them, the oldest run first."""
@@ -782,7 +779,7 @@ class ArchiveStore(Protocol):
     def put_blobs(self, blobs: Sequence[bytes]) -> None:
         """Store blobs, before the runs that name them are inserted."""
 
-    def give_back(self, families: Sequence[Sequence[tuple[str, int, bytes]]], *, by: str, now: int) -> list[str]:
+    def delete_copies(self, families: Sequence[Sequence[tuple[str, int, bytes]]], *, by: str, now: int) -> list[str]:
         """Delete copied families again, if they are exactly as they were copied.
 
         Each family is a list of (run id, seq, head), the root first.
@@ -818,7 +815,7 @@ class ArchiveStore(Protocol):
 class Store(Reading, JournalStore, LeaseStore, InboxStore, LimitStore, OutboxStore, ArchiveStore, Protocol):
     """The journal's database. Every method may be called from any thread and may block."""
 
-    # How many seconds after the end of a worker's connection the other workers take over its runs. inf: the other
-    # workers cannot see the end of a connection.
+    # How many seconds after the loss of a worker's connection the other workers take over its runs. inf: they cannot
+    # see the loss of a connection.
     cut_off_after_s: float
     pause_s: float  # after an outage, a process may wait up to this many seconds before it tries the database again

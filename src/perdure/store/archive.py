@@ -154,7 +154,7 @@ def _insert(cursor: Cursor, whole: Whole, lines: dict[Row, int]) -> list[Row]:
         lines[kind] = line_of(cursor, agent=kind[0], version=kind[1], queue=kind[2], tenant=kind[3], priority=kind[4])
     inserted = cursor.all("take_in_run", (*run, lines[kind], whole.ledger_of))
     if not inserted:
-        raise Conflict(f"run {whole.run_id} is there by now, and was not when we looked; nothing of its family was copied: try again")
+        raise Conflict(f"run {whole.run_id} was created in the target during the copy; nothing of its family was copied: try again")
     key = inserted[0][0]
     cursor.each("take_in_approval", [(key, *row) for row in whole.approvals])
     for topic, name in whole.signals:
@@ -175,7 +175,7 @@ def _event(key: int, run_id: str, stored: Stored) -> Row:
         data = stored.data.decode()
     except UnicodeDecodeError:
         raise StoreCorrupt(
-            f"event {stored.seq} of run {run_id} is no text any more and cannot be copied: {shell.command('verify', run_id)}"
+            f"event {stored.seq} of run {run_id} is not text any more and cannot be copied: {shell.command('verify', run_id)}"
         ) from None
     return (key, stored.seq, stored.event_id, stored.ts, stored.epoch, stored.call, stored.cause, data, stored.hash)
 
@@ -184,7 +184,7 @@ def _event(key: int, run_id: str, stored: Stored) -> Row:
 
 
 class JournalMove(Part):
-    """The states of a journal: open, moving, moved. As long as the move has not finished, it can be opened again."""
+    """The states of a journal: open, moving, moved. Until the move has finished, the journal can be reopened."""
 
     def moved(self) -> Moved | None:
         return moved_from(self._database.read("moved"))
@@ -216,7 +216,7 @@ class JournalMove(Part):
         def open_again(cursor: Cursor) -> None:
             found = moved_from(cursor.all("moved"))
             if found is not None and found.done:
-                raise Conflict(f"{self._database.where}: {found.words}; a move that has ended is not taken back: copy it back instead")
+                raise Conflict(f"{self._database.where}: {found.words}; a finished move cannot be undone: copy the journal back instead")
             cursor.change("reopen_journal")
 
         self._database.write(open_again, lambda cursor, _: not cursor.all("moved"))
@@ -239,7 +239,7 @@ class JournalMove(Part):
             lose_runs(cursor, other, now, LEASE_RAN_OUT)
         ((held,),) = cursor.all("count_held")
         if held:
-            raise StoreUnavailable(f"{self._database.where}: {held} runs are just being written to; nothing was changed: try again")
+            raise StoreUnavailable(f"{self._database.where}: {held} runs are locked by other transactions; nothing was changed: try again")
 
 
 _NEVER = Moved("", "", 0, done=False)

@@ -16,7 +16,7 @@ from perdure.store.part import Part
 
 
 def put(cursor: Cursor, key: int, blobs: Iterable[bytes]) -> None:
-    """Store blobs for the run with that key, inside the caller's transaction.
+    """Store blobs that the run with this key uses, inside the caller's transaction.
 
     The blobs stay until the run is deleted.
     """

@@ -1,10 +1,10 @@
 """Claims: workers, leases, heartbeats, and the runs that are lost with a dead worker.
 
 A lost run can be claimed at once. Its row stores how many other runs were lost together with it (`lost_with`), since
-each of these runs may have killed the worker. That count is too small if runs are taken from a dead worker one by
-one. On PostgreSQL this happens to a run that is being written to at that moment; on both stores it happens to a run
-that was posted to before the death was noticed. Both are rare, and an innocent run is blamed only after several such
-deaths in a row.
+each of these runs may have killed the worker. The count is too small if the store takes the runs from the dead worker
+one by one. This happens on PostgreSQL if another transaction has locked a run at that moment, and on both stores if a
+run got a post before the death was noticed. Both are rare, and a run is wrongly blamed only after several such deaths
+in a row.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Beat(NamedTuple):
     at: int  # the time of the heartbeat, as the worker's row says
     since_s: float  # when this process first saw this heartbeat, by the monotonic clock
     ahead_s: float  # how far the wall clock was ahead of the monotonic clock when this process first saw it
-    heard: bool  # this process has also seen an earlier heartbeat: the worker was alive under observation
+    heard: bool  # this process has seen an earlier heartbeat too, so the worker was alive meanwhile
 
     @classmethod
     def seen(cls, before: _Beat | None, at: int, now_s: float, ahead_s: float) -> _Beat:
@@ -140,7 +140,7 @@ class Claims(Part):
             # The worker's row is still there, and a thread of a tool may still run for a long time. If the lock became
             # free now, the worker would count as proven dead. Then another worker would believe the answer "not found"
             # about that tool's call, and would make the call again.
-            self._liveness.cling(worker)
+            self._liveness.keep_until_exit(worker)
             raise
         self._liveness.free(worker)
         self._bell.ring()
@@ -150,9 +150,7 @@ class Claims(Part):
 
         def beat(cursor: Cursor) -> None:
             if cursor.change("beat", {"worker": worker, "now": now}) != 1:
-                raise NotFound(
-                    f"worker {worker} is not registered (any more), so that it holds nothing that could be renewed; register it again"
-                )
+                raise NotFound(f"worker {worker} is not registered (any more), so it has no lease to renew; register it again")
 
         self._database.write(beat, lambda cursor, _: False)
 
@@ -242,9 +240,9 @@ class Claims(Part):
         assert ready_at is None or isinstance(ready_at, int), ready_at
         return ready_at
 
-    def left_behind(self, served: Sequence[Served], now: int, *, but: Sequence[str] = ()) -> list[tuple[Served, Served, str]]:
+    def parents_to_replay(self, served: Sequence[Served], now: int, *, but: Sequence[str] = ()) -> list[tuple[Served, Served, str]]:
         values = {"served": which(served, None)["served"], "now": now, "but": msgspec.json.encode(but).decode()}
-        rows = self._database.read("left_behind", values)
+        rows = self._database.read("parents_to_replay", values)
         return [(Served(*row[:2]), Served(*row[2:4]), row[4]) for row in rows]
 
     def reap(self, worker: str, lease_us: int, now: int) -> int:
@@ -281,11 +279,11 @@ class Claims(Part):
     def _silent(self, rows: Sequence[Row], lease_s: float, now: int) -> list[Row]:
         """The workers without a heartbeat for `lease_s` seconds, measured by this process with the monotonic clock.
 
-        Wall clocks jump, both on this machine and in the database. Then every heartbeat looks old, or no heartbeat
-        looks old for hours. So the wall clock decides about a worker only if all of this is true: by the wall clock
-        the worker is long gone (the last column); this process has seen no second heartbeat of the worker; the wall
-        clock was not set since this process first saw the worker; and the worker's process is not known to exist. The
-        last condition is needed because the clock may have been set just before this process started.
+        Wall clocks jump, on this machine and in the database: then every heartbeat looks old, or none looks old for
+        hours. So the wall clock makes a worker silent only if all of these hold. The last heartbeat is very old (the
+        last column). This process has seen no second heartbeat of the worker. The wall clock was not set since this
+        process first saw the worker. It is not proven that the worker's process exists (the clock may have been set
+        just before this process started).
         """
         now_s, before = time.monotonic(), self._beats
         ahead_s = now / 1e6 - now_s
@@ -298,8 +296,8 @@ class Claims(Part):
     def held(self, worker: str) -> list[tuple[str, int]]:
         return [(run_id, epoch) for run_id, epoch in self._database.read("held_by_worker", (worker,))]
 
-    def let_go(self, worker: str, runs: Sequence[tuple[str, int]], now: int) -> int:
-        # A commit with unknown outcome counts as failed: the worker calls this again for the runs that it still holds.
+    def release_undriven(self, worker: str, runs: Sequence[tuple[str, int]], now: int) -> int:
+        # After a commit with unknown outcome, the worker calls this again for the runs that it still holds.
         lost = self._database.write(lambda cursor: lose_some(cursor, worker, now, runs), lambda cursor, _: False)
         if lost:
             self._bell.ring()
@@ -373,7 +371,7 @@ def _check_resumable(row: RunRow, served: Sequence[Served]) -> None:
     if row.status in FINISHED:
         raise RunEnded(f"run {row.run_id} has finished ({row.status}) and cannot be resumed; start a new one, or fork it")
     if row.status == "paused":
-        raise Conflict(f"run {row.run_id} is paused and stays so until somebody unpauses it: {shell.command('unpause', row.run_id)}")
+        raise Conflict(f"run {row.run_id} is paused; unpause it first: {shell.command('unpause', row.run_id)}")
     versions = [one.version for one in served if one.agent == row.agent]
     if not versions:
         raise UnknownAgent(

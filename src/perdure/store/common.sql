@@ -2,7 +2,7 @@
 -- Values are passed as parameters only; no statement is ever assembled from data.
 -- {run} stands for the columns of a run, in the order of the fields of RunRow, and then the key of the run.
 
--- == The append path ==================================================================================================
+-- == The append path =================================================================================================
 
 -- name: consume_inbox
 -- Delete an inbox row that the events of this commit record.
@@ -15,7 +15,7 @@ SELECT status, seq, epoch, holder, nonce FROM perdure_runs WHERE id = ?
 -- name: run_key
 SELECT id FROM perdure_runs WHERE run_id = ?
 
--- == Reading ==========================================================================================================
+-- == Reading =========================================================================================================
 
 -- name: run_by_id
 SELECT {run}
@@ -24,7 +24,7 @@ FROM perdure_runs WHERE run_id = ?
 -- name: blob
 SELECT data FROM perdure_blobs WHERE digest = ?
 
--- == Creating and posting =============================================================================================
+-- == Creating and posting ============================================================================================
 
 -- name: insert_inbox
 INSERT INTO perdure_inbox (run, call, event_id, ts, data) VALUES (:id, :call, :event_id, :now, :data)
@@ -33,7 +33,7 @@ INSERT INTO perdure_inbox (run, call, event_id, ts, data) VALUES (:id, :call, :e
 -- Is a posted event in the inbox? The code asks after a COMMIT with unknown outcome.
 SELECT 1 FROM perdure_inbox WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND event_id = :event_id
 
--- == What follows from events =========================================================================================
+-- == What follows from events ========================================================================================
 
 -- name: begin_append
 -- Several appends share one transaction. If a consequence of one append is refused, only that append is undone.
@@ -60,7 +60,7 @@ UPDATE perdure_approvals SET status = :status, deciders = :deciders, expires_at 
     digest = :digest, settled_by = :settled_by, note = :note, settled_at = :settled_at
 WHERE id = :id
 
--- == Budgets and costs ================================================================================================
+-- == Budgets and costs ===============================================================================================
 
 -- name: insert_budget
 INSERT INTO perdure_budgets (run, above, limit_usd_micros, limit_tokens, limit_calls, limit_busy_us, on_exceed)
@@ -69,7 +69,7 @@ VALUES (:run, :above, :usd_micros, :tokens, :calls, :busy_us, :on_exceed)
 -- name: own_ledger
 UPDATE perdure_runs SET ledger = id WHERE id = ?
 
--- name: give_back
+-- name: free_reserved
 DELETE FROM perdure_reserved WHERE run = ? RETURNING usd_micros, tokens, calls, busy_us
 
 -- name: reserved_by_run
@@ -92,7 +92,7 @@ SELECT r.run_id, b.limit_usd_micros, b.limit_tokens, b.limit_calls, b.limit_busy
     b.reserved_usd_micros, b.reserved_tokens, b.reserved_calls, b.reserved_busy_us
 FROM applies JOIN perdure_budgets AS b ON b.run = applies.run JOIN perdure_runs AS r ON r.id = b.run ORDER BY applies.distance
 
--- == Notices ==========================================================================================================
+-- == Notices =========================================================================================================
 
 -- name: insert_notice
 INSERT INTO perdure_notices (run, seq, next_at) VALUES (?, ?, ?)
@@ -121,7 +121,7 @@ FROM perdure_notices WHERE error IS NOT NULL
 -- name: next_notice
 SELECT min(next_at) FROM perdure_notices
 
--- == Workers, lines and claims ========================================================================================
+-- == Workers, lines and claims =======================================================================================
 
 -- name: line
 SELECT id FROM perdure_lines WHERE agent = ? AND version = ? AND queue = ? AND tenant = ? AND priority = ?
@@ -152,7 +152,7 @@ SELECT name, beat_at FROM perdure_workers WHERE worker = ?
 -- name: held_by_worker
 SELECT run_id, epoch FROM perdure_runs WHERE holder = ?
 
--- == Rate limits ======================================================================================================
+-- == Rate limits =====================================================================================================
 
 -- name: rate
 SELECT due, paused_until, seen_at FROM perdure_rates WHERE key = ?
@@ -161,7 +161,7 @@ SELECT due, paused_until, seen_at FROM perdure_rates WHERE key = ?
 INSERT INTO perdure_rates (key, due, paused_until, seen_at) VALUES (:key, :due, :paused_until, :seen_at)
 ON CONFLICT (key) DO UPDATE SET due = excluded.due, paused_until = excluded.paused_until, seen_at = excluded.seen_at
 
--- == Moving, pruning ==================================================================================================
+-- == Moving, pruning =================================================================================================
 
 -- name: moved
 SELECT state, to_url, by, at FROM perdure_moved

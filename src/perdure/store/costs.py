@@ -61,7 +61,7 @@ class _Attempt:
             self.model = told.tool if kind == "model_call_initiated" else self.model
             self.began = ts if self.began is None else min(self.began, ts)
         elif told.failure is not None and told.failure.type == LOST:
-            # The attempt's worker died: when the attempt ended, and how long it took, is unknown.
+            # The attempt's worker died, so the end and the duration of the attempt are unknown.
             self.lost = kind == "model_call_failed"
         elif kind != "tool_call_in_doubt" or told.failure is not None:
             # The duration of the attempt counts only if a worker observed its end.

@@ -80,7 +80,7 @@ class Database(Protocol):
 
 # -- statements by name -----------------------------------------------------------------------------------------------
 _MARK = "-- name: "
-RUN_COLUMNS = ", ".join((*RunRow.__struct_fields__, "id"))  # the columns that {run} in a statement stands for
+RUN_COLUMNS = ", ".join((*RunRow.__struct_fields__, "id"))  # {run} in a statement is replaced by these columns
 KEY = len(RunRow.__struct_fields__)  # the place of `id` in RUN_COLUMNS
 
 

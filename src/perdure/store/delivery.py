@@ -46,7 +46,7 @@ class Letter(Struct, frozen=True, gc=False):
 
 
 class Delivery:
-    """Writes to an unfinished run for a process that does not hold the run. Only `Mailbox.end` writes by itself."""
+    """Writes posts to an unfinished run, for a process that does not hold the run."""
 
     def __init__(self, liveness: Liveness) -> None:
         self._liveness = liveness
@@ -95,7 +95,7 @@ def _journal(cursor: Cursor, found: Row, letter: Letter, status: Status | None =
     cause = row.seq if letter.cause is None else letter.cause
     event = Event(row.seq + 1, letter.event_id, letter.ts, row.epoch, letter.call, cause, letter.body)
     sealed = seal(row.head, event)
-    after, ready_at, waiting_for = _landed(row, letter)
+    after, ready_at, waiting_for = _after_post(row, letter)
     if isinstance(letter.body, RunUnpaused) and row.status == "paused" and row.epoch == 0:
         ready_at = max(letter.ts, _not_before(cursor, key, row.run_id))
     moved = {"id": key, "seq": event.seq, "head": sealed.hash, "now": letter.ts, "status": status or after}
@@ -117,7 +117,7 @@ def _not_before(cursor: Cursor, key: int, run_id: str) -> int:
     return created.not_before or 0
 
 
-def _landed(row: RunRow, letter: Letter) -> tuple[Status, int | None, str | None]:
+def _after_post(row: RunRow, letter: Letter) -> tuple[Status, int | None, str | None]:
     """The run's new status, ready_at and waiting_for after this letter. The run is not held."""
     status, ready_at = row.status, row.ready_at
     if row.holder is not None:

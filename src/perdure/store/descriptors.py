@@ -1,4 +1,4 @@
-"""Are there file descriptors left? If not one is left, SQLite only says "cannot open", and libpq says nothing."""
+"""Are there file descriptors left? If none is left, SQLite only says "cannot open", and libpq says nothing."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class Journal(Part):
                 continue
             if append.blobs:
                 blobs.put(cursor, key, append.blobs)
-            if append.row is not None and gives_up(append.row):
+            if append.row is not None and ends_lease(append.row):
                 # The run is released, so its key is not needed any more. Without this, the cache would grow for ever.
                 self._keys.pop(run_id, None)
         cursor.each("insert_event", rows)
@@ -193,7 +193,7 @@ def _advance(cursor: Cursor, append: Append, key: int, last_ts: int) -> Appended
     guarded = (before + len(events), head, last_ts, key, lease.epoch, lease.nonce, lease.worker, before)
     if row is None:
         moved = cursor.change("advance", guarded)
-    elif not gives_up(row):
+    elif not ends_lease(row):
         moved = cursor.change("advance_and_project", (*guarded, row.status, row.waiting_for, row.error, row.progress, row.attention))
     else:
         ready_at = None if row.status in FINISHED else wake_at(append) if _is_woken(cursor, append, key) else row.ready_at
@@ -211,8 +211,7 @@ def _advance(cursor: Cursor, append: Append, key: int, last_ts: int) -> Appended
 def _is_woken(cursor: Cursor, append: Append, key: int) -> bool:
     """Is there unread post that makes the run ready at once when the run is released?
 
-    This is not asked about a run that finishes: post changes nothing for that run. The post stays in the inbox,
-    because its sender was told that it has arrived.
+    Not for a run that finishes: its post stays in the inbox, because the sender was told that the post has arrived.
     """
     if wake_at(append) is None:
         return False
@@ -229,7 +228,7 @@ def wake_at(append: Append) -> int | None:
 
 
 def latest(append: Append) -> int:
-    """The latest time of the append's events. If the clock was set back, it is not the time of the last event."""
+    """The latest time of the append's events. If the clock was set back, an earlier event may have it."""
     last = 0
     for sealed in append.events:
         if sealed.event.ts > last:
@@ -237,7 +236,7 @@ def latest(append: Append) -> int:
     return last
 
 
-def gives_up(row: RowChange) -> bool:
+def ends_lease(row: RowChange) -> bool:
     """Does this change end the lease, so that the run has no holder?"""
     # A finished run is never held, whatever the change says about `release`.
     return row.release or row.status in FINISHED

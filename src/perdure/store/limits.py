@@ -41,9 +41,9 @@ def charge(cursor: Cursor, key: int, differences: Charge) -> None:
         cursor.change("reserve", (key, reserved.usd_micros, reserved.tokens, reserved.calls, reserved.busy_us))
 
 
-def give_back(cursor: Cursor, key: int) -> None:
+def free_reserved(cursor: Cursor, key: int) -> None:
     """The run has ended: free what it still has reserved for attempts whose end was not recorded."""
-    for row in cursor.all("give_back", (key,)):
+    for row in cursor.all("free_reserved", (key,)):
         _count(cursor, key, Charge(reserved=-Amounts(*row), spent=NOTHING))
 
 
@@ -125,7 +125,7 @@ class Rates(Part):
 
         If the attempt does not start, its place stays taken.
         """
-        assert rate.key is not None, "a tool gives its rate a key before anybody asks for a place"
+        assert rate.key is not None, "the tool must give its rate a key before `admit` is called"
         if rate.limit is None:
             # The rate has no limit, only a pause: nothing has to be written.
             rows = self._database.read("rate", (rate.key,))

@@ -29,7 +29,7 @@ class Liveness(Protocol):
     def free(self, worker: str) -> None:
         """Free the lock: the worker counts as dead."""
 
-    def cling(self, worker: str) -> None:
+    def keep_until_exit(self, worker: str) -> None:
         """Keep the lock until this process ends, even after `close`: attempts may still run in this process."""
 
     def is_dead(self, worker: str) -> bool:
@@ -62,7 +62,7 @@ class InProcess:
     def free(self, worker: str) -> None:
         self._alive.discard(worker)
 
-    def cling(self, worker: str) -> None:
+    def keep_until_exit(self, worker: str) -> None:
         """No effect: the database ends with this process."""
 
     def is_dead(self, worker: str) -> bool:
@@ -110,7 +110,8 @@ class FileLocks:
 
         It replaces an older lock file that is not locked.
 
-        If a file with the final name were not locked even for a moment, that would prove the death of a live worker.
+        A file with the final name must be locked at every moment: an unlocked file would prove that the worker is
+        dead.
         """
         name, new = _name(worker), f"{worker}.new"
         descriptor = os.open(new, os.O_RDWR | os.O_CREAT | FILE_FLAGS, 0o600, dir_fd=folder)
@@ -150,7 +151,7 @@ class FileLocks:
             closed_in_children.discard(descriptor)
             os.close(descriptor)
 
-    def cling(self, worker: str) -> None:
+    def keep_until_exit(self, worker: str) -> None:
         self._held.pop(worker, None)  # the descriptor stays open until the kernel closes it
 
     def is_dead(self, worker: str) -> bool:

@@ -1,4 +1,4 @@
-"""Writes to a run from outside: the run's creation, posts from people and other runs, and an end without its agent."""
+"""Writes to a run from outside: creates it, posts to it for people and other runs, and ends it without its agent."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ class Mailbox(Part):
                 limits.charge(cursor, key_of(found), Charge(reserved=NOTHING, spent=amounts_of(body.usage)))
             return appended, True
 
-        # A post that changed nothing left no event to look for after a commit with unknown outcome. Its answer can be
-        # given again without harm.
+        # A repeated signal (done[1] is False) writes no event that `arrived` could look for. Its answer is right
+        # without a commit.
         appended, _ = self._database.write(deliver, lambda cursor, done: not done[1] or has_arrived(cursor, run_id, event_id))
         self._bell.ring()
         return appended
@@ -147,7 +147,7 @@ class Mailbox(Part):
 
 
 def stands_for(event_id: str) -> str:
-    """A key for `perdure_signals` that stands for a signal without a key. No key of a user begins with "!"."""
+    """The key in `perdure_signals` for a signal that has no key. No key of a user begins with "!"."""
     return f"!{event_id}"
 
 

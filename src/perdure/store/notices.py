@@ -71,7 +71,7 @@ class Notices(Part):
             # The database was edited by hand, and the event is gone. Delete the notice: there is nothing to send, and
             # the notice would be due again for ever.
             log.error(
-                "notice %d is about event %d of run number %d, which is not there: somebody has changed the database", notice_id, seq, key
+                "notice %d is about event %d of run number %d, which does not exist: the database was changed by hand", notice_id, seq, key
             )
             self.notice_done(notice_id)
             return None

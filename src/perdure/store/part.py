@@ -29,7 +29,7 @@ class Part:
     def __init__(self, means: Means) -> None:
         self.url = means.url
         self._database = means.database
-        self._bell = means.bell  # rung after a commit that a worker may have to act on
+        self._bell = means.bell  # rung after a commit that may leave work for a worker
         self._liveness = means.liveness
         # The database key of every run that this process holds. A claim stores the key here, so that an append need
         # not look the key up.

@@ -1,8 +1,8 @@
 """The consequences of events, written in the commit of the events.
 
 The consequences: an approval is created or consumed, a child is created, a parent gets the end of its child, a notice
-is written, and the budget of a run that has ended is settled. Most events have no consequence: a check of the event's
-type is enough to know.
+is written, and the budget of a run that has ended is settled. Most events have no consequence; the type of an event
+tells.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def may_be_refused(events: list[Event]) -> bool:
 
 
 class Consequences:
-    """Writes consequences, inside the transaction that writes the events. For an append: after the guard has held."""
+    """Writes consequences in the transaction that writes the events. In an append, the guard was checked before."""
 
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
 
     def follow(self, cursor: Cursor, key: int, events: list[Event], at: int) -> Refused | None:
-        """Write the consequences of the events. `at` is the time now. If this returns Refused, the caller undoes the append."""
+        """Write the consequences of the events; `at` is now. If it returns Refused, the caller undoes the append."""
         run = family.relations(cursor, key)
         for event in events:
             body, refused = event.body, None
@@ -75,7 +75,7 @@ class Consequences:
         if run.asking:
             approvals.withdraw_rest(cursor, key, event.ts)
         if run.metered:
-            limits.give_back(cursor, key)
+            limits.free_reserved(cursor, key)
             if isinstance(end, RunCancelled):
                 for one in end.unsettled:
                     limits.charge(cursor, key, Charge(reserved=NOTHING, spent=amounts_of(one.usage)))

@@ -1,12 +1,11 @@
 """Retention: prunes whole families that ended long ago, and leaves a tombstone for each of their runs.
 
-A family is pruned whole or not at all, because its journals refer to each other. The tombstone has three uses: the
-triggers of the database allow the deletion only if there is a tombstone; the id cannot be used again; and the
-tombstone has the head of the hash chain, so that a copy in another place can be checked.
+A family is pruned whole or not at all, because its journals refer to each other. The tombstone has three uses. The
+triggers of the database allow the deletion only if there is a tombstone. The id cannot be used again. The tombstone
+has the head of the hash chain, to check a copy in another place.
 
-Which blobs are unused? Every commit that stores a blob also stores which run uses the blob (`perdure_blob_uses`). So a
-prune looks only at the blobs of the families that it deletes. A scan of all remaining events would become slower with
-every run.
+A blob is deleted if no other run uses it. Every commit that stores a blob also stores which run uses the blob
+(`perdure_blob_uses`), so a prune need not scan the remaining events.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ def prune(
         begun_s = time.monotonic()
         done += store.prune([family.root for family in batch], before, by=by, now=clock())
         progress(done)
-        # Pause for as long as the transaction took: a process that waits for SQLite's write lock tries only from time
-        # to time.
+        # Pause for as long as the transaction took, so that other writers get SQLite's write lock: a process that
+        # waits for the lock tries only from time to time.
         time.sleep(max(_TURN_S, time.monotonic() - begun_s))
     return done
 
@@ -93,7 +92,7 @@ class Pruning(Part):
 
         return self._database.write(bury, arrived)[0]
 
-    def give_back(self, families: Sequence[Sequence[tuple[str, int, bytes]]], *, by: str, now: int) -> list[str]:
+    def delete_copies(self, families: Sequence[Sequence[tuple[str, int, bytes]]], *, by: str, now: int) -> list[str]:
         """Delete copies that are exactly as they were copied.
 
         If some runs have continued since, delete nothing, and return the ids of these runs.

@@ -1,10 +1,9 @@
 """Lines: where ready runs wait, and which tenant's turn it is.
 
 A line is all runs of one agent, version, queue, tenant and priority. A worker that looks for work reads only the head
-of each line that it serves. So the cost does not depend on the number of runs that wait behind the heads, that are
-not ready yet, or that are in lines which the worker does not serve. Tenants take turns in a queue, run by run, so that
-a tenant with many runs does not delay the other tenants. The limits of queues are checked here too, and the limit on
-the suspects that a worker may hold.
+of each line that it serves. So the cost does not grow with the number of runs behind the heads, or in lines that the
+worker does not serve. Tenants take turns in a queue, run by run, so that a tenant with many runs does not delay the
+other tenants. The limits of queues are checked here too, and the limit on the suspects that a worker may hold.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ def line_of(cursor: Cursor, *, agent: str, version: str, queue: str, tenant: str
     kind = (agent, version, queue, tenant, priority)
     found = cursor.one("line", kind)
     if found is None:
-        # If another transaction inserts the same line first, this has no effect, and the next query finds that line.
+        # If another transaction has inserted the same line first, this changes nothing, and the next query finds that
+        # line.
         cursor.change("insert_line", kind)
         found = cursor.all("line", kind)[0]
     line: int = found[0]
@@ -137,7 +137,7 @@ class Choice:
         return taken
 
     def _of_party(self, waiting: list[tuple[int, int]], page: int) -> Iterator[Row]:
-        """A tenant's ready runs in a queue: by priority, the highest first, then by the time since they are ready."""
+        """A tenant's ready runs in a queue: the highest priority first; of equal priority, the longest ready first."""
         for priority in sorted({priority for priority, _ in waiting}, reverse=True):
             lines = [self._of_line(line, page) for one, line in waiting if one == priority]
             yield from filter(self._suspects.may_take, heapq.merge(*lines, key=_place))

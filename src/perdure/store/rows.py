@@ -82,7 +82,7 @@ def lost_with_of(row: Row) -> int:
 
 
 def as_lost(row: Row, lost: int, lost_with: int) -> Row:
-    """The row with the loss of its holder. The holder is known to be dead, but its loss is not in the database yet."""
+    """The row as it will be after the loss of its dead holder, which is not in the database yet."""
     return (*row[:_LOST], lost, lost_with, *row[KEY:])
 
 
@@ -129,7 +129,7 @@ def body_or_none(data: bytes, what: str) -> AnyBody | None:
     try:
         return body_from(data, what)
     except StoreCorrupt:
-        return None  # only that run is affected: the worker that drives the run stops it for a person
+        return None  # only this run is affected: its worker stops it, and a person must look at it
 
 
 def inbox_row(row: Row) -> InboxRow:

@@ -25,7 +25,7 @@ from perdure.store.rows import key_of, listed_row, run_row
 
 
 class SqlStore(Journal, Claims, Mailbox, Approvals, Rates, Budgets, Costs, Notices, JournalMove, Wholes, Pruning, ABC):
-    """The code that all dialects share. A dialect adds its database, and may replace parts by better parts."""
+    """The code that all dialects share. A dialect adds its database, and may replace parts by its own."""
 
     remote = False
     pause_s = 0.0
@@ -91,6 +91,6 @@ class SqlStore(Journal, Claims, Mailbox, Approvals, Rates, Budgets, Costs, Notic
         rows = self._database.read("count_by_status", {"agent": agent, "tenant": tenant})
         return {cast(Status, status): int(number) for status, number in rows}
 
-    # Last, because inside the class the name `list` means this method from here on.
+    # `list` comes last: below it, the name `list` would mean this method and not the type.
     def list(self, wanted: Filter) -> list[RunRow]:
         return [listed_row(row) for row in self._database.read("list_runs", msgspec.structs.asdict(wanted))]

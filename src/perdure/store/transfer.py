@@ -2,9 +2,9 @@
 
     close the source → copy family by family → read back and verify the copies → mark the move as done
 
-A run must never be driven from two journals, so the source is closed first and stays closed. If a move is killed at
-any moment, the same call continues the move: a family is copied whole or not at all, and a family that is already in
-the target is skipped. Workers of the target may drive the copied runs at once, since the source is closed.
+A run must never be driven from two journals, so the source is closed first and stays closed. If a move is killed, the
+same call continues it: a family is copied whole or not at all, and families that are already in the target are
+skipped. Workers of the target may drive the copied runs at once, since the source is closed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perdure.store.api import Family, Head, Member, Moved, Store, Stored, Whole
 from perdure.store.url import shown_url
 
 PAGE = 500  # how many families are compared at a time
-BATCH_EVENTS = 5_000  # how many events are in one transaction, unless a single family has more; and in memory
+BATCH_EVENTS = 5_000  # the most events in one transaction (unless a single family has more), and in memory
 _BLOB_BYTES = 32 << 20  # a transaction that stores blobs ends once it has this many bytes
 _LOOK_AGAIN_S = 0.25
 
@@ -91,7 +91,7 @@ class Copying:
         """
         before = self._source.moved()
         if before is None:
-            found = self.survey()  # if there is a Conflict, it is raised before the source is closed
+            found = self.survey()  # a Conflict must be raised before the source is closed
             if found.tables and found.unfinished and not leave_tables:
                 raise InvalidInput(
                     f"{shown_url(self._source.url)} has {found.unfinished:,} unfinished run{'' if found.unfinished == 1 else 's'}, and tables "
@@ -129,22 +129,22 @@ class Copying:
         Conflict if one of these runs has continued in the target: then the move can only be finished.
         """
         if (moved := self._source.moved()) is None:
-            raise Conflict("this journal is not being moved; there is nothing to take back")
+            raise Conflict("this journal is not being moved; there is no move to undo")
         if moved.done or moved.to_url != self._to_url:
             raise Conflict(
                 f"this journal was moved to {moved.to_url}" + ("" if moved.done else f", not to {self._to_url}") + "; nothing was changed"
             )
         taken = 0
         # Compare everything before anything is deleted, so that a Conflict changes nothing.
-        for act in (self._gone_on, self._take_back):
+        for act in (self._continued, self._delete_copies):
             for page in self._pages(only_finished=False):
                 open_ = [family for family in page if not family.finished]
                 if names := act(open_, now):
                     raise Conflict(
-                        f"run {names[0]} has gone on in {self._to_url} since it was copied, so that the move cannot be taken back; "
+                        f"run {names[0]} has continued in {self._to_url} since it was copied, so the move cannot be undone;  "
                         "finish it: the same command without --abandon"
                     )
-                taken += sum(len(family.members) for family in open_) if act == self._take_back else 0
+                taken += sum(len(family.members) for family in open_) if act == self._delete_copies else 0
         self._source.reopen_journal()
         return taken
 
@@ -165,8 +165,8 @@ class Copying:
         lost = self._source.count_runs() - survey.runs
         if lost:
             raise StoreCorrupt(
-                f"{lost} runs of {shown_url(self._source.url)} stand below a run that is not there, and would be left behind; "
-                "see what is damaged: perdure verify; --abandon takes the move back"
+                f"{lost} runs of {shown_url(self._source.url)} belong to a parent that does not exist, and would not be copied;  "
+                "see what is damaged: perdure verify; --abandon undoes the move"
             )
 
     def _copy(self, survey: CopySurvey, *, only_finished: bool) -> Copied:
@@ -242,14 +242,14 @@ class Copying:
             self._progress("verifying", done, survey.runs)
         return tuple(damaged)
 
-    def _gone_on(self, open_: Sequence[Family], _: int) -> list[str]:
+    def _continued(self, open_: Sequence[Family], _: int) -> list[str]:
         heads = self._heads(open_)
         members = (member for family in open_ for member in family.members)
         return [member.run_id for member in members if member.run_id in heads and not _is_same(member, heads[member.run_id])]
 
-    def _take_back(self, open_: Sequence[Family], now: int) -> list[str]:
+    def _delete_copies(self, open_: Sequence[Family], now: int) -> list[str]:
         told = [[(member.run_id, member.seq, member.head) for member in family.members] for family in open_]
-        return self._target.give_back(told, by=self._by, now=now)
+        return self._target.delete_copies(told, by=self._by, now=now)
 
     # -- comparing ----------------------------------------------------------------------------------------------------
     def _pages(self, only_finished: bool) -> Iterator[list[Family]]:
@@ -266,7 +266,7 @@ class Copying:
         for member in known:
             if not _is_same(member, head := heads[member.run_id]) and not (gone_on and self._continues(member, head)):
                 raise Conflict(
-                    f"run {member.run_id} is in {self._to_url} as well, and is another one or has gone on there; nothing was written: "
+                    f"run {member.run_id} is also in {self._to_url}, with another journal; nothing was written:  "
                     "copy to another database, or prune that run there"
                 )
         if known and len(known) < len(family.members):
@@ -277,7 +277,7 @@ class Copying:
         return bool(known)
 
     def _continues(self, member: Member, head: Head) -> bool:
-        """Does the target's journal of this run begin with the source's journal of this run?
+        """Does the target's journal of this run begin with the source's journal of it?
 
         If the run was pruned in the target, this cannot be checked; then a longer journal is enough.
         """

@@ -18,7 +18,7 @@ def shown_url(url: str) -> str:
 
 
 def without_password(url: str) -> str | None:
-    """The URL for a driver, without any password; None if the password cannot be told from the rest."""
+    """The URL for a driver, without any password; None if it is not clear which part is the password."""
     if url.startswith("sqlite://"):
         return url
     scheme, found, rest = url.partition("://")

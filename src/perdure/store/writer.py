@@ -1,10 +1,10 @@
 """Group commit: appends that arrive together, or while a commit is under way, share one commit.
 
-Which thread commits depends on the cost per append. While the cost is low, the loop's own thread commits, once for
-all appends of one iteration of the loop: to switch threads would cost more than the disk. If the disk is slow for the
-number of runs that wait for it, a writer thread commits, and the loop continues meanwhile. For a remote store, the
-loop sends one commit at a time and does not wait for the answer. Appends that cannot be sent in this way go to the
-writer thread, since a server that does not answer must not block the loop.
+Which thread commits depends on the cost per append. While the cost is low, the loop's own thread commits, once for all
+appends of one iteration of the loop: to switch threads would cost more than the disk. If the disk is too slow for
+that, a writer thread commits, and the loop continues meanwhile. For a remote store, the loop sends one commit at a
+time and does not wait for the answer. Appends that cannot be sent in this way go to the writer thread, since a server
+that does not answer must not block the loop.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class GroupCommit:
 
     @property
     def idle(self) -> bool:
-        """Is the writer thread without work, so that a commit made now would be alone?"""
+        """Has the writer thread no work?"""
         return not self._committing and self._queue.empty()
 
     def submit(self, append: Append, done: Done) -> None:
@@ -96,7 +96,7 @@ class GroupCommit:
     def _send_here(self) -> None:
         """Send the appends that were submitted meanwhile. Appends that cannot be sent go to the writer thread."""
         if self._sent:
-            return  # one commit at a time: `_landed` sends the next commit when the answer to the last has arrived
+            return  # one commit at a time: `_answered` sends the next commit when the answer to the last has arrived
         group = self._take_here()
         if not group:
             return
@@ -104,16 +104,16 @@ class GroupCommit:
         appends = [waiting.as_of_now() for waiting in group]
         self._sent = True
         try:
-            left = {id(append) for append in self._sends.send(appends, self._loop, lambda answers: self._landed(sent, answers))}
+            left = {id(append) for append in self._sends.send(appends, self._loop, lambda answers: self._answered(sent, answers))}
         except Exception:
-            # The writer thread will get the same error, and reports it. An error raised here would leave `_sent` set
-            # for ever.
+            # The writer thread gets the same error and reports it. If it were raised here, no further commit would be
+            # sent.
             left = set(map(id, appends))
         sent = [waiting for waiting, append in zip(group, appends, strict=True) if id(append) not in left]
         self._sent = bool(sent)
         self._leave_to_thread([waiting for waiting, append in zip(group, appends, strict=True) if id(append) in left])
 
-    def _landed(self, sent: list[_Waiting], answers: Sequence[Appended | None]) -> None:
+    def _answered(self, sent: list[_Waiting], answers: Sequence[Appended | None]) -> None:
         self._sent = False
         if self._here:
             self._loop.call_soon(self._send_here)

@@ -5,7 +5,7 @@
     recorded, Recording         a production run, from a file, as a regression test    recorder.py
     export                      writes a run from a database to such a file            recorder.py
     Rerun, Changed              a recorded run, run again with today's code            rerun.py
-    crash_matrix, Report        an agent killed at every one of its boundaries         lab/
+    crash_matrix, Report        an agent that is killed at each of its boundaries      lab/
 
 plugin.py is the pytest plugin: it has the clock, stepped runs and the crash matrix as fixtures.
 """

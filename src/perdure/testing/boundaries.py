@@ -1,7 +1,7 @@
 """The boundaries of a run: the points before and after each commit and each effect, at which a process may die.
 
-If a process dies before such a commit or effect, it leaves something else behind than if it dies after. `perdure
-crashtest`, `crash_matrix` and `run_until` use the same names:
+A process that dies before such a commit or effect leaves another state behind than a process that dies after it.
+`perdure crashtest`, `crash_matrix` and `run_until` use the same names:
 
     before_tool_result_persisted   the tool has returned, and the commit with its result has not been made
     after_tool_result_persisted    the commit with the result is durable, and the process does not know it yet
@@ -9,7 +9,7 @@ crashtest`, `crash_matrix` and `run_until` use the same names:
     after_tool_effect              the function has returned, and only the process knows the result
 
 `names()` lists all boundaries. For a model call the last two are `before_model_effect` and `after_model_effect`. If
-several events share a commit, this point in time has several names.
+several events share a commit, the point before it and the point after it have several names.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ Watch = Callable[[Sequence[Boundary]], None]
 
 
 def what_of(body: AnyBody) -> str:
-    """The name of the event inside the name of a boundary."""
+    """The part of a boundary's name that names the event, such as "tool_result"."""
     if isinstance(body, RunReleased):
         return "park" if body.status.startswith("waiting") else "release"
     type_ = type(body).__struct_config__.tag
@@ -114,7 +114,7 @@ class Points:
             self._watch(visits)
 
     def of_events(self, moment: Moment, run_id: str, events: Iterable[Sealed]) -> list[Boundary]:
-        """The names of the commit that contains these events."""
+        """The names of the point before or after the commit that contains these events."""
         found = []
         for sealed in events:
             call, body = sealed.event.call or 0, sealed.event.body
@@ -172,7 +172,7 @@ class WatchedStore:
         return answers
 
     def send(self, batch: Sequence[Append], loop: Any, done: Callable[[list[Any]], None]) -> list[Append]:
-        # The caller appends the returned appends with `append`, and `append` reports them again.
+        # The caller passes the returned appends to `append`, and `append` reports them again.
         left: list[Append] = []
 
         def landed(answers: list[Any]) -> None:

@@ -50,7 +50,7 @@ class ManualClock(Clock):
         except (TypeError, OverflowError, ValueError) as error:
             raise InvalidInput(f"advance: {error}; give numbers, such as advance(days=3)") from None
         if step < timedelta(0):
-            raise InvalidInput(f"advance: {step.total_seconds():g} seconds, and time only passes; set_to(…) sets a clock back")
+            raise InvalidInput(f"advance: {step.total_seconds():g} seconds: it only moves the clock forward; set_to(…) sets it back")
         self.now_us += step // _MICROSECOND
         self._ring()
 

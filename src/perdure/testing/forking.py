@@ -16,7 +16,7 @@ _HELD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 def fork() -> int:
     """Like os.fork, with SIGINT, SIGTERM and SIGHUP blocked.
 
-    In the child these signals stay blocked until `let_signals_in`. If a signal arrived in the parent during the fork
+    In the child these signals stay blocked until `unblock_signals`. If a signal arrived in the parent during the fork
     and its handler raises an exception, the child is killed, and this function raises the exception.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
@@ -29,11 +29,11 @@ def fork() -> int:
             pid = os.fork()
     finally:
         if pid != 0:
-            _let_in(before, pid)
+            _unblock(before, pid)
     return pid
 
 
-def _let_in(before: set[signal.Signals | int], child: int) -> None:
+def _unblock(before: set[signal.Signals | int], child: int) -> None:
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     except BaseException:
@@ -43,6 +43,6 @@ def _let_in(before: set[signal.Signals | int], child: int) -> None:
         raise
 
 
-def let_signals_in() -> None:
+def unblock_signals() -> None:
     """Unblock the signals in the child, once it has set its own handlers."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)

@@ -5,7 +5,7 @@ If perdure is installed, every pytest run imports this module. So at its top lev
     manual_clock   a clock that only the test moves
     stepped        a run that can be held at a boundary: stepped(agent, …) → SteppedRun
     run_until      a run that is held at a boundary: run_until("before_tool_result_persisted", agent, …) → SteppedRun
-    crash_matrix   kills the agent at every one of its boundaries: crash_matrix(agent, …) → Report, or the test fails
+    crash_matrix   kills the agent at each of its boundaries: crash_matrix(agent, …) → Report, or the test fails
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Recording:
         return list(dict.fromkeys(run.agent for run in self._runs()))
 
     def replay(self, agent: Agent[Any, Any], *others: Agent[Any, Any]) -> None:
-        """Raise Changed unless this code makes exactly the recorded calls. It has the first difference of each run.
+        """Raise Changed, with the first difference of each run, unless this code makes exactly the recorded calls.
 
         `others` are the agents of the runs below. If an agent is missing, its runs cannot be checked: InvalidInput. No
         tool is called: the results come from the recording.
@@ -129,13 +129,13 @@ class Recording:
                 raise InvalidInput(f"{shown(agent)} is not an agent: decorate the coroutine function with @agent")
         if agents[0].name != self.agent:
             raise InvalidInput(
-                f"run {self.run_id} is of agent {self.agent!r}, and this is agent {agents[0].name!r}; give the one that it is of"
+                f"run {self.run_id} belongs to agent {self.agent!r}, but this is agent {agents[0].name!r}; give the agent of the run"
             )
         by_name = {agent.name: agent for agent in agents}
         missing = next((run for run in self._runs() if run.agent not in by_name), None)
         if missing is not None:
             raise InvalidInput(
-                f"run {missing.run_id} below it is of agent {missing.agent!r}, which was not given, and would not be looked at; give the "
+                f"run {missing.run_id} below it belongs to agent {missing.agent!r}, which was not given, so it cannot be checked; give the "
                 f"children's agents too: ({', '.join(self.agents)})"
             )
         return by_name

@@ -74,8 +74,8 @@ def _import_of(target: str) -> tuple[Path | None, str, str]:
     """(folder for sys.path or None, module, name) for a target `file.py:name` or `package.module:name`."""
     if target.partition(" --tools ")[0].endswith((".toml", ".json")):
         raise InvalidInput(
-            f"{target}: a test imports its agent from a Python file, which a plan's file is none; give the plan a name in one, "
-            'deploy = Plan.from_file("deploy.toml", tools), and name that: FILE.py:deploy'
+            f"{target}: a test imports its agent from a Python file, not from a plan's file; give the plan a name in a Python file, "
+            'deploy = Plan.from_file("deploy.toml", tools), and name it: FILE.py:deploy'
         )
     where, _, name = target.rpartition(":")
     if not where or not name.isidentifier():
@@ -89,7 +89,7 @@ def _import_of(target: str) -> tuple[Path | None, str, str]:
 def _place(file: Path) -> tuple[Path, str]:
     """The folder for sys.path, and the module's name in that folder. A module in a package has a dotted name."""
     if not file.is_file():
-        raise InvalidInput(f"{file} is not here; name the file that has the agent: FILE.py:NAME")
+        raise InvalidInput(f"{file} does not exist; name the file that has the agent: FILE.py:NAME")
     file = file.resolve()
     names = [] if file.stem == "__init__" else [file.stem]
     folder = file.parent

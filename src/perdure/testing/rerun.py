@@ -46,10 +46,10 @@ from perdure.core.replay import completion_of, is_stated
 from perdure.inspect.export import Export, ExportedJournal
 
 Kind = Literal["", "approval ", "child "]
-_WAITS = "the agent waits, and the recording has nothing more to tell it"
-_UNANSWERED = "which was not recorded: nobody knows the answer"
+_WAITS = "the agent waits, and the recording has no more answers"
+_UNANSWERED = "which was not recorded, so there is no answer"
 _LONG = 400
-# In a busy worker a timer may fire late: an answer may come first although the timer was due up to this much earlier.
+# In a busy worker a timer may fire late. So an answer may come before a timer that was due up to this much earlier.
 _LATE_US = 1_000_000
 
 

@@ -42,7 +42,7 @@ from perdure.store.api import RunRow, Store
 from perdure.store.open import open_store
 from perdure.testing.boundaries import Boundary, names
 from perdure.testing.clock import ManualClock, at
-from perdure.testing.forking import fork, let_signals_in
+from perdure.testing.forking import fork, unblock_signals
 from perdure.testing.recorder import Recording, export
 from perdure.testing.watched import WatchedPerdure
 
@@ -135,7 +135,7 @@ def live(end: socket.socket, errand: Errand) -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)  # the inherited wakeup descriptor belongs to the test's event loop
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the test, which then ends this process
-        let_signals_in()
+        unblock_signals()
         threading.Thread(target=_end_with, args=(end,), name="perdure-held", daemon=True).start()
         asyncio.run(_drive(line, errand))
     except BaseException:
@@ -206,7 +206,7 @@ class _Gate:
 
 T = TypeVar("T")
 TIMEOUT_S = 60.0
-# The margins are 0: the effects of a test's tools are local, so a killed process leaves no request on its way.
+# The margins are 0: the effects of a test's tools are local, so no request arrives after its process was killed.
 SETTINGS = Settings(reconcile_margin_s=0.0, unknown_deadline_s=0.0)
 _SHOWN = 60
 
@@ -298,7 +298,7 @@ class SteppedRun:
                 raise NeedsAttention(self.id, f"needs attention: {row.error or row.waiting_for}")
             case _:
                 raise NotReached(
-                    f"run {self.id} has not ended: it waits for {row.waiting_for}. Bring that about (advance the clock, or open {self.url} "
+                    f"run {self.id} has not ended: it waits for {row.waiting_for}. Make that happen (advance the clock, or open {self.url} "
                     "and decide or signal), and go on"
                 )
 

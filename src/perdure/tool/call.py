@@ -28,8 +28,8 @@ _ADDING = threading.Lock()
 class Call:
     """One attempt of one call, as the tool sees it.
 
-    If the tool's function has a parameter with the annotation `Call`, that parameter receives this object. It is not
-    an argument of the tool.
+    If the tool's function has a parameter with the annotation `Call`, that parameter receives this object. That
+    parameter is not an argument of the tool.
 
     A Call has the `run_id`, the `number` of the call in its run, the number of the `attempt` (from 1), the `deadline`
     of the attempt (None: no time-out), and the run's `tenant` and `actor`.

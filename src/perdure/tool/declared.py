@@ -1,8 +1,7 @@
-"""Two parts: pins, and `@tool`, which makes a Tool of a function.
+"""`@tool` and Tool, a function with everything that perdure has to know for a durable call; and the pin of a tool.
 
-A Tool is a function with everything that perdure has to know for a durable call. A pin is a short digest of the parts
-of a tool that its callers see. A run records the pin with its first call of the tool, and later notices if the tool
-has changed.
+A pin is a short digest of the parts of a tool that its callers see. A run records the pin with its first call of the
+tool, and later notices if the tool has changed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from perdure.tool.policy import Predicate, policy_of
 from perdure.tool.signature import EMPTY, Parameter, Signature
 from perdure.tool.spend import Cost, estimated
 
-# -- pins ---------------------------------------------------------------------------------------------------------------
+# -- pins -------------------------------------------------------------------------------------------------------------
 PIN_CHARS = 16
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -44,10 +43,10 @@ def pin_of(
 ) -> str:
     """The pin of a tool.
 
-    Every process with the same declaration has the same pin, even if the file has another module name there.
+    Every process with the same declaration has the same pin, even if the module has another name in that process.
     """
     # If a parameter needs pydantic, the pin contains the fields of its class and not only the name. For all other
-    # parameters pydantic is not asked, so that it need not be loaded.
+    # parameters pydantic is not used, so that it need not be loaded.
     structured = [parameter for parameter in parameters if parameter.exact == frozenset()]
     whole = {
         "name": name,
@@ -76,7 +75,7 @@ def _default(parameter: Parameter) -> str | None:
         return type(parameter.default).__qualname__
 
 
-# -- Tool and @tool -----------------------------------------------------------------------------------------------------
+# -- Tool and @tool ---------------------------------------------------------------------------------------------------
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -145,7 +144,7 @@ class Tool(Generic[P, R]):
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Call the tool. To get the result, await the returned coroutine.
 
-        When this returns, the arguments have been checked. Inside an agent the call also has its number. Raises
+        When this returns, the arguments have been checked, and inside an agent the number of the call is fixed. Raises
         InvalidInput for arguments that do not fit. The coroutine raises ToolFailed, or a subclass of it, if the call
         failed and is not tried again.
         """
@@ -169,7 +168,7 @@ class Tool(Generic[P, R]):
     def rebind(self, encoded: bytes) -> bytes | None:
         """The recorded arguments in the form that the current signature gives them; None if they do not fit.
 
-        They fit if the current signature has a new parameter with a default.
+        For example, they still fit after a parameter with a default was added.
         """
         try:
             return self._signature.bind((), codec.decode(encoded))
@@ -224,8 +223,8 @@ class Tool(Generic[P, R]):
     def pin(self) -> str:
         """The pin: 16 hex digits.
 
-        It is a digest of the name, the effect class, the parameters and the key window. It also tells whether the tool
-        has a reconcile hook and whether it has an approval policy.
+        It is a digest of the name, the effect class, the parameters and the key window. It also changes if the tool
+        gets or loses its reconcile hook or its approval policy.
         """
         if self._pin is None:
             self._pin = pin_of(
@@ -322,13 +321,11 @@ class Tool(Generic[P, R]):
         if self.retry is not None and not isinstance(self.retry, Retry):
             raise InvalidInput(f"tool {self.name}: retry={self.retry!r} is not a Retry(attempts=…)")
         if not self.isolate and self.pass_env:
-            raise InvalidInput(
-                f"tool {self.name}: pass_env is for a process of its own; without isolate=True it has the worker's whole environment"
-            )
+            raise InvalidInput(f"tool {self.name}: pass_env needs isolate=True; without it the tool has the worker's whole environment")
         if not self.isolate:
             return
         if self.effect == "transaction":
-            raise InvalidInput(f"tool {self.name}: a transaction runs inside the journal's own connection, which no other process has")
+            raise InvalidInput(f"tool {self.name}: a transaction runs on the journal's own connection, which no other process has")
         if "." in self.fn.__qualname__:
             raise InvalidInput(
                 f"tool {self.name}: isolate=True starts a process that finds the function by its name; move {self.fn.__qualname__} to module level"
@@ -425,7 +422,7 @@ def tool(fn: Any = None, /, **options: Any) -> Any:
         return Tool(fn, **options, names=sys._getframe(1).f_locals)
     unknown = options.keys() - set(_OPTIONS)
     if unknown:
-        raise InvalidInput(f"@tool has no option {min(unknown)}; {', '.join(_OPTIONS)}")
+        raise InvalidInput(f"@tool has no option {min(unknown)}; its options are {', '.join(_OPTIONS)}")
 
     def declare(fn: Any) -> Tool[..., Any]:
         return Tool(fn, **options, names=sys._getframe(1).f_locals)
@@ -450,7 +447,7 @@ def _check_function(fn: Any, shown: str) -> None:
     if not inspect.isfunction(fn):
         raise InvalidInput(f"tool {shown}: a {type(fn).__name__} cannot be a tool; decorate a function (def or async def)")
     if fn.__name__ == "<lambda>":
-        raise InvalidInput(f"tool {shown}: a lambda has no name to be recorded by; write it as a function with def")
+        raise InvalidInput(f"tool {shown}: a lambda has no name, and calls are recorded by name; write a function with def")
     if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
         raise InvalidInput(f"tool {shown}: a generator cannot be recorded; return a list")
     first = next(iter(inspect.signature(fn).parameters), None)

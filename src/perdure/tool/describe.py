@@ -25,7 +25,7 @@ def documented(fn: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """The description in the docstring without its sections, and the description of each parameter."""
     text = inspect.getdoc(fn) or ""
     if not any(mark in text for mark in _MARKS):
-        return text, {}  # no docstring style has a section in such a text
+        return text, {}  # without such a mark the docstring has no sections, in any docstring style
     from docstring_parser import ParseError, parse
 
     try:

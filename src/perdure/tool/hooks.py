@@ -37,7 +37,7 @@ class Compensator(Hook):
         self._names = [name for name in signature.names if name != RESULT]
 
     def given(self, arguments: dict[str, Any], call: Call) -> dict[str, Any]:
-        """Those arguments of the tool that the hook takes, plus the Call if the hook takes it."""
+        """The arguments of the tool that the hook takes, plus the Call if the hook takes it."""
         return self.with_call({name: arguments[name] for name in self._names}, call)
 
 
@@ -63,7 +63,7 @@ def compensator(label: str, fn: Callable[..., Any], signature: Signature, tool_t
         raise InvalidInput(f"{label}: effect={effect!r} is unknown; one of {', '.join(get_args(Effect))}")
     if RESULT in signature.names and RESULT in tool_takes:
         raise InvalidInput(
-            f"{label}: the tool has a parameter named {RESULT}, so it is not clear whether the hook wants that or what the call returned; rename the tool's"
+            f"{label}: the tool has a parameter named {RESULT}, which in a hook is what the call returned; rename the parameter of the tool"
         )
     foreign = [name for name in signature.names if name not in tool_takes and name != RESULT]
     if foreign:

@@ -55,7 +55,7 @@ class Policy:
             return clean(f"the approval policy of {self._tool} raised {failure.type}: {failure.message}", MAX_REASON_CHARS)
         finally:
             if (took_s := time.monotonic() - begun_s) > _SLOW_S:
-                log.warning("the approval rule of tool %s took %.1f s, and every run of this worker waited for it", self._tool, took_s)
+                log.warning("the approval policy of tool %s took %.1f s, and every run of this worker waited for it", self._tool, took_s)
         if isinstance(answer, bool):
             return answer
         if isinstance(answer, str) and answer:
@@ -93,6 +93,6 @@ def _looks_at(tool: str, when: Predicate, takes: Collection[str]) -> list[str]:
     for parameter in parameters:
         if parameter.name not in takes or parameter.kind not in _BY_NAME:
             raise InvalidInput(
-                f"tool {tool}: its approval policy takes {parameter}; it can have the tool's arguments by name ({', '.join(takes)}), any of them"
+                f"tool {tool}: its approval policy takes {parameter}; it can take only the tool's arguments, by name: {', '.join(takes)}"
             )
     return [parameter.name for parameter in parameters]

@@ -1,4 +1,4 @@
-"""The signature of a function, of a tool or an agent: converts arguments to canonical JSON and back, and the result.
+"""Signature: converts the arguments and the result of a tool's or agent's function to canonical JSON and back.
 
 Arguments are converted to JSON and back before the first attempt too. So a live attempt gets exactly the same
 arguments as a retry after a crash. If the type of a value is exactly the annotated JSON type, pydantic is not needed.
@@ -205,7 +205,7 @@ class Signature:
             if name in given:
                 raise InvalidInput(f"{self._label}: the argument {name} is given twice")
             if name not in self._by_name:
-                hint = " is the Call, which is injected and never given" if name == self.call_parameter else " is unknown"
+                hint = " is the Call, which perdure passes" if name == self.call_parameter else " is unknown"
                 raise InvalidInput(f"{self._label}: the argument {ascii(name)[1:-1]}{hint}; it takes {self._takes()}")
             given[name] = value
 
@@ -253,7 +253,7 @@ def _check_kind(label: str, parameter: inspect.Parameter) -> None:
 
 
 def resolve(annotation: Any, fn: Callable[..., Any], names: Mapping[str, Any]) -> Any:
-    """The annotation that a string means. If a name in the string is not known (yet), the string itself."""
+    """The annotation that a string means; the string itself if it has a name that is not known (yet)."""
     if not isinstance(annotation, str):
         return annotation
     try:

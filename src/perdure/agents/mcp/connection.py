@@ -1,8 +1,8 @@
 """Connections to a server: each event loop has one. The first call opens the connection, and all runs share it.
 
-A connection runs in its own task, the keeper, because the task groups of the SDK must not be inside an attempt: an
-attempt may be cancelled at any moment. Calls only borrow the session. When a connection has ended, the next call opens
-a new connection. Before that it waits, and the wait grows with every connection that ended without a useful answer.
+A connection runs in its own task, the keeper. The task groups of the SDK cannot run inside an attempt, which may be
+cancelled at any moment. Calls only borrow the session. When a connection has ended, the next call opens a new
+connection. Before that it waits, and the wait grows with every connection that ended without a useful answer.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Live:
         return self.stale or self._asked_at < since
 
 
-class ServerLine:
+class ServerConnections:
     """The connections to one server from one event loop. There is one connection at a time."""
 
     def __init__(
@@ -158,8 +158,8 @@ class ServerLine:
         try:
             await asyncio.sleep(self._delay_s())
             async with AsyncExitStack() as stack:
-                # asyncio.timeout, and not the timeout of anyio: a cancel scope of anyio must not be left while
-                # contexts that were entered inside the scope are still open.
+                # Use asyncio.timeout, not anyio's: a cancel scope of anyio must not end while contexts that were
+                # entered inside it are still open.
                 async with asyncio.timeout(self._open_s):
                     live = await self._open(stack, transport, ending)
                 self._live = live

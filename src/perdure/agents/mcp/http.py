@@ -60,8 +60,7 @@ class FaultKeeping(httpx2.AsyncClient):
     """An HTTP client for one MCP server. The answer to a failed request is a JSON-RPC error with a ticket."""
 
     def __init__(self, headers: Mapping[str, str], timeout_s: float, faults: Faults, secrets: Sequence[str]) -> None:
-        # The time-out of the attempt ends first. The time-out of the HTTP client is longer: it ends a request whose
-        # attempt has already stopped waiting.
+        # This time-out is longer than the attempt's: it ends a request whose attempt has already stopped waiting.
         super().__init__(headers=dict(headers), timeout=httpx2.Timeout(_CONNECT_S, read=timeout_s + 60.0, pool=timeout_s))
         self._faults = faults
         self._secrets = secrets

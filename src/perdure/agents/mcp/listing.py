@@ -121,7 +121,7 @@ def _extended(validator: Any, changed: Mapping[str, Any]) -> Any:
 def _left_to_the_server(*_: Any) -> Iterator[Any]:
     """A rule that perdure does not check; only the server does.
 
-    The rule must be a function: the validator does not skip a rule of None on every path through a schema.
+    The rule must be a function: on some paths through a schema, the validator would call a rule that is None.
     """
     return iter(())
 
@@ -167,7 +167,7 @@ def _words(error: Any) -> str:
             return f"{at}it does not fit {rule}: {codec.shown(value)}"
 
 
-# -- the list of tools, as it is recorded with a run --------------------------------------------------------------------
+# -- the list of tools, as it is recorded with a run ------------------------------------------------------------------
 MAX_PAGES = 100
 MAX_TOOLS = 1_000
 MAX_BYTES = 4 * 1024 * 1024  # of all schemas of one server together

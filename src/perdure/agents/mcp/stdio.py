@@ -2,9 +2,8 @@
 
 The server's process ends with the worker, and the server's stderr goes to the log `perdure.mcp`.
 
-This module reads the pipes, and the SDK does not. The SDK copies the whole unfinished line for every piece that the
-SDK reads, so an endless line would use a whole core. Here the cost per byte is constant, and a server that writes a
-line that is too long is ended.
+The SDK could read the pipes too, but it copies the whole unfinished line for every piece that arrives: an endless line
+would use a whole core. Here the cost per byte is constant, and a server that writes a line that is too long is ended.
 
 The exit status and the last lines of stderr are kept, because a closed connection does not say why it was closed.
 """
@@ -251,7 +250,7 @@ def _check_program(program: str, path: str) -> None:
     shown = printable(program, MAX_LAST_CHARS)
     if os.path.dirname(program):
         why = "is not executable" if os.path.exists(program) else "no such program"
-        raise NotReady(f"{shown}: {why}; see to it on this machine, or give mcp(…) another path, and resume the run")
+        raise NotReady(f"{shown}: {why}; correct this on this machine, or give mcp(…) another path, and resume the run")
     raise NotReady(
         f"{shown}: no such program on the PATH; install it, or give mcp(…) its whole path or env={{'PATH': …}}, and resume the run"
     )

@@ -1,8 +1,8 @@
 """One tool of an MCP server: as agents use the tool, as a worker performs its calls, and the value of an answer.
 
 The value of a call is the structured content of the answer. If the answer has no structured content that can be
-recorded, the value is the answer's text. Of images, audio and binary resources only the type, the size and a digest
-are kept: media do not belong in a journal, and a model reads results as text.
+recorded, the value is the answer's text. Images, audio and binary resources are not recorded, only their type, size
+and digest: a model reads results as text.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _described(held: Mapping[str, Any]) -> str:
     return f"[{kind}, {len(data):,} bytes, sha256 {hashlib.sha256(data).hexdigest()}; not kept]"
 
 
-# -- the tool -----------------------------------------------------------------------------------------------------------
+# -- the tool ---------------------------------------------------------------------------------------------------------
 PIN_CHARS = 16
 Policy = bool | Predicate | Approval
 

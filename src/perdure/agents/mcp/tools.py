@@ -40,7 +40,7 @@ from perdure.run import Run
 from perdure.tool.call import Call
 
 if TYPE_CHECKING:
-    from perdure.agents.mcp.connection import Live, ServerLine
+    from perdure.agents.mcp.connection import Live, ServerConnections
     from perdure.agents.mcp.http import Faults
 
 __all__ = ["McpServer", "McpTool", "mcp"]
@@ -50,8 +50,8 @@ _LONGEST_S = 86_400.0
 # Before a call the run's recorded tool is compared with the server's list of tools. The list is at most this old. For
 # a `read` call it may be older.
 FRESH_S = 30.0
-# Long, because the program of a server may have to be downloaded first. If the call's own time-out ends before that,
-# nothing was sent.
+# Long, because a server's program may have to be downloaded first. If the call's own time-out is shorter, it ends the
+# wait, and nothing was sent.
 _OPEN_S = 60.0
 
 
@@ -115,7 +115,7 @@ class McpServer:
         if isinstance(only, str):
             raise InvalidInput(f"mcp(only={only!r:.60}): a list of tool names")
         self._only = None if only is None else tuple(only)
-        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[ServerLine, Faults | None]] = WeakKeyDictionary()
+        self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[ServerConnections, Faults | None]] = WeakKeyDictionary()
         # Event loop → the number of workers on this loop that use the server.
         self._users: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
         self._pinned: WeakKeyDictionary[Machine, Listing] = WeakKeyDictionary()
@@ -151,9 +151,9 @@ class McpServer:
 
     async def close(self) -> None:
         """End this loop's connection, and with it the server's process. The next call opens a new connection."""
-        line, _ = self._lines.pop(asyncio.get_running_loop(), (None, None))
-        if line is not None:
-            await line.close()
+        connections, _ = self._connections.pop(asyncio.get_running_loop(), (None, None))
+        if connections is not None:
+            await connections.close()
 
     def pin(self) -> str:
         """16 hex digits: a digest of the server's name, its URL, and the options `effects`, `approval` and `only`.
@@ -174,7 +174,7 @@ class McpServer:
     def __repr__(self) -> str:
         return f"<mcp server {self.name}: {self.address}>"
 
-    # -- the list of tools ----------------------------------------------------------------------------------------------
+    # -- the list of tools --------------------------------------------------------------------------------------------
     async def _listing(self) -> Listing:
         machine = current()
         if machine is None:
@@ -200,7 +200,7 @@ class McpServer:
 
         A misspelt name must not leave a tool without its approval, or with the wrong effect class. The error is
         NotReady because the code is wrong, and the run can wait for corrected code. A tool is known if the server
-        offers it now or the run's recorded list has it: so older runs do not stop when the code names a newer tool.
+        offers it now, or the run's recorded list has it. So older runs do not stop when the code names a newer tool.
         """
         left_out = {tool.name: tool.why for tool in now.left_out}
         known = now.by_name() | (pinned.by_name() if pinned is not None else {})
@@ -219,7 +219,7 @@ class McpServer:
         callee = McpCallee(f"{self.name}.{in_journal}", offered, effect, self._timeout_s, approval, perform)
         return McpTool(name, offered, callee)
 
-    # -- a call ---------------------------------------------------------------------------------------------------------
+    # -- a call -------------------------------------------------------------------------------------------------------
     async def _perform(self, listing: Listing, pinned: Offered, arguments: dict[str, Any], call: Call) -> Any:
         from perdure.agents.mcp.tool import value_of
 
@@ -239,7 +239,7 @@ class McpServer:
         if call.at_end(self, self._leave):
             self._users[loop] = self._users.get(loop, 0) + 1
         try:
-            return await (await self._line()).live()
+            return await (await self._connections_here()).live()
         except asyncio.CancelledError:
             if not call.run_id:  # outside of a run the CancelledError is not replaced
                 raise
@@ -316,32 +316,32 @@ class McpServer:
         if loses_session(found):  # the URL may lead to another server now: the next call connects and lists again
             live.retire()
 
-    # -- the connection ---------------------------------------------------------------------------------------------------
-    async def _line(self) -> ServerLine:
+    # -- the connection -----------------------------------------------------------------------------------------------
+    async def _connections_here(self) -> ServerConnections:
         loop = asyncio.get_running_loop()
-        if loop not in self._lines:
+        if loop not in self._connections:
             await asyncio.to_thread(_import_sdk)  # the import takes almost a second and must not block the loop
-        if loop not in self._lines:
-            self._lines[loop] = self._new_line()
-        return self._lines[loop][0]
+        if loop not in self._connections:
+            self._connections[loop] = self._new_connections()
+        return self._connections[loop][0]
 
-    def _new_line(self) -> tuple[ServerLine, Faults | None]:
-        from perdure.agents.mcp.connection import ServerLine
+    def _new_connections(self) -> tuple[ServerConnections, Faults | None]:
+        from perdure.agents.mcp.connection import ServerConnections
         from perdure.agents.mcp.stdio import Stdio
 
         where = self._where
         if isinstance(where, tuple):
             process = partial(Stdio, self.name, where, self._env, self._secrets)
-            return ServerLine(self.name, self.address, process, _OPEN_S, self._recovered, self._secrets), None
+            return ServerConnections(self.name, self.address, process, _OPEN_S, self._recovered, self._secrets), None
         from perdure.agents.mcp.http import Faults, streamable
 
         faults = Faults()
         transport = partial(streamable, where, self._headers, self._timeout_s, faults, self._secrets)
-        return ServerLine(self.name, self.address, transport, _OPEN_S, self._recovered, self._secrets), faults
+        return ServerConnections(self.name, self.address, transport, _OPEN_S, self._recovered, self._secrets), faults
 
     def _recovered(self, error: BaseException) -> BaseException:
         """The original error of an HTTP request, if this error has a ticket. If it has no ticket, the error itself."""
-        _, faults = self._lines.get(asyncio.get_running_loop(), (None, None))
+        _, faults = self._connections.get(asyncio.get_running_loop(), (None, None))
         innermost = errors.innermost(error)
         return error if faults is None else faults.redeem(getattr(innermost, "data", None)) or error
 

@@ -27,10 +27,10 @@ from perdure.agents.plan.step import (
     OnFailure,
     Step,
     document_of,
-    dressed,
     named,
     params_of,
     pins,
+    with_signature,
     written_approval,
 )
 from perdure.core import codec
@@ -98,7 +98,7 @@ class WrittenPlan(BuiltAgent[..., dict[str, Any]]):
         whole = [goal, instructions, model.name, model.pin(), pins(callees.values()), max_attempts, asked, _SYSTEM]
         version = options.get("version") or codec.digest(codec.encode(whole))[:12]
         given = {key: value for key, value in options.items() if key != "version"}
-        super().__init__(dressed(write_and_follow, name, home, takes), name=name, version=version, home=home, **given)
+        super().__init__(with_signature(write_and_follow, name, home, takes), name=name, version=version, home=home, **given)
         self.callees = callees
 
     @property
@@ -217,8 +217,8 @@ class _Writer:
 def _with_edits(policy: Approval) -> str | None:
     """The reason to show, with a hint for people who edit the plan.
 
-    An edited plan is checked when the run continues, and not when the person decides: the process in which a person
-    decides does not have the tools that the check needs.
+    An edited plan is checked when the run continues, not when the person decides: the check needs the tools, and the
+    process in which the person decides does not have them.
     """
     if not policy.editable:
         return policy.reason
@@ -267,7 +267,7 @@ def submit_spec(callees: Mapping[str, Callee]) -> ToolSpec:
     return ToolSpec(SUBMIT, "Submit the whole plan.", schema)
 
 
-# -- Plan ---------------------------------------------------------------------------------------------------------------
+# -- Plan -------------------------------------------------------------------------------------------------------------
 class Plan(BuiltAgent[..., dict[str, Any]]):
     """An agent that follows fixed steps: `Plan("deploy", steps=[Step("build", build_image, {…}), …])`.
 
@@ -399,12 +399,12 @@ def _function(checked: Sound, home: Mapping[str, Any]) -> Any:
         return await Following(run, checked, given).follow()
 
     follow.__doc__ = f"Follow the plan {checked.name}, whose steps are {', '.join(step.name for step in checked.steps[:20])}."
-    return dressed(
+    return with_signature(
         follow, checked.name, home, {name: (TYPES[one["type"]], one.get("default", NO_DEFAULT)) for name, one in checked.params.items()}
     )
 
 
-# -- plan files: TOML, or JSON of the same form -------------------------------------------------------------------------
+# -- plan files: TOML, or JSON of the same form -----------------------------------------------------------------------
 MAX_BYTES = 4 * 1024 * 1024
 ENDINGS = (".toml", ".json")
 

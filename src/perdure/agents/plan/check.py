@@ -26,7 +26,7 @@ from perdure.errors import InvalidInput, InvalidPlan
 MAX_STEPS = 1_000
 MAX_PARAMS = 100
 MAX_PROBLEMS = 100  # after this many problems the check stops
-# How often the check of one plan compares a misspelt name with a known name: comparing is slow, and there may be
+# The most comparisons of a misspelt name with known names in one check: a comparison is slow, and there may be
 # thousands of names.
 _GUESSES = 1_000
 _GUESSED_CHARS = 64
@@ -69,7 +69,7 @@ class PlanProblem(NamedTuple):
 
     place: int  # the index of the step; -1 for a problem of the plan itself
     said: str
-    blind: bool = False  # because of this problem, the tool and arguments of the step cannot be checked
+    blind: bool = False  # True: because of this problem, the tool and arguments of the step cannot be checked
 
 
 def sound(
@@ -106,7 +106,7 @@ def sound(
 
 
 def _in_one_form(whole: Document, check: _Check) -> Document:
-    """The normalized document. It stays the same if the plan's file is reformatted, or if the plan moves to Python."""
+    """The normalized document: a reformatted file, and the same plan in Python, give the same document."""
     form: Document = {"name": whole["name"], "steps": []}
     if not whole.get("parallel", True):
         form["parallel"] = False
@@ -213,7 +213,7 @@ class _Check:
             else:
                 self._places[name] = place
 
-    # -- one step ---------------------------------------------------------------------------------------------------------
+    # -- one step -----------------------------------------------------------------------------------------------------
     def _step(self, place: int, step: Document) -> None:
         name = step["name"]
         where = f"step {name}: "
@@ -334,7 +334,7 @@ def _is_of(default: Any, kind: str) -> bool:
     return default is None or (isinstance(default, exact) and (kind in ("boolean", "any") or not isinstance(default, bool)))
 
 
-# -- circles between steps, in linear time ------------------------------------------------------------------------------
+# -- circles between steps, in linear time ----------------------------------------------------------------------------
 Edges = Mapping[str, Sequence[str]]
 
 

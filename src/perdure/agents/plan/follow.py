@@ -27,7 +27,7 @@ from perdure.errors import ChildFailed, InvalidInput, NotApproved, NotEncodable,
 from perdure.run import Run
 from perdure.tool import Tool
 
-# -- undoing ------------------------------------------------------------------------------------------------------------
+# -- undoing ----------------------------------------------------------------------------------------------------------
 _NAMED = 20  # a message names at most this many steps
 
 
@@ -73,39 +73,39 @@ def may_have_happened(error: Exception, callee: Callee) -> bool:
         return False
     if not isinstance(callee, Tool):
         return True
-    # A `once` or `keyed` call that failed as "cancelled" has not happened: if that were in doubt, the call would not
-    # have failed but be in doubt.
+    # A `once` or `keyed` call that failed as "cancelled" has not happened; otherwise the call would be in doubt, not
+    # failed.
     settled = ("read", "transaction") if error.kind != "cancelled" else ("read", "transaction", "once", "keyed")
     return callee.effect not in settled
 
 
-async def undo(run: Run, deeds: Sequence[DoneStep]) -> Undone:
+async def undo(run: Run, steps: Sequence[DoneStep]) -> Undone:
     """Undo the steps, the last step first. If a hook fails, its step is not undone, but the other steps still are."""
     undone = Undone([], [])
-    for deed in reversed(deeds):
-        callee = deed.callee
+    for done in reversed(steps):
+        callee = done.callee
         if not isinstance(callee, Tool):
-            undone.left.append((deed.step, "it is a run of its own"))
+            undone.left.append((done.step, "it is a run of its own"))
             continue
         if callee.effect == "read":
             continue
         hook = callee.compensation()
         if hook is None or callee.compensator is None:
-            undone.left.append((deed.step, "its tool has no compensate hook"))
-        elif not deed.told and callee.compensator.takes_result:
-            undone.left.append((deed.step, "its result could not be recorded, and its compensate hook needs it"))
-        elif (problem := await _undo_one(run, deed, hook)) is not None:
-            undone.left.append((deed.step, problem))
+            undone.left.append((done.step, "its tool has no compensate hook"))
+        elif not done.told and callee.compensator.takes_result:
+            undone.left.append((done.step, "its result could not be recorded, and its compensate hook needs it"))
+        elif (problem := await _undo_one(run, done, hook)) is not None:
+            undone.left.append((done.step, problem))
         else:
-            undone.steps.append(deed.step)
+            undone.steps.append(done.step)
     return undone
 
 
-async def _undo_one(run: Run, deed: DoneStep, hook: Tool[..., Any]) -> str | None:
+async def _undo_one(run: Run, done: DoneStep, hook: Tool[..., Any]) -> str | None:
     """Call the hook. Returns None if the step was undone, and the reason if it could not be undone."""
-    run.status(f"undoing step {deed.step}")
+    run.status(f"undoing step {done.step}")
     try:
-        await hook(arguments=deed.arguments, result=deed.result)
+        await hook(arguments=done.arguments, result=done.result)
     except ResultNotEncodable:
         return None  # the hook has run, and the result of the hook is not needed
     except ToolFailed as failed:
@@ -119,7 +119,7 @@ def _more(named: Sequence[Any]) -> str:
     return f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
 
 
-# -- following a plan ---------------------------------------------------------------------------------------------------
+# -- following a plan -------------------------------------------------------------------------------------------------
 T = TypeVar("T")
 # Two keys in the result of a plan. No step can have such a name.
 NOT_DONE = "$not_done"  # steps that were not done, and why
@@ -128,7 +128,7 @@ _NOTE_BYTES = 512  # space for the note about one step under one of these keys
 _WHY_CHARS = 1_000
 
 
-class Became(Struct, frozen=True):
+class StepOutcome(Struct, frozen=True):
     """The outcome of a step."""
 
     what: Literal["done", "failed", "skipped", "not_begun", "given_up"]
@@ -148,9 +148,9 @@ class Following:
         self._plan = plan
         self._given = dict(given)
         self._by = by
-        self._became: dict[str, Became] = {}
+        self._outcomes: dict[str, StepOutcome] = {}
         self._ended = {step.name: asyncio.Event() for step in plan.steps}
-        self._deeds: list[DoneStep] = []  # completed steps, in the order of completion
+        self._done_steps: list[DoneStep] = []  # completed steps, in the order of completion
         self._stopped_by: tuple[CheckedStep, str] | None = None
         self._undoes = False
         self._doubtful: list[str] = []  # steps that failed, but may have had their effect
@@ -167,7 +167,7 @@ class Following:
                 steps.create_task(self._take(step), name=f"step {step.name}")
         if self._stopped_by is None:
             return self._results()
-        undone = await undo(self._run, self._deeds) if self._undoes else None
+        undone = await undo(self._run, self._done_steps) if self._undoes else None
         raise PlanFailed(self._failure(*self._stopped_by) + ("" if undone is None else undone.words(self._run.id, self._doubtful)))
 
     def _check_approvals(self) -> None:
@@ -179,36 +179,36 @@ class Following:
     async def _take(self, step: CheckedStep) -> None:
         for name in step.waits_for:
             await self._ended[name].wait()
-        self._became[step.name] = await self._become(step)
+        self._outcomes[step.name] = await self._outcome_of(step)
         self._ended[step.name].set()
 
-    async def _become(self, step: CheckedStep) -> Became:
+    async def _outcome_of(self, step: CheckedStep) -> StepOutcome:
         if self._stopped_by is not None:
-            return Became("not_begun")
-        missing = next((name for name in step.needs if self._became[name].what != "done"), None)
+            return StepOutcome("not_begun")
+        missing = next((name for name in step.needs if self._outcomes[name].what != "done"), None)
         if missing is not None:
-            return self._skip(step, f"it needs step {missing}, which was {self._became[missing].what}")
+            return self._skip(step, f"it needs step {missing}, which was {self._outcomes[missing].what}")
         while True:
             try:
                 broken = next((condition for condition in step.when if not holds(condition, self._look)), None)
                 if broken is not None:
                     return self._skip(step, f"its condition does not hold: {broken}")
-                return Became("done", await self._make(step))
+                return StepOutcome("done", await self._make(step))
             except _Withdrawn:
-                return Became("not_begun")
+                return StepOutcome("not_begun")
             except (ToolFailed, InvalidInput) as error:
                 ended = await self._failed(step, error)
             if ended is not None:
                 return ended
 
-    def _skip(self, step: CheckedStep, why: str) -> Became:
+    def _skip(self, step: CheckedStep, why: str) -> StepOutcome:
         self._run.decide(f"skip step {step.name}", reason=clean(why, _WHY_CHARS))
-        return Became("skipped", why=clean(why, _WHY_CHARS))
+        return StepOutcome("skipped", why=clean(why, _WHY_CHARS))
 
     def _look(self, step: str | None) -> Any:
-        return self._given if step is None else self._became[step].result
+        return self._given if step is None else self._outcomes[step].result
 
-    # -- making a step ------------------------------------------------------------------------------------------------------
+    # -- making a step ------------------------------------------------------------------------------------------------
     async def _make(self, step: CheckedStep) -> Any:
         """Make the call of the step. Returns the result as JSON, so that other steps can refer to it."""
         callee = self._plan.callees[step.tool]
@@ -219,9 +219,9 @@ class Following:
         try:
             result = codec.decode(callee.encode_result(await self._called(callee, arguments)))
         except ResultNotEncodable:
-            self._deeds.append(DoneStep(step.name, callee, arguments, None, told=False))
+            self._done_steps.append(DoneStep(step.name, callee, arguments, None, told=False))
             raise
-        self._deeds.append(DoneStep(step.name, callee, arguments, result))
+        self._done_steps.append(DoneStep(step.name, callee, arguments, result))
         return result
 
     async def _called(self, callee: Callee, arguments: dict[str, Any]) -> Any:
@@ -252,7 +252,7 @@ class Following:
         try:
             answer = await waiting
         except asyncio.CancelledError:
-            # The plan can stop, and the run be cancelled, at the same time. Then the cancel of the run wins.
+            # If the run is cancelled when the plan stops, the cancel of the run wins.
             if self._stopped_by is not None and task.uncancel() == 0:
                 raise _Withdrawn from None
             raise
@@ -262,31 +262,31 @@ class Following:
             raise _Withdrawn
         return answer
 
-    # -- when it fails --------------------------------------------------------------------------------------------------------
-    async def _failed(self, step: CheckedStep, error: ToolFailed | InvalidInput) -> Became | None:
+    # -- when it fails ------------------------------------------------------------------------------------------------
+    async def _failed(self, step: CheckedStep, error: ToolFailed | InvalidInput) -> StepOutcome | None:
         """The outcome of a step that has failed. None if a person decided that the step is made again."""
         why = clean(f"{error.type}: {error.message}" if isinstance(error, ToolFailed) else str(error), _WHY_CHARS)
         if may_have_happened(error, self._plan.callees[step.tool]):
             self._doubtful.append(step.name)
             why = f"{why}{'' if why.endswith('.') else '.'} It may have happened all the same"
         if self._stopped_by is not None and _was_given_up(error):
-            return Became("given_up" if error.attempts else "not_begun", why=why)
+            return StepOutcome("given_up" if error.attempts else "not_begun", why=why)
         on_failure = step.on_failure
         if on_failure == "ask" and self._stopped_by is None:
             try:
                 choice, who = await self._ask(step, why)
             except _Withdrawn:
-                return Became("failed", why=why)
+                return StepOutcome("failed", why=why)
             if choice == "retry":
                 return None
             if choice == "skip":
                 return self._skip(step, f"{who} chose to go on without it, after it had failed: {why}")
         elif on_failure == "continue" and self._stopped_by is None:
             self._run.decide(f"go on without step {step.name}", reason=why)
-            return Became("failed", why=why)
+            return StepOutcome("failed", why=why)
         self._undoes |= on_failure == "undo"
         self._stop(step, why)
-        return Became("failed", why=why)
+        return StepOutcome("failed", why=why)
 
     def _stop(self, step: CheckedStep, why: str) -> None:
         if self._stopped_by is not None:
@@ -315,12 +315,12 @@ class Following:
                 return choice, decision.by or "somebody"
             said = f"{choice[:40]!r} is no choice. "
 
-    # -- how it ended -----------------------------------------------------------------------------------------------------------
+    # -- how it ended -------------------------------------------------------------------------------------------------
     def _results(self) -> dict[str, Any]:
         others = {
-            step.name: {"outcome": self._became[step.name].what, "why": self._became[step.name].why}
+            step.name: {"outcome": self._outcomes[step.name].what, "why": self._outcomes[step.name].why}
             for step in self._plan.steps
-            if self._became[step.name].what != "done"
+            if self._outcomes[step.name].what != "done"
         }
         results, left_out = self._fitting(codec.MAX_BYTES - len(codec.encode({NOT_DONE: others})))
         return {**results, **({NOT_DONE: others} if others else {}), **({LEFT_OUT: left_out} if left_out else {})}
@@ -334,7 +334,7 @@ class Following:
         left_out: dict[str, str] = {}
         room -= _NOTE_BYTES * len(self._plan.steps)
         for step in self._plan.steps:
-            became = self._became[step.name]
+            became = self._outcomes[step.name]
             if became.what != "done":
                 continue
             try:
@@ -358,7 +358,7 @@ class Following:
             ("given_up", "given up"),
             ("not_begun", "not begun"),
         ):
-            names = [name for name, became in self._became.items() if became.what == what and name != step.name]
+            names = [name for name, became in self._outcomes.items() if became.what == what and name != step.name]
             if names:
                 more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
                 parts.append(f"{words}: {', '.join(names[:_NAMED])}{more}")

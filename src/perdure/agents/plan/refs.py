@@ -1,4 +1,4 @@
-"""References: with them the arguments of a step name results of earlier steps, and parameters of the plan.
+"""References: placeholders in a step's arguments for results of earlier steps and for parameters of the plan.
 
 A reference takes the place of a whole value. References in the middle of a text do not exist.
 
@@ -25,7 +25,7 @@ _DATA = "$data"  # encloses data that looks like a reference with a forgotten $
 
 
 class NotThere(InvalidInput):
-    """The value that a reference names does not exist. The message says where the path ends, and what is there."""
+    """The value that a reference names does not exist. The message says how far the path leads, and what is there."""
 
 
 class Condition:
@@ -39,7 +39,7 @@ class Condition:
         self.value = value
 
     def __bool__(self) -> bool:
-        raise InvalidInput(f"{self} is not known before the plan runs: give it to a step with when=, several of them as a list")
+        raise InvalidInput(f"{self} is not known before the plan runs: pass it to a step as when=, or several as a list")
 
     def __str__(self) -> str:
         words = self.test.replace("_", " ")
@@ -94,7 +94,7 @@ class Ref:
 def ref(step: str, *path: Key) -> Ref:
     """The result of this step, or the part of the result at this path: `ref("build", "images", 0, "tag")`."""
     if not isinstance(step, str) or not step:
-        raise InvalidInput(f'ref({_shown(step)}): name a step, and the way into what it returns: ref("build", "image_tag")')
+        raise InvalidInput(f'ref({_shown(step)}): name a step, and the path into its result: ref("build", "image_tag")')
     return Ref(step, _path(path, f"ref({step!r:.80}, …)"))
 
 
@@ -108,13 +108,13 @@ def param(name: str, *path: Key) -> Ref:
 def _path(path: tuple[Any, ...], what: str) -> tuple[Key, ...]:
     for key in path:
         if not isinstance(key, str) and (type(key) is not int or key < 0):
-            raise InvalidInput(f"{what}: {_shown(key)} is no way into a value; names of fields and places in lists (0, 1, …) are")
+            raise InvalidInput(f"{what}: {_shown(key)} is not a part of a path; use names of fields, and positions in lists (0, 1, …)")
     if len(path) > MAX_PATH:
         raise InvalidInput(f"{what}: {len(path)} steps into a value; at most {MAX_PATH}")
     return path
 
 
-# -- to JSON and back -------------------------------------------------------------------------------------------------------
+# -- to JSON and back -------------------------------------------------------------------------------------------------
 def written(value: Any, depth: int = 0) -> Any:
     """The value with its references as JSON. InvalidInput names the part that cannot be written as JSON."""
     if depth > MAX_DEPTH:
@@ -132,14 +132,14 @@ def written(value: Any, depth: int = 0) -> Any:
     if isinstance(value, (list, tuple)) and not hasattr(value, "_asdict"):
         return [written(item, depth + 1) for item in value]
     plain = codec.decode(codec.encode(value))
-    # A dict or a list comes from a dataclass or a model here: its keys need the same treatment.
+    # A dict or a list here was a dataclass or a model object: its keys must be escaped too.
     return plain if not isinstance(plain, (dict, list)) else written(plain, depth + 1)
 
 
 def written_arguments(args: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call, with their references as JSON. An argument may have the name `ref`."""
     form: dict[str, Any] = written(args)
-    return dict(form.get(_DATA, form))  # `$data` cannot be a key of the user: such a key would now be `$$data`
+    return dict(form.get(_DATA, form))  # `$data` is perdure's key here: a user's key `$data` was written as `$$data`
 
 
 def read_arguments(form: Any) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def refs_in(value: Any) -> Iterator[Ref]:
             yield from refs_in(item)
 
 
-# -- resolving ---------------------------------------------------------------------------------------------------------------
+# -- resolving --------------------------------------------------------------------------------------------------------
 Look = Callable[[str | None], Any]  # the name of a step → the step's result; None → the plan's parameters
 
 

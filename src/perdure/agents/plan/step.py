@@ -1,6 +1,6 @@
 """`Step`, and the documents of plans: the journal, plan files and models use the same form.
 
-Also here: `named`, `pins` and `dressed`, with which plans are built as agents.
+`named`, `pins` and `with_signature` help to build a plan as an agent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def named(callees: Iterable[Any]) -> dict[str, Callee]:
         if not isinstance(callee, (Tool, Agent)):
             raise InvalidInput(f"{shown(callee)} is neither a tool nor an agent; decorate the function with @tool")
         if found.setdefault(callee.name, callee) is not callee:
-            raise InvalidInput(f"two different tools are called {callee.name}: nobody could tell which a step means; rename one")
+            raise InvalidInput(f"two different tools are called {callee.name}, so a step could mean either; rename one of them")
     return found
 
 
@@ -37,7 +37,7 @@ def pins(callees: Iterable[Callee]) -> dict[str, str]:
     return {callee.name: callee.pin() if isinstance(callee, Tool) else callee.version for callee in callees}
 
 
-def dressed(function: Any, name: str, home: Mapping[str, Any], takes: Mapping[str, tuple[Any, Any]]) -> Any:
+def with_signature(function: Any, name: str, home: Mapping[str, Any], takes: Mapping[str, tuple[Any, Any]]) -> Any:
     """Give the function this name, this module (`home`) and the parameters `takes`: name → (type, default)."""
     parameters = [inspect.Parameter("run", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Run)]
     # Required parameters come first and may be positional. Parameters with a default are keyword-only.
@@ -50,7 +50,7 @@ def dressed(function: Any, name: str, home: Mapping[str, Any], takes: Mapping[st
     return function
 
 
-# -- steps and documents ------------------------------------------------------------------------------------------------
+# -- steps and documents ----------------------------------------------------------------------------------------------
 OnFailure = Literal["stop", "continue", "undo", "ask"]
 Callee = Tool[..., Any] | Agent[..., Any]
 Document = dict[str, Any]
@@ -94,12 +94,12 @@ class Step:
 
 
 def document_of(step: Step) -> Document:
-    """The step as a document. InvalidInput if that is impossible. check.py checks the meaning of documents later."""
+    """The step as a document. InvalidInput if it cannot be written as JSON. check.py checks its meaning later."""
     document: Document = {"name": step.name, "tool": getattr(step.tool, "name", None)}
     if not isinstance(step.tool, (Tool, Agent)):
         raise InvalidInput(f"{shown(step.tool)} is neither a tool nor an agent; decorate the function with @tool")
     if step.args is not None and not isinstance(step.args, Mapping):
-        raise InvalidInput(f"its arguments are {shown(step.args)}, and not a dict of them by name")
+        raise InvalidInput(f"its arguments are {shown(step.args)}, not a dict: name → value")
     if step.args:
         document["args"] = written_arguments(dict(step.args))
     if step.when is not None and not (isinstance(step.when, (list, tuple)) and not step.when):
@@ -131,11 +131,11 @@ def _param(given: Any) -> Any:
 def _name(kind: Any) -> Any:
     try:
         return _NAMES.get(kind, kind)
-    except TypeError:  # the type is not hashable: the check of the plan reports that
+    except TypeError:  # the type is not hashable: check.py reports this
         return kind
 
 
-# -- approvals as documents -----------------------------------------------------------------------------------------------------
+# -- approvals as documents -------------------------------------------------------------------------------------------
 APPROVAL_WORDS = ("by", "quorum", "expires", "on_expiry", "escalate_to", "escalate_expires", "editable", "four_eyes", "reason")
 
 

@@ -46,13 +46,13 @@ from perdure.run import Run
 if TYPE_CHECKING:
     from perdure.agents.react.structured import Output
 
-# How often the model is asked again: for answers of the wrong type in the whole run, for empty or cut-off answers in a
-# row.
+# How often the model may be asked again: after answers of the wrong type (in the whole run), and after empty or
+# cut-off answers (in a row).
 MAX_REASKS = 3
 MOST_TURNS = 10_000
 _REASON_CHARS = 160
 _FEW_NAMES = 160  # bytes
-_FORM = "react 1"  # a part of every version. Change it when new code makes other calls from the same answers
+_FORM = "react 1"  # a part of every version: change it when new code makes other calls from the same answers
 
 
 class ReAct(BuiltAgent[..., Any]):
@@ -140,22 +140,22 @@ class ReAct(BuiltAgent[..., Any]):
     async def _converse(self, run: Run, messages: list[Message]) -> Any:
         talk = _Talk(run, messages)
         kit = await self._toolbox.opened(run)
-        patience = _Patience(self.name)
+        reasks = _Reasks(self.name)
         for turn in range(1, self.max_turns + 1):
             talk.hear()
             answer = await self.model.ask(talk.messages, system=self.instructions, tools=kit.specs, max_tokens=self.max_tokens)
             if answer.stop == "refusal":
                 raise ModelRefused(f"model {self.model.name} will not answer this: {answer.text[:500] or 'it does not say why'}")
             if is_blank(answer):
-                talk.tell(patience.bad(answer))
+                talk.tell(reasks.bad(answer))
                 continue
             said = talk.add(answer)
             if answer.stop == "length":
-                talk.send_back(said, patience.bad(answer))
+                talk.send_back(said, reasks.bad(answer))
                 continue
-            patience.reset()
+            reasks.reset()
             if self.output is not None and (not said.uses or [use.name for use in said.uses] == [FINAL_ANSWER]):
-                final = self._typed(talk, said, patience)
+                final = self._typed(talk, said, reasks)
                 if final is not None and not talk.hear():
                     return final
             elif not said.uses:
@@ -170,7 +170,7 @@ class ReAct(BuiltAgent[..., Any]):
             f'and history=await app.transcript("{run.id}") goes on from here'
         )
 
-    def _typed(self, talk: _Talk, said: Assistant, patience: _Patience) -> _Final | None:
+    def _typed(self, talk: _Talk, said: Assistant, reasks: _Reasks) -> _Final | None:
         """The answer. None if the answer does not have the type `output`; then the model gets a message about that."""
         from perdure.agents.react.structured import Unfit
 
@@ -178,7 +178,7 @@ class ReAct(BuiltAgent[..., Any]):
         try:
             final = self.output.of_arguments(said.uses[0].arguments) if said.uses else self.output.of_text(said.text)
         except Unfit as unfit:
-            talk.send_back(said, patience.unfit(str(unfit)))
+            talk.send_back(said, reasks.unfit(str(unfit)))
             return None
         if said.uses:
             talk.answer([ToolResult(said.uses[0].id, FINAL_ANSWER, ANSWER_TAKEN)])
@@ -229,7 +229,7 @@ class _Talk:
             self.tell(why)
 
 
-class _Patience:
+class _Reasks:
     """Counts how often a model was asked again. After too many times the run fails."""
 
     def __init__(self, name: str) -> None:
@@ -322,8 +322,8 @@ def _decide(talk: _Talk, kit: Kit, chosen: list[str | None], said: Assistant) ->
     while chosen and chosen[-1] is None:
         chosen.pop()
     names = codec.encode(list(kit.names))
-    # A long list of names is recorded only once per run. The list is always the same, and with every choice it would
-    # need more space than the conversation.
+    # A long list of names is recorded only once per run: recorded with every choice, it would need more space than the
+    # conversation.
     among = None if talk.has_named and len(names) > _FEW_NAMES else codec.pack(names, codec.MAX_BYTES)[0]
     talk.has_named = True
     reason = clean(said.text.strip(), _REASON_CHARS) or None

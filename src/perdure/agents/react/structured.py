@@ -31,7 +31,7 @@ class Output:
 
     def __init__(self, owner: str, wanted: Any) -> None:
         if wanted is str:
-            raise InvalidInput(f"{owner}: output=str: text is what it answers anyway; leave output out")
+            raise InvalidInput(f"{owner}: output=str: the answer is text by default; leave output out")
         self._form: _Pydantic | _Msgspec = _form(owner, wanted)
         schema = _inlined(self._form.schema())
         self._wraps = schema.get("type") != "object"
@@ -85,8 +85,8 @@ class Output:
             first, second = (self._form.plain(self._form.typed(said)) for _ in range(2))
         except (ValueError, Unusable) as error:
             raise Unfit(_errors(error)) from None
-        # If a default value is new each time (a UUID, the time), a replay would give another value. Then keep the JSON
-        # of the model, without the default.
+        # A default value may be new each time (a UUID, the time), and a replay would get another value. Then keep the
+        # model's JSON, without defaults.
         return first if first == second else said
 
 

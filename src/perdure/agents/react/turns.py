@@ -29,7 +29,7 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")  # tool names that providers accept
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
-# -- messages of people and answers of models --------------------------------------------------------------------------
+# -- messages of people and answers of models -------------------------------------------------------------------------
 def begun(prompt: str, history: Sequence[Any] | None) -> list[Message]:
     """The conversation at the start of a run. InvalidInput if providers would refuse this conversation."""
     try:
@@ -96,7 +96,7 @@ def legible(text: str) -> str:
     return text
 
 
-# -- results of tool uses ----------------------------------------------------------------------------------------------
+# -- results of tool uses ---------------------------------------------------------------------------------------------
 def result(use: ToolUse, encoded: bytes) -> ToolResult:
     """The result of a tool, as the model gets it."""
     text = legible(shown_result(encoded)) or '""'

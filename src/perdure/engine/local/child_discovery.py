@@ -46,7 +46,7 @@ class ChildAgents:
         """
         self._now = now
         self._asking = {}
-        for parent, child, run_id in self._store.left_behind(list(self._served), now, but=sorted(self._useless)):
+        for parent, child, run_id in self._store.parents_to_replay(list(self._served), now, but=sorted(self._useless)):
             pair = (parent, child)
             if pair not in self._known and self._not_before.get(pair, now) <= now:
                 self._asking.setdefault(run_id, []).append(pair)

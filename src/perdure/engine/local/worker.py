@@ -560,7 +560,7 @@ class Worker:
                 self.loop.call_later(AGAIN_AFTER_S, self._let_go, run_id, epoch)
 
         if not self._closed:
-            self.consult(lambda: self.store.let_go(self.id, [(run_id, epoch)], self.clock.now()), done)
+            self.consult(lambda: self.store.release_undriven(self.id, [(run_id, epoch)], self.clock.now()), done)
 
     async def _left(self, drives: Sequence[Drive], seconds: float) -> list[Drive]:
         """Wait until all these drives rest, at most `seconds`. Returns the drives that do not rest yet."""
@@ -690,7 +690,7 @@ class Worker:
         stranded, self._undriven = sorted(undriven & self._undriven), undriven
         if stranded:
             log.warning("%s: held here and not driven; released", ", ".join(f"run {run_id}" for run_id, _ in stranded))
-            await self._ask(lambda: self.store.let_go(self.id, stranded, self.clock.now()))
+            await self._ask(lambda: self.store.release_undriven(self.id, stranded, self.clock.now()))
         return bool(stranded)
 
     def _begin(self, claimed: Sequence[Claimed], post: Sequence[InboxRow]) -> None:

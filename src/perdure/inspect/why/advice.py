@@ -221,7 +221,7 @@ def _adding(short: Shortage) -> str:
 
 
 def _to_fill_in(one: Asked) -> str:
-    """The editable fields as JSON with the word NEW for each value. Without a change it is refused: NEW is no JSON."""
+    """The editable fields as JSON with the word NEW for each value. The user must replace NEW, which is not JSON."""
     return shell.quote("{" + ", ".join(f"{json.dumps(name)}: NEW" for name in one.editable) + "}")
 
 
@@ -280,7 +280,7 @@ def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | Non
 
 
 def _stop(scene: Scene, orders: Orders) -> list[AdviceStep]:
-    # A second request to cancel changes nothing. Then the only other way is to end the run without its agent.
+    # A second request to cancel would change nothing. What is left is to end the run without its agent.
     if scene.reading.state.cancel is None:
         return [orders.cancel()]
     return [] if scene.held else [orders.force()]

@@ -1,7 +1,7 @@
 """The calls of a run on the page: calls in doubt, calls that were cut off, that ended, and that never began.
 
 A call that may be repeated (`read`, `idempotent`, `transaction`) is never in doubt here: it was cut off, and is run
-again. This module also has the words for what a run waits for, and for its signals and unread inbox messages.
+again. This module also has the words for what a run waits for, and for its signals and unread post.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class CallInDoubt(Struct, frozen=True):
     worker: str | None
     meaning: str
     check: str
-    too_early: str | None  # why it proves nothing yet if the service does not find the key
+    too_early: str | None  # why “not found” at the service proves nothing yet
     by_itself: str  # what the next worker does about the call without a person
     settles_itself: bool  # False: the call waits until a person has settled the doubt
     recorded: bool  # False: the worker died, and the next worker has not yet recorded that the call is in doubt
@@ -202,7 +202,7 @@ Ended = tuple[int, Callable[[], Done]]
 
 
 def ended(scene: Scene) -> tuple[list[Ended], list[Ended]]:
-    """Two lists, sorted by call number: what succeeded, and what failed, was rejected, expired or was cancelled.
+    """Two lists of calls, approvals and children, by call number: those that succeeded, and all others.
 
     Each entry has the number, and a function that describes it: of very many, only a few are shown.
     """
@@ -349,7 +349,7 @@ def waiting(scene: Scene, approvals: list[Asked]) -> list[str]:
     row, state, now = scene.reading.row, scene.reading.state, scene.now
     if state.finished:
         return []
-    # The agent may no longer wait for a timer. Then the journal still has the timer, but it does not wake the run.
+    # A timer that the agent no longer waits for is still in the journal, but does not wake the run.
     waits = [f"timer {number} at {at(due, now)}" for number, due in state.timers.items() if due == (row.ready_at or state.wake_at)]
     waits += [_call_waits(call, scene) for call in state.open.values() if call.retry_at is not None]
     waits += [f"a signal on {topic!r}" for topic in topics(scene)]
@@ -375,15 +375,15 @@ def _call_waits(call: CallState, scene: Scene) -> str:
 
 
 def unread_words(unread: Sequence[InboxRow]) -> list[str]:
-    """The inbox messages that the run did not read before its end: a line with the count, then a line per message."""
+    """The post that the run did not read before its end: a line with the count, then one line each."""
     if not unread:
         return []
     one = "signal" if all(isinstance(letter.body, SignalReceived) for letter in unread) else "message"
     head = f"{plural(len(unread), one)} arrived as it ended and {'was' if len(unread) == 1 else 'were'} not read:"
-    return [head, *(_letter(letter) for letter in unread)]
+    return [head, *(_unread_line(letter) for letter in unread)]
 
 
-def _letter(letter: InboxRow) -> str:
+def _unread_line(letter: InboxRow) -> str:
     match letter.body:
         case SignalReceived() as signal:
             return f"signal {signal.topic!r} from {signal.by}: {shown(signal.payload, 200)}"
@@ -395,7 +395,7 @@ def _letter(letter: InboxRow) -> str:
 
 
 def unread_record(letter: InboxRow, load: Callable[[Payload], bytes]) -> dict[str, Any]:
-    """One unread inbox message as a JSON object, with its whole payload."""
+    """One inbox row that was not read, as a JSON object with its whole payload."""
     body = letter.body
     signal = body if isinstance(body, SignalReceived) else None
     return {
@@ -409,7 +409,7 @@ def unread_record(letter: InboxRow, load: Callable[[Payload], bytes]) -> dict[st
 
 
 def never_started(scene: Scene) -> list[str]:
-    """In words: the calls that the agent asked for and that never began, and which code has not run."""
+    """In words: the calls that the agent asked for but that never began, and which code has not run."""
     state = scene.reading.state
     if state.started_seq is None:
         return ["the agent has not begun: no line of its code has run"] if not state.finished else ["the agent never began"]

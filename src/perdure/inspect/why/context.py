@@ -39,7 +39,7 @@ class Shortage(Struct, frozen=True):
     def least(self) -> int:
         """The least amount to add before the first stopped call can start; 0 if the budget is large enough again."""
         spent, limit = self.limit.spent, self.limit.limit
-        # If a limit is reached, it stops even a call that costs nothing.
+        # A limit that is reached stops even a call that costs nothing.
         return max(spent + self.wanted - limit, spent - limit + 1, 0)
 
 
@@ -165,7 +165,7 @@ class Scene(Struct, frozen=True):
     short_below: list[Shortage]  # the budgets that stopped runs below the run
     undoing: Undoing | None  # the run that undoes this run
     cost_all: CostAll | None  # only for a run with children: the cost together with the children
-    unread: list[InboxRow]  # only for a finished run: the inbox messages that the run never read
+    unread: list[InboxRow]  # only for a finished run: the post that the run never read
     load: Callable[[Payload], bytes]
     no_room: str | None = None  # the queue limit that blocks a ready run
     suspect: str | None = None  # why a ready run waits as a suspect

@@ -100,7 +100,7 @@ def _attention_sentence(scene: Scene, doubts: list[CallInDoubt], for_long: str) 
 
 def _running_sentence(scene: Scene, doubts: list[CallInDoubt]) -> str:
     row, state, now, holder = scene.reading.row, scene.reading.state, scene.now, scene.holder
-    # If the run is being cancelled, the caller puts this in front of the sentence.
+    # If the run is being cancelled, the caller writes this fact before the sentence.
     what, on_paper = ("", "on paper") if row.status == "cancelling" else (f"{row.status}: ", f"{row.status} on paper")
     if state.paused is not None and holder is not None:
         reason = f": {clip(state.paused.reason, 120)}" if state.paused.reason else ""
@@ -180,10 +180,10 @@ def _waiting_sentence(scene: Scene, for_long: str) -> str:
     if row.ready_at > now:
         then = "no process holds it" if scene.served else _workers(scene) if scene.alive else "no worker is alive that would go on then"
         return f"waiting {for_long}: for {what}, until {at(row.ready_at, now)}; {then}"
-    return f"waiting: for {what}, which was due at {clock(row.ready_at, now)} ({span(now - row.ready_at)} ago); {_nobody(scene)}"
+    return f"waiting: for {what}, which was due at {clock(row.ready_at, now)} ({span(now - row.ready_at)} ago); {_no_worker(scene)}"
 
 
-def _nobody(scene: Scene) -> str:
+def _no_worker(scene: Scene) -> str:
     return _workers(scene) if scene.alive else "no worker is alive to go on"
 
 

@@ -96,7 +96,7 @@ class Why(Struct, frozen=True):
     waiting: list[str]
     wakes_at: str | None
     never_started: list[str]
-    unread: list[str]  # inbox messages that the finished run never read: a line with the count, then a line for each
+    unread: list[str]  # post that the finished run never read: a line with the count, then one line each
     changed: list[str]  # tools that changed since the run first used them, and versions that were adopted
     over_budget: str | None
     cost: Cost

@@ -24,7 +24,7 @@ INPUT_SHOWN = 1000  # long, because the approver must see exactly what is to be 
 
 
 class Asked(Struct, frozen=True):
-    """An approval that is not decided yet, or that is decided but the run's journal does not have the decision yet."""
+    """An approval without a decision in the run's journal. The decision may already be in the approval's row."""
 
     approval: str
     call: int

@@ -1,10 +1,10 @@
 """The bell on PostgreSQL: one connection per process, which listens, rings, and holds its workers' session locks.
 
 NOTIFY is sent after the commit, in a statement of its own, and once for all commits since the last NOTIFY. If
-transactions contained NOTIFY, their commits would wait for each other. Only a write that is a single statement may
-ring inside that statement, and only one such statement at a time. The bell is only a hint. Behind a proxy that pools
-transactions, no bell is heard and no session lock is held: then every process polls a few times a second, and a dead
-worker is noticed when its lease runs out.
+transactions contained NOTIFY, their commits would wait for each other. Only a write that is one statement may contain
+NOTIFY, and only one such statement at a time. The bell is only a hint. Behind a proxy that pools transactions, no bell
+is heard and no session lock is held: then every process polls a few times a second, and a dead worker is noticed when
+its lease runs out.
 
 Watchers are told about every commit that moves a run, and most such commits do not ring. So that these messages cost
 nothing while no process watches, a process that watches says so to all others (WATCHERS), again and again. Only then
@@ -43,8 +43,8 @@ _IDLE_S = 5.0  # if there was no notification for this many seconds, the connect
 _PROBE_S = 1.0
 _PROBES = 3
 _TRY_AGAIN_S = 0.1, 1.0
-# The random delay after a ring: the first number is seconds per other worker, the second is the maximum. If one run is
-# ready, the first worker claims the run, and the other workers need not all look at the same moment.
+# The random delay after a ring: seconds per other worker, and the maximum. If only one run is ready, the first worker
+# claims it, and the others need not all look for it at the same moment.
 _SPREAD_S, _MOST_SPREAD_S = 0.001, 0.1
 _LOCK = "SELECT pg_try_advisory_lock(hashtextextended(current_schema() || ' ' || $1::text, 0))"
 _UNLOCK = "SELECT pg_advisory_unlock(hashtextextended(current_schema() || ' ' || $1::text, 0))"
@@ -63,7 +63,7 @@ class NotifyBell:
         self._own = Listeners()
         self._token = uuid.uuid4().hex
         self._words = {"channel": CHANNEL, "ring": f"{schema} {self._token}"}
-        self._committing = 0  # how many statements are under way in this process that may ring themselves
+        self._committing = 0  # how many statements that may ring themselves are under way in this process
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._wake: tuple[int, int] | None = None
@@ -78,8 +78,8 @@ class NotifyBell:
         self._next_watching_s = 0.0
         self._wanted: set[str] = set()  # workers that need a session lock
         self._held: set[str] = set()
-        self._untold: set[str] = set()  # workers whose row does not say yet that they have a session lock
-        self.crowd = 1  # how many workers there are
+        self._untold: set[str] = set()  # workers that have a session lock, but whose row does not say so yet
+        self.worker_count = 1  # how many workers there are
         self.heard = 0  # how many rings from any process were heard
         self.listening = False
 
@@ -150,7 +150,7 @@ class NotifyBell:
         """Hold a session lock for the worker, so that other machines see whether its connection is alive."""
         with self._lock:
             self._wanted.add(worker)
-            self._untold.add(worker)  # at every registration: another worker may have removed this worker's row
+            self._untold.add(worker)  # at every registration: another worker may have removed the row
         self._start()
         self._poke()
 
@@ -197,9 +197,11 @@ class NotifyBell:
                 pause_s = _TRY_AGAIN_S[0]
                 self._attend(connection)
             except (psycopg.Error, StoreError, OSError) as error:
-                log.info("the doorbell of %s fell silent: %s; connecting again", self._connections.where, " ".join(str(error).split()))
+                log.info(
+                    "the bell has lost its connection to %s: %s; connecting again", self._connections.where, " ".join(str(error).split())
+                )
             except Exception:  # a bug must not end the thread: no listener would ever be woken again
-                log.exception("the doorbell of %s fell silent; connecting again", self._connections.where)
+                log.exception("the bell of %s failed; connecting again", self._connections.where)
             finally:
                 self.listening = self._watching = False
                 self._held.clear()
@@ -207,7 +209,7 @@ class NotifyBell:
                     connection.close()
             self._missed = True
             if not self._stopping:
-                self._disclaim()
+                self._record_no_session()
                 self._sleep(random.uniform(pause_s / 2, pause_s))
                 pause_s = min(2 * pause_s, _TRY_AGAIN_S[1])
         self._close_wake()
@@ -220,7 +222,7 @@ class NotifyBell:
         if not connection.direct and not self._is_ours(connection):
             connection.execute(b"UNLISTEN *")  # without this, the proxy's own connection would listen for ever
             connection.close()
-            self._attend_deaf()
+            self._ring_without_listening()
             return
         self.listening = True
         self._attending.set()
@@ -231,24 +233,27 @@ class NotifyBell:
             self._serve(connection)
             if self._hears(connection, self._patience(quiet_since_s)):
                 quiet_since_s = time.monotonic()
-                if self.crowd > 1:  # all other workers also wake up at this very moment
-                    time.sleep(random.random() * min((self.crowd - 1) * _SPREAD_S, _MOST_SPREAD_S))
+                if self.worker_count > 1:  # all other workers also wake up at this very moment
+                    time.sleep(random.random() * min((self.worker_count - 1) * _SPREAD_S, _MOST_SPREAD_S))
                 self._ring_here()
             elif time.monotonic() - quiet_since_s >= _IDLE_S:
                 self._ask(connection)
                 quiet_since_s = time.monotonic()
 
-    def _attend_deaf(self) -> None:
-        """Attend to the bell behind a proxy that pools transactions: only ring for other processes."""
-        log.info("%s is behind a proxy that pools transactions: what others commit is noticed by looking", self._connections.where)
+    def _ring_without_listening(self) -> None:
+        """Behind a proxy that pools transactions: only ring for other processes, and hear nothing."""
+        log.info(
+            "%s is behind a proxy that pools transactions: no bell; commits of other processes are found by polling",
+            self._connections.where,
+        )
         self._attending.set()
         while not self._stopping:
-            self._disclaim()
+            self._record_no_session()
             self._sleep(_IDLE_S)
             if self._ringing:
                 self._notify_at_once()
 
-    def _disclaim(self) -> None:
+    def _record_no_session(self) -> None:
         """Record that the workers of this process have no session lock now.
 
         These workers are alive, and without the record a missing lock would count as silence.
@@ -267,7 +272,7 @@ class NotifyBell:
     def _is_ours(self, connection: Connection) -> bool:
         """Does this connection hear what another connection sends?
 
-        Then the session belongs to this connection alone, even through a proxy.
+        If it does, the session belongs to this connection alone, even through a proxy.
         """
         processes = set()
         # Test several times, and require the same server process each time: behind a proxy, one test may succeed by
@@ -276,8 +281,8 @@ class NotifyBell:
             token = uuid.uuid4().hex
             with self._connections.lent() as other:
                 other.execute(_NOTIFY, (CHANNEL, token))
-            # Do not send a statement on this connection in between: for that statement, a proxy could by chance choose
-            # the server process that listens. Other processes may ring at the same time, so look for the token.
+            # Send no statement on this connection in between: a proxy could by chance send it to the server process
+            # that listens. Other processes may ring at the same time, so look for the token.
             if all(note.payload != token for note in connection.notifies(timeout=_PROBE_S)):
                 return False
             processes.add((connection.execute("SELECT pg_backend_pid()").fetchone() or ())[0])
@@ -306,14 +311,14 @@ class NotifyBell:
         if ringing:
             connection.execute(_NOTIFY, tuple(self._words.values()))
         for worker in wanted - self._held:
-            # The lock is refused until the server has noticed that the bell's last connection is gone. Until then, the
+            # The server refuses the lock until it has noticed that the bell's last connection is gone. Until then, the
             # old lock counts.
             if (connection.execute(_LOCK, (worker,)).fetchone() or (False,))[0]:
                 self._held.add(worker)
                 if self._missed:  # other workers may have seen this worker without a connection: show that it is back
                     PostgresCursor(connection).change("beat", {"worker": worker, "now": 0})
         for worker in untold & self._held:
-            # While the worker is registering, it has no row yet, and no row is changed. Then this is tried again soon.
+            # While the worker is registering, it has no row yet. Then no row is changed, and this is tried again soon.
             if PostgresCursor(connection).change("has_session", (worker,)) == 1:
                 with self._lock:
                     self._untold.discard(worker)

@@ -1,8 +1,8 @@
 """Claims on PostgreSQL: in one statement if possible; and the runs of workers whose connection is gone.
 
-To weigh turns, limits and suspects, a claim needs a transaction, which takes ten round trips. If only one line has
-ready runs, the line's queue has no limit, and no run of the line is a suspect, there is nothing to weigh. Then one
-statement claims the first runs of the line, and returns the runs with their journals and inboxes.
+A claim that must respect turns, limits and suspects is a transaction of ten round trips. None of these matter if only
+one line has ready runs, the line's queue has no limit, and no run of the line is a suspect. Then one statement claims
+the first runs of the line, and returns them with their journals and inboxes.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _NONCE, _EVENT_ID = 26, 27  # the positions of two columns that come after the c
 
 
 class Unheard(Exception):
-    """The answer to a claim was lost: the claim was committed, or may still be. `arrived` returns the claimed runs.
+    """The answer to a claim was lost; the claim may still be committed. `arrived` returns the claimed runs.
 
-    It is safe to claim in a transaction next. Either that transaction claims a run first, and the late statement finds
-    the run held; or it skips the run, because the late statement has claimed the run, or is just claiming it.
+    Now it is safe to claim in a transaction. If the transaction claims a run first, the late statement finds the run
+    held. If the late statement is first, the transaction skips the run.
     """
 
     def __init__(self, arrived: Callable[[], list[tuple[int, Claimed]]]) -> None:
@@ -75,7 +75,7 @@ class _Next(NamedTuple):
 
 
 class Taking:
-    """Claims in one statement, if there is nothing to weigh."""
+    """Claims in one statement, if turns, limits and suspects do not matter."""
 
     def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
@@ -97,8 +97,8 @@ class Taking:
             try:
                 rows = self._send({**_values(ask), **choice})
             except _Lost:
-                # The answer was lost: runs may have been claimed, or may still be claimed. The runs that are found by
-                # the secret of this claim belong to this claim.
+                # The answer was lost: runs may have been claimed, or may still be claimed. The secret of this claim
+                # finds them.
                 if there := self._arrived(ask, wait=False):
                     return there
                 raise Unheard(partial(self._arrived, ask, wait=True)) from None
@@ -205,12 +205,12 @@ def _coming_with(ask: _Ask, run: Row, journal: Sequence[Row], inbox: Sequence[Ro
 # -- leases on several machines: a worker whose connection is gone is noticed before its lease runs out
 
 
-# How long a worker has to come back after its connection is gone. To connect may take 5 s, and after an outage all
-# workers connect again.
+# How long a worker may take to connect again after its connection is gone. To connect takes up to 5 s, and after an
+# outage all workers connect at once.
 GRACE_S = 6.0
 _COUNT_EVERY_S = 10.0
 _FEW = 10  # if there are at most this many workers, each worker reaps at every call
-# If there are more workers, each waits this many seconds per worker: so all together reap twenty times a second.
+# With more workers, each waits this many seconds per worker: so all together reap twenty times a second.
 _SPREAD_S = 0.05
 _FOR_EVER_US = 10**15
 _FORGET_US = 3_600_000_000
@@ -265,13 +265,13 @@ class PostgresClaims(Claims):
         return super().next_ready(served, queues)
 
     def _heard_late(self, unheard: Unheard, weighed: Sequence[Claimed]) -> list[Claimed]:
-        """The runs that the lost statement has claimed. Without this, the worker would hold but not drive them."""
+        """The runs that the lost statement has claimed. Else the worker would hold them without driving them."""
         try:
             return self._known(unheard.arrived())
         except StoreUnavailable:
             if not weighed:
                 raise
-            # Keep the runs that the transaction has claimed. The worker later lets go of runs that it holds but does
+            # Keep the runs that the transaction has claimed. The worker later releases the runs that it holds but does
             # not drive.
             return []
 
@@ -283,13 +283,13 @@ class PostgresClaims(Claims):
     def _reap(self, worker: str, lease_us: int, now: int) -> int:
         """Reap dead workers. Many workers take turns: if it is not the turn of this worker, nothing is done."""
         self._count(lease_us)
-        if self._bell.crowd > _FEW:
+        if self._bell.worker_count > _FEW:
             if time.monotonic() < self._look_s:
                 return 0
-            self._look_s = time.monotonic() + self._bell.crowd * _SPREAD_S * random.uniform(0.5, 1.5)
+            self._look_s = time.monotonic() + self._bell.worker_count * _SPREAD_S * random.uniform(0.5, 1.5)
         lost = super()._reap(worker, lease_us, now)
-        # `lease_us` is endless if this worker was itself cut off (see Renewer.silence). Then do not reap workers without
-        # a connection: they may have been cut off too, and may be about to connect again.
+        # `lease_us` is endless if this worker was itself cut off (see Renewer.silence). Then do not reap workers
+        # without a connection: they may have been cut off too, and may connect again soon.
         return lost + (self._reap_cut_off(worker, now) if lease_us < _FOR_EVER_US else 0)
 
     def _reap_cut_off(self, worker: str, now: int) -> int:
@@ -318,7 +318,7 @@ class PostgresClaims(Claims):
             return
         self._counted_s = time.monotonic()
         silent = {"silent_us": max(_FORGET_US, 10 * lease_us)}
-        ((crowd, ancient),) = self._database.read("count_workers", {"lease_us": lease_us, **silent})
-        self._bell.crowd = max(crowd, 1)
+        ((worker_count, ancient),) = self._database.read("count_workers", {"lease_us": lease_us, **silent})
+        self._bell.worker_count = max(worker_count, 1)
         if ancient:
             self._database.write(lambda cursor: cursor.change("forget_workers", silent), lambda cursor, _: True)

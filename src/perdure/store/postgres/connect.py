@@ -24,8 +24,7 @@ from perdure.store.url import shown_url
 
 # -- the server's clock: the wall clock of this machine may be set at any moment, even while the server is asked
 _SAME_US = 100_000  # clocks that differ by less count as equal
-# The steady clock: a clock that cannot be set. If the system has such a clock that also counts while the machine
-# sleeps, as the wall clock does, that clock is used.
+# The steady clock: a clock that cannot be set. If possible, a clock that also counts while the machine sleeps.
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -33,7 +32,7 @@ class Ahead(NamedTuple):
     """How far the server's clock was ahead of this machine's wall clock when the server was asked."""
 
     us: int
-    beyond_us: int  # how far the wall clock was ahead of the steady clock when the server was asked
+    beyond_us: int  # how far the wall clock was ahead of the steady clock at that time
 
     @classmethod
     def nothing(cls) -> Ahead:
@@ -57,8 +56,8 @@ class RoundTripClock:
         It is 0 if the difference is within the error of measurement, so that the time does not jitter.
         """
         heard_us, beyond_us = _steady_us(), _beyond_us()
-        # Measure by the steady clock. The wall clock may be set between the question and this line: then the time of
-        # this process would be wrong from then on, and sleeping runs would wake early.
+        # Measure by the steady clock. The wall clock may be set between the question and this line: then this process
+        # would have a wrong time, and sleeping runs would wake early.
         difference_us = server_us - (self._asked_us + heard_us) // 2 - beyond_us
         return Ahead(difference_us if abs(difference_us) > heard_us - self._asked_us + _SAME_US else 0, beyond_us)
 
@@ -71,16 +70,16 @@ def _beyond_us() -> int:
     return time.time_ns() // 1000 - _steady_us()
 
 
-# -- connections: the server's settings are checked before the first statement, and every wait has a timeout
+# -- connections: the server's settings are checked first, and every wait has a timeout
 
 
 OLDEST = 130000  # xid8 and pg_current_xact_id came with version 13
 CONNECT_S = 5
 ANSWER_S = 10.0  # how long a server may take to answer before its connection is closed
-# The authentication methods that a server may ask for. Two methods are not in this list, because a hostile server
-# would ask for one of them: "password", for which libpq would send the password in clear text, and "md5", whose answer
-# can be used like the password. With SCRAM the server learns neither the password nor such an answer. "none" is a
-# server that asks for nothing (trust, peer, client certificates), and so learns nothing; "gss" is Kerberos.
+# The authentication methods that a server may ask for. "password" and "md5" are not in this list, because a hostile
+# server would ask for them: with "password" libpq sends the password in clear text, and an answer to "md5" can be used
+# like the password. With SCRAM the server learns nothing that it could use. "none" is a server that asks for nothing
+# (trust, peer, client certificates); "gss" is Kerberos.
 REQUIRE_AUTH = "scram-sha-256,gss,none"
 # With these settings, the kernel closes a connection whose peer has vanished, even if no statement is under way.
 _KEEP_ALIVE = {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3", "tcp_user_timeout": "15000"}
@@ -147,13 +146,13 @@ def parameters(url: str) -> dict[str, Any]:
         # shown only if it is clearly the name of a setting.
         if "@" not in url.partition("?")[2] and (named := re.search(r'invalid URI query parameter: "(\w+)"', words)):
             raise InvalidInput(
-                f"{shown_url(url)!r}: there is no setting {named[1]!r} for a connection; leave it out, or see to its spelling"
+                f"{shown_url(url)!r}: there is no setting {named[1]!r} for a connection; remove it or correct its spelling"
             ) from None
         raise _not_a_url(url, re.sub(r'"[^"]*"', '"…"', words)) from None
     address = url.partition("://")[2].partition("?")[0]
     if re.search("[/@]", address.rpartition("@")[0]) or not re.fullmatch(r"[\d,]*", str(said.get("port") or "")):
         # libpq would treat a part of the password as a part of the address, and messages would show it.
-        raise _not_a_url(url, "something in it is not where it belongs")
+        raise _not_a_url(url, "the user, the password or the port has a character that must be percent-encoded")
     # libpq itself reads the variable PGREQUIREAUTH.
     own_word = {} if os.environ.get("PGREQUIREAUTH") else {"require_auth": REQUIRE_AUTH}
     return {
@@ -211,8 +210,8 @@ def connect(said: dict[str, Any], place: str, answer_s: float = ANSWER_S) -> Con
     # reports, and the server sees the proxy's address and port instead of this connection's. One sign alone is not
     # enough: a proxy on this machine may by chance use the same port number to the server.
     connection.direct = process == connection.info.backend_pid and (host, port) == _own_address(connection)
-    # A migration must see what other processes have committed while it waited for its lock, whatever the server's
-    # default is.
+    # Do not use the server's default: a migration must see what other processes have committed while it waited for its
+    # lock.
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     connection.prepare_threshold = 1 if connection.direct else None
     # Use one type for all numbers: psycopg would choose the type by the size of the number, and each type would be
@@ -228,10 +227,12 @@ def _check(place: str, version: int, encoding: str, ours: str, read_only: bool, 
     if version < OLDEST:
         raise StoreError(f"{place} is PostgreSQL {version // 10000}, and perdure needs {OLDEST // 10000} or newer; upgrade the server")
     if encoding != "UTF8":
-        raise StoreError(f"{place} keeps text as {encoding}, and a journal is UTF-8; create a database for it with ENCODING 'UTF8'")
+        raise StoreError(f"{place} stores text as {encoding}, and a journal is UTF-8; create a database with ENCODING 'UTF8'")
     if ours != "UTF8":
         # The server would convert the text that perdure sends as UTF-8, and the hash would not match the stored text.
-        raise StoreError(f"{place} takes our text for {ours}; whatever stands in between must let client_encoding=UTF8 through")
+        raise StoreError(
+            f"{place} has client_encoding {ours}, although perdure asked for UTF8; let the proxy in between pass client_encoding on"
+        )
     if read_only:
         raise StoreUnavailable(
             f"{place} takes no writes: it is a read-only standby, or default_transaction_read_only is on; connect to the primary"
@@ -239,10 +240,10 @@ def _check(place: str, version: int, encoding: str, ours: str, read_only: bool, 
     if commits == "off":
         # An acknowledged append must survive a crash of the server. With this setting, a commit may not survive it.
         raise StoreError(
-            f"{place}: synchronous_commit is off, so that a commit is told before it is kept; ALTER ROLE … SET synchronous_commit = on"
+            f"{place}: synchronous_commit is off, so a commit is acknowledged before it is durable; ALTER ROLE … SET synchronous_commit = on"
         )
     if schema is None:
-        raise StoreError(f"{place}: this user has no schema to keep the journal in; create one and put it into its search_path")
+        raise StoreError(f"{place}: this user has no schema for the journal; create a schema, and put it into the user's search_path")
 
 
 def _own_address(connection: Connection) -> tuple[Any, Any]:

@@ -4,8 +4,8 @@ A connection is lent for one statement or transaction. If it is not certain that
 closed.
 
 If the server cannot be reached, the pool tries it again after a pause, which grows. During the pause, a caller that
-wants a connection gets the error at once. So no caller waits a second time for the same dead server, and the log has
-one line when the server goes away and one line when it is back.
+wants a connection gets the error at once. So callers do not wait again for the same dead server. The log has one line
+when the server goes away, and one line when it is back.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ class Connections:
     def lent(self, *, to_tool: bool = False) -> Iterator[Connection]:
         """A connection for this caller alone. If it comes back outside of a transaction, it is kept for reuse.
 
-        A connection that was lent to a tool is cleared of everything that the tool may have left in the session, and
-        is lent to tools only.
+        After use by a tool, the session is cleared (DISCARD ALL), and the connection is lent to tools only.
         """
         connection = self._take(to_tool)
         try:
@@ -143,7 +142,7 @@ class Connections:
         """Return a connection to the pool. It is kept for reuse if it is open and outside of a transaction."""
         keep = not connection.closed and connection.pgconn.transaction_status == TransactionStatus.IDLE
         if keep and connection.for_tools:
-            keep = connection.direct and _emptied(connection)  # behind a proxy, do not clear the session
+            keep = connection.direct and _emptied(connection)  # behind a proxy the session cannot be cleared
         if not keep:
             connection.close()
         connection.answer_s = self.answer_s
@@ -171,8 +170,8 @@ class Connections:
         try:
             connection = connect(self._said, self.where, self.answer_s)
         except StoreError as error:
-            # If this process was connected before, the error tells the caller to retry: the process must not end only
-            # because a password is being changed, or a database is being restored.
+            # If this process was connected before, tell the caller to retry: a changed password, or a database that is
+            # being restored, must not end the process.
             told = StoreUnavailable(str(error)) if self._reached else error
             self._is_away(told)
             raise told from None

@@ -25,10 +25,9 @@ from perdure.store.postgres.tool_connection import confined, ours
 
 T = TypeVar("T")
 log = logging.getLogger("perdure.store")
-_ROUNDS = 6  # how often a transaction is tried that the server rolls back because of other transactions
+_ROUNDS = 6  # the most tries of a transaction that the server rolls back because of other transactions
 _SLOW_S = 2.0
-# The idle timeout is for a worker that is suspended inside a transaction: it must not keep its rows locked all that
-# time.
+# The idle timeout: a worker that is suspended inside a transaction must not keep its rows locked until it wakes.
 _BEGIN = (
     "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = {idle}; SET LOCAL lock_timeout = {lock}; "
     "SELECT pg_current_xact_id()::text"
@@ -50,7 +49,7 @@ class PostgresDatabase:
     ) -> T:
         """Like Database.write.
 
-        `again` is False for work that must not be done twice, even if it was rolled back the first time.
+        `again` is False for work that must not be repeated, even after a rollback.
 
         `patience_s` is how many seconds to wait for a lock; after that time, Locked is raised.
         """
@@ -98,16 +97,16 @@ class PostgresDatabase:
         try:
             with confined(connection, self.where) as handle:
                 yield handle
-            self._take_back(connection)
+            self._check_still_ours(connection)
         finally:
             connection.answer_s = self.connections.answer_s
 
-    def _take_back(self, connection: Connection) -> None:
+    def _check_still_ours(self, connection: Connection) -> None:
         """Check, after the tool has returned, that the connection is still in the same transaction."""
         ours(connection, self.where, f"SET LOCAL idle_in_transaction_session_timeout = {round(self.connections.answer_s * 1000)}")
         if ours(connection, self.where, "SELECT pg_current_xact_id()::text") != (connection.number,):
             raise StoreError(
-                "the tool's SQL has ended the transaction that it was to work in, so that its result cannot be recorded with it"
+                "the tool's SQL has ended its transaction, so its result cannot be recorded in the same commit; remove COMMIT and ROLLBACK from it"
             )
 
     def version(self) -> int:
@@ -132,9 +131,9 @@ class PostgresDatabase:
                     raise
                 lost = error
         if lost is not None:
-            # COMMIT was sent, and its answer was lost. Look the transaction up only now, when the dead connection is
-            # no longer counted in the pool. After a restart of the server, all threads that commit are at this point,
-            # and their dead connections could be the whole pool.
+            # COMMIT was sent, and its answer was lost. Look the transaction up only now, after the dead connection has
+            # left the pool. After a restart of the server, every committing thread is here, and their dead connections
+            # would fill the pool.
             self.connections.lost()
             self._clear_up(xid, lost, lambda fresh: arrived(fresh, done))
         self.committed_since(began_s)
@@ -144,7 +143,7 @@ class PostgresDatabase:
         self.commits += 1
         took_s = time.monotonic() - began_s
         if took_s > _SLOW_S:
-            log.warning("%s took %.1f s for a commit; everything that waits for it waits as long", self.where, took_s)
+            log.warning("%s took %.1f s for a commit; the runs wait that long for each commit", self.where, took_s)
 
     @contextmanager
     def _transaction(self, patience_s: float | None, to_tool: bool) -> Iterator[tuple[PostgresCursor, str]]:
@@ -188,8 +187,7 @@ class PostgresDatabase:
         a standby that took over, may have lost the transaction and given its id to another transaction. So only the
         rows of the transaction prove that it was committed (`arrived`).
         """
-        # This is longer than the server's timeout for an idle transaction: by then the transaction has ended,
-        # committed or not.
+        # This is longer than the server's timeout for idle transactions, so at the deadline the transaction has ended.
         deadline_s = time.monotonic() + 1.2 * self.connections.answer_s
         while time.monotonic() < deadline_s:
             try:

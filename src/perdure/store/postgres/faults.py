@@ -16,7 +16,7 @@ from perdure.store.archive import moved_error
 from perdure.store.cursor import Locked
 from perdure.store.descriptors import TOO_MANY_FILES, are_used_up
 
-# The server rolled the whole transaction back because of another transaction at the same time: do it again.
+# The server rolled the whole transaction back because of a concurrent transaction: do the work again.
 _ROLLED_BACK = frozenset(("40001", "40P01"))
 _FILES_OF_A_CONNECTION = 2  # the socket, and one file for the lookup of the host
 _MOVED = "PM001"  # raised by perdure_check_open in the schema
@@ -33,10 +33,10 @@ _REFUSED = {
     "28": "does not let us in ({error}); check user and password in the URL, and pg_hba.conf",
     "3D": "has no such database ({error}); create it first: createdb NAME",
 }
-# While a connection is being made, libpq gives the server's message without its SQLSTATE. So the words of the message
-# are searched: otherwise a wrong password would be retried, like a server that cannot be reached. If the server's
-# messages are not in English, a wrong password is still retried, and the log has the server's words.
-_SAID_AT_THE_DOOR = (
+# While it connects, libpq reports the server's message without its SQLSTATE. So the code finds the SQLSTATE by the
+# words of the message: otherwise a wrong password would be retried like a server that cannot be reached. If the
+# server's messages are not in English, this happens, and the log shows the server's message.
+_CONNECT_ERRORS = (
     (re.compile(r'database "[^"]*" does not exist'), "3D000"),
     (
         re.compile(
@@ -48,9 +48,9 @@ _SAID_AT_THE_DOOR = (
     (re.compile("too many clients|too many connections|connection slots are reserved"), "53300"),
 )
 
-# Messages of libpq itself, from before anything was sent. For these, the error need not say that nothing was
+# Messages of libpq when it could not connect: nothing was sent, so the error need not say that nothing was
 # acknowledged.
-_NOBODY_THERE = re.compile(
+_NOT_REACHED = re.compile(
     "Connection refused|failed to resolve host|could not translate host name|Name or service not known|No route to host"
     "|Network is unreachable|No such file or directory"
 )
@@ -95,14 +95,14 @@ def is_crowded(error: psycopg.Error) -> bool:
 def translated(error: psycopg.Error, where: str) -> StoreError:
     """The StoreError that tells the caller what to do. The type of the error says whether a retry makes sense."""
     said = _one_line(error)
-    state = error.sqlstate or _state_at_the_door(error, said)
+    state = error.sqlstate or _connect_state(error, said)
     if state in _BUSY:
         return (Locked if state == "55P03" else StoreUnavailable)(f"{where} {_BUSY[state]}")
     if state[:2] in _REFUSED:
         way_out = next((way_out for words, way_out in _HOW_TO_GET_IN if words.search(said)), None)
         refused = _REFUSED[state[:2]] if way_out is None else f"does not let us in ({{error}}); {way_out}"
         return StoreError(f"{where} {refused.format(error=said)}")
-    if not error.sqlstate and _NOBODY_THERE.search(said):
+    if not error.sqlstate and _NOT_REACHED.search(said):
         return StoreUnavailable(f"{where} cannot be reached ({said}); check host and port, and that the server is up")
     if not error.sqlstate and are_used_up(_FILES_OF_A_CONNECTION):
         return StoreUnavailable(f"{where} cannot be reached: {TOO_MANY_FILES}")
@@ -121,17 +121,19 @@ def translated(error: psycopg.Error, where: str) -> StoreError:
     if state == "22003":
         return StoreError(
             f"{where} cannot hold a number that large ({said}); nothing was written. Amounts and times have 64 bits; events, calls and epochs "
-            "of a run are counted up to 2,147,483,647: one that has come so far is to end, and another one to go on"
+            "of a run are counted up to 2,147,483,647: end this run, and continue with a new run"
         )
     if state in ("42P01", "42703", "42883"):
-        return StoreCorrupt(f"{where} is not as perdure has made it ({said}); somebody has changed its tables: restore a backup")
+        return StoreCorrupt(
+            f"{where} does not have perdure's tables as perdure created them ({said}); they were changed by hand: restore a backup"
+        )
     return StoreError(f"{where}: {said}")
 
 
-def _state_at_the_door(error: psycopg.Error, said: str) -> str:
+def _connect_state(error: psycopg.Error, said: str) -> str:
     if not isinstance(error, psycopg.OperationalError):
         return ""
-    return next((state for words, state in _SAID_AT_THE_DOOR if words.search(said)), "")
+    return next((state for words, state in _CONNECT_ERRORS if words.search(said)), "")
 
 
 def unstorable(error: UnicodeEncodeError | struct.error) -> InvalidInput:

@@ -26,7 +26,7 @@ def problems(database: PostgresDatabase) -> list[str]:
 def _orphans(database: PostgresDatabase) -> Iterator[str]:
     for run, events, data in database.read("journals_without_run"):
         yield (
-            f"{_name(run, data)}: its row is gone, and a journal of {events:,} events is left: somebody has deleted it; "
+            f"{_name(run, data)}: its row is gone, and a journal of {events:,} events is left: the row was deleted by hand;  "
             "restore it from a backup"
         )
 
@@ -52,7 +52,7 @@ def _triggers(database: PostgresDatabase) -> Iterator[str]:
                 what = "is not the one that perdure makes"
             else:
                 continue
-            yield f"the trigger {name} on {table} {what}: somebody has changed the database; find out what else was changed"
+            yield f"the trigger {name} on {table} {what}: the database was changed by hand; find out what else was changed"
 
 
 def _essence(trigger: str) -> object:
@@ -61,7 +61,7 @@ def _essence(trigger: str) -> object:
     if parts is None:
         return trigger
     moment, events, each, condition, function, argument = parts.groups()
-    # From the condition, compare only the columns and values, in order.
+    # Of the condition, compare only the columns and values, in order.
     return (
         moment,
         sorted(events.split(" OR ")),
@@ -78,4 +78,4 @@ def _functions(database: PostgresDatabase) -> Iterator[str]:
     for name, body in expected.items():
         if found.get(name) != body:
             what = "is not the one that perdure makes" if name in found else "is missing"
-            yield f"the function {name} {what}: somebody has changed the database; find out what else was changed"
+            yield f"the function {name} {what}: the database was changed by hand; find out what else was changed"

@@ -1,8 +1,8 @@
 """Appends on PostgreSQL: the appends of many runs in one statement; and what to do if the answer to an append is lost.
 
-One statement is one transaction and one round trip. To release a run takes two statements in one round trip; the
-first of them locks the run. An append with consequences (an approval, a child, a budget) takes the common path: a
-transaction that first locks everything that it changes.
+One statement is one transaction and one round trip. A release takes two statements in one round trip: the first locks
+the run. An append with consequences (an approval, a child, a budget) takes the common path: a transaction that first
+locks everything that it changes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from perdure.core.events import RunCancelled, RunSucceeded, Terminal
 from perdure.errors import StoreUnavailable
 from perdure.store.api import FINISHED, Append, Appended, Committed, Lease, Refused
 from perdure.store.cursor import Cursor, Locked
-from perdure.store.journal import Journal, gives_up, latest, leaves_work, refusal, wake_at
+from perdure.store.journal import Journal, ends_lease, latest, leaves_work, refusal, wake_at
 from perdure.store.part import Means
 from perdure.store.postgres import wire
 from perdure.store.postgres.arrays import Array, Bools, Byteas, Int8s, Texts
@@ -57,11 +57,12 @@ class PostgresJournal(Journal):
 
     def __init__(self, means: Means) -> None:
         super().__init__(means)
-        # The leases that this process has fenced: for each lease, all nonces that may be in the run's row now.
+        # For each lease that this process has fenced: all nonces that may be in the run's row now.
         self._nonces: dict[tuple[str, int], list[bytes]] = {}
-        # Tools may take long. Half of the connections are kept for everything else, such as the heartbeats.
+        # Tools may take long. They get at most half of the connections; the rest is for everything else, such as
+        # heartbeats.
         self._room_for_tools = threading.BoundedSemaphore(max(self._database.connections.limit // 2, 1))
-        self._doubtful: set[str] = set()  # for each append whose outcome is unknown: the id of its first event
+        self._doubtful: set[str] = set()  # appends with unknown outcome, by the id of their first event
 
     def append(self, batch: Sequence[Append]) -> list[Appended]:
         called_s = time.monotonic()
@@ -82,8 +83,8 @@ class PostgresJournal(Journal):
         try:
             answers = dict(zip(map(id, rest), self._append_rest(rest, called_s), strict=True)) if rest else {}
         except Exception:
-            # The caller gets one error for the whole batch, and sends all appends again, also those that were
-            # committed. These must not be refused then.
+            # The caller gets one error for the whole batch, and sends all appends again. An append that was already
+            # committed must not be refused then.
             self._doubtful.update(name for append in plain if id(append) in committed and (name := _name(append)) is not None)
             raise
         heard = [answers.get(id(append), _COMMITTED) for append in batch]
@@ -103,15 +104,15 @@ class PostgresJournal(Journal):
         if connection is None:
             return list(batch)
         sent_s = time.monotonic()
-        flying = list(plain)
+        sent_appends = list(plain)
 
-        def landed(answer: PGresult | psycopg.Error) -> None:
+        def answered(answer: PGresult | psycopg.Error) -> None:
             error = answer if isinstance(answer, psycopg.Error) else None
             if error is not None and is_loss(error):
                 # The statement was sent, and its answer was lost. When the same append is sent again, `_settle` first
                 # finds out whether it was committed.
-                log.warning("%s; looking what became of %d appends", translated(error, self._database.where), len(flying))
-                self._doubtful.update(name for append in flying if (name := _name(append)) is not None)
+                log.warning("%s; looking what became of %d appends", translated(error, self._database.where), len(sent_appends))
+                self._doubtful.update(name for append in sent_appends if (name := _name(append)) is not None)
                 self._database.connections.lost()
             self._database.connections.give_back(connection)
             committed: set[int] = set()
@@ -119,14 +120,14 @@ class PostgresJournal(Journal):
                 committed = written(answer)
                 self._database.committed_since(sent_s)
                 if self._bell.watched:
-                    self._bell.moved({append.lease.run_id for append in flying})
-            heard: list[Appended | None] = [_COMMITTED if id(append) in committed else None for append in flying]
-            self._forget(flying, heard)
+                    self._bell.moved({append.lease.run_id for append in sent_appends})
+            heard: list[Appended | None] = [_COMMITTED if id(append) in committed else None for append in sent_appends]
+            self._forget(sent_appends, heard)
             done(heard)
 
         try:
             statements, written = self._plain_statement(plain)
-            wire.fly(loop, connection, wire.sent(connection, *statements), landed)
+            wire.send_on_loop(loop, connection, wire.sent(connection, *statements), answered)
         except (UnicodeEncodeError, struct.error):  # nothing was sent: `append` will raise the error
             connection.close()
             self._database.connections.give_back(connection)
@@ -157,7 +158,7 @@ class PostgresJournal(Journal):
         return plain, rest
 
     def _append_plain(self, plain: list[Append]) -> set[int]:
-        """Append in one statement. Returns the ids (of the objects) of the appends whose guard held.
+        """Append in one statement. Returns `id(append)` of each append whose guard held.
 
         The other appends have changed nothing, and the common path finds out why.
         """
@@ -257,8 +258,8 @@ class PostgresJournal(Journal):
         except Locked:
             raise  # it is certain that nothing was written
         except StoreUnavailable:
-            # Most likely nothing was written, but that is not certain. When one of these appends is sent again,
-            # `_settle` first finds out whether it was committed.
+            # Probably nothing was written, but this is not certain. When one of these appends is sent again, `_settle`
+            # first finds out whether it was committed.
             self._doubtful.update(name for append in rest if (name := _name(append)) is not None)
             raise
 
@@ -306,7 +307,7 @@ class PostgresJournal(Journal):
 
         The nonce is stored in `_nonces` before it is sent, because the outcome of its own commit may be unknown too.
 
-        If a nonce was only used for a fence, it is used again: no append that may arrive late has this nonce.
+        A nonce that only a fence has used is used again: no late append has this nonce.
         """
         known = self._nonces.setdefault(_lease_name(lease), [lease.nonce])
         if len(known) == 1:
@@ -321,7 +322,7 @@ class PostgresJournal(Journal):
         )
 
     def _settled(self, cursor: Cursor, fresh: dict[tuple[str, int], bytes], written: Sequence[Append]) -> bool:
-        """Was this very transaction committed? Its nonces, and the events that it wrote, prove it.
+        """Was this very transaction committed? Its new nonces, and the events that it wrote, prove it.
 
         Events that were in the journal before prove nothing.
         """
@@ -359,7 +360,7 @@ class PostgresJournal(Journal):
                 held[name] = cursor.change("fence", values) == 1
             last = append.expected_seq + len(append.events)
             found = cursor.one("event_at", (key, last)) if append.events else None
-            was_ours = held[name] or (append.row is not None and gives_up(append.row))
+            was_ours = held[name] or (append.row is not None and ends_lease(append.row))
             if found is not None and found[0] == append.events[-1].hash and was_ours:
                 # The append was one transaction, so its last event proves that the whole append was committed. Its
                 # first event proves nothing: an earlier transaction of a tool, whose answer was lost, may have begun
@@ -391,8 +392,8 @@ class PostgresJournal(Journal):
     def _forget(self, batch: Sequence[Append], answers: Sequence[Appended | None]) -> None:
         """Drop the cached keys and nonces of runs that these appends have released."""
         for append, answer in zip(batch, answers, strict=True):
-            gives_up = append.row is not None and (append.row.release or append.row.status in FINISHED)
-            if gives_up and isinstance(answer, Committed):
+            ends_lease = append.row is not None and (append.row.release or append.row.status in FINISHED)
+            if ends_lease and isinstance(answer, Committed):
                 self._keys.pop(append.lease.run_id, None)
                 self._nonces.pop(_lease_name(append.lease), None)
 
@@ -434,9 +435,9 @@ def _name(append: Append) -> str | None:
 
 def may_be_sent(append: Append) -> bool:
     """May `send` send this append?"""
-    # An append without events may not be sent: it has no event id for `_doubtful`. So if its answer is lost, its lease
-    # has to be fenced at once, and only `append` does this. An append that leaves work for other workers may not be
-    # sent either: `append` rings for it, and a ring may have to wait.
+    # Two kinds of appends need `append`. An append without events has no event id for `_doubtful`: if its answer is
+    # lost, its lease has to be fenced at once. An append that leaves work for other workers has to ring, and a ring
+    # may have to wait.
     return bool(append.events) and _is_plain(append) and not leaves_work(append)
 
 
@@ -458,7 +459,7 @@ def _releases(append: Append) -> bool:
 
 @lru_cache(maxsize=64)
 def _composed(advance: str, events: int) -> bytes:
-    """One statement that checks the guard and inserts `events` events. It contains the guard's statement `advance`."""
+    """One statement that checks the guard (with the statement `advance`) and inserts `events` events."""
     first = max(int(number) for number in re.findall(r"\$(\d+)", advance)) + 1
     rows = ", ".join(
         _EVENT.format(*range(start, start + _EVENT_COLUMNS)) for start in range(first, first + events * _EVENT_COLUMNS, _EVENT_COLUMNS)

@@ -47,7 +47,7 @@ class MachineLocks:
         try:
             self._files.hold(worker)
         except StoreUnavailable:
-            self._files.hold(worker)  # retry: another process, the last one in the folder, may have just removed it
+            self._files.hold(worker)  # retry: another process may have just removed the empty folder
 
     def refresh(self, worker: str) -> None:
         if worker in self._held:
@@ -63,9 +63,9 @@ class MachineLocks:
             self._held.discard(worker)
             self._files.free(worker)
 
-    def cling(self, worker: str) -> None:
+    def keep_until_exit(self, worker: str) -> None:
         self._held.discard(worker)
-        self._files.cling(worker)
+        self._files.keep_until_exit(worker)
 
     def is_dead(self, worker: str) -> bool:
         return self._files.is_dead(worker)

@@ -39,13 +39,12 @@ class PostgresCursor:
         if most:
             # psycopg sends all these statements before it waits for the first answer: this costs one round trip.
             self._cursor.executemany(statement.sql, most)
-        # Send the last statement separately. psycopg ends a pipeline with a Flush, and after a Flush the server does
-        # not apply its timeout for idle transactions: a worker that is suspended at that moment would keep its rows
-        # locked.
+        # Send the last statement separately. psycopg ends a pipeline with a Flush, after which the server does not
+        # apply its timeout for idle transactions. A worker that is suspended then would keep its rows locked.
         self._cursor.execute(statement.sql, last, binary=True)
 
     def alone(self, key: str) -> None:
-        """Lock a row that stands for the key. This works on every database that locks rows."""
+        """Lock a row of the table perdure_locks that has this key."""
         self._run("make_lock", (key,))
         self._run("take_lock", (key,))
 

@@ -1,12 +1,11 @@
--- The statements that perdure sends only to PostgreSQL, by name; common.sql has the others. A statement that SQLite has too
--- has the same name and parameters there.
--- Values are passed as parameters only; no statement is ever assembled from data.
+-- The statements that only PostgreSQL gets, by name; common.sql has the others. If SQLite has a statement of the same
+-- name, it has the same parameters. Values are passed as parameters only; no statement is ever assembled from data.
 --
--- What differs from SQLite: there are several writers at a time. So a transaction locks the rows that it reads in order to
--- change them (FOR NO KEY UPDATE; several runs always in ascending order of their keys). Claims skip rows that other
--- transactions have locked (SKIP LOCKED). Leases are judged by the clock of the database.
+-- What differs from SQLite: there are several writers at a time. So a transaction locks the rows that it reads in
+-- order to change them (FOR NO KEY UPDATE; several runs always in ascending order of their keys). Claims skip rows
+-- that other transactions have locked (SKIP LOCKED). Leases are judged by the clock of the database.
 
--- == The append path ==================================================================================================
+-- == The append path =================================================================================================
 
 -- name: advance
 -- The guard: exactly one row changes. If no row changes, another worker has the run, or the run's seq has changed.
@@ -28,8 +27,8 @@ UPDATE perdure_runs SET seq = ?1, head = coalesce(?2::bytea, head), updated_at =
 WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8
 
 -- name: advance_and_park
--- Like advance_and_release; it is sent right after lock_to_release. ?16 are the inbox rows that the holder has seen. If the
--- inbox has another row, the run is ready at ?15.
+-- Like advance_and_release; it is sent right after lock_to_release. ?16 are the inbox rows that the holder has seen.
+-- If the inbox has another row, the run is ready at ?15.
 UPDATE perdure_runs SET seq = ?1, head = coalesce(?2::bytea, head), updated_at = greatest(updated_at, ?3::bigint),
     status = ?9, waiting_for = ?10, error = ?11, crashes = CASE WHEN ?12 THEN 0 ELSE crashes END, attention = ?13, holder = NULL, nonce = NULL,
     ready_at = CASE WHEN ?15::bigint IS NOT NULL AND EXISTS (SELECT 1 FROM perdure_inbox AS i WHERE i.run = ?4 AND i.id <> ALL (?16::bigint[]))
@@ -37,9 +36,8 @@ UPDATE perdure_runs SET seq = ?1, head = coalesce(?2::bytea, head), updated_at =
 WHERE id = ?4 AND epoch = ?5 AND nonce = ?6 AND holder = ?7 AND seq = ?8 AND current_setting('transaction_isolation') = 'read committed'
 
 -- name: lock_runs
--- For appends that change more than their own run, or release it. Lock these runs, and the parents of the runs that end, in
--- the order in which every transaction locks. A read after this statement sees all earlier commits; an inbox that was read
--- before the lock could be out of date.
+-- For appends with consequences, and for releases. Lock these runs, and the parents of the runs that end, in the order
+-- in which every transaction locks. Read the inbox after this statement: before the lock it could still change.
 SELECT id FROM perdure_runs
 WHERE id = ANY (:keys::bigint[]) OR run_id = ANY (ARRAY(SELECT r.parent FROM perdure_runs AS r WHERE r.id = ANY (:ending::bigint[])))
 ORDER BY id FOR NO KEY UPDATE
@@ -54,22 +52,22 @@ WITH RECURSIVE applies (run) AS (
 SELECT run FROM perdure_budgets WHERE run IN (SELECT run FROM applies) ORDER BY run FOR NO KEY UPDATE
 
 -- name: fence
--- For an append whose answer was lost. If that append is under way, this statement waits for it at the row lock. If that
--- append comes later, the new nonce makes the server refuse it. :nonces are all nonces that this lease may have. The epoch
--- stays, since the same worker continues.
+-- For an append whose answer was lost. If that append is under way, this statement waits for it at the row lock. If
+-- that append comes later, the new nonce makes the server refuse it. :nonces are all nonces that this lease may have.
+-- The epoch stays, since the same worker continues.
 UPDATE perdure_runs SET nonce = :nonce WHERE id = :id AND epoch = :epoch AND holder = :worker AND nonce = ANY (:nonces::bytea[])
 
 -- name: lock_to_release
--- For runs that are released: sent right before append_many or advance_and_park, in the same transaction. A read after this
--- statement sees all earlier commits. Without it, the next statement could read an inbox just before a post is committed.
--- NOWAIT: do not wait for a locked row. If transactions are stricter than READ COMMITTED, both statements would have the
--- same snapshot; then append_many leaves such runs to the common path.
+-- Lock the runs that are released. This is sent right before append_many or advance_and_park, in the same transaction:
+-- so the next statement sees every post to these runs. NOWAIT: do not wait for a locked row. In an isolation level
+-- above READ COMMITTED, both statements would see the same snapshot; then append_many leaves such runs to the common
+-- path.
 SELECT id FROM perdure_runs WHERE id = ANY (:keys::bigint[]) ORDER BY id FOR NO KEY UPDATE NOWAIT
 
 -- name: append_many
--- The guarded appends of many runs in one statement, which is one transaction and one round trip. Each append is written
--- only if its own guard holds. This is only for appends without other consequences. If a run is released, and its inbox has
--- a row that its holder has not seen, the run is ready at once; see lock_to_release.
+-- The guarded appends of many runs in one statement, which is one transaction and one round trip. Each append is
+-- written only if its own guard holds. This is only for appends without other consequences. If a run is released, and
+-- its inbox has a row that its holder has not seen, the run is ready at once; see lock_to_release.
 WITH given AS (
     SELECT * FROM unnest(:ids::bigint[], :epochs::bigint[], :nonces::bytea[], :holders::text[], :befores::bigint[], :seqs::bigint[],
         :heads::bytea[], :times::bigint[], :projects::boolean[], :statuses::text[], :waits::text[], :errors::text[], :progresses::boolean[],
@@ -114,9 +112,9 @@ INSERT INTO perdure_events (run, seq, event_id, ts, epoch, call, cause, data, ha
 INSERT INTO perdure_blobs (digest, data) VALUES (?, ?) ON CONFLICT (digest) DO NOTHING
 
 -- name: blobs_to_keep
--- The digests whose blobs exist. The blobs stay locked until this transaction has recorded which run uses them: no prune can
--- delete them before. With KEY SHARE, several transactions may store the same blob at once, and only a prune waits. Like
--- every row lock, it needs the UPDATE privilege.
+-- The digests whose blobs exist. The blobs stay locked until this transaction has recorded which run uses them: no
+-- prune can delete them before. With KEY SHARE, several transactions may store the same blob at once, and only a prune
+-- waits. Like every row lock, it needs the UPDATE privilege.
 SELECT digest FROM perdure_blobs WHERE digest = ANY (ARRAY(SELECT decode(value, 'hex') FROM jsonb_array_elements_text(:digests::jsonb) AS v (value)))
 ORDER BY digest FOR KEY SHARE
 
@@ -125,11 +123,11 @@ ORDER BY digest FOR KEY SHARE
 SELECT 1 FROM perdure_inbox WHERE run = ? AND id NOT IN (SELECT value::bigint FROM jsonb_array_elements_text(?::jsonb) AS v (value)) LIMIT 1
 
 -- name: event_at
--- The code identifies the event by its hash, not by its event id: an event from the inbox has the same event id whichever
--- worker appends it.
+-- The code identifies the event by its hash, not by its event id: an event from the inbox has the same event id
+-- whichever worker appends it.
 SELECT hash FROM perdure_events WHERE run = ? AND seq = ?
 
--- == Reading ==========================================================================================================
+-- == Reading =========================================================================================================
 
 -- name: run_to_change
 -- Like run_by_id, and the run stays locked until this transaction ends.
@@ -137,7 +135,8 @@ SELECT {run}
 FROM perdure_runs WHERE run_id = ? FOR NO KEY UPDATE
 
 -- name: family_of_run
--- The unfinished runs below the run. A child's id is its parent's id, a slash and a number; '0' is the character after '/'.
+-- The unfinished runs below the run. A child's id is its parent's id, a slash and a number; '0' is the character after
+-- '/'.
 SELECT {run}
 FROM perdure_runs
 WHERE run_id > :run_id::text || '/' AND run_id < :run_id::text || '0' AND status NOT IN ('succeeded', 'failed', 'cancelled')
@@ -150,7 +149,8 @@ WHERE run_id > :run_id::text || '/' AND run_id < :run_id::text || '0' AND status
 ORDER BY id FOR NO KEY UPDATE
 
 -- name: list_runs
--- The newest run first, paged by created_at. If two runs have the same created_at, the run with the higher id is first.
+-- The newest run first, paged by created_at. If two runs have the same created_at, the run with the higher id is
+-- first.
 SELECT {run}
 FROM perdure_runs
 WHERE (:before::bigint IS NULL OR created_at < :before)
@@ -199,11 +199,11 @@ SELECT hash FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE r
 SELECT hash FROM perdure_events WHERE run = (SELECT id FROM perdure_runs WHERE run_id = :run_id) AND seq > :after AND seq <= :until ORDER BY seq
 
 -- name: growing_runs
--- The runs that may have changed since a reader knew all runs up to a place: new runs, and unfinished runs.
--- Ids and transaction numbers are given before the commit. So a run counts only if its transaction is older than every
--- transaction that is still under way: no run with an earlier place can appear any more. If a dump was restored into another
--- server, its transaction numbers may be in the future there; such runs are old, and their place begins with 0.
--- Each part is a query of its own, with conditions on plain columns, so that the index returns the rows of a page in order.
+-- The new runs, and the unfinished runs: see Reading.growing. A run gets its transaction number before its commit. So
+-- a run is returned only if its transaction is older than all transactions that are under way: then no run with an
+-- earlier place can appear later. After a restore into another server, a transaction number may be in the future; such
+-- a run is old, and its place begins with 0. Two separate queries with conditions on plain columns let the index
+-- return the rows in order.
 SELECT {run}, commit
 FROM (
     (SELECT r.*, 0::bigint AS commit FROM perdure_runs AS r
@@ -237,11 +237,11 @@ WHERE NOT t.tgisinternal AND c.relname LIKE 'perdure\_%' AND c.relnamespace = cu
 -- name: functions
 SELECT proname, prosrc FROM pg_proc WHERE proname LIKE 'perdure\_%' AND pronamespace = current_schema()::regnamespace ORDER BY 1
 
--- == Creating and posting =============================================================================================
+-- == Creating and posting ============================================================================================
 
 -- name: insert_run
--- A child is under its parent's budget, unless the child gets its own budget. No row is returned if the id is taken, or
--- belonged to a run that was pruned.
+-- A child is under its parent's budget, unless the child gets its own budget. No row is returned if the id is taken,
+-- or belonged to a run that was pruned.
 INSERT INTO perdure_runs (run_id, agent, version, tenant, actor, queue, target, input_digest, status, ready_at, seq, head, epoch,
     created_at, updated_at, priority, parent, parent_call, parent_seq, depth, line, ledger)
 SELECT :run_id::text, :agent::text, :version::text, :tenant::text, :actor::text, :queue::text, :target::text, :input_digest::text, 'queued',
@@ -251,14 +251,14 @@ WHERE NOT EXISTS (SELECT 1 FROM perdure_pruned WHERE run_id IN (:run_id::text, :
 ON CONFLICT (run_id) DO NOTHING RETURNING id, ledger
 
 -- name: create_run
--- Like insert_run and insert_event in one statement, for a run without parent, budget and blobs. No row is returned if the
--- run's line does not exist yet, if the id is taken, or if it belonged to a run that was pruned: insert_run then finds out
--- which of these is true. The statement looks for the run and for its tombstone in the same snapshot, which has one of the
--- two even while a prune is under way. ON CONFLICT alone would wait for the end of the prune, and would find neither.
--- The last column: has this statement rung the bell? Listeners hear the bell when the statement is committed. Only one
--- transaction at a time rings in this way, and only if no other such statement is under way in its process. Every other
--- transaction rings after its commit, in a statement of its own: transactions that ring wait for each other's commit, so
--- they could not share one flush of the disk.
+-- Like insert_run and insert_event in one statement, for a run without parent, budget and blobs. No row is returned if
+-- the run's line does not exist yet, if the id is taken, or if the id belonged to a pruned run; then insert_run finds
+-- out which of these is true. The statement looks for the run and for its tombstone in one snapshot, which always has
+-- one of the two, even during a prune. ON CONFLICT alone would wait for the end of the prune, and would find neither.
+-- The last column: has this statement rung the bell? Listeners hear the bell at the commit. Transactions that ring
+-- commit one after the other, and cannot share a flush of the disk. So only one transaction at a time rings inside its
+-- statement, and only if its process has no other such statement under way. Every other transaction rings after its
+-- commit, in a statement of its own.
 WITH made AS (
     INSERT INTO perdure_runs (run_id, agent, version, tenant, actor, queue, target, input_digest, status, ready_at, seq, head, epoch,
         created_at, updated_at, priority, depth, line)
@@ -278,11 +278,12 @@ SELECT made.*, CASE WHEN :alone::boolean AND pg_try_advisory_xact_lock(hashtexte
 FROM made
 
 -- name: signal_at_once
--- Append a signal to the journal of a parked run, in one statement: like post_to_unheld, insert_event and remember_signal. It
--- may also ring the bell; the answer says whether it has (see create_run). No row is returned if the run is not parked, has a
--- row in its inbox, is locked, was changed since this statement began, or has had this very signal. Then the common path
--- finds out which of these is true. :once is the key of the signal; if the signal has no key, it is the key that Mailbox.post
--- stores for a signal whose answer was lost. The hash is computed as in perdure.core.identity.link.
+-- Append a signal to the journal of a parked run, in one statement: like post_to_unheld, insert_event and
+-- remember_signal. It may also ring the bell; the answer says whether it has (see create_run). No row is returned if
+-- the run is not parked, has a row in its inbox, is locked, was changed since this statement began, or has had this
+-- very signal. Then the common path finds out which of these is true. :once is the key of the signal; if the signal
+-- has no key, it is the key that Mailbox.post stores for a signal whose answer was lost. The hash is computed as in
+-- perdure.core.identity.link.
 WITH seen AS MATERIALIZED (
     SELECT r.id, r.seq FROM perdure_runs AS r
     WHERE r.run_id = :run_id AND r.holder IS NULL AND r.status = ANY (:parked::text[])
@@ -344,7 +345,7 @@ SELECT id, call, event_id, convert_to(data, 'UTF8') FROM perdure_inbox WHERE run
 -- If the run has had a signal with this key on this topic before, nothing changes.
 INSERT INTO perdure_signals (run, topic, key) VALUES (?, ?, ?) ON CONFLICT DO NOTHING
 
--- == What follows from events =========================================================================================
+-- == What follows from events ========================================================================================
 
 -- name: keep_append
 RELEASE SAVEPOINT perdure_append
@@ -364,15 +365,16 @@ FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_
 WHERE a.approval = ?
 
 -- name: approval_to_change
--- Like approval_by_id, in a transaction that changes the approval. The caller has already locked the approval's run with
--- run_to_change: all code locks in that order.
+-- Like approval_by_id, in a transaction that changes the approval. The caller has already locked the approval's run
+-- with run_to_change: all code locks in that order.
 SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
     a.voters, a.digest, a.settled_by, a.note, a.id, a.seq, convert_to(e.data, 'UTF8')
 FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_events AS e ON e.run = a.run AND e.seq = a.seq
 WHERE a.approval = ? FOR NO KEY UPDATE OF a
 
 -- name: list_approvals
--- The events are joined only to the approvals of the page: the planner cannot know how many approvals have a status.
+-- Select the page of approvals first, then join the events: the planner cannot estimate how many approvals have a
+-- status.
 SELECT a.approval, a.run_id, a.call, a.agent, a.tenant, a.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
     a.voters, a.digest, a.settled_by, a.note, a.id, a.seq, convert_to(e.data, 'UTF8')
 FROM (
@@ -384,11 +386,11 @@ FROM (
 ) AS a JOIN perdure_events AS e ON e.run = a.run AND e.seq = a.seq
 ORDER BY a.expires_at NULLS LAST, a.asked_at, a.id
 
--- == Budgets and costs ================================================================================================
+-- == Budgets and costs ===============================================================================================
 
 -- name: charge_budgets
--- Count the charge in the run's budget and in all budgets above it: so the runs together cannot exceed a budget above. The
--- budget of the root is locked first, as in every transaction.
+-- Count the charge in the run's budget and in all budgets above it. The budget of the root is locked first, as in
+-- every transaction.
 WITH RECURSIVE applies (run) AS (
     SELECT ledger FROM perdure_runs WHERE id = :run
     UNION
@@ -423,8 +425,9 @@ WHERE r.status = 'needs_attention' AND r.attention = 'budget'
 ORDER BY r.id
 
 -- name: attempts_told
--- The events that begin, end and settle attempts: run by run and in order, after the position (:run, :seq). The statement
--- does not use e.type, which calls a function: a role that may read the table may not be allowed to call that function.
+-- The events that begin, end and settle attempts: run by run and in order, after the position (:run, :seq). The
+-- statement does not use e.type, which calls a function: a role that may read the table may not be allowed to call
+-- that function.
 SELECT r.id, e.seq, r.run_id, r.agent, r.tenant, e.call, kind.of_event, e.ts, convert_to(e.data, 'UTF8')
 FROM perdure_runs AS r JOIN perdure_events AS e ON e.run = r.id CROSS JOIN LATERAL (SELECT split_part(left(e.data, 100), '"', 4)) AS kind (of_event)
 WHERE (e.run, e.seq) > (:run::bigint, :seq::bigint) AND r.updated_at >= :since AND (:tenant::text IS NULL OR r.tenant = :tenant)
@@ -432,7 +435,7 @@ WHERE (e.run, e.seq) > (:run::bigint, :seq::bigint) AND r.updated_at >= :since A
         'tool_call_resolved', 'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled')
 ORDER BY e.run, e.seq LIMIT :limit
 
--- == Notices ==========================================================================================================
+-- == Notices =========================================================================================================
 
 -- name: notices_to_take
 -- Like due_notices, and the notices are locked. Notices that another process is just taking are skipped.
@@ -442,7 +445,7 @@ SELECT id, run, seq, attempts FROM perdure_notices WHERE next_at <= ? ORDER BY n
 SELECT r.run_id, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, convert_to(e.data, 'UTF8')
 FROM perdure_runs AS r JOIN perdure_events AS e ON e.run = r.id WHERE r.id = ? AND e.seq = ?
 
--- == Workers, lines and claims ========================================================================================
+-- == Workers, lines and claims =======================================================================================
 
 -- name: insert_line
 -- If another transaction has inserted the same line, nothing changes.
@@ -458,8 +461,8 @@ FROM jsonb_array_elements(:served::jsonb) AS s (value)
 WHERE :queues::jsonb IS NULL OR l.queue IN (SELECT jsonb_array_elements_text(:queues::jsonb))
 
 -- name: ready_below
--- The ready runs below a run (see family_of_run). If :suspects is false, suspects are left out. Locked runs are skipped:
--- another worker is just claiming them.
+-- The ready runs below a run (see family_of_run). If :suspects is false, suspects are left out. Locked runs are
+-- skipped: another worker is just claiming them.
 SELECT {run}
 FROM perdure_runs
 WHERE run_id > :run_id::text || '/' AND run_id < :run_id::text || '0' AND ready_at <= :now AND :queues::jsonb IS NULL
@@ -468,8 +471,8 @@ WHERE run_id > :run_id::text || '/' AND run_id < :run_id::text || '0' AND ready_
 ORDER BY ready_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 
 -- name: ready_of_line
--- The ready runs of a line, after the position (:after_ready, :after_id); the run that has been ready longest is first. If
--- :suspects is false, suspects are left out. Locked runs are skipped: another worker is just claiming them.
+-- The ready runs of a line, after the position (:after_ready, :after_id); the run that has been ready longest is
+-- first. If :suspects is false, suspects are left out. Locked runs are skipped: another worker is just claiming them.
 SELECT {run}
 FROM perdure_runs
 WHERE line = :line AND ready_at <= :now AND (ready_at, id) > (:after_ready::bigint, :after_id::bigint)
@@ -510,17 +513,17 @@ UPDATE perdure_runs SET epoch = :epoch, nonce = :nonce, holder = :worker, seq = 
 WHERE id = :id
 
 -- name: claim_at_once
--- Claim the first ready runs, if only one served line has ready runs, in one statement, which is one transaction and one
--- round trip: like claim_run, insert_event and had_turn.
--- The answer has three kinds of rows. (1) A claimed run; its first columns say how many ready runs there were, whether turns,
--- limits or suspects have to be weighed (then nothing is claimed), and when the next run of any served line is ready. If no
--- run was claimed, there is one such row without a run. (2) An event of a claimed run, with the run's key; if the journal is
--- long, its events are left out. (3) An inbox row of a claimed run, with the run's key. The events and inbox rows are
--- complete for the seq at which the run was claimed: while a run is not held, nothing is put into its inbox.
--- A run that another transaction has locked, or has changed since this statement began, is skipped: the statement never
--- waits. The seq is a sufficient guard: no transaction claims, stops or ends a ready run without an event. The hash is
--- computed as in perdure.core.identity.link. Nonces and event ids are derived from a secret of this claim. The advisory lock
--- is for claim_is_over, which waits for the end of this statement.
+-- If only one served line has ready runs, claim its first ready runs: like claim_run, insert_event and had_turn, in
+-- one statement, which is one transaction and one round trip. The answer has three kinds of rows. (1) A claimed run,
+-- or one row without a run if nothing was claimed. The first columns of this row: how many ready runs there were,
+-- whether turns, limits or suspects matter (then nothing is claimed), and when the next run of any served line is
+-- ready. (2) An event of a claimed run, with the run's key; the events of a long journal are left out. (3) An inbox
+-- row of a claimed run, with the run's key. Events and inbox rows are complete up to the claim, because nothing is put
+-- into the inbox of a run that is not held. A run that another transaction has locked, or has changed since this
+-- statement began, is skipped: the statement never waits. It is enough to compare the seq: no transaction claims,
+-- stops or ends a ready run without an event. The hash is computed as in perdure.core.identity.link. Nonces and event
+-- ids are derived from a secret of this claim. The advisory lock is for claim_is_over, which waits for the end of this
+-- statement.
 WITH served AS (
     SELECT l.id, l.queue, l.tenant, EXISTS (SELECT 1 FROM perdure_runs WHERE line = l.id AND ready_at <= :now::bigint) AS ready,
         (SELECT ready_at FROM perdure_runs WHERE line = l.id AND ready_at > :now ORDER BY ready_at LIMIT 1) AS later
@@ -590,7 +593,8 @@ SELECT {run}, nonce
 FROM perdure_runs WHERE holder = :worker AND nonce = substr(sha256(:secret::bytea || int8send(id)), 1, 16) ORDER BY id
 
 -- name: claim_is_over
--- If the claim with this token is under way, wait for its end. If the claim comes during this transaction, it claims nothing.
+-- If the claim with this token is under way, wait for its end. If the claim comes during this transaction, it claims
+-- nothing.
 SELECT pg_advisory_xact_lock(:token::bigint)
 
 -- name: next_ready
@@ -601,9 +605,9 @@ FROM jsonb_array_elements(:served::jsonb) AS s (value)
     CROSS JOIN LATERAL (SELECT ready_at FROM perdure_runs WHERE line = l.id AND ready_at IS NOT NULL ORDER BY ready_at LIMIT 1) AS h
 WHERE :queues::jsonb IS NULL OR l.queue IN (SELECT jsonb_array_elements_text(:queues::jsonb))
 
--- name: left_behind
--- Start at ready children in lines that are not served, and go up to the first ancestor whose agent is served. A replay
--- of that ancestor finds the agent of the run right below that ancestor.
+-- name: parents_to_replay
+-- Start at ready children in lines that are not served, and go up to the first ancestor whose agent is served. A
+-- replay of that ancestor finds the agent of the run right below that ancestor.
 WITH RECURSIVE served (agent, version) AS (SELECT value ->> 0, value ->> 1 FROM jsonb_array_elements(:served::jsonb) AS s (value)),
 below (agent, version, parent) AS (
     SELECT l.agent, l.version, c.parent
@@ -620,21 +624,22 @@ WHERE EXISTS (SELECT 1 FROM served AS s WHERE s.agent = p.agent AND s.version = 
 GROUP BY 1, 2, 3, 4
 
 -- name: insert_worker
--- If the worker already has a row, update what the worker serves. The lease of a worker counts by the clock of the database.
+-- If the worker already has a row, update what the worker serves. The lease of a worker counts by the clock of the
+-- database.
 INSERT INTO perdure_workers AS w (worker, name, pid, started_at, beat_at, serves, queues)
 VALUES (:worker, :name, :pid, :now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, :served, :queues)
 ON CONFLICT (worker) DO UPDATE SET name = excluded.name, pid = excluded.pid, beat_at = excluded.beat_at, serves = excluded.serves,
     queues = excluded.queues, started_at = CASE WHEN w.pid = excluded.pid THEN w.started_at ELSE excluded.started_at END
 
 -- name: beat
--- The new time may be lower than the last time. If a clock was set back, the higher time must not stay: it would make a
--- worker that has died since look alive.
+-- The new time may be lower than the last time, if a clock was set back. To keep the higher time would be wrong: after
+-- its death, the worker would look alive for too long.
 UPDATE perdure_workers SET beat_at = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 WHERE worker = :worker AND :now::bigint IS NOT NULL
 
 -- name: list_workers
--- The last column: has the worker's lease run out, by the clock of the database? The held runs are counted once for all
--- workers.
+-- The last column: has the worker's lease run out, by the clock of the database? The held runs are counted once for
+-- all workers.
 SELECT w.worker, w.name, w.pid, w.started_at, w.beat_at, coalesce(h.runs, 0), w.serves, w.queues,
     w.beat_at < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - :lease_us::bigint AND :now::bigint IS NOT NULL
 FROM perdure_workers AS w LEFT JOIN (
@@ -643,8 +648,8 @@ FROM perdure_workers AS w LEFT JOIN (
 ORDER BY w.started_at, w.worker
 
 -- name: workers_without_session
--- The workers whose connection, with its session lock, is gone: each is dead, or cut off for the moment. Only workers that
--- hold a run are returned.
+-- The workers that hold a run and whose connection (with its session lock) is gone: each is dead, or cut off for the
+-- moment.
 SELECT w.worker, w.beat_at FROM perdure_workers AS w
 WHERE w.session AND EXISTS (SELECT 1 FROM perdure_runs AS r WHERE r.holder = w.worker) AND NOT EXISTS (
     SELECT 1 FROM pg_locks AS l
@@ -670,8 +675,8 @@ WHERE holder IS NOT NULL AND NOT EXISTS (SELECT 1 FROM perdure_workers AS w WHER
 
 -- name: lose_runs
 -- The holder is gone, so its runs become claimable at once. `lost` tells the next claim that it is a takeover, and
--- `lost_with` tells how many other runs may be to blame. Runs that are just being written to are skipped; the next reap
--- finds them.
+-- `lost_with` tells how many other runs may be to blame. Runs that are just being written to are skipped; the next
+-- reap finds them.
 UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :now::bigint, updated_at = greatest(updated_at, :now::bigint),
     status = CASE WHEN status = 'cancelling' THEN status ELSE 'queued' END,
     lost_with = CASE WHEN crashes >= 2 THEN :beside_suspects::bigint ELSE :beside::bigint END
@@ -699,7 +704,7 @@ SELECT count(*) FILTER (WHERE w.beat_at >= (extract(epoch FROM clock_timestamp()
         AND NOT EXISTS (SELECT 1 FROM perdure_runs AS r WHERE r.holder = w.worker))
 FROM perdure_workers AS w
 
--- == Rate limits ======================================================================================================
+-- == Rate limits =====================================================================================================
 
 -- name: make_rate
 -- Make sure that the rate has a row. The workers lock this row, so that only one worker at a time takes a place.
@@ -712,7 +717,7 @@ SELECT due, paused_until, seen_at FROM perdure_rates WHERE key = ? FOR NO KEY UP
 INSERT INTO perdure_rates AS r (key, due, paused_until, seen_at) VALUES (:key, 0, :until, 0)
 ON CONFLICT (key) DO UPDATE SET paused_until = greatest(r.paused_until, excluded.paused_until)
 
--- == Exclusive locks by key ===========================================================================================
+-- == Exclusive locks by key ==========================================================================================
 
 -- name: make_lock
 INSERT INTO perdure_locks (key) VALUES (?) ON CONFLICT DO NOTHING
@@ -720,7 +725,7 @@ INSERT INTO perdure_locks (key) VALUES (?) ON CONFLICT DO NOTHING
 -- name: take_lock
 SELECT 1 FROM perdure_locks WHERE key = ? FOR UPDATE
 
--- == Moving, pruning ==================================================================================================
+-- == Moving, pruning =================================================================================================
 
 -- name: lock_journal
 -- Wait for every transaction that is writing to a run, and block new transactions, which then find the journal closed.
@@ -754,8 +759,8 @@ SELECT run_id, seq, head FROM perdure_runs WHERE run_id = ANY (ARRAY(SELECT json
 SELECT run_id, events, head FROM perdure_pruned WHERE run_id = ANY (ARRAY(SELECT jsonb_array_elements_text(:run_ids::jsonb))) AND status <> 'returned'
 
 -- name: whole_runs
--- All columns that are also valid in another database: no keys and no holder. The last column is the id of the run whose
--- budget applies first.
+-- All columns that are also valid in another database: no keys and no holder. The last column is the id of the run
+-- whose budget applies first.
 SELECT id, run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at, seq, head, epoch, lost, crashes,
     error, created_at, updated_at, priority, attention, parent, parent_call, parent_seq, depth, lost_with,
     (SELECT l.run_id FROM perdure_runs AS l WHERE l.id = r.ledger)
@@ -817,7 +822,7 @@ INSERT INTO perdure_blob_uses (run, digest) VALUES (?, ?) ON CONFLICT DO NOTHING
 SELECT digest FROM perdure_blobs WHERE digest = ANY (ARRAY(SELECT decode(value, 'hex') FROM jsonb_array_elements_text(:digests::jsonb) AS v (value)))
 
 -- name: run_to_keep
--- For a transaction that adds a run to the family of this run: this run cannot be pruned before that transaction ends.
+-- Lock this run against a prune, while the transaction adds another run to its family.
 SELECT id FROM perdure_runs WHERE run_id = ? FOR KEY SHARE
 
 -- name: prunable
@@ -879,23 +884,23 @@ DELETE FROM perdure_events WHERE run = ANY (ARRAY(SELECT value::bigint FROM json
 DELETE FROM perdure_runs WHERE id = ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text(:runs::jsonb) AS v (value)))
 
 -- name: blobs_to_prune
--- Lock the blobs before prune_blobs checks which blobs are used. A transaction that is storing one of these blobs again has
--- a lock on it until its commit, so prune_blobs sees that the blob is used.
+-- Lock the blobs before prune_blobs checks which blobs are used. A transaction that is storing one of these blobs
+-- again has a lock on it until its commit, so prune_blobs sees that the blob is used.
 SELECT digest FROM perdure_blobs WHERE digest = ANY (ARRAY(SELECT decode(value, 'hex') FROM jsonb_array_elements_text(:digests::jsonb) AS v (value))) ORDER BY digest FOR UPDATE
 
 -- name: prune_blobs
 DELETE FROM perdure_blobs WHERE digest = ANY (ARRAY(SELECT decode(value, 'hex') FROM jsonb_array_elements_text(:digests::jsonb) AS v (value)))
     AND NOT EXISTS (SELECT 1 FROM perdure_blob_uses AS u WHERE u.digest = perdure_blobs.digest)
 
--- == Opening ==========================================================================================================
+-- == Opening =========================================================================================================
 
 -- name: migrating
--- If several processes start at the same time, only one creates the schema. The lock belongs to the transaction, so that no
--- lock stays in the session.
+-- If several processes start at the same time, only one creates the schema. The lock belongs to the transaction, so
+-- that no lock stays in the session.
 SELECT pg_advisory_xact_lock(hashtextextended('perdure schema ' || current_schema(), 0))
 
 -- name: has_schema_table
--- Do not use to_regclass: it would answer from the session's cache, as of before the wait for the process that migrated.
+-- Do not use to_regclass: after a wait for a migration by another process, the session's cache is out of date.
 SELECT 1 FROM pg_class WHERE relname = 'perdure_schema' AND relnamespace = current_schema()::regnamespace
 
 -- name: applied_migrations
@@ -913,7 +918,7 @@ SELECT current_setting('server_version'), pg_size_pretty(pg_database_size(curren
     current_setting('synchronous_commit'), current_setting('max_connections'),
     (SELECT coalesce(sum(numbackends), 0)::bigint FROM pg_stat_database)
 
--- == For perdure doctor ================================================================================================
+-- == For perdure doctor ==============================================================================================
 
 -- name: durability
 SELECT name, setting FROM pg_settings
@@ -927,8 +932,8 @@ WHERE schemaname = current_schema() AND relname IN ('perdure_runs', 'perdure_wor
 ORDER BY n_dead_tup DESC
 
 -- name: oldest_transaction
--- The transaction that has been open longest: until it ends, no vacuum removes rows that were changed since it began. Unless
--- this user is a member of pg_read_all_stats, it sees only that the transactions of other users exist.
+-- The transaction that has been open longest: until it ends, no vacuum removes rows that were changed since it began.
+-- Only a member of pg_read_all_stats sees details of other users' transactions.
 SELECT pid::bigint, coalesce(application_name, ''), coalesce(state, ''), (extract(epoch FROM clock_timestamp() - xact_start) * 1000000)::bigint
 FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
@@ -936,8 +941,8 @@ ORDER BY xact_start LIMIT 1
 
 -- name: missing_privileges
 -- The privileges that a worker, or a user who decides approvals, needs and this user lacks. The journal itself is
--- append-only, so no UPDATE on it is needed. UPDATE is granted per column; for a table whose rows are only locked, one column
--- is enough.
+-- append-only, so no UPDATE on it is needed. UPDATE is granted per column; for a table whose rows are only locked, one
+-- column is enough.
 SELECT t.role, t.name, p.privilege
 FROM (VALUES ('worker', 'perdure_schema', 'SELECT', ''), ('worker', 'perdure_moved', 'SELECT', ''), ('worker', 'perdure_pruned', 'SELECT', ''),
         ('worker', 'perdure_events', 'SELECT, INSERT', ''), ('worker', 'perdure_blobs', 'SELECT, INSERT, UPDATE', 'digest'),

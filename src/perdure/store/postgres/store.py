@@ -58,7 +58,7 @@ class PostgresStore(PostgresJournal, PostgresClaims, PostgresWholes, SqlStore):
 
     remote = True
     pause_s = LONGEST_PAUSE_S
-    cut_off_after_s = GRACE_S - 1.0  # one second earlier than GRACE_S, to be on the safe side
+    cut_off_after_s = GRACE_S - 1.0  # one second less than GRACE_S, for safety
     _database: PostgresDatabase
     _bell: NotifyBell
 
@@ -77,8 +77,7 @@ class PostgresStore(PostgresJournal, PostgresClaims, PostgresWholes, SqlStore):
         try:
             row = create_at_once(self._database, self._notify, new)
         except AnswerLost:
-            # If the run exists now, it may have been created by the statement whose answer was lost. Then the run
-            # counts as created by this call.
+            # If the statement whose answer was lost has created the run, the run counts as created by this call.
             row, created = super().create_run(new)
             self._notify.ring()
             return row, created or self.hash_at(new.run_id, 1) == first_event(new).hash
@@ -157,8 +156,8 @@ def open_postgres(url: str, *, create: bool = True, answer_s: float = 10.0, conn
                 migrate(connection, pool.where)
                 return PostgresStore(url, pool, connection.schema)
         except StoreUnavailable as error:
-            # A server that is starting up or recovering says so in its message, and will soon be ready: try again. The
-            # caller gets any other error.
+            # Try again if the message says that the server is starting up or recovering. The caller gets any other
+            # error.
             if ("starting up" not in str(error) and "recovery" not in str(error)) or time.monotonic() > deadline_s:
                 pool.close()
                 raise

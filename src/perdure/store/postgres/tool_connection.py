@@ -1,8 +1,9 @@
 """The connection of an effect="transaction" tool: only for its own tables, in a transaction that perdure ends.
 
 SQLite has an authorizer, which can refuse every object of a statement. PostgreSQL has no authorizer, so the text of
-each statement is checked here. So a tool cannot end perdure's transaction, or use perdure's tables, by mistake. If
-code hides names (in a function, or in a string that is executed), only the server's own privileges help.
+each statement is checked here. This prevents mistakes: a tool cannot end perdure's transaction, or use perdure's
+tables. It does not stop code that hides names (in a function, or in a string that is executed): against that, only the
+server's own privileges help.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _TOKEN = re.compile(
 )
 
 
-# Functions whose effect would stay in the session, and so would change the work of the connection's next user.
+# Functions whose effect would stay in the session, for the connection's next user.
 _SESSION = ("set_config", "pg_advisory_lock", "pg_try_advisory_lock")
 _TEMPORARY = frozenset((("into", "temp"), ("into", "temporary")))
 
@@ -98,7 +99,9 @@ class ToolConnection:
         if self._connection is None:
             raise StoreError("call.connection was used after its tool had returned; do all the work inside the tool")
         if self._connection.closed or self._connection.pgconn.transaction_status != TransactionStatus.INTRANS:
-            raise StoreError("the tool's transaction has failed: after an error nothing more can be done in it; let the error go up")
+            raise StoreError(
+                "the tool's transaction has failed: after an error no statement can run in it; do not catch the error inside the tool"
+            )
         return self._connection
 
 

@@ -1,8 +1,8 @@
 """Sends statements from the event loop without waiting, straight through libpq.
 
 A statement is a generator that says whether it waits to read from the socket or to write to it. The loop watches the
-socket and does other work meanwhile. With a thread that waits for the answer, each statement would cost two thread
-switches: a tenth of the time of a commit, if the server is near.
+socket and does other work meanwhile. A thread that waits for the answer would cost two thread switches per statement:
+a tenth of the time of a commit, if the server is near.
 """
 
 from __future__ import annotations
@@ -26,22 +26,24 @@ from perdure.store.postgres.connect import Connection
 T = TypeVar("T")
 
 
-def fly(loop: asyncio.AbstractEventLoop, connection: Connection, statement: PQGen[T], landed: Callable[[T | psycopg.Error], None]) -> None:
-    """Send the statement, without waiting. Later, `landed(answer or error)` is called on the loop.
+def send_on_loop(
+    loop: asyncio.AbstractEventLoop, connection: Connection, statement: PQGen[T], answered: Callable[[T | psycopg.Error], None]
+) -> None:
+    """Send the statement, without waiting. Later, `answered(answer or error)` is called on the loop.
 
     If the server does not answer in time, the connection is closed.
     """
-    _Flight(loop, connection, statement, landed).go_on()
+    _Sending(loop, connection, statement, answered).go_on()
 
 
-class _Flight(Generic[T]):
+class _Sending(Generic[T]):
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, connection: Connection, statement: PQGen[T], landed: Callable[[T | psycopg.Error], None]
+        self, loop: asyncio.AbstractEventLoop, connection: Connection, statement: PQGen[T], answered: Callable[[T | psycopg.Error], None]
     ) -> None:
         self._loop = loop
         self._connection = connection
         self._statement = statement
-        self._landed = landed
+        self._answered = answered
         self._socket = connection.fileno()
         self._watched = 0
         self._is_under_way = False
@@ -51,14 +53,14 @@ class _Flight(Generic[T]):
         try:
             wanted: int = next(self._statement) if ready is None else self._statement.send(ready)
         except StopIteration as end:
-            self._land(end.value)
+            self._answer_caller(end.value)
         except psycopg.Error as error:
-            self._land(error)
+            self._answer_caller(error)
         except Exception as error:
-            if self._is_under_way:  # the answer made no sense: treat the answer as lost
+            if self._is_under_way:  # the answer could not be decoded: treat it as lost
                 self._lose(f"{type(error).__name__}: {error}")
                 return
-            # Nothing was sent, and the caller gets the error. So the alarm must not call `landed` later.
+            # Nothing was sent, and the caller gets the error. So the alarm must not call `answered` later.
             self._alarm.cancel()
             raise
         else:
@@ -69,14 +71,14 @@ class _Flight(Generic[T]):
         if wanted == self._watched:
             return
         if self._watched:
-            self._look_away()
+            self._unwatch()
         if wanted & Wait.R:
             self._loop.add_reader(self._socket, self.go_on, Ready.R)
         if wanted & Wait.W:
             self._loop.add_writer(self._socket, self.go_on, Ready.W)
         self._watched = wanted
 
-    def _look_away(self) -> None:
+    def _unwatch(self) -> None:
         # Call this before the socket is closed: after that, its descriptor number may belong to another file.
         if self._watched & Wait.R:
             self._loop.remove_reader(self._socket)
@@ -89,17 +91,17 @@ class _Flight(Generic[T]):
 
     def _lose(self, why: str) -> None:
         self._statement.close()
-        self._look_away()
+        self._unwatch()
         self._connection.close()
-        self._land(psycopg.OperationalError(why))
+        self._answer_caller(psycopg.OperationalError(why))
 
-    def _land(self, answer: T | psycopg.Error) -> None:
+    def _answer_caller(self, answer: T | psycopg.Error) -> None:
         self._alarm.cancel()
-        self._look_away()
+        self._unwatch()
         if self._is_under_way:
-            self._landed(answer)
-        else:  # `fly` has not returned yet: call `landed` later
-            self._loop.call_soon(self._landed, answer)
+            self._answered(answer)
+        else:  # `send_on_loop` has not returned yet: call `answered` later
+            self._loop.call_soon(self._answered, answer)
 
 
 # -- statements straight through libpq: psycopg's cursor takes twice as long, at every commit
@@ -119,7 +121,7 @@ class WireStatement(NamedTuple):
 def sent(connection: Connection, sql: bytes, values: Sequence[Any], first: tuple[bytes, Sequence[Any]] | None = None) -> PQGen[PGresult]:
     """Send a statement and return its answer.
 
-    This is a generator like psycopg's own: it yields whether it waits to read from the socket or to write to it.
+    This is a generator like those of psycopg: it yields whether it waits to read from the socket or to write to it.
 
     `first` is a statement that is sent before the main statement, in the same transaction and the same round trip. If
     `first` fails, its error is raised; its answer is not used otherwise. Each of the two statements sees what was

@@ -61,7 +61,7 @@ class PipeBell:
             if not self._complained:
                 self._complained = True
                 why = error.strerror if isinstance(error, OSError) else error
-                log.warning("no doorbell in %s (%s): what other processes commit is noticed by looking", self._folder.path, why)
+                log.warning("no bell in %s (%s): commits of other processes are found by polling", self._folder.path, why)
             return stop_own
         self._pipes[pipe.name] = pipe
 
@@ -165,9 +165,9 @@ class _Pipe:
         if self._stopped or self._descriptor not in closed_in_children:
             return
         with self._closing:
-            # The thread may be awake already, and closes the pipe when it sees `_stopped`. The lock makes the thread
-            # wait until the byte below is written. Otherwise the byte could go into another file that has got the same
-            # descriptor number.
+            # The thread may be awake already, and closes the pipe when it sees `_stopped`. The lock makes it wait
+            # until the byte below is written. Otherwise the byte could go into a new file with the same descriptor
+            # number.
             self._stopped = True
             self._folder.remove(self.name)
             try:

@@ -35,8 +35,8 @@ def connect_file(path: Path, synchronous: str, busy_s: float) -> apsw.Connection
         connection.pragma("page_size", _PAGE_BYTES)
         _enter_wal(connection, path, busy_s)
         connection.pragma("synchronous", SYNCHRONOUS[synchronous])
-        # A commit that extends the log costs the disk one and a half times as much as a commit that overwrites an old
-        # part of the log. So keep the log short, so that it is soon overwritten.
+        # Keep the log short, so that it is soon overwritten: a commit that extends the log costs 1.5 times as much as
+        # a commit that overwrites a part of it.
         connection.wal_autocheckpoint(_LOG_PAGES)
         _harden(connection)
         if connection.pragma("synchronous") != SYNCHRONOUS[synchronous]:

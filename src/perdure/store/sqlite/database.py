@@ -211,7 +211,7 @@ class SqliteDatabase:
         return self._writer
 
     def _find_out(self, error: apsw.Error, arrived: Callable[[Cursor], bool]) -> None:
-        """COMMIT has failed with `error`. If the commit took effect nevertheless, return; else raise the error."""
+        """COMMIT has failed with `error`. Return if the transaction was committed nevertheless; else raise the error."""
         if self.path is None:
             raise error
         # The outcome is unknown, and after a failed fsync this connection would show data that is not on the disk.
@@ -231,9 +231,8 @@ class SqliteDatabase:
     def _empty_log(self) -> None:
         """The disk is full: empty the log, since the log may use the space.
 
-        SQLite starts a checkpoint only when the log has reached a certain length, and on a full disk the log cannot
-        reach it. The work is not retried here, since a tool may be part of the work: the caller retries, and finds
-        room.
+        SQLite starts a checkpoint only when the log has a certain length, and on a full disk the log cannot grow to
+        it. The work is not repeated here, since a tool may be part of it: the caller retries, and then there is room.
         """
         if self.path is None:
             return

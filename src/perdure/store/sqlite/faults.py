@@ -44,5 +44,5 @@ def translated(error: apsw.Error, where: str) -> StoreError:
 
 
 def not_text(where: str) -> StoreCorrupt:
-    """The error for text that is not UTF-8. perdure never writes such text; apsw raises an error for such a row."""
+    """The error for text that is not UTF-8. perdure never writes such text, so the file is damaged."""
     return StoreCorrupt(f"{where} is damaged (it has text that is not UTF-8); do not write to it: restore a backup")

@@ -1,8 +1,8 @@
 """Keeps two SQLite libraries from opening one file in one process.
 
-When a process closes a descriptor of a file, the kernel drops every POSIX lock of the process on that file. So one
-library's close drops the locks of the other library too, which then continues to write without locks. In a trial this
-corrupted a journal. So the standard library's sqlite3 must not open a journal while perdure has that journal open.
+When a process closes a descriptor of a file, the kernel drops every POSIX lock of the process on that file. So when
+one library closes the file, the other library loses its locks and writes without them. In a trial this corrupted a
+journal. So the standard library's sqlite3 must not open a journal while perdure has that journal open.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def _orphans(database: SqliteDatabase) -> Iterator[str]:
     for run, events, run_id in database.read("journals_without_run"):
         # The run id is read as bytes: if the row was deleted by hand, the text may be damaged as well.
         name = f"run number {run}" if run_id is None else f"run {run_id.decode('utf-8', 'backslashreplace')!r}"
-        yield f"{name}: its row is gone, and a journal of {events:,} events is left: somebody has deleted it; restore it from a backup"
+        yield f"{name}: its row is gone, and a journal of {events:,} events is left: the row was deleted by hand; restore it from a backup"
 
 
 def _unfindable(database: SqliteDatabase) -> Iterator[str]:
@@ -40,8 +40,8 @@ def _unfindable(database: SqliteDatabase) -> Iterator[str]:
     if count:
         yield (
             f"{count:,} {'run that is ready' if count == 1 else 'runs that are ready, the first of them'} ({first}) "
-            f"{'stands' if count == 1 else 'stand'} in no line, so that no worker finds them: somebody has changed the database; "
-            f"each can be taken up by its name: {shell.command('resume', first)}"
+            f"{'stands' if count == 1 else 'stand'} in no line, so no worker finds them: the database was changed by hand; "
+            f"each can be resumed by its id: {shell.command('resume', first)}"
         )
 
 
@@ -51,7 +51,7 @@ def _changes(database: SqliteDatabase) -> Iterator[str]:
         if found.get((kind, name)) == sql:
             continue
         what = "is not the one that perdure makes" if (kind, name) in found else "is missing"
-        yield f"the {kind} {name} {what}: somebody has changed the database; restore it from a backup, or find out what else was changed"
+        yield f"the {kind} {name} {what}: the database was changed by hand; restore it from a backup, or find out what else was changed"
 
 
 @cache

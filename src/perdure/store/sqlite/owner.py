@@ -1,9 +1,9 @@
 """Finds out to which program a database file belongs, without taking a lock, creating a log, or changing a byte.
 
-Only the file's header is read, through SQLite's own file layer. A descriptor opened by Python would be wrong: its
-close would drop the locks of other connections of this process to the same file. A SQLite connection would be wrong
-too: to leave the log unchanged, the connection would have to ignore the log. Then a sound journal looks damaged while
-a checkpoint is under way, and for ever if the process was killed during the checkpoint.
+Only the file's header is read, through SQLite's own file layer. Python must not open the file itself: to close it
+would drop the locks of this process's other connections to it. A SQLite connection cannot be used either. To leave the
+log unchanged, it would have to ignore the log. Then a journal looks damaged during a checkpoint, and also after a kill
+during a checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FLAGS = apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
 _APPLICATION_ID = slice(68, 72)
-_FIRST_TABLE = b"CREATE TABLE perdure_schema"  # the text by which SQLite stores the first table of every journal
+_FIRST_TABLE = b"CREATE TABLE perdure_schema"  # how SQLite stores the definition of a journal's first table
 _CHUNK = 1 << 20
 
 

@@ -45,8 +45,8 @@ def workers_folder(path: Path) -> PrivateFolder:
 
 def create_private(path: Path) -> None:
     """Create the file, with access for its owner only, unless it exists. SQLite's log gets the same permissions."""
-    # O_EXCL opens no existing file: if the database is open in this process, closing another descriptor of it would
-    # drop SQLite's locks.
+    # With O_EXCL, no existing file is opened: if this process already uses the database, to close a second descriptor
+    # would drop SQLite's locks.
     with opening:
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))

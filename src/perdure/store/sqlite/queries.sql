@@ -1,6 +1,5 @@
--- The statements that perdure sends only to SQLite; common.sql has the others. The code calls each statement by the name
--- above it.
--- Values are passed as parameters only; no statement is ever assembled from data.
+-- The statements that only SQLite gets, by name; common.sql has the others. Values are passed as parameters only; no
+-- statement is ever assembled from data.
 
 -- name: begin
 -- Take the write lock at once, so that no other write can come between the guard and the insert.
@@ -12,7 +11,7 @@ COMMIT
 -- name: rollback
 ROLLBACK
 
--- == The append path ==================================================================================================
+-- == The append path =================================================================================================
 
 -- name: advance
 -- The guard: exactly one row changes. If no row changes, another worker has the run, or the run's seq has changed.
@@ -48,11 +47,11 @@ SELECT digest FROM perdure_blobs WHERE digest IN (SELECT unhex(value) FROM json_
 SELECT 1 FROM perdure_inbox WHERE run = ? AND id NOT IN (SELECT value FROM json_each(?)) LIMIT 1
 
 -- name: event_at
--- The code identifies the event by its hash, not by its event id: an event from the inbox has the same event id whichever
--- worker appends it.
+-- The code identifies the event by its hash, not by its event id: an event from the inbox has the same event id
+-- whichever worker appends it.
 SELECT hash FROM perdure_events WHERE id = (? << 32 | ?)
 
--- == Reading ==========================================================================================================
+-- == Reading =========================================================================================================
 
 -- name: run_to_change
 -- Like run_by_id. The row stays locked until this transaction ends: on SQLite no other transaction can write anyway.
@@ -60,7 +59,8 @@ SELECT {run}
 FROM perdure_runs WHERE run_id = ?
 
 -- name: family_of_run
--- The unfinished runs below the run. A child's id is its parent's id, a slash and a number; '0' is the character after '/'.
+-- The unfinished runs below the run. A child's id is its parent's id, a slash and a number; '0' is the character after
+-- '/'.
 SELECT {run}
 FROM perdure_runs
 WHERE run_id > :run_id || '/' AND run_id < :run_id || '0' AND status NOT IN ('succeeded', 'failed', 'cancelled')
@@ -73,7 +73,8 @@ WHERE run_id > :run_id || '/' AND run_id < :run_id || '0' AND status NOT IN ('su
 ORDER BY id
 
 -- name: list_runs
--- The newest run first, paged by created_at. If two runs have the same created_at, the run with the higher id is first.
+-- The newest run first, paged by created_at. If two runs have the same created_at, the run with the higher id is
+-- first.
 SELECT {run}
 FROM perdure_runs
 WHERE (:before IS NULL OR created_at < :before)
@@ -88,7 +89,8 @@ WHERE (:agent IS NULL OR agent = :agent) AND (:tenant IS NULL OR tenant = :tenan
 GROUP BY status ORDER BY status
 
 -- name: read_events
--- Read `data` as a blob: so the code gets the very bytes that were hashed, even if they are damaged and not text any more.
+-- Read `data` as a blob: so the code gets the very bytes that were hashed, even if they are damaged and not text any
+-- more.
 SELECT seq, event_id, ts, epoch, call, cause, CAST(data AS BLOB)
 FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + :after
     AND id <= (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + :until
@@ -115,8 +117,8 @@ SELECT id >> 32, seq, event_id, ts, epoch, call, cause, CAST(data AS BLOB)
 FROM perdure_events WHERE id IN (SELECT (value << 32) + 1 FROM json_each(?))
 
 -- name: stored_events
--- For verify, which also has to find damage. If `data` is not text any more, it is NULL. A row whose column `run` names
--- another run is left out; the range of keys alone would not show such a row.
+-- For verify, which also has to find damage. If `data` is not text any more, it is NULL. A row whose column `run`
+-- names another run is left out, even if its id is in the range of this run's ids.
 SELECT seq, event_id, ts, epoch, call, cause, CASE typeof(data) WHEN 'text' THEN CAST(data AS BLOB) END, hash
 FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id)
     AND id < (SELECT id << 32 FROM perdure_runs WHERE run_id = :run_id) + 4294967296
@@ -132,8 +134,8 @@ SELECT hash FROM perdure_events WHERE id > (SELECT id << 32 FROM perdure_runs WH
 ORDER BY id
 
 -- name: growing_runs
--- The runs that may have changed since a reader knew all runs up to :newest: new runs, and unfinished runs.
--- A place is (0, id): with one writer at a time, ids are given in the order of commits.
+-- The new runs (after :newest), and the unfinished runs: see Reading.growing. A place is (0, id): with one writer at a
+-- time, ids are given in the order of commits.
 SELECT {run}, 0
 FROM perdure_runs
 WHERE id > :after AND (id > :newest OR status NOT IN ('succeeded', 'failed', 'cancelled'))
@@ -141,8 +143,8 @@ ORDER BY id LIMIT :limit
 
 -- name: journals_without_run
 -- Jump from the first event of one journal to the first event of the next journal, so that long journals cost nothing.
--- Use UNION, not UNION ALL: a forged key must not lead into an endless loop. The column is called `number`, because `run`
--- would be the column of perdure_events.
+-- Use UNION, not UNION ALL: a forged key must not lead into an endless loop. The column is called `number`, because
+-- `run` would be the column of perdure_events.
 WITH RECURSIVE journals (number) AS (
     SELECT min(id) >> 32 FROM perdure_events
     UNION
@@ -167,12 +169,12 @@ PRAGMA integrity_check(10)
 -- name: data_version
 PRAGMA data_version
 
--- == Creating and posting =============================================================================================
+-- == Creating and posting ============================================================================================
 
 -- name: insert_run
--- A child is under its parent's budget, unless the child gets its own budget. No row is returned if the id is taken, or
--- belonged to a run that was pruned. The statement also computes a new key: by itself, SQLite would reuse the key of the
--- newest run after that run is deleted.
+-- A child is under its parent's budget, unless the child gets its own budget. No row is returned if the id is taken,
+-- or belonged to a run that was pruned. The statement also computes a new key: by itself, SQLite would reuse the key
+-- of the newest run after that run is deleted.
 INSERT INTO perdure_runs (id, run_id, agent, version, tenant, actor, queue, target, input_digest, status, ready_at, seq, head, epoch,
     created_at, updated_at, priority, parent, parent_call, parent_seq, depth, line, ledger)
 SELECT max(ifnull((SELECT max(id) FROM perdure_runs), 0), ifnull((SELECT max(number) FROM perdure_pruned), 0)) + 1,
@@ -218,7 +220,7 @@ SELECT id, call, event_id, CAST(data AS BLOB) FROM perdure_inbox WHERE run = ? O
 -- If the run has had a signal with this key on this topic before, nothing changes.
 INSERT OR IGNORE INTO perdure_signals (run, topic, key) VALUES (?, ?, ?)
 
--- == What follows from events =========================================================================================
+-- == What follows from events ========================================================================================
 
 -- name: keep_append
 RELEASE perdure_append
@@ -238,8 +240,8 @@ FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_
 WHERE a.approval = ?
 
 -- name: approval_to_change
--- Like approval_by_id, in a transaction that changes the approval. The caller has already locked the approval's run with
--- run_to_change: all code locks in that order.
+-- Like approval_by_id, in a transaction that changes the approval. The caller has already locked the approval's run
+-- with run_to_change: all code locks in that order.
 SELECT a.approval, r.run_id, a.call, r.agent, r.tenant, r.actor, a.asked_at, a.settled_at, a.status, a.deciders, a.expires_at, a.escalated,
     a.voters, a.digest, a.settled_by, a.note, a.id, a.seq, CAST(e.data AS BLOB)
 FROM perdure_approvals AS a JOIN perdure_runs AS r ON r.id = a.run JOIN perdure_events AS e ON e.id = (a.run << 32 | a.seq)
@@ -254,10 +256,10 @@ WHERE a.status IN (SELECT value FROM json_each(:statuses))
     AND (:run_id IS NULL OR r.run_id = :run_id)
 ORDER BY a.expires_at IS NULL, a.expires_at, a.asked_at, a.id LIMIT :limit
 
--- == Budgets and costs ================================================================================================
+-- == Budgets and costs ===============================================================================================
 
 -- name: charge_budgets
--- Count the charge in the run's budget and in all budgets above it: so the runs together cannot exceed a budget above.
+-- Count the charge in the run's budget and in all budgets above it.
 WITH RECURSIVE applies (run) AS (
     SELECT ledger FROM perdure_runs WHERE id = :run
     UNION
@@ -300,7 +302,7 @@ WHERE r.id >= :run AND r.updated_at >= :since AND (:tenant IS NULL OR r.tenant =
         'tool_call_resolved', 'model_call_initiated', 'model_call_completed', 'model_call_failed', 'run_cancelled')
 ORDER BY r.id, e.id LIMIT :limit
 
--- == Notices ==========================================================================================================
+-- == Notices =========================================================================================================
 
 -- name: notices_to_take
 -- Like due_notices, inside the transaction that takes the notices.
@@ -310,7 +312,7 @@ SELECT id, run, seq, attempts FROM perdure_notices WHERE next_at <= ? ORDER BY n
 SELECT r.run_id, e.seq, e.event_id, e.ts, e.epoch, e.call, e.cause, CAST(e.data AS BLOB)
 FROM perdure_runs AS r JOIN perdure_events AS e ON r.id = ? AND e.id = (r.id << 32 | ?)
 
--- == Workers, lines and claims ========================================================================================
+-- == Workers, lines and claims =======================================================================================
 
 -- name: insert_line
 -- If another transaction has inserted the same line, nothing changes.
@@ -336,8 +338,8 @@ WHERE run_id > :run_id || '/' AND run_id < :run_id || '0' AND ready_at <= :now A
 ORDER BY ready_at, id LIMIT :limit
 
 -- name: ready_of_line
--- The ready runs of a line, after the position (:after_ready, :after_id); the run that has been ready longest is first.
--- If :suspects is false, suspects are left out.
+-- The ready runs of a line, after the position (:after_ready, :after_id); the run that has been ready longest is
+-- first. If :suspects is false, suspects are left out.
 SELECT {run}
 FROM perdure_runs
 WHERE line = :line AND ready_at <= :now AND (ready_at, id) > (:after_ready, :after_id)
@@ -377,9 +379,9 @@ SELECT min((SELECT ready_at FROM perdure_runs WHERE line = l.id AND ready_at IS 
 FROM json_each(:served) AS s CROSS JOIN perdure_lines AS l ON l.agent = s.value ->> 0 AND l.version = s.value ->> 1
 WHERE :queues IS NULL OR l.queue IN (SELECT value FROM json_each(:queues))
 
--- name: left_behind
--- Start at ready children in lines that are not served, and go up to the first ancestor whose agent is served. A replay
--- of that ancestor finds the agent of the run right below that ancestor.
+-- name: parents_to_replay
+-- Start at ready children in lines that are not served, and go up to the first ancestor whose agent is served. A
+-- replay of that ancestor finds the agent of the run right below that ancestor.
 WITH RECURSIVE served (agent, version) AS (SELECT value ->> 0, value ->> 1 FROM json_each(:served)),
 below (agent, version, parent) AS (
     SELECT l.agent, l.version, c.parent
@@ -402,8 +404,8 @@ ON CONFLICT (worker) DO UPDATE SET name = excluded.name, pid = excluded.pid, bea
     queues = excluded.queues, started_at = iif(pid = excluded.pid, started_at, excluded.started_at)
 
 -- name: beat
--- The new value must differ from the last value, or other workers would not see the heartbeat. The new value may be lower:
--- a clock may have been set back.
+-- The new value must differ from the last value, or other workers would not see the heartbeat. It may be lower, if a
+-- clock was set back.
 UPDATE perdure_workers SET beat_at = iif(beat_at = :now, :now + 1, :now) WHERE worker = :worker
 
 -- name: list_workers
@@ -435,7 +437,7 @@ UPDATE perdure_runs SET holder = NULL, nonce = NULL, lost = :lost, ready_at = :n
     status = iif(status = 'cancelling', status, 'queued'), lost_with = iif(crashes >= 2, :beside_suspects, :beside)
 WHERE holder = :worker AND EXISTS (SELECT 1 FROM perdure_workers AS w WHERE w.worker = :worker AND w.beat_at = :beat_at)
 
--- == Rate limits ======================================================================================================
+-- == Rate limits =====================================================================================================
 
 -- name: make_rate
 -- Make sure that the rate has a row, which can then be changed.
@@ -448,7 +450,7 @@ SELECT due, paused_until, seen_at FROM perdure_rates WHERE key = ?
 INSERT INTO perdure_rates (key, due, paused_until, seen_at) VALUES (:key, 0, :until, 0)
 ON CONFLICT (key) DO UPDATE SET paused_until = max(paused_until, excluded.paused_until)
 
--- == Moving, pruning ==================================================================================================
+-- == Moving, pruning =================================================================================================
 
 -- name: lock_journal
 -- No effect: on SQLite only one transaction writes at a time.
@@ -480,8 +482,8 @@ SELECT r.run_id, r.seq, r.head FROM json_each(:run_ids) AS j CROSS JOIN perdure_
 SELECT run_id, events, head FROM perdure_pruned WHERE run_id IN (SELECT value FROM json_each(:run_ids)) AND status <> 'returned'
 
 -- name: whole_runs
--- All columns that are also valid in another database: no keys and no holder. The last column is the id of the run whose
--- budget applies first.
+-- All columns that are also valid in another database: no keys and no holder. The last column is the id of the run
+-- whose budget applies first.
 SELECT r.id, run_id, agent, version, tenant, actor, queue, target, input_digest, status, waiting_for, ready_at, seq, head, epoch, lost, crashes,
     error, created_at, updated_at, priority, attention, r.parent, parent_call, parent_seq, depth, lost_with,
     (SELECT l.run_id FROM perdure_runs AS l WHERE l.id = r.ledger)
@@ -535,7 +537,7 @@ INSERT OR IGNORE INTO perdure_blob_uses (run, digest) VALUES (?, ?)
 SELECT digest FROM perdure_blobs WHERE digest IN (SELECT unhex(value) FROM json_each(:digests))
 
 -- name: run_to_keep
--- For a transaction that adds a run to the family of this run: this run cannot be pruned before that transaction ends.
+-- No lock is needed against a prune: on SQLite only one transaction writes at a time.
 SELECT id FROM perdure_runs WHERE run_id = ?
 
 -- name: prunable
@@ -605,7 +607,7 @@ SELECT digest FROM perdure_blobs WHERE digest IN (SELECT unhex(value) FROM json_
 DELETE FROM perdure_blobs WHERE digest IN (SELECT unhex(value) FROM json_each(:digests))
     AND NOT EXISTS (SELECT 1 FROM perdure_blob_uses AS u WHERE u.digest = perdure_blobs.digest)
 
--- == Opening ==========================================================================================================
+-- == Opening =========================================================================================================
 
 -- name: has_schema_table
 SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'perdure_schema'

@@ -55,7 +55,9 @@ class ToolConnection:
         # After INSERT OR ROLLBACK or a full disk, SQLite itself has ended the transaction: a further statement would
         # be committed alone.
         if not self._connection.in_transaction:
-            raise StoreError("the tool's transaction was rolled back by SQLite (OR ROLLBACK, or a full disk); let the error go up")
+            raise StoreError(
+                "the tool's transaction was rolled back by SQLite (OR ROLLBACK, or a full disk); do not catch the error inside the tool"
+            )
         return self._connection
 
 

@@ -3,10 +3,14 @@
 The process that is to be killed forks a *carrier* at the point where the tool's function would be called. The carrier
 has everything that the function needs: the arguments, the key, the working folder, and everything that the process had
 prepared, such as clients and variables. The carrier survives the SIGKILL and waits. A later process of the trial lets
-the carrier call the function at the worst moment that the tool's declaration still allows. That is right after the
-reconcile hook has looked for the effect for the first time. If no hook is asked, it is right after the call was made
-again. At the latest it is when the run has ended or parked. So the request always arrives after a truthful "not
-found", and before `timeout` and `settle` are over.
+the carrier call the function, at the first of these moments:
+
+- The reconcile hook has looked for the effect for the first time.
+- The call was made again, and no hook was asked.
+- The run has ended or parked.
+
+So the request arrives after a truthful "not found", and before `timeout` and `settle` are over: at the worst moment
+that the tool's declaration still allows.
 
 A carrier belongs to the process group of its trial, and ends with the group. It never returns to perdure's code.
 """
@@ -27,9 +31,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from perdure.testing.forking import fork, let_signals_in
+from perdure.testing.forking import fork, unblock_signals
 from perdure.testing.lab.ledger import EffectLedger, attempt_of
-from perdure.testing.lab.lifeline import hang_on_as_before
+from perdure.testing.lab.lifeline import end_with_lab_again
 from perdure.testing.lab.warp import Warp
 
 _POLL_S = 0.003
@@ -65,10 +69,10 @@ def leave_behind(home: Path, perform: Perform, note: Note) -> None:
 
 
 def _carry(mark: Path, told: int, perform: Perform, note: Note) -> None:
-    """Everything that the carrier does. At the fork, perdure's hooks closed the lock files and event loops in it."""
+    """Everything that the carrier does. perdure's at-fork hooks have closed lock files and event loops here."""
     try:
-        let_signals_in()
-        hang_on_as_before()
+        unblock_signals()
+        end_with_lab_again()
         # The carrier holds this lock until it ends. Other processes see by the lock whether the carrier has ended.
         descriptor = os.open(mark, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -128,17 +132,17 @@ class Late:
         return any((one.run, one.call) == (run, call) for one in self._waiting)
 
     def arrive(self, run: str, call: int) -> None:
-        """Let the late requests of this call take effect, and wait for that. The run's clock stands still then."""
+        """Let the late requests of this call take effect, and wait for that. Meanwhile the run's clock stands still."""
         for one in [one for one in self._waiting if (one.run, one.call) == (run, call)]:
             with self._warp.held():
-                self._let_go(_mark(self._home, one.pid))
+                self._let_arrive(_mark(self._home, one.pid))
             self._waiting.remove(one)
 
     def arrive_all(self) -> None:
         for one in list(self._waiting):
             self.arrive(one.run, one.call)
 
-    def _let_go(self, mark: Path) -> None:
+    def _let_arrive(self, mark: Path) -> None:
         if not mark.exists():
             return  # the fork had failed, so there is no carrier
         _go(mark).touch()

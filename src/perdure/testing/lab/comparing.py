@@ -37,15 +37,15 @@ Said = Difference | Unsure
 
 
 def why_not(case: TrialFacts, base: Undisturbed) -> str | None:
-    """Why the effects of this trial cannot be compared. None if they should equal those of the undisturbed run."""
+    """Why the effects of this trial cannot be compared. None if they must be the same as in the undisturbed run."""
     if case.told is None:
-        return "the run did not come to rest"
+        return "the run neither ended nor parked"
     if case.in_doubt:
         return "a call is in doubt"
     if case.told.status != base.status:
-        return "the run came to another end"
+        return "the run ended in another way"
     if not base.changed_the_same(case):
-        return "the agent made other calls that change the world than undisturbed"
+        return "the agent made other calls with effects than in the undisturbed run"
     return None
 
 
@@ -82,9 +82,9 @@ def loose(base: Undisturbed) -> Iterator[str]:
         if one.digest != other.digest:
             yield f"{path} differs by itself between two undisturbed runs: {_how(one, other)}"
     for path in sorted(path for path, file in first.files.items() if file.large):
-        yield f"{path} is larger than {MOST_BYTES // 1_000_000} MB: it was compared byte by byte, in its order, and where that differs by itself by its lines"
+        yield f"{path} is larger than {MOST_BYTES // 1_000_000} MB: it was compared byte by byte, or by its lines if it differs by itself"
     if unpaired := sorted(first.files.keys() ^ second.files.keys()):
-        yield f"{unpaired[0]} is there in only one of two undisturbed runs: files like it were compared without their names"
+        yield f"{unpaired[0]} exists in only one of two undisturbed runs: such files were compared without their names"
     tools = {place[2] for place, call in base.first.changing.items() if call.effect != "transaction"}
     if tools and not first.files and first.world is None:
         yield "no file was written in the working folder, and there is no ledger: what the tools did elsewhere was not seen"
@@ -94,7 +94,7 @@ def _how(one: FileSeen, other: FileSeen) -> str:
     if "bytes" in (one.unit, other.unit) or (one.unit, one.count) != (other.unit, other.count) or one.count == 0:
         return "it was not compared"
     if one.parts:
-        return f"it was compared by its number of {one.unit}, and by what is the same in them"
+        return f"it was compared by its number of {one.unit}, and by the parts that are the same in both"
     return "it was compared by its number of lines, and roughly by its size"
 
 
@@ -110,7 +110,7 @@ def _folder(path: str, known: set[str]) -> str:
 
 def _file(path: str, now: FileSeen | None, first: FileSeen | None, second: FileSeen | None) -> Iterator[Said]:
     if first is None or second is None:
-        yield Difference("extra", f"{path} is there, and should not be")
+        yield Difference("extra", f"{path} exists, and should not")
     elif now is None:
         yield Difference("missing", f"{path} is missing")
     elif first.digest == second.digest:
@@ -130,7 +130,7 @@ def _counted(path: str, now: FileSeen, first: FileSeen) -> Difference | None:
 def _unsteady(path: str, now: FileSeen, first: FileSeen, second: FileSeen) -> Iterator[Said]:
     """Compare a file that differs by itself.
 
-    The number of lines, entries or rows must be equal, and the parts that are equal in both undisturbed runs.
+    The number of lines, entries or rows must be equal. So must the parts that are equal in both undisturbed runs.
     """
     units = {one.unit for one in (now, first, second)}
     if len(units) > 1 or "bytes" in units or first.count != second.count:
@@ -173,10 +173,10 @@ def _bag(where: str, now: Sequence[FileSeen], first: Sequence[FileSeen], second:
     Their number must be equal. If their contents are equal in both undisturbed runs, the contents must be equal too.
     """
     if len(first) != len(second):
-        yield Unsure(f"files in {where} come and go by themselves")
+        yield Unsure(f"the number of files in {where} differs by itself")
     elif len(now) != len(first):
         kind: Kind = "extra" if len(now) > len(first) else "missing"
-        yield Difference(kind, f"{where} has {len(now)} files with names of their own instead of {len(first)}")
+        yield Difference(kind, f"{where} has {len(now)} files with names that always differ, instead of {len(first)}")
     elif (bag := _digests(first)) == _digests(second):
         if _digests(now) != bag:
             yield _sums(where, now, first) or Difference("other", f"files in {where} have another content")

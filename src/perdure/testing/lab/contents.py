@@ -26,7 +26,7 @@ MOST_BYTES = 16_000_000  # a larger file is not split into parts
 _CHUNK = 1 << 20
 _SHORT = 40  # a file of at most this many bytes is shown whole in the report
 
-Part = tuple[int, str]  # the number of values, and a digest of all of them that does not depend on their order
+Part = tuple[int, str]  # the number of values, and a digest of all values that does not depend on their order
 
 
 class FileSeen(Struct, frozen=True):
@@ -50,7 +50,7 @@ def seen(path: Path, content: bytes, plain: Callable[[str], str]) -> FileSeen:
         try:
             return _apart(_leaves("", json.loads(content)), content, "entries", plain)
         except (ValueError, RecursionError):
-            pass  # perhaps one JSON document per line
+            pass  # not one JSON document: perhaps one document per line, which is compared as lines
     # Sort the lines: concurrent calls may write their lines in any order.
     lines = sorted(content.split(b"\n"))
     unit = "bytes" if b"\0" in content or not _is_text(content) else "lines"

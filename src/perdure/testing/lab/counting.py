@@ -23,8 +23,8 @@ from perdure.testing.lab.ledger import EffectLedger
 from perdure.testing.lab.warp import Warp
 from perdure.tool import Call, Hook, Outcome
 
-# A function that is called right after the line `begun` was written to the ledger. Perform calls the tool's function,
-# and Note writes its end to the ledger. The function that it returns is called right before the end is written.
+# A Begun is called right after the line `begun` was written to the ledger. It gets a Perform, which calls the tool's
+# function, and a Note, which writes the end to the ledger. It returns a function to call right before that end.
 Begun = Callable[[Call, Any, Perform, Note], Callable[[], None]]
 _MOST_BYTES = 65_536  # of a larger file only the size and the times are compared
 _OURS_OUTSIDE = ("perdure.models.anthropic", "perdure.models.openai")
@@ -42,7 +42,7 @@ class Counting:
     """Makes the counted versions of tools, in one process."""
 
     def __init__(self, ledger: EffectLedger, warp: Warp, begun: Begun, late: Late, settle_s: float, world: Path | None = None) -> None:
-        """`settle_s`: for tools that declare none. `world`: the working folder; None if its changes are not noted."""
+        """`settle_s`: for tools without `settle`. `world`: the working folder; None if its changes are not noted."""
         self._late = late
         self._settle_s = settle_s
         self._world = world
@@ -51,7 +51,7 @@ class Counting:
         self._begun = begun
 
     def counted(self, tool: Any) -> Any:
-        """A copy of the tool or model call that writes its calls to the ledger. So does its reconcile hook."""
+        """A copy of the tool or model call. The copy and its reconcile hook write their calls to the ledger."""
         if tool.isolate:
             # The tool's function runs in another process, which imports the function by name. So its calls cannot be
             # counted. This process does not know whether the function is under way, so the clock must not jump any
@@ -179,7 +179,7 @@ class Counting:
         if kind != "not_happened" or not (hurried or self._warp.is_hurried(about["tool"])):
             return said
         self._ledger.note("unwaited", **about)
-        return Outcome.unknown("it found nothing, and the crash lab has not waited as long as it takes to believe that")
+        return Outcome.unknown("the hook found nothing, but the crash lab has not waited long enough to believe that")
 
 
 def _look_of(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -221,7 +221,7 @@ def _shown(tool: Any, value: Any) -> str | None:
 
 
 def _is_paid(tool: Any) -> bool:
-    """Does a call cost money? Calls of perdure's providers do, and calls of a user's model that has a price."""
+    """Does a call cost money? Yes for perdure's own providers, and for a user's model that has a price."""
     if tool.events is not OF_MODEL:
         return False
     model = tool.model

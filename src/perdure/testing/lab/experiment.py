@@ -153,7 +153,7 @@ def _how_it_ended(end: str, last: str, lab: Lab) -> str:
         return f"ended its process ({end}): {last}"
     timers = "; with --url timers are waited for in real time" if lab.is_shared else ""
     return (
-        f"did not come to rest in time, which is --timeout (timeout_s), {lab.timeout_s:g} s: {last}; "
+        f"neither ended nor parked in time, which is --timeout (timeout_s), {lab.timeout_s:g} s: {last}; "
         f"raise it if a tool takes that long{timers}"
     )
 
@@ -170,7 +170,7 @@ def _models(first: Evidence, setup: Setup) -> dict[str, int]:
         name, times = max(paid.items(), key=lambda item: item[1])
         raise InvalidInput(
             f"the undisturbed run has asked model {name} {times} times, and the trials would ask it up to {min(len(points(first)), setup.limit):,} "
-            f"times as often; --allow-models (allow_models=True) goes on, a Scripted model costs nothing"
+            f"times as often; allow that with --allow-models (allow_models=True), or use a Scripted model, which costs nothing"
         )
     return asked
 
@@ -184,11 +184,8 @@ def _remarks(setup: Setup, base: Undisturbed, *, forks: bool) -> tuple[str, ...]
     if not forks:
         said.append("importing the target leaves threads behind, so that every process is a fresh interpreter, which takes longer")
     elif not setup.fresh:
-        said.append("every process was forked from one that had imported the agent")
-    said.extend(
-        f"tool {tool} runs in a process of its own (isolate=True): what comes of a request of it that arrives late was not tried"
-        for tool in _isolated(base.first)
-    )
+        said.append("every process was forked from a process that had imported the agent")
+    said.extend(f"tool {tool} runs in its own process (isolate=True): its late requests were not tried" for tool in _isolated(base.first))
     return tuple(said)
 
 
@@ -201,8 +198,8 @@ def _isolated(facts: TrialFacts) -> list[str]:
 def _unwaited(evidence: Sequence[Evidence]) -> tuple[str, ...]:
     tools = sorted({entry.tool for one in evidence for entry in one.entries if entry.fact == "unwaited"})
     return tuple(
-        f"tool {tool}: after a kill, perdure gives its effect longer to show than the lab waits, so that what its reconcile hook "
-        f"did not find counts as unknown; a higher --timeout waits longer"
+        f"tool {tool}: after a kill, perdure waits longer for its effect than the lab, so that a “not found” of its reconcile "
+        f"hook counts as unknown; a higher --timeout waits longer"
         for tool in tools
     )
 
@@ -222,9 +219,7 @@ def _chosen(all_points: Sequence[Point], setup: Setup) -> list[Point]:
         missing = next((part for part, found in by_part.items() if not found), "")
     if missing or not chosen:
         known = ", ".join(str(name) for point in all_points for name in point.names)
-        raise InvalidInput(
-            f"none of its boundaries {f'has {missing!r} in its words' if missing else 'is wanted'}; those that it comes to are {known}"
-        )
+        raise InvalidInput(f"none of its boundaries {f'contains {missing!r}' if missing else 'is wanted'}; it reaches {known}")
     return chosen
 
 
@@ -259,7 +254,7 @@ def drawn(items: list[Any], limit: int, chance: random.Random) -> list[Any]:
 
 
 def _numbered(kills: Sequence[Any], first: int, *, fresh: bool) -> list[Planned]:
-    # Two of the trials are resumed by a fresh interpreter. It has no memory in common with the killed process.
+    # Two of the trials are resumed by a fresh interpreter, which shares no memory with the killed process.
     fresh_ones = {len(kills) // 2, len(kills) - 1} if fresh else set()
     return [Planned(first + at, where, also, at in fresh_ones) for at, (where, also) in enumerate(kills)]
 
@@ -273,8 +268,8 @@ def _make(lab: Lab, setup: Setup, planned: Sequence[Planned], evidence: list[Evi
 def _unreached(trials: Sequence[Trial]) -> tuple[Problem, ...]:
     if not trials or any(trial.outcome != "not_reached" for trial in trials):
         return ()
-    sentence = "no trial came to the boundary at which it was to be killed: the agent goes another way each time"
-    way_out = "make what it does depend on its arguments alone"
+    sentence = "no trial reached the boundary at which it was to be killed: the agent makes other calls each time"
+    way_out = "let the agent depend only on its arguments"
     if missed := [problem for trial in trials for problem in trial.problems if problem.rule == "late_missed"]:
         sentence, way_out = "nothing was tried: no late request arrived", missed[0].way_out
     return (Problem("not_reached", "wrong", "", sentence, way_out, trials[0].boundaries[0]),)

@@ -14,7 +14,7 @@ from perdure.testing.lab.spec import CallTold
 from perdure.testing.lab.trials import BROKEN, Evidence
 from perdure.testing.lab.victim import LATE
 
-_IN_ITS_PROCESS = "what a tool leaves in its process (a buffer, a task, a variable) dies with it: have it in the world when it returns"
+_IN_ITS_PROCESS = "what a tool leaves in its process (a buffer, a task, a variable) is lost with it: complete the effect before it returns"
 
 
 # -- Which tool had its effect twice, or not at all
@@ -45,39 +45,39 @@ def look(case: TrialFacts, base: Undisturbed) -> EffectsSeen:
     if (why := why_not(case, base)) is not None:
         unsure.append(why)
     seen = EffectsSeen(case, repeated, found, tuple(unsure))
-    if found and (why := _nobodys_fault(seen, base)) is not None:
+    if found and (why := _other_reason(seen, base)) is not None:
         return EffectsSeen(case, repeated, (), (*unsure, f"{why}: {seen.words}"))
     return seen
 
 
-def _nobodys_fault(seen: EffectsSeen, base: Undisturbed) -> str | None:
+def _other_reason(seen: EffectsSeen, base: Undisturbed) -> str | None:
     """A reason for the different effects that is not the fault of a tool. None if there is no such reason."""
     if seen.is_all("fewer", "missing") and base.called_less(seen.case):
-        return "a function was called less often than undisturbed"
+        return "a function was called less often than in the undisturbed run"
     if asked_too_late(seen.case):
-        return "the machine was slow: a reconcile hook was asked for the first time when a late request could no longer have come"
+        return "the machine was slow: a reconcile hook was asked for the first time when a late request could no longer arrive"
     if not base.went_the_same_way(seen.case) and all(one.effect in HARMLESS for one in seen.repeated):
-        return "the agent made other calls than undisturbed"
+        return "the agent made other calls than in the undisturbed run"
     return None
 
 
 _TWICE: Mapping[str, tuple[str, str]] = {
     "idempotent": (
         "declared idempotent, and its effect shows twice",
-        "declare it keyed and pass call.key on to a service that drops duplicates, or once with a reconcile hook",
+        "declare it keyed and send call.key to a service that drops duplicates, or once with a reconcile hook",
     ),
     "keyed": (
         "declared keyed, and its effect shows twice though the key was the same: it ignores its key, or the service does",
-        "pass call.key on; if the service drops no duplicates, declare it once with a reconcile hook",
+        "send call.key; if the service drops no duplicates, declare it once with a reconcile hook",
     ),
     "read": ("declared read, and it changes the world", "declare what it does: idempotent, keyed, transaction or once"),
     "transaction": (
         "declared transaction, and it changes something that is not rolled back",
-        "write through call.connection alone, and do the rest in a tool of its own",
+        "write only through call.connection, and do the rest in another tool",
     ),
     "once": (
         "its reconcile hook said that it had not happened, and its effect shows twice",
-        "have the hook look for this very call, by call.key, and say unknown when it cannot tell",
+        "let the hook look for exactly this call, by call.key, and say unknown when it cannot tell",
     ),
 }
 
@@ -98,8 +98,8 @@ class EffectSuspects:
         if seen.is_all("extra") and (cut := seen.case.cut_off):
             # The extra file is probably the temporary file of an atomic write. If the tool does create a second real
             # file, another trial shows that: the trial that kills the process after the function has returned.
-            sentence = f"cut off in its middle, it leaves something behind that is not cleared away: {seen.words}"
-            yield note("left_behind", seen.case, sentence, "fine if it is a temporary file: clear old ones away now and then", cut[0][2])
+            sentence = f"killed in its middle, it leaves something behind that is not removed: {seen.words}"
+            yield note("left_behind", seen.case, sentence, "fine if it is a temporary file: remove old ones now and then", cut[0][2])
         elif seen.is_all("fewer", "missing"):
             yield from self._lost(seen)
         else:
@@ -126,22 +126,22 @@ class EffectSuspects:
             sentence = f"{sentence.replace('shows twice', shows)}{_among(candidates)}: {seen.words}"
             yield wrong("effect_twice", seen.case, sentence, way_out, one.tool)
         if not candidates:
-            sentence = f"no tool was called twice, and the world is not as after the undisturbed run: {seen.words}"
+            sentence = f"no tool was called twice, but the world is not as after the undisturbed run: {seen.words}"
             yield wrong("effect_lost", seen.case, sentence, _IN_ITS_PROCESS)
 
     def _lost(self, seen: EffectsSeen) -> Iterator[Problem]:
         candidates = [one for one in self._candidates(seen) if one.effect != "read"]
         for one in candidates:
-            sentence = f"declared {one.effect}, and called again after the kill it leaves out what the killed process had not done"
-            way_out = "have the mark that it is done come after the effect, or together with it, never before"
+            sentence = f"declared {one.effect}, but called again after the kill it does not do what the killed process had not done"
+            way_out = "write the mark that it is done after the effect, or together with it, never before"
             yield wrong("effect_lost", seen.case, f"{sentence}{_among(candidates)}: {seen.words}", way_out, one.tool)
         if not candidates:
-            sentence = f"no tool that changes something was called twice, and a part of the effects is missing: {seen.words}"
+            sentence = f"no tool with effects was called twice, but a part of the effects is missing: {seen.words}"
             yield wrong("effect_lost", seen.case, sentence, _IN_ITS_PROCESS)
 
 
 def _among(candidates: Sequence[Repeat]) -> str:
-    return "" if len(candidates) == 1 else " (or another one that was called again with it)"
+    return "" if len(candidates) == 1 else " (or another tool that was called again with it)"
 
 
 def _returned_again(case: TrialFacts, base: Undisturbed, place: Place) -> bool:
@@ -155,7 +155,7 @@ def _returned_again(case: TrialFacts, base: Undisturbed, place: Place) -> bool:
 _CUTS = ("during_tool_effect", "after_tool_effect", "before_tool_result_persisted")
 _CUTS_OF_MODELS = ("after_model_effect", "before_model_answer_persisted")
 _NO_BLAME = ("promise", "not_reached", "not_compared")
-_SAME_EACH_TIME = "a Scripted model, or arguments alone to depend on, make every run the same"
+_SAME_EACH_TIME = "a Scripted model, or an agent that depends only on its arguments, makes every run the same"
 _WAY_OUT = f"where a file differs by itself, --ledger says what counts; where the calls differ, {_SAME_EACH_TIME}"
 
 
@@ -174,7 +174,7 @@ def _trial(seen: EffectsSeen, base: Undisturbed, accused: Sequence[Problem]) -> 
     equal = case.output == base.first.output if base.same_output and case.told and not case.in_doubt else None
     unsure = seen.unsure
     if equal is False and not unsure and not base.went_the_same_way(case):
-        unsure = ("the agent made other calls than undisturbed, and its output is another one",)
+        unsure = ("the agent made other calls than in the undisturbed run, and its output differs",)
     by_rule = (problem for rule in RULES for problem in rule(case, base))
     problems = tuple(dict.fromkeys([*accused, *by_rule, *_unsaid(case, base, unsure)]))
     return Trial(
@@ -228,7 +228,7 @@ def _never_compared(seen: Sequence[EffectsSeen], trials: Sequence[Trial]) -> lis
     unseen = {tool for tool, of_tool in again.items() if not any(trial.compared or _blames(trial, tool) for trial in of_tool)}
     found = []
     for one, trial in zip(seen, trials, strict=True):
-        sentence = f"it was called again, and in no such trial could the world be compared: {'; '.join(one.unsure)}"
+        sentence = f"it was called again, but the world could be compared in none of these trials: {'; '.join(one.unsure)}"
         tools = sorted(unseen & {repeat.tool for repeat in trial.repeated})
         found.append(_with(trial, [unknown("not_compared", one.case, sentence, _WAY_OUT, tool) for tool in tools]))
     return found

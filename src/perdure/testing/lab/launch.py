@@ -24,8 +24,8 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from perdure.agent import Agent
-from perdure.testing.forking import fork, let_signals_in
-from perdure.testing.lab.lifeline import Lifeline, hang_on
+from perdure.testing.forking import fork, unblock_signals
+from perdure.testing.lab.lifeline import Lifeline, end_with_lab
 from perdure.testing.lab.spec import Spec
 
 T = TypeVar("T")
@@ -96,10 +96,10 @@ class _Child:
 
 
 def _ended(pid: int) -> int | None:
-    """The exit code of a child, which is not reaped. None while the child is alive.
+    """The exit code of a child, without reaping it. None while the child is alive.
 
-    Until the child is reaped, no other process group can get its number. So the processes that the child has left
-    behind can be killed by this number.
+    Until the child is reaped, its pid is not reused as the number of another process group. So the processes that the
+    child has left behind can be killed by this number.
     """
     if not hasattr(os, "waitid"):  # macOS, before CPython 3.13
         gone, status = os.waitpid(pid, os.WNOHANG)
@@ -118,11 +118,11 @@ def _reap(pid: int) -> None:
 
 
 def _settle_in(spec: Spec, lifeline: Lifeline) -> None:
-    lifeline.let_go()
+    lifeline.close_in_child()
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    let_signals_in()
+    unblock_signals()
     log = os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
@@ -132,7 +132,7 @@ def _settle_in(spec: Spec, lifeline: Lifeline) -> None:
     here = os.getcwd()
     sys.path[:] = [os.path.join(here, entry) for entry in sys.path]
     os.chdir(spec.world)
-    hang_on(lifeline.reading)
+    end_with_lab(lifeline.reading)
 
 
 def in_process(agent: Agent[Any, Any], agents: Sequence[Agent[Any, Any]]) -> Callable[[Spec], None]:

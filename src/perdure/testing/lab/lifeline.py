@@ -22,7 +22,7 @@ class Lifeline:
         os.close(self.reading)
         os.close(self._writing)
 
-    def let_go(self) -> None:
+    def close_in_child(self) -> None:
         """Call this in a child. It closes the writing end, which must be open only in the lab's process."""
         os.close(self._writing)
 
@@ -30,7 +30,7 @@ class Lifeline:
 _lifelines: list[int] = []  # the lifeline of this process (at most one), kept for processes that are forked from it
 
 
-def hang_on(lifeline: int) -> None:
+def end_with_lab(lifeline: int) -> None:
     """Kill this process and its process group when the process of the lab has ended: the lifeline reads EOF then."""
     _lifelines[:] = [lifeline]
 
@@ -41,7 +41,7 @@ def hang_on(lifeline: int) -> None:
     threading.Thread(target=wait, name="crash lab", daemon=True).start()
 
 
-def hang_on_as_before() -> None:
-    """Call `hang_on` again after a fork: a forked process does not have the thread that waits."""
+def end_with_lab_again() -> None:
+    """Call `end_with_lab` again after a fork: a forked process does not have the thread that waits."""
     for lifeline in _lifelines.copy():
-        hang_on(lifeline)
+        end_with_lab(lifeline)

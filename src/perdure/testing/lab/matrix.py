@@ -56,8 +56,8 @@ def crash_matrix(
 
     The report says which calls were repeated, and which problems were found.
 
-    `pairs`: also kill the resumed process, at every one of its own boundaries. `limit`: the most trials. If more are
-    possible, `limit` trials are drawn at random, with `seed`. `boundaries`: a function that gets the text of a
+    `pairs`: also kill the resumed process, at each of its own boundaries. `limit`: the maximum number of trials. If
+    more are possible, they are drawn at random, with `seed`. `boundaries`: a function that gets the text of a
     boundary, such as "after_tool_effect: charge (call 3)", and says whether to kill there; or a list of parts of such
     texts. `ledger`: a function that is called for each trial with the trial's working folder, and returns the effects
     outside as JSON values. `world`: a folder; each trial begins with a copy of this folder. The lab decides approvals
@@ -84,7 +84,9 @@ def crash_matrix(
         )
     boundaries = [boundaries] if isinstance(boundaries, str) else boundaries
     if url is not None and not is_postgres(url):
-        raise InvalidInput(f"url={url!r}: without one every trial has a new SQLite file; only postgresql://… can be shared by them")
+        raise InvalidInput(
+            f"url={url!r}: only a postgresql://… database can be shared by trials; without url= every trial has a new SQLite file"
+        )
     if url is not None:
         open_store(url).close()  # if the database cannot be used, this raises now, before any trial
     given = Given(
@@ -120,9 +122,9 @@ def _settings(wanted: Settings, url: str | None) -> Settings:
 def _folder(keep: Path | str | None, world: Path | None, stack: ExitStack) -> Path:
     place = Path(tempfile.gettempdir() if keep is None else keep).resolve()
     if world is not None and place.is_relative_to(world):
-        way_out = "have TMPDIR name another one" if keep is None else "keep them in another one"
+        way_out = "set TMPDIR to another folder" if keep is None else "keep them in another folder"
         raise InvalidInput(
-            f"the world {world}: the folder of the trials, {place}, is in there, and every copy would have a copy; {way_out}"
+            f"the world {world} contains the folder of the trials, {place}, so that every copy would contain a copy; {way_out}"
         )
     if keep is None:
         folder = Path(tempfile.mkdtemp(prefix="perdure-crashtest-"))

@@ -16,13 +16,13 @@ _OUTCOMES = {
     "ok": ("as declared", "Killed there and resumed, everything was as declared."),
     "doubt": ("asks a person", "It was not known whether a call had happened, and the run waited for a person instead of guessing."),
     "wrong": ("wrong", "Something was not as declared: see the problems."),
-    "not_reached": ("not reached", "The process never came to this point, so that nothing was tried."),
-    "not_seen": ("effect not seen", "A tool was called again, and nothing of what it does shows in the working folder or in the ledger."),
-    "not_compared": ("not compared", "The run went on, and what it left behind could not be held against the undisturbed run."),
+    "not_reached": ("not reached", "The process never reached this point, so that nothing was tried."),
+    "not_seen": ("effect not seen", "A tool was called again, and its effects show neither in the working folder nor in the ledger."),
+    "not_compared": ("not compared", "The run went on, but its effects could not be compared with the undisturbed run."),
 }
 _EFFECTS = {
     "read": "changes nothing; may be repeated",
-    "idempotent": "repeating it converges; may be repeated",
+    "idempotent": "has the same end state when repeated; may be repeated",
     "keyed": "may be repeated with the same key, which the service drops: at most one effect",
     "transaction": "written in the journal's own commit: exactly one effect",
     "once": "never repeated unless it is known not to have happened: zero or one effect",
@@ -91,9 +91,9 @@ def _head(report: Findings) -> Iterator[str]:
     yield f'<p class="soft">{_safe(subject.target)}, version {_safe(subject.version)}, on {_safe(subject.started_at)}</p>'
     yield f'<p><span class="verdict {kind}">{words}</span></p>'
     yield (
-        f"<p>The agent was run undisturbed to learn its boundaries: the points at which a process can die and leave something else behind "
-        f"than a moment before. Then it was run {figures.trials:,} times more, each time in a process of its own that was ended there by SIGKILL "
-        f"({figures.kills:,} kills), and another process went on with it from the journal. What its tools really did was counted outside of "
+        f"<p>The agent was run undisturbed to find its boundaries: the points before and after each commit and each effect. "
+        f"Then it was run {figures.trials:,} times more, each time in a new process that was killed at a boundary by SIGKILL "
+        f"({figures.kills:,} kills), and another process resumed the run from the journal. What its tools really did was counted outside of "
         f"perdure, in a ledger and in the files that each trial left behind.</p>"
     )
     if any(name_of(boundary) == "late_tool_effect" for boundary in report.baseline.boundaries):
@@ -136,7 +136,7 @@ def _problems(report: Findings) -> Iterator[str]:
             yield f"<h2>{heading}</h2>"
             yield from (_problem(problem, "" if severity == "wrong" else " note") for problem in shown)
     if report.notes:
-        yield "<h2>No fault, and could be better</h2>"
+        yield "<h2>No fault, but could be better</h2>"
         yield from (_problem(problem, " note") for problem in report.notes)
 
 
@@ -165,7 +165,7 @@ def _figures(report: Findings) -> Iterator[str]:
 
 
 def _matrix(report: Findings) -> Iterator[str]:
-    yield "<h2>Boundaries, in the order in which the run comes to them</h2>"
+    yield "<h2>Boundaries, in the order in which the run reaches them</h2>"
     yield "<p>" + " ".join(f'<span class="verdict {kind}">{words}</span>' for kind, (words, _) in _OUTCOMES.items()) + "</p>"
     yield '<ol class="grid">'
     tried = _by_first(report)
@@ -246,11 +246,11 @@ def _undisturbed(report: Findings) -> Iterator[tuple[str, ...]]:
 
 
 def _promise(report: Findings) -> Iterator[str]:
-    yield "<h2>What was held against what</h2>"
+    yield "<h2>What was checked</h2>"
     yield (
         "<p>No call whose result is on record is made again. The intent of every call that is not a <code>read</code> is durable before its function is called. A call in doubt is treated "
-        "by what its tool declares, and by nothing else: see the table of tools. The resumed run ends as the undisturbed one does, with the same output "
-        "where two undisturbed runs have the same one, and its journal verifies.</p>"
+        "by what its tool declares, and by nothing else: see the table of tools. The resumed run ends like the undisturbed run, with the same output "
+        "if two undisturbed runs have the same output, and its journal verifies.</p>"
     )
     yield "<p>" + " ".join(f'<span class="verdict {kind}">{words}</span> {text}<br>' for kind, (words, text) in _OUTCOMES.items()) + "</p>"
 

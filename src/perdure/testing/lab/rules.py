@@ -15,12 +15,12 @@ from perdure.testing.lab.spec import Resolution
 from perdure.testing.lab.trials import BROKEN
 
 REPORT_IT = "this is a bug of perdure, please report it; --keep leaves the journal and the logs of each trial"
-_MAKE_ROOM = "have room below TMPDIR, and no tool that removes the folder it works in"
-_LOOK_FOR_IT = "have the hook look for this very call, by call.key"
+_MAKE_ROOM = "free space below TMPDIR, and let no tool remove its working folder"
+_LOOK_FOR_IT = "let the hook look for exactly this call, by call.key"
 NOT_FINAL = "say final=True only when the service refuses the request from then on; else not_happened(), which is believed after timeout= and settle="
 _CLOCKS_S = 0.1  # the journal uses the system clock, which may be adjusted by up to this much during a trial
 _NOT_CARRIED = (
-    "a function that needs the event loop, the threads or the connections of its own process cannot be carried; "
+    "a function that needs the event loop, the threads or the connections of its own process cannot run in another one; "
     "try its hook against a service that is slow"
 )
 _MAY_REPEAT = {
@@ -58,7 +58,7 @@ def repeats(case: TrialFacts, base: Undisturbed) -> list[Repeat]:
 
 def _who_said_no(case: TrialFacts, place: Place) -> str:
     by = {resolution.by for resolution in case.calls[place].resolutions if resolution.outcome == "did_not_happen"}
-    return "its reconcile hook said that it had not happened" if "reconcile" in by else "the lab's ledger had it as never begun"
+    return "its reconcile hook said that it had not happened" if "reconcile" in by else "the lab's ledger said that it had never begun"
 
 
 def broken_promise(case: TrialFacts, base: Undisturbed, place: Place) -> str | None:
@@ -121,13 +121,13 @@ def rest(case: TrialFacts, base: Undisturbed) -> Iterator[Problem]:
         yield wrong(
             "stuck",
             case,
-            f"after the kill it did not come to rest in time: {_last_words(case)}",
+            f"after the kill it neither ended nor parked in time: {_last_words(case)}",
             "raise --timeout if it takes that long; else --keep leaves its log",
         )
     elif told is None:
-        yield wrong("died", case, f"the process that went on with it ended with {end}: {_last_words(case)}", "--keep leaves its whole log")
+        yield wrong("died", case, f"the process that resumed it ended with {end}: {_last_words(case)}", "--keep leaves its whole log")
     elif told.attention == "diverged":
-        sentence = f"replayed, the agent asks for something else than it had asked for: {told.error}"
+        sentence = f"on replay the agent asks for other calls than before: {told.error}"
         yield wrong(
             "diverged", case, sentence, "what it decides must follow from its arguments and its calls: perdure check names what does not"
         )
@@ -145,8 +145,8 @@ def _other_end(case: TrialFacts, base: Undisturbed) -> Iterator[Problem]:
     again = [place for place in case.places if len(case.of(place, "begun")) > base.expected(place) and case.of(place, "raised")]
     for place in again:
         tool, effect, error = place[2], case.effect(place), case.of(place, "raised")[-1].result
-        sentence = f"declared {effect}, and called once more it raises {error}, so that the run is {words}"
-        yield wrong("raises_again", case, sentence, "have a repeated call answer as the first one did, or declare it once", tool)
+        sentence = f"declared {effect}, but called again it raises {error}, so that the run is {words}"
+        yield wrong("raises_again", case, sentence, "let a repeated call answer as the first call did, or declare it once", tool)
     if not again:
         yield wrong("status", case, f"the run is {words}", f"if no tool of yours can make that difference: {REPORT_IT}")
 
@@ -163,12 +163,16 @@ def results(case: TrialFacts, base: Undisturbed) -> Iterator[Problem]:
         if effect == "keyed":
             sentence += ", with the same key"
             yield wrong(
-                "result_differs", case, sentence, "pass call.key on to the service; if it makes a new one each time, declare it once", tool
+                "result_differs",
+                case,
+                sentence,
+                "send call.key to the service; if the service makes something new each time, declare it once",
+                tool,
             )
         elif base.is_steady(place):
-            yield wrong("result_differs", case, sentence, "declare it keyed and pass call.key on, or once with a reconcile hook", tool)
+            yield wrong("result_differs", case, sentence, "declare it keyed and send call.key, or once with a reconcile hook", tool)
         else:
-            way_out = "fine if it is a time or a measurement; if something new came into being each time, it is not idempotent"
+            way_out = "fine if it is a time or a measurement; if each call made something new, it is not idempotent"
             yield note("result_differs", case, sentence, way_out, tool)
 
 
@@ -216,8 +220,8 @@ def _shows_nothing(case: TrialFacts, base: Undisturbed, tool: str) -> bool:
 def missed(case: TrialFacts, base: Undisturbed) -> Iterator[Problem]:
     """Rule: a note for each late request that could not be tried."""
     for place, end in case.missed:
-        how = "did not end in time" if end is None else f"raised {end.result} there"
-        sentence = f"its request was to arrive late, carried by another process than its own, and its function {how}: this was not tried"
+        how = "did not end in time" if end is None else f"raised {end.result}"
+        sentence = f"a late request was not tried: its function was called in another process, and {how}"
         yield note("late_missed", case, sentence, _NOT_CARRIED, place[2])
 
 
@@ -226,14 +230,14 @@ def _is_unseen(case: TrialFacts, place: Place) -> bool:
 
 
 def doubts(case: TrialFacts, base: Undisturbed) -> Iterator[Problem]:
-    """Rule: a note for each call that only a person could settle. That is as declared, but a hook would be better."""
+    """Rule: a note for each call that only a person could resolve. That is as declared, but a hook would be better."""
     for place in case.doubted:
         tool, call = place[2], case.calls[place]
         if call.reconcile:
             sentence = "its reconcile hook did not know whether it had happened, and a person was asked"
             yield note("reconcile_unsure", case, sentence, _LOOK_FOR_IT, tool)
         else:
-            sentence = f"declared {call.effect}, and after the kill nobody knew whether it had happened: the run waited for a person"
+            sentence = f"declared {call.effect}, and after the kill it was not known whether it had happened: the run waited for a person"
             yield note("no_reconcile", case, sentence, f"give it a hook that finds out: @{tool}.reconcile", tool)
 
 
@@ -241,7 +245,7 @@ def unseen(case: TrialFacts, base: Undisturbed) -> Iterator[Problem]:
     """Rule: a note for each tool that was called again and whose effects cannot be seen. It may have acted twice."""
     for tool in unseen_again(case, base):
         sentence = (
-            "it was called again, and its effect was not seen: undisturbed, too, it changes neither the working folder nor the ledger"
+            "it was called again, and its effect was not seen: in the undisturbed run it changes neither the working folder nor the ledger"
         )
         yield note(
             "not_seen",
@@ -266,11 +270,9 @@ def output(case: TrialFacts, base: Undisturbed) -> Iterator[Problem]:
     for place in changed:
         sentence = f"declared {case.effect(place)}, and after the kill it returned {shown(case.result(place))} instead of {shown(base.first.result(place))}"
         if case.effect(place) in ("read", "model"):
-            yield note(
-                "output_differs", case, f"{sentence}, and so the output is another one", "as declared: the world may change", place[2]
-            )
+            yield note("output_differs", case, f"{sentence}, and so the output differs", "as declared: the world may change", place[2])
         else:
-            yield wrong("result_differs", case, sentence, "have a repeated call answer as the first one did", place[2])
+            yield wrong("result_differs", case, sentence, "let a repeated call answer as the first call did", place[2])
     if not changed and not free:
         sentence = f"the output is {shown(case.output)} instead of {shown(base.first.output)}, though every call returned the same"
         yield wrong("output_differs", case, sentence, "the agent depends on something that is not recorded: perdure check names it")

@@ -137,13 +137,13 @@ def summary(report: Findings) -> Iterator[str]:
         f"{figures.not_compared:,} not compared, {figures.not_seen:,} not seen"
     )
     if figures.unkilled:
-        yield f"{figures.unkilled:,} of the wrong ones never came to the boundary where they were to be killed"
+        yield f"{figures.unkilled:,} of the wrong trials never reached the boundary where they were to be killed"
     if figures.trials:
         yield from unsaid(report)
     if figures.trials:
         yield f"resumed in {figures.resume_median_ms:.0f} ms (median), {figures.resume_most_ms:.0f} ms at most"
     if base.status != "succeeded":
-        yield f"undisturbed, it rests: {base.status.replace('_', ' ')}, for {base.waiting_for}; what comes after that was not tried"
+        yield f"the undisturbed run is {base.status.replace('_', ' ')}, for {base.waiting_for}; what comes after that was not tried"
     yield from base.remarks
 
 

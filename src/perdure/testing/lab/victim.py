@@ -92,7 +92,7 @@ class LabPerdure(WatchedPerdure):
 
 
 class _Quiet:
-    """A store that gives out no notices: the receivers of notices must not hear of trials."""
+    """A store that gives out no notices: their receivers must get no notices of trials."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -135,7 +135,7 @@ class Fate:
         below = self.app.points.below(call.run_id)
         nth = self._begun[below, call.number] = self._begun.get((below, call.number), 0) + 1
         if self._kill is not None and self._kill.boundary == Boundary(DURING, below, call.number, tool.name, nth):
-            return _Fuse(self._kill.after_s, self.die).put_out
+            return _KillTimer(self._kill.after_s, self.die).cancel
         if self._kill is not None and self._kill.boundary == Boundary(LATE, below, call.number, tool.name, nth):
             self.ledger.note("late", tool=tool.name, run=call.run_id, call=call.number, attempt=call.attempt, key=call.key)
             leave_behind(self._home, perform, note)
@@ -149,23 +149,23 @@ class Fate:
         time.sleep(60)  # this thread must do nothing more before the signal arrives
 
 
-class _Fuse:
-    """Kills the process after `seconds` seconds. If `put_out` has returned before, the process is not killed."""
+class _KillTimer:
+    """Kills the process after `seconds` seconds. If `cancel` has returned before, the process is not killed."""
 
     def __init__(self, seconds: float, die: Callable[[], None]) -> None:
         self._die = die
-        self._out = False
+        self._cancelled = False
         self._lock = threading.Lock()
-        self._timer = threading.Timer(seconds, self._go_off)
+        self._timer = threading.Timer(seconds, self._kill)
         self._timer.daemon = True
         self._timer.start()
 
-    def put_out(self) -> None:
-        with self._lock:  # `_go_off` keeps the lock while it kills the process
-            self._out = True
+    def cancel(self) -> None:
+        with self._lock:  # `_kill` keeps the lock while it kills the process
+            self._cancelled = True
         self._timer.cancel()
 
-    def _go_off(self) -> None:
+    def _kill(self) -> None:
         with self._lock:
-            if not self._out:
+            if not self._cancelled:
                 self._die()
