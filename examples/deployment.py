@@ -79,7 +79,7 @@ deployment = Plan(
     "deployment",
     params={"service": str, "replicas": {"type": int, "default": 2}},
     steps=[
-        Step("build", build_image, {"service": param("service")}),
+        Step("build", build_image, {"service": param("service")}, description="Build the image of the service"),
         Step("test", run_tests, {"image": ref("build", "image_tag")}),
         Step("scan", scan_image, {"image": ref("build", "image_tag")}, on_failure="continue"),
         Step(
@@ -90,6 +90,7 @@ deployment = Plan(
             after=["scan"],
             approval=Approval(by=["ann", "bob"], reason="customers see this", editable="replicas"),
             on_failure="undo",
+            description="Replace what customers use",
         ),
         Step("announce", announce, {"text": ref("roll_out", "message")}, on_failure="ask"),
     ],

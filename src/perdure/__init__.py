@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure import moved
 from perdure.agent import Agent, AgentInput, agent
-from perdure.app import Handle, Perdure, RunInfo, RunStatus
+from perdure.app import FailureInfo, Handle, Perdure, RunInfo, RunningCall, RunStatus
 from perdure.core.approval import Approval, Decision
 from perdure.core.budget import Budget
 from perdure.core.events import Event, Usage
@@ -76,6 +76,7 @@ __all__ = [
     "Decision",
     "Diverged",
     "Event",
+    "FailureInfo",
     "Fatal",
     "Handle",
     "InvalidInput",
@@ -110,6 +111,7 @@ __all__ = [
     "RunInfo",
     "RunState",
     "RunStatus",
+    "RunningCall",
     "Settings",
     "Step",
     "StoreError",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
@@ -23,7 +24,7 @@ from perdure.core import codec, identity
 from perdure.core.approval import ApprovalStatus, Vote
 from perdure.core.budget import Budget, limits_of
 from perdure.core.codec import Payload, shown
-from perdure.core.events import Event, Limits, Reason, RunCreated, Status
+from perdure.core.events import Event, FailureKind, Limits, Reason, RunCreated, Status
 from perdure.core.state import RunState, fold
 from perdure.core.times import LATEST_US, micros_of, utc_within
 from perdure.engine.api import Engine, Reading, no_such_run
@@ -40,10 +41,12 @@ from perdure.errors import (
     ResultTimeout,
     RunCancelled,
     RunFailed,
+    StoreUnavailable,
     UnknownAgent,
 )
 from perdure.settings import Settings
-from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow, CostRow, Filter, NewRun, RunRow, Served
+from perdure.store.api import FINISHED, ApprovalFilter, ApprovalRow, CostRow, Current, Filter, NewRun, RunRow, Served
+from perdure.store.url import shown_url
 from perdure.undo import Undoer, UndoPlan, undoable
 
 if TYPE_CHECKING:
@@ -55,6 +58,23 @@ CostsBy = Literal["agent", "tenant", "model", "day", "run", "root", "tool"]
 
 
 _OLD_FIELDS = {"run_id": "id", "holder": "worker", "created_at": "created", "updated_at": "updated", "ready_at": "due"}
+
+
+class FailureInfo(Struct, frozen=True):
+    """Why a run failed: the type of the exception, the kind of failure (such as "timeout"), and the message."""
+
+    type: str
+    kind: FailureKind
+    message: str
+
+
+class RunningCall(Struct, frozen=True):
+    """An attempt of a call that is under way."""
+
+    call: int  # the number of the call
+    tool: str  # or the name of the model
+    attempt: int
+    since: datetime
 
 
 class RunInfo(Struct, frozen=True):
@@ -80,6 +100,9 @@ class RunInfo(Struct, frozen=True):
     # From this time on a worker may claim the run. None: a worker drives the run now, or the run has ended, or only
     # post can wake it.
     due: datetime | None
+    said: str | None = None  # the last text that the agent reported with `run.status`
+    failure: FailureInfo | None = None  # if the run failed
+    running: tuple[RunningCall, ...] = ()  # the attempts that are under way now
 
     @property
     def finished(self) -> bool:
@@ -95,8 +118,9 @@ class RunInfo(Struct, frozen=True):
         return micros_of(value) if isinstance(value, datetime) else value
 
 
-def info_of(row: RunRow) -> RunInfo:
-    """The part of a run's row that is for users. The other fields, such as the lease, are for workers."""
+def info_of(row: RunRow, now: Current = Current()) -> RunInfo:  # noqa: B008
+    """What users see of a run: of its row, and of its journal. The other fields of the row, such as the lease, are for workers."""
+    failure = now.failure
     return RunInfo(
         id=row.run_id,
         agent=row.agent,
@@ -116,7 +140,16 @@ def info_of(row: RunRow) -> RunInfo:
         created=utc_within(row.created_at),
         updated=utc_within(row.updated_at),
         due=None if row.ready_at is None else utc_within(row.ready_at),
+        said=now.said,
+        failure=None if failure is None else FailureInfo(failure.type, failure.kind, failure.message),
+        running=tuple(RunningCall(one.call, one.tool, one.attempt, utc_within(one.since)) for one in now.running),
     )
+
+
+def _infos(reading: Reading, rows: Sequence[RunRow]) -> list[RunInfo]:
+    """What users see of these runs. What the journals say is read in one query."""
+    now = reading.current([row.run_id for row in rows])
+    return [info_of(row, now[row.run_id]) for row in rows]
 
 
 class RunStatus(str):
@@ -332,13 +365,12 @@ class Perdure:
         return Handle(self, plain_text(run_id, "a run's id"), tenant)
 
     async def transcript(self, run_id: str, *, tenant: str | None = None) -> list[dict[str, Any]]:
-        """The conversation of a run of a ReAct agent. The run must have ended.
+        """The conversation of a run of a ReAct agent, so far.
 
-        To continue the conversation, pass the returned list as `history` to a new run.
+        If the run has not ended, a call without a result has a text in its place that says so. To continue the
+        conversation of a run that has ended, pass the returned list as `history` to a new run.
         """
-        row = await self.handle(run_id, tenant=tenant).info()
-        if not row.finished:
-            raise Conflict(f"run {run_id} is {row.status.replace('_', ' ')}: its conversation is not over. Wait for its end, or cancel it")
+        await self.handle(run_id, tenant=tenant).row()
         from perdure.agents.react.transcript import transcript  # imported late: it loads the models
 
         return await self.ask(lambda: transcript(run_id, self.reading.read(run_id), self.load))
@@ -350,19 +382,37 @@ class Perdure:
             plain_text(agent, "an agent's name")
         return await self._asking.ask(lambda: self.reading.count(agent, tenant))
 
+    async def health(self, timeout: float = 5.0) -> float:
+        """Ask the database whether the journal is open. Returns how many seconds the answer took.
+
+        For the readiness check of a service: the question really goes to the file or to the server. Raises
+        StoreUnavailable if the database cannot be reached, or has not answered after `timeout` seconds. Raises another
+        StoreError if the journal cannot be used: it was moved, or is damaged.
+        """
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
+            raise InvalidInput(f"health(timeout={shown(timeout)}): a number of seconds above 0")
+        reading, began_s = self.reading, time.monotonic()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._asking.ask(reading.check_open)
+        except TimeoutError:
+            raise StoreUnavailable(f"has not answered within {timeout:g} s", where=shown_url(self.url)) from None
+        return time.monotonic() - began_s
+
     # -- working ------------------------------------------------------------------------------------------------------
     async def drive(self, run_id: str, *, wait: bool = True, stop: asyncio.Event | None = None, tenant: str | None = None) -> RunInfo:
         """Drive one run in this process until it ends, needs a person, or waits for something from outside.
 
-        Returns the info of the run. With `wait=False`, this also returns when the run waits for anything except its
-        children. When `stop` is set, the run and its children are released, and other workers can claim them. Raises
+        The run begins now, also before its `not_before`. Returns the info of the run. With `wait=False`, this also
+        returns when the run waits for anything except its children. When `stop` is set, the run and its children are released, and other workers can claim them. Raises
         AlreadyRunning if another worker holds the run, and UnknownAgent or WrongVersion if this app does not have the
         code of the run.
         """
         handle = self.handle(run_id, tenant=tenant)
         if tenant is not None:
-            await handle.info()
-        return info_of(await self.engine.drive(run_id, wait=wait, stop=stop))
+            await handle.row()
+        row = await self.engine.drive(run_id, wait=wait, stop=stop)
+        return await self.ask(lambda: _infos(self.reading, [row])[0])
 
     async def work(self, *, stop: asyncio.Event | None = None) -> None:
         """Serve the queues until `stop` is set or `drain` is called.
@@ -496,7 +546,7 @@ class Perdure:
 
         Raises Diverged, and records nothing, if this code asks for other calls than the journal has.
         """
-        row = await self.handle(run_id, tenant=tenant).info()
+        row = await self.handle(run_id, tenant=tenant).row()
         agent = self._agent(row.agent)
         # The check runs in a thread, because it replays an agent: since CPython 3.14, the tasks of an agent cannot run
         # inside another task.
@@ -537,8 +587,8 @@ class Perdure:
 
         This app must have the agent of the run.
         """
-        found = await self.handle(run_id, tenant=tenant).info()
-        row = await self.ask(lambda: undoable(self.reading, found.id))
+        found = await self.handle(run_id, tenant=tenant).row()
+        row = await self.ask(lambda: undoable(self.reading, found.run_id))
         return (await self._undoer.survey(row, self._agent_of(row))).plan
 
     async def undo(
@@ -559,9 +609,10 @@ class Perdure:
         """
         _check_flag(accept, "undo(accept=)")
         by = known_name(by)
-        found = await self.handle(run_id, tenant=tenant).info()
-        row = await self.ask(lambda: undoable(self.reading, found.id))
-        return info_of(await self._undoer.undo(row, self._agent_of(row), by=by, accept=accept, wait=wait, stop=stop))
+        found = await self.handle(run_id, tenant=tenant).row()
+        row = await self.ask(lambda: undoable(self.reading, found.run_id))
+        undone = await self._undoer.undo(row, self._agent_of(row), by=by, accept=accept, wait=wait, stop=stop)
+        return await self.ask(lambda: _infos(self.reading, [undone])[0])
 
     @property
     def _undoer(self) -> Undoer:
@@ -631,7 +682,7 @@ class Perdure:
             plain_text(agent, "an agent's name")
         until = None if before is None else _moment(before, 0)
         wanted = Filter(status=status, agent=agent, tenant=tenant, limit=limit, before=until)
-        return [info_of(row) for row in await self.ask(lambda: self.reading.list(wanted))]
+        return await self.ask(lambda: _infos(self.reading, self.reading.list(wanted)))
 
 
 class Handle:
@@ -644,7 +695,7 @@ class Handle:
 
     async def info(self) -> RunInfo:
         """The run now: its status, what it waits for, how it ended. Raises NotFound if there is no such run."""
-        return info_of(await self.row())
+        return await self._app.ask(lambda: _infos(self._app.reading, [self._row()])[0])
 
     async def row(self) -> RunRow:
         """The run's row in the store, with its lease. For perdure's own commands; not part of the public API."""
@@ -652,7 +703,7 @@ class Handle:
 
     async def status(self) -> RunStatus:
         """The status of the run as text: "running", "waiting", "succeeded" …"""
-        info = await self.info()
+        info = info_of(await self.row())
         status = RunStatus(info.status)
         status._info = info
         return status
@@ -675,7 +726,7 @@ class Handle:
         try:
             async with asyncio.timeout(timeout):
                 if self._tenant is not None:
-                    await self.info()
+                    await self.row()
                 found = await self._app.engine.result(self.id)
         except TimeoutError:
             raise ResultTimeout(self.id, f"no result after {timeout} s; the run goes on") from None
@@ -687,18 +738,20 @@ class Handle:
             raise RunFailed(self.id, row.error or "failed")
         if row.status == "cancelled":
             raise RunCancelled(self.id, "cancelled")
-        raise NeedsAttention(row.run_id, f"needs attention: {row.error or row.waiting_for}; {shell.command('why', row.run_id)}")
+        raise NeedsAttention(
+            row.run_id, f"needs attention: {row.error or row.waiting_for}", hint=f"what to do: {shell.command('why', row.run_id)}"
+        )
 
     async def events(self, after: int = 0) -> list[Event]:
         """The events of the run with a number above `after`."""
         _check_after(after)
-        await self.info()
+        await self.row()
         return await self._app.ask(lambda: self._app.reading.read(self.id, after))
 
     async def follow(self, after: int = 0) -> AsyncIterator[Event]:
         """Yields the events of the run until the run has ended: `async for event in handle.follow():`."""
         _check_after(after)
-        await self.info()
+        await self.row()
         async for event in self._app.engine.follow(self.id, after):
             yield event
 
@@ -794,4 +847,4 @@ def _same_run(row: RunRow, agent: str, tenant: str, actor: str | None, input_dig
         raise Conflict(f"run {row.run_id} acts for {row.actor or 'no named person'}, not for {actor}; choose another id")
     if row.input_digest != input_digest:
         resume = shell.command("resume", row.run_id)
-        raise Conflict(f"run {row.run_id} exists with another input; choose another id, or resume it as it is: {resume}")
+        raise Conflict(f"run {row.run_id} exists with another input; choose another id", hint=f"or resume it as it is: {resume}")

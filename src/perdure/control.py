@@ -170,17 +170,19 @@ class Control:
         until = quiet_at(call, self._patience)
         if until is not None and until <= self._clock.now():
             return
+        hint = "on the command line: --final"
         if until is not None:
             then = datetime.fromtimestamp(until // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
             why = f"its request may still arrive until {then}: look again at the service after that"
         elif call.quiet_since:
             why = "its attempt may still be running, and its tool has no timeout= that would end it: make sure that its process has ended"
         else:
-            again = shell.command("resume", run_id)
-            why = f"no worker has taken the run over since the call began, so its end is not known: {again}, then look again"
+            why = "no worker has taken the run over since the call began, so its end is not known"
+            hint = f"{shell.command('resume', run_id)}, then look again; or --final, if its request cannot arrive any more"
         raise Conflict(
             f"call {call.number} ({call.tool}) of run {run_id}: {why}. If you know that its request cannot arrive any more (the service has "
-            "cancelled its key, for example), say so: --final (final=True)"
+            "cancelled its key, for example), say so: final=True",
+            hint=hint,
         )
 
     async def _raise_budget(self, row: RunRow, add: Limits, by: str, note: str | None) -> list[str]:
@@ -240,8 +242,11 @@ def _check_helps(run_id: str, ledger: Ledger, add: Limits, over: BudgetExceeded 
     without = [what for what, more in added.items() if more is not None and limits[what] is None]
     if without:
         limited = ", ".join(what for what, limit in limits.items() if limit is not None)
-        used_up = f"; it has used up its {over.what}: {_adding(run_id, over.what)} N" if over is not None else ""
-        raise Conflict(f"the budget of run {ledger.run_id} limits {limited} and not {without[0]}, so no {without[0]} can be added{used_up}")
+        used_up = f"; it has used up its {over.what}" if over is not None else ""
+        raise Conflict(
+            f"the budget of run {ledger.run_id} limits {limited} and not {without[0]}, so no {without[0]} can be added{used_up}",
+            hint=f"add to what is used up: {_adding(run_id, over.what)} N" if over is not None else "",
+        )
     beyond = too_much(ledger.limits, add)
     if beyond is not None:
         raise Conflict(f"the budget of run {ledger.run_id} would allow more {beyond} than any budget may allow; add less")
@@ -255,8 +260,8 @@ def _check_helps(run_id: str, ledger: Ledger, add: Limits, over: BudgetExceeded 
     least = max(still.used + still.wanted - still.limit, still.used - still.limit + 1) + (added[still.what] or 0)
     number = f"{least / 1e6:.6f}".rstrip("0").rstrip(".") if still.what in ("usd", "seconds") else str(least)
     raise Conflict(
-        f"run {run_id} would stop again at once: the {still.what} of the budget of run {ledger.run_id} are used up; "
-        f"it takes at least: {_adding(run_id, still.what)} {number}"
+        f"run {run_id} would stop again at once: the {still.what} of the budget of run {ledger.run_id} are used up; it takes at least {number}",
+        hint=f"add that: {_adding(run_id, still.what)} {number}",
     )
 
 
@@ -278,7 +283,7 @@ def check_tenant(tenant: Any) -> None:
 
 def _check_answer(call: Any, did_not_happen: Any, fail: Any, final: Any) -> None:
     if not isinstance(call, int) or isinstance(call, bool):
-        raise InvalidInput(f"{shown(call)} is not the number of a call; `perdure why` shows those that are in doubt")
+        raise InvalidInput(f"{shown(call)} is not the number of a call", hint="`perdure why` shows the calls that are in doubt")
     if not isinstance(did_not_happen, bool):
         raise InvalidInput(f"did_not_happen={shown(did_not_happen)}: True or False")
     if not isinstance(final, bool) or (final and not did_not_happen):

@@ -46,12 +46,36 @@ PerdureError
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
+StoreErrorT = TypeVar("StoreErrorT", bound="StoreError")
 MAX_PROBLEMS = 20  # how many problems one message lists at most
 
 
 class PerdureError(Exception):
-    """The base class of all exceptions that perdure raises on purpose."""
+    """The base class of all exceptions that perdure raises on purpose.
+
+    `str(error)` says what is wrong, and can be shown to the client of an API: it names no database, no host and no
+    command. `hint` is for the people who operate perdure: what to type, where to look. The command line prints both,
+    and so does a traceback.
+    """
+
+    hint: str = ""
+
+    def __init__(self, *args: object, hint: str = "") -> None:
+        super().__init__(*args)
+        if hint:
+            self.hint = hint
+            self.add_note(hint)
+
+    def in_full(self) -> str:
+        """The message and the hint in one line, for the command line and for logs."""
+        return f"{self}; {self.hint}" if self.hint else str(self)
+
+
+def in_full(error: BaseException) -> str:
+    """What a log says about the error: of an error of perdure with its hint."""
+    return error.in_full() if isinstance(error, PerdureError) else str(error)
 
 
 class InvalidInput(PerdureError, ValueError):
@@ -107,7 +131,23 @@ class NotAllowedInAgent(PerdureError):
 
 
 class StoreError(PerdureError):
-    """The journal cannot be used."""
+    """The journal cannot be used. `where` is the database: a file, or a host and a name; the message does not have it."""
+
+    def __init__(self, *args: object, where: str = "", hint: str = "") -> None:
+        # With `where`, the one argument is what is said about the database: "is locked by another process".
+        super().__init__(*([f"the database {args[0]}"] if where else args), hint=hint)
+        self.where = where
+        self._said = str(args[0]) if args else ""
+        if where:
+            self.add_note(f"the database is {where}")
+
+    def in_full(self) -> str:
+        told = f"{self.where} {self._said}" if self.where else str(self)
+        return f"{told}; {self.hint}" if self.hint else told
+
+    def again(self, kind: type[StoreErrorT]) -> StoreErrorT:
+        """A new error of this kind with the same message, for another caller."""
+        return kind(self._said, where=self.where, hint=self.hint)
 
 
 class StoreUnavailable(StoreError):
@@ -129,8 +169,8 @@ class Fenced(PerdureError):
 class Diverged(PerdureError):
     """On replay the code asked for something that the journal does not have."""
 
-    def __init__(self, message: str, *, seq: int, call: int | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, seq: int, call: int | None = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
         self.seq = seq
         self.call = call
 
@@ -230,8 +270,8 @@ class TurnsExceeded(NoAnswer):
 class RunNotSucceeded(PerdureError):
     """A caller waited for the result of a run, and there is no result."""
 
-    def __init__(self, run_id: str, message: str) -> None:
-        super().__init__(f"run {run_id}: {message}")
+    def __init__(self, run_id: str, message: str, *, hint: str = "") -> None:
+        super().__init__(f"run {run_id}: {message}", hint=hint)
         self.run_id = run_id
 
 

@@ -177,6 +177,7 @@ class Perdure:
     plan_undo = _blocking(asynchronous.Perdure.plan_undo)
     costs = _blocking(asynchronous.Perdure.costs)
     count = _blocking(asynchronous.Perdure.count)
+    health = _blocking(asynchronous.Perdure.health)
     list = _blocking(asynchronous.Perdure.list)
 
 

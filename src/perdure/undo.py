@@ -116,16 +116,18 @@ def undoable(reading: Reading, run_id: str) -> RunRow:
         raise InvalidInput(f"run {run_id} is the undo of run {undone}, and an undo cannot be undone; start the agent again instead")
     if row.parent is not None:
         raise InvalidInput(
-            f"run {run_id} is a child, and is undone with the run that it belongs to: {shell.command('undo', run_id.partition('/')[0])}"
+            f"run {run_id} is a child, and is undone with the run that it belongs to",
+            hint=f"undo that: {shell.command('undo', run_id.partition('/')[0])}",
         )
     if row.status == "needs_attention":
         raise Conflict(
-            f"run {run_id} has not ended, it needs attention ({row.error or row.waiting_for}); settle that, {shell.command('why', run_id)} says how, "
-            f"or end it without its agent: {shell.command('cancel', run_id)} --force"
+            f"run {run_id} has not ended, it needs attention ({row.error or row.waiting_for})",
+            hint=f"settle that, {shell.command('why', run_id)} says how, or end it without its agent: {shell.command('cancel', run_id)} --force",
         )
     if row.status not in FINISHED:
         raise Conflict(
-            f"run {run_id} has not ended, it is {row.status.replace('_', ' ')}; only a run that has ended can be undone: {_how_to_end(row)}"
+            f"run {run_id} has not ended, it is {row.status.replace('_', ' ')}; only a run that has ended can be undone",
+            hint=_how_to_end(row),
         )
     return row
 
@@ -133,7 +135,7 @@ def undoable(reading: Reading, run_id: str) -> RunRow:
 def _how_to_end(row: RunRow) -> str:
     """The command that ends an unfinished run."""
     if row.status != "cancelling":
-        return shell.command("cancel", row.run_id)
+        return f"end it: {shell.command('cancel', row.run_id)}"
     resume, cancel = shell.command("resume", row.run_id), shell.command("cancel", row.run_id)
     return f"have it end: {resume}, or without its agent: {cancel} --force"
 

@@ -384,7 +384,7 @@ class StoreConformance(QueueConformance, SuspectConformance, WaitingConformance,
         hold_one(store, "r")
         store.register("w2", "host:22", 22, T0)
         assert store.claim("w2", serving("a"), 9, T0 + 10 * LEASE_US) == []
-        with pytest.raises(AlreadyRunning, match=r"run r is held by worker host:1, last seen 20\d\d-"):
+        with pytest.raises(AlreadyRunning, match=r"run r is held by another worker\nworker host:1, last seen 20\d\d-"):
             store.claim("w2", serving("a"), 1, T0, run_id="r")
 
     def test_a_run_is_claimed_by_its_id_whether_it_is_ready_or_not(self, store: Store) -> None:
@@ -450,6 +450,30 @@ class StoreConformance(QueueConformance, SuspectConformance, WaitingConformance,
         store.renew("w", T0 + LEASE_US + 2)
         assert [(row.worker, row.alive) for row in store.workers(T0 + LEASE_US + 2, LEASE_US)] == [("w", True), ("w2", False)]
         assert [claimed.row.run_id for claimed in store.claim("w", serving("a"), 1, T0 + LEASE_US + 2)] == ["r"]
+
+    def test_the_lease_of_a_worker_counts_by_its_own_setting(self, store: Store) -> None:
+        """A process with a shorter lease neither shows it as silent nor takes its runs; a worker that recorded none counts by that one."""
+        store.register("patient", "host:1", 1, T0, lease_us=LEASE_US)
+        held = hold_one(store, "r", "patient")
+        hold_one(store, "q", "old")
+        store.register("w2", "host:2", 2, T0)
+        self.age(store, SECOND)
+        now = T0 + SECOND
+        assert {row.worker: (row.alive, row.lease_us, row.dead) for row in store.workers(now, AT_ONCE_US)} == {
+            "patient": (True, LEASE_US, False),
+            "old": (False, None, False),
+            "w2": (False, None, False),
+        }
+        assert [store.reap("w2", AT_ONCE_US, now) for _ in range(3)] == [0, 1, 0]
+        assert store.append([held.append(ThoughtRecorded("still mine"))]) == [Committed()]
+        assert found(store, "q").holder is None
+
+    def test_a_longer_lease_of_the_process_that_looks_counts_too(self, store: Store) -> None:
+        store.register("hasty", "host:1", 1, T0, lease_us=AT_ONCE_US)
+        hold_one(store, "r", "hasty")
+        store.register("w2", "host:2", 2, T0)
+        assert [store.reap("w2", LEASE_US, T0) for _ in range(3)] == [0, 0, 0]
+        assert store.reap("w2", AT_ONCE_US, T0) == 1
 
     def test_a_worker_lets_go_of_what_it_holds_and_does_not_drive_and_of_nothing_else(self, store: Store) -> None:
         driven, undriven = hold_one(store, "driven"), hold_one(store, "undriven")

@@ -30,6 +30,7 @@ from perdure.core.events import (
     Event,
     Failure,
     Limits,
+    ModelCallInitiated,
     Reason,
     RunAdopted,
     RunCancelled,
@@ -41,6 +42,7 @@ from perdure.core.events import (
     RunSucceeded,
     RunUnpaused,
     SignalReceived,
+    StatusReported,
     ThoughtRecorded,
     ToolCallCompleted,
     ToolCallFailed,
@@ -60,9 +62,11 @@ from perdure.store.api import (
     Charge,
     Committed,
     CostRow,
+    Current,
     Lease,
     Ledger,
     NewRun,
+    OpenAttempt,
     Refused,
     RowChange,
     RunRow,
@@ -432,6 +436,39 @@ class WaitingConformance:
             post(store, "r", RunAdopted("other", "ann"))
         assert (found(store, "r").version, store.unread("r")) == (before, [])
 
+    def test_post_is_caused_by_the_last_event_of_its_call_and_without_a_call_by_the_last_event_of_the_run(self, store: Store) -> None:
+        hand = hold(store, "r")
+        for call in (1, 2):
+            hand.write(ToolCallInitiated("pay", "once", f"k{call}"), ToolCallInDoubt(1, "x"), call=call)
+        doubts = [event.seq for event in store.read("r") if event.type == "tool_call_in_doubt"]
+        hand.rest("needs_attention", attention="in_doubt")
+        for call in (1, 2):
+            answer = ToolCallResolved("happened", "ann", result=payload(call))
+            store.post("r", call, answer, event_id=uuid.uuid4().hex, now=NOW, expect=lambda row: None)
+        post(store, "r", SignalReceived("t", payload(1), "ann"))
+        post(store, "r", CancelRequested("ann"))
+        events = store.read("r")
+        assert [event.cause for event in events[-4:]] == [*doubts, events[-3].seq, events[-2].seq]
+
+    def test_what_runs_say_and_do_now_is_read_without_their_journals(self, store: Store) -> None:
+        hand = hold(store, "r")
+        hand.write(StatusReported("first"), ToolCallInitiated("done", "read"), ToolCallCompleted(payload(1)), call=None)
+        assert store.current(["r"])["r"].running == (), "an event without a call is no attempt"
+        hand.write(ToolCallInitiated("look", "read"), ToolCallCompleted(payload(1)), call=1)
+        hand.write(ToolCallInitiated("pay", "once", "k", attempt=2), call=3, ts=NOW + 5)
+        hand.write(ModelCallInitiated("claude", "read"), call=2, ts=NOW + 6)
+        hand.write(StatusReported("last"))
+        now = store.current(["r", "nobody"])
+        assert now["nobody"] == Current()
+        assert (now["r"].said, now["r"].failure) == ("last", None)
+        assert now["r"].running == (OpenAttempt(2, "claude", 1, NOW + 6), OpenAttempt(3, "pay", 2, NOW + 5))
+        hand.rest("waiting")
+        assert store.current(["r"])["r"].running == (), "no worker holds it: what it was at was cut off"
+        failure = Failure(kind="error", type="ValueError", message="no")
+        end(store, "r", RunFailed(failure))
+        assert store.current(["r"]) == {"r": Current("last", failure)}
+        assert store.current([]) == {}
+
     def test_what_has_arrived_and_is_not_read_can_be_seen_whoever_holds_the_run(self, store: Store) -> None:
         hand = hold(store, "r")
         hold(store, "other", worker="w2")
@@ -471,7 +508,7 @@ class WaitingConformance:
     def test_a_run_that_nobody_holds_can_be_ended_and_one_that_is_held_cannot(self, store: Store) -> None:
         hand = hold(store, "r")
         hand.write(asking("ap"), call=1)
-        with pytest.raises(AlreadyRunning, match="held by worker host:1"):
+        with pytest.raises(AlreadyRunning, match=r"is held by a worker\n.*worker host:1"):
             end(store, "r", RunCancelled(forced_by="ann"))
         hand.rest("needs_attention", attention="diverged")
         end(store, "r", RunCancelled(forced_by="ann"), now=NOW + 4)
@@ -872,8 +909,8 @@ def raw_of(packed: Any) -> bytes:
     return inline
 
 
-def create(store: Store, run_id: str, *, tenant: str = "default", actor: str | None = None, **fields: Any) -> None:
-    created = RunCreated(run_id, "a", "1", tenant, payload(1), actor=actor, queue="q", **fields)
+def create(store: Store, run_id: str, *, agent: str = "a", tenant: str = "default", actor: str | None = None, **fields: Any) -> None:
+    created = RunCreated(run_id, agent, "1", tenant, payload(1), actor=actor, queue="q", **fields)
     store.create_run(NewRun(run_id, created, uuid.uuid4().hex, NOW, hashlib.sha256(b"input").hexdigest()))
 
 

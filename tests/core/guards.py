@@ -14,6 +14,7 @@ from msgspec import structs
 from perdure.core import decide, run_core
 from perdure.core.budget import amounts_of, exceeded
 from perdure.core.decide import After, Perform
+from perdure.core.events import RunReleased
 from perdure.core.machine import CallTool
 from perdure.core.outcomes import Outcome, Raised, Unrecordable
 from perdure.core.run_core import Over, RunCore
@@ -233,6 +234,16 @@ def a_place_in_line_is_not_waited_for(patch: Patch) -> None:
     patch.setattr(RunCore, "_barrier", lambda self, number, tool: _nothing())
 
 
+# -- causes ---------------------------------------------------------------------------------------------------------------
+def a_release_names_no_cause(patch: Patch) -> None:
+    record = RunCore._record
+
+    def without(self: Any, body: Any, *, cause: Any, **more: Any) -> Any:
+        return record(self, body, cause=None if isinstance(body, RunReleased) else cause, **more)  # type: ignore[arg-type]
+
+    patch.setattr(RunCore, "_record", without)
+
+
 GUARDS = [
     Guard(calls_begin_before_their_intent_is_durable, "once", "G2"),
     Guard(a_worker_that_lost_its_run_goes_on, "a pair", "G4"),
@@ -261,4 +272,5 @@ GUARDS = [
     Guard(lost_attempts_are_free, "a budget", "T33"),
     Guard(calls_of_one_turn_do_not_see_each_other_s_cost, "a budget that fails, and another run", "G14|T33"),
     Guard(a_place_in_line_is_not_waited_for, "a rate", "rate"),
+    Guard(a_release_names_no_cause, "timers", "run_released.*caused by event None"),
 ]

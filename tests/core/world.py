@@ -146,7 +146,8 @@ class Journal:
 
     def _check(self, state: RunState, event: Event) -> None:
         body = event.body
-        if event.cause is not None and not 0 < event.cause < event.seq:
+        # Every cause is an earlier event, so that the causes of each event lead to `run_created`.
+        if not isinstance(body, RunCreated) and (event.cause is None or not 0 < event.cause < event.seq):
             raise Violation(f"event {event.seq} ({event.type}) was caused by event {event.cause} (T36)")
         if event.epoch != state.epoch + isinstance(body, RunClaimed):
             raise Violation(f"event {event.seq} has epoch {event.epoch} after {state.epoch} (G3)")
@@ -560,6 +561,8 @@ class World:
         self.status = after
         if after != "needs_attention":
             self.attention = None
+        if cause is None and row.call is not None:
+            cause = next((event.seq for event in reversed(journal.events) if event.call == row.call), None)
         cause = journal.seq if cause is None else cause
         self._write([Event(journal.seq + 1, row.event_id, self.now, journal.state.epoch, row.call, cause, body)])
 

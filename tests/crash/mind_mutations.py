@@ -55,7 +55,7 @@ def _conversations_are_not_checked() -> None:
 
 def what_hangs_at_the_end_of_a_run_is_left_hanging() -> None:
     _conversations_are_not_checked()
-    transcript._Ended._add = lambda self, messages, answer, seq: messages.append(answer.message)  # type: ignore[method-assign]
+    transcript._Conversation._add = lambda self, messages, answer, seq: messages.append(answer.message)  # type: ignore[method-assign]
 
 
 def what_was_not_called_is_not_told() -> None:

@@ -130,10 +130,10 @@ class Shop:
         return [sys.executable, "-m", "perdure", *args]
 
     def refusal(self, *args: str, code: int = 2, **kwargs: Path) -> str:
-        """The one line that the program leaves with, on stderr; nothing may be on stdout."""
+        """The one line that the program leaves with, on stderr; nothing may be on stdout. Before it, `resume` says what it does."""
         done = self(*args, code=code, **kwargs)  # type: ignore[arg-type]
         assert done.stdout == ""
-        lines = done.stderr.splitlines()
+        lines = [line for line in done.stderr.splitlines() if not line.startswith("perdure: resuming run ")]
         assert len(lines) == 1, done.stderr
         assert lines[0].startswith("perdure: "), lines
         return lines[0]
@@ -212,7 +212,9 @@ def until(what: Callable[[], object], seconds: float = 60.0) -> None:
 
 def test_run_prints_the_output_and_nothing_else(shop):
     done = shop("run", "shop.py:shop", "cents=7")
-    assert (done.stdout, done.stderr) == ("charged 7\n", "")
+    assert done.stdout == "charged 7\n"
+    run_id = json.loads(shop("list", "--json").stdout)["run_id"]
+    assert done.stderr == f"perdure: run {run_id}; if this process ends first: perdure resume {run_id}\n"
 
 
 def test_run_json_is_one_document_of_four_fields(shop):
@@ -402,7 +404,7 @@ def test_a_run_that_a_live_process_drives_is_exit_8_and_names_it(shop):
     until(lambda: shop.ledger)
     for verb in (("run", "shop.py:shop", "--id", "r-1", "--no-wait"), ("resume", "r-1")):
         assert f":{driver.pid}" in shop.refusal(*verb, code=8)
-    assert f":{driver.pid};" in shop.refusal("cancel", "r-1", "--force", code=8)
+    assert f":{driver.pid} end it" in shop.refusal("cancel", "r-1", "--force", code=8)
     follower = shop.begin("run", "shop.py:shop", "--id", "r-1")
     said = follower.stderr.readline()
     assert said.startswith("perdure: run r-1 is held by the worker ")

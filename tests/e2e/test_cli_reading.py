@@ -150,7 +150,9 @@ def test_from_the_kill_to_the_end_by_typing_only_what_why_says(killed: Desk) -> 
     assert 'charge(cents=500, order="o-7")' in page
     assert desk.ledger == ["o-7 500"]
     told = desk.json("why", "r")
-    assert told["in_doubt"][0]["key"] in page
+    assert told["in_doubt"][0]["keyless"]  # `charge` takes no `call`: to look for its key would lead nowhere
+    assert told["in_doubt"][0]["key"] not in page
+    assert "the tool was not given the key, so look at the service behind charge for what this call would have left there" in page
     assert len(page.splitlines()) <= 40
 
     happened, not_happened = next_commands(page)[:2]
@@ -184,7 +186,7 @@ def test_show_tells_the_run_now_and_as_of_any_event(killed: Desk) -> None:
 def test_events_are_json_lines_with_the_tool_and_the_key_of_their_call(killed: Desk) -> None:
     events = killed.lines("events", "r")
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
-    assert all(set(event) == set("run_id seq event_id type ts call tool cause key epoch data hash".split()) for event in events)
+    assert all(set(event) == set("run_id seq event_id type ts call tool plan_step cause key epoch data hash".split()) for event in events)
     completed = next(event for event in events if event["type"] == "tool_call_completed")
     assert (completed["call"], completed["tool"]) == (1, "lookup")
     assert re.fullmatch("[0-9a-f]{64}", completed["key"])
@@ -343,7 +345,7 @@ def test_migrate_says_from_where_to_where_and_check_changes_nothing(desk: Desk) 
     before = desk.json("migrate", "--check", code=7)
     assert (before["from"], before["to"], before["up_to_date"]) == (0, 0, False)
     assert (desk.folder / "perdure.db").stat().st_size == 0
-    assert "migrated from version 0 to" in desk("migrate")
+    assert "made a journal, schema version" in desk("migrate")
     assert "up to date" in desk("migrate", "--check")
     desk.edit("INSERT INTO perdure_schema VALUES (99, 'x', 0)")
     assert "upgrade perdure" in desk.refusal("migrate", code=2)
@@ -355,7 +357,7 @@ def test_a_run_or_a_database_that_is_not_there_is_code_6(desk: Desk) -> None:
     assert not (desk.folder / "perdure.db").exists()
     desk("run", "shop.py:many", "calls=0", "--id", "r")
     for verb in (["show", "x"], ["events", "x"], ["why", "x"], ["trace", "x", "1"], ["verify", "x"], ["replay", "x"]):
-        assert "there is no run x in sqlite:///perdure.db; `perdure list` shows those that there are" in desk.refusal(*verb, code=6)
+        assert "there is no run x; `perdure list` shows the runs of sqlite:///perdure.db" in desk.refusal(*verb, code=6)
 
 
 def test_a_reader_that_leaves_early_is_no_error(desk: Desk) -> None:
@@ -367,3 +369,49 @@ def test_a_reader_that_leaves_early_is_no_error(desk: Desk) -> None:
     child.stdout.close()
     assert child.stderr.read() == ""
     assert child.wait(timeout=60) == 141
+
+
+def test_the_record_of_a_run_that_was_killed_and_resolved_explains_itself(killed: Desk) -> None:
+    killed("resume", "r", "shop.py:shop", code=4)
+    stopped = killed("trace", "r")
+    assert 'the agent decided "charge" among ["charge","wait"], because it is due' in stopped
+    assert "the run needs attention (in_doubt)" in stopped.splitlines()[-1]
+    killed("resolve", "r", "2", "--happened", '{"id": "ch_1"}', "--by", "ann")
+    killed("resume", "r", "shop.py:shop")
+    assert "the run succeeded" in killed("trace", "r").splitlines()[-1]
+    assert not any(link["inferred"] for link in killed.lines("trace", "r"))
+
+    lines = killed.lines("audit", "r")
+    by_id = {line["event_id"]: line for line in lines}
+    for line in lines:
+        while line["caused_by"] is not None:
+            line = by_id[line["caused_by"]]
+        assert line["type"] == "run_created"
+    (decided,) = killed.lines("audit", "--type", "decision_made", "--agent", "shop", "--tenant", "default")
+    assert (decided["context"]["choice"], decided["context"]["reason"]) == ("charge", "it is due")
+    assert killed.lines("audit", "--agent", "many") == []
+    assert killed.lines("audit", "--until", "2020-01-01") == []
+    assert "o-7" not in killed("audit", "r")
+    assert killed.lines("audit", "r", "--type", "run_created", "--payloads")[0]["payloads"] == {"input": {"order": "o-7"}}
+    assert "there is no run x" in killed.refusal("audit", "x", code=6)
+    assert "use one of them" in killed.refusal("audit", "--follow", "--until", "1h", code=2)
+
+    shown = killed("show", "r")
+    assert 'decided "charge" among ["charge","wait"], because it is due' in shown
+    (listed,) = killed.lines("list")
+    assert (listed["said"], listed["failure"], listed["running"]) == ("looking it up", None, [])
+
+
+def test_what_runs_now_is_in_show_and_list_for_programs(desk: Desk) -> None:
+    (desk.folder / "hold").touch()
+    desk.begin("run", "shop.py:shop", "order=o-8", "--id", "h")
+    deadline = time.monotonic() + 60
+    while not (desk.folder / "ledger").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    (listed,) = desk.lines("list")
+    record = json.loads(desk("show", "h", "--json"))
+    for one in (listed, record):
+        assert [(call["call"], call["tool"], call["attempt"]) for call in one["running"]] == [(2, "charge", 1)]
+        assert one["said"] == "looking it up"
+    (desk.folder / "hold").unlink()

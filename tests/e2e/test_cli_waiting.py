@@ -166,7 +166,8 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 def test_a_run_whose_child_needs_attention_leaves_with_that_code_and_names_the_child_s_command(desk: Desk) -> None:
     left = desk("run", "control.py:careful", "--id", "c", code=4)
     assert "run c waits for c/1, which needs attention; next: perdure why c/1" in left.stderr
-    assert desk("resume", "c", code=4).stderr == left.stderr
+    resuming = "perdure: resuming run c: no call has a result yet, and its agent waits for 1 child\n"
+    assert desk("resume", "c", code=4).stderr == resuming + left.stderr
     desk("resolve", "c/1", "1", "--happened", "null")
     desk("resume", "c", code=0)
 
@@ -572,7 +573,7 @@ def test_a_paused_run_stands_still_until_it_is_unpaused(desk):
     desk("run", "control.py:thinker", "--id", "t", "--detach")
     assert "perdure unpause t" in desk("pause", "t", "--reason", "lunch").stdout
     assert json.loads(desk("pause", "t", "--json").stdout) == {"run_id": "t", "status": "paused"}
-    assert "perdure unpause t" in desk.refusal("resume", "t")
+    assert "perdure unpause t" in desk("resume", "t", code=3).stderr
     assert "is paused; let it go on: perdure unpause t" in desk("run", "control.py:thinker", "--id", "t", code=3).stderr
     assert desk.ledger == []
     assert json.loads(desk("unpause", "t", "--json").stdout) == {"run_id": "t", "status": "queued", "going_on": ["t"]}
@@ -748,8 +749,13 @@ def test_runs_of_a_version_that_nobody_serves_are_shown_and_adopted(desk):
     worker.terminate()
     worker.wait(20)
     refused = desk.refusal("resume", "old")
-    assert "perdure resume old FILE.py:thinker --adopt" in refused
-    assert desk("resume", "old", "--adopt").stdout == "3\n"
+    assert refused.rstrip().endswith("which fits its journal: perdure resume old --adopt")
+    assert desk.refusal("resume", "old", "control.py:thinker").rstrip().endswith("perdure resume old control.py:thinker --adopt")
+    said = desk("resume", "old", "control.py:thinker", "--adopt").stdout
+    assert said.startswith("run old goes on with version 2; nothing of it has run yet; a worker that serves it goes on with it, or here: ")
+    assert said.rstrip().endswith("perdure resume old control.py:thinker")
+    assert [event["type"] for event in desk.events("old")] == ["run_created", "run_adopted"]  # it is not driven
+    assert desk("resume", "old").stdout == "3\n"
     (adopted,) = [event for event in desk.events("old") if event["type"] == "run_adopted"]
     assert (adopted["version"], adopted["by"]) == ("2", ME)
 
@@ -763,7 +769,9 @@ def test_adopting_a_parent_adopts_what_is_below_it(desk):
         code = code.replace(f'"1")\nasync def {name}', f'"2")\nasync def {name}')
     (desk.folder / "control.py").write_text(code)
     desk.refusal("resume", "b")
-    assert json.loads(desk("resume", "b", "--adopt").stdout) == ["k1 601", "k2 602"]
+    adopted = json.loads(desk("resume", "b", "--adopt", "--json").stdout)
+    assert (adopted["version"], sorted(adopted["adopted"])) == ("2", ["b", "b/1", "b/2"])
+    assert json.loads(desk("resume", "b").stdout) == ["k1 601", "k2 602"]
 
 
 # --- doctor and completion --------------------------------------------------------------------------------------------------

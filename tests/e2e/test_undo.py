@@ -284,7 +284,7 @@ def test_a_run_that_has_changed_nothing_has_nothing_to_undo(office: Office) -> N
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (("w", "trip.py:waiter"), 2, "has not ended, it is waiting; only a run that has ended can be undone: perdure cancel w"),
+        (("w", "trip.py:waiter"), 2, "has not ended, it is waiting; only a run that has ended can be undone; end it: perdure cancel w"),
         (("nobody",), 6, "there is no run nobody"),
         (("t", "trip.py:letter"), 2, "belongs to agent 'trip', but the target is agent 'letter'"),
     ],
@@ -335,7 +335,7 @@ def test_a_run_that_is_being_cancelled_is_not_to_be_cancelled_again(office: Offi
     office("cancel", "w")
     said = office("undo", "w", "trip.py:waiter", code=2).stderr
     assert (
-        "it is cancelling; only a run that has ended can be undone: have it end: perdure resume w, or without its agent: perdure cancel w --force"
+        "it is cancelling; only a run that has ended can be undone; have it end: perdure resume w, or without its agent: perdure cancel w --force"
         in said
     )
 

@@ -20,6 +20,7 @@ from perdure.core.events import (
     ChildStarted,
     Event,
     RunClaimed,
+    RunCreated,
     ToolCallCompleted,
     ToolCallInDoubt,
     ToolCallInitiated,
@@ -165,6 +166,8 @@ class Checker:
             raise Violation(f"run {shadow.run_id}: event {seq} breaks the chain (G11)")
         body = decode_body(data)
         event = Event(seq, event_id.hex(), ts, epoch, call, cause, body)
+        if (cause is None) != isinstance(body, RunCreated) or (cause is not None and not 0 < cause < seq):
+            raise Violation(f"run {shadow.run_id}: event {seq} ({event.type}) was caused by event {cause} (T36)")
         claims = isinstance(body, RunClaimed)
         if epoch != shadow.state.epoch + claims:
             raise Violation(f"run {shadow.run_id}: event {seq} has epoch {epoch} after {shadow.state.epoch} (G3)")

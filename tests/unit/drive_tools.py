@@ -54,6 +54,12 @@ def perdure(
     return Perdure(url, agents, settings=settings, clock=clock or ManualClock(), observers=observers)
 
 
+def forget_leases(app: Perdure) -> None:
+    """From now on, a process with a shorter lease counts the workers so far as silent: as if a release before 0.2 had registered them."""
+    database: Any = app.store._database  # type: ignore[attr-defined]
+    database.write(lambda cursor: cursor.connection.execute("UPDATE perdure_workers SET lease_us = NULL"), lambda cursor, _: True)
+
+
 def local(app: Perdure) -> LocalEngine:
     """The app's engine, with its worker and its store."""
     engine = app._engine

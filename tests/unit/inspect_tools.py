@@ -85,12 +85,12 @@ async def sleeper(run: Run, seconds: float) -> str:
 AGENTS = (shop, buy, forbidden, sleeper)
 
 
-def url_of(path: Path) -> str:
-    return f"sqlite:///{path}"
+def url_of(path: Path | str) -> str:
+    return path if isinstance(path, str) else f"sqlite:///{path}"
 
 
 def at_work(
-    path: Path,
+    path: Path | str,
     work: Callable[[Perdure], Awaitable[object]],
     *observers: Observer,
     clock: Clock | None = None,
@@ -105,8 +105,8 @@ def at_work(
     asyncio.run(main())
 
 
-def make_zoo(path: Path) -> None:
-    """One run in every state that a run can rest in."""
+def make_zoo(path: Path | str) -> None:
+    """One run in every state that a run can rest in. `path` is a SQLite file, or the URL of any journal."""
 
     async def zoo(app: Perdure) -> None:
         await app.start(shop, "o-1", id="done", tenant="acme", actor="user:17")
@@ -217,7 +217,7 @@ async def hurried(run: Run) -> list[int]:
 WAITERS = (asks, refunds, listens, parent, grandparent, squares, thrifty, circling, hurried, sleeper, buy)
 
 
-def make_waiting(path: Path) -> None:
+def make_waiting(path: Path | str) -> None:
     """A run for everything that a run can wait for without a process."""
 
     async def zoo(app: Perdure) -> None:

@@ -49,7 +49,7 @@ async def collector(run: Run) -> list[Any]:
 # -- what is exported -----------------------------------------------------------------------------------------------------------
 def test_everything_that_the_app_and_the_handle_return_is_exported() -> None:
     exported = {getattr(perdure, name) for name in perdure.__all__}
-    plain = {str, int, bool, dict, list, tuple, type(None), Any}
+    plain = {str, int, float, bool, dict, list, tuple, type(None), Any}
     for kind in (perdure.Perdure, perdure.Handle):
         for name, made in vars(kind).items():
             if name.startswith("_") or not inspect.isfunction(made) or name in ("row", "ask", "load"):

@@ -167,7 +167,7 @@ def test_a_run_that_a_live_worker_holds_is_not_driven_twice(tmp_path: Path) -> N
             await first.start(holder, id="r")
             driving = asyncio.create_task(first.handle("r").result())
             await until(lambda: began)
-            with pytest.raises(AlreadyRunning, match="held by worker"):
+            with pytest.raises(AlreadyRunning, match="is held by another worker"):
                 await second.engine.drive("r")
             waiting = asyncio.create_task(second.handle("r").result())
             await asyncio.sleep(0.01)

@@ -236,10 +236,13 @@ def test_a_yes_in_time_is_used_by_a_worker_that_comes_later(policy: dict[str, An
 @pytest.mark.parametrize(
     ("add", "said"),
     [
-        (Budget(usd=5), "limits calls and not usd, so no usd can be added; it has used up its calls: perdure unpause r --add-calls N"),
+        (
+            Budget(usd=5),
+            "limits calls and not usd, so no usd can be added; it has used up its calls\nadd to what is used up: perdure unpause r --add-calls N",
+        ),
         (Budget(usd=5, calls=5), "limits calls and not usd"),
-        (Budget(calls=0), "would stop again at once.*perdure unpause r --add-calls 1$"),
-        (Budget(), "would stop again at once.*perdure unpause r --add-calls 1$"),
+        (Budget(calls=0), "(?s)would stop again at once.*perdure unpause r --add-calls 1$"),
+        (Budget(), "(?s)would stop again at once.*perdure unpause r --add-calls 1$"),
     ],
 )
 def test_a_top_up_that_does_not_help_says_which_one_would(add: Any, said: str) -> None:

@@ -367,7 +367,7 @@ def test_a_person_who_looks_too_early_is_told_when_to_look_again() -> None:
             before = len(await handle.events())
             clock.advance(61)
             with pytest.raises(
-                Conflict, match=r"call 1 \(pay\) of run r: its request may still arrive until .* UTC: look again .* --final"
+                Conflict, match=r"(?s)call 1 \(pay\) of run r: its request may still arrive until .* UTC: look again .* --final"
             ):
                 await app.resolve("r", 1, did_not_happen=True)
             assert len(await handle.events()) == before

@@ -135,7 +135,7 @@ def test_another_tenants_run_is_not_there(ended: bool) -> None:
             await opened.start(new(adds))
             if ended:
                 await opened.end("r", RunCancelled(forced_by="ann"))
-            with pytest.raises(NotFound, match="there is no run r;"):
+            with pytest.raises(NotFound, match="there is no run r\n"):
                 await opened.post("r", number(1), tenant="another")
 
     run(main())

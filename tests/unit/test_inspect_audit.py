@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from perdure.cli.audit import parse_since
 from perdure.core.events import Event
 from perdure.engine.clock import Clock
 from perdure.errors import InvalidInput
-from perdure.inspect.audit import Audit, AuditLog
+from perdure.inspect.audit import Audit, AuditFilter, AuditLog
+from perdure.inspect.text import iso
 from perdure.inspect.view import all_rows
 from perdure.store.api import FINISHED, Place, RunRow, Store
 from perdure.store.open import open_store
@@ -123,9 +125,68 @@ def test_lines_say_who_decided_what_from_where_and_which_child_or_budget_it_was(
     assert "o-2" not in json.dumps([line for line in lines if line["run_id"] == "bought"])
 
 
+def test_lines_have_what_the_agent_decided_thought_and_reported(store: Store) -> None:
+    said = {line["type"]: line["context"] for line in Audit(store).more() if line["run_id"] == "done"}
+    about = {"agent": "shop", "version": "1", "tenant": "acme", "epoch": 1}
+    assert said["decision_made"] == {**about, "choice": "go on", "among": ["go on", "stop"], "reason": "it is due"}
+    assert said["thought_recorded"] == {**about, "text": "all done"}
+    assert said["status_reported"] == {**about, "text": "looking it up"}
+
+
+def test_the_line_of_an_approval_has_its_reason(tmp_path: Path) -> None:
+    make_waiting(tmp_path / "journal.db")
+    with closing(open_store(url_of(tmp_path / "journal.db"))) as store:
+        asked = {line["run_id"]: line["context"] for line in Audit(store).more() if line["type"] == "approval_requested"}
+    assert asked["refund"]["reason"] == "over $5"
+    assert asked["asks"]["reason"].startswith("the editor said yes")
+
+
+def test_arguments_and_results_are_in_a_line_only_if_that_is_asked_for(store: Store) -> None:
+    without = json.dumps([line for line in Audit(store).more() if line["run_id"] in ("done", "resolved")])
+    assert not [word for word in ("o-1", "history", "xxxx", "ch_7", "payloads") if word in without]
+    lines = [line for line in Audit(store, payloads=True).more() if line["run_id"] in ("done", "resolved")]
+    assert all(list(line) == [*FIELDS, "payloads"] for line in lines)
+    by_type = {(line["run_id"], line["type"], line["call"]): line["payloads"] for line in lines}
+    assert by_type["done", "run_created", None] == {"input": {"order": "o-1"}}
+    assert by_type["done", "tool_call_initiated", 1] == {"args": {"order": "o-1"}}
+    assert by_type["done", "tool_call_completed", 1] == {"result": {"order": "o-1", "cents": 500}}
+    assert by_type["done", "tool_call_completed", 3] == {"result": "x" * 2000}, "it lies in a blob"
+    assert by_type["done", "run_succeeded", None] == {"output": "x" * 2000}
+    assert by_type["done", "decision_made", None] == {}
+    assert by_type["resolved", "tool_call_resolved", 2] == {"result": {"id": "ch_7"}}
+
+
+def test_lines_are_chosen_by_run_tenant_agent_type_and_time(store: Store) -> None:
+    everything = list(Audit(store).more())
+
+    def chosen(**wanted: Any) -> list[dict[str, Any]]:
+        audit = Audit(store, AuditFilter(**wanted))
+        lines = list(audit.more())
+        assert not list(audit.more())
+        return lines
+
+    assert chosen(run_id="doubt") == [line for line in everything if line["run_id"] == "doubt"]
+    assert chosen(run_id="doubt", tenant="acme") == []
+    assert chosen(tenant="acme") == [line for line in everything if line["context"]["tenant"] == "acme"] != []
+    assert chosen(agent="buy") == [line for line in everything if line["context"]["agent"] == "buy"] != []
+    types = frozenset(("decision_made", "run_created"))
+    assert chosen(types=types) == [line for line in everything if line["type"] in types] != []
+    middle = store.read("doubt")[3].ts
+    assert chosen(until=middle) == [line for line in everything if line["ts"] <= iso(middle)] != []
+    assert chosen(since=middle + 1, until=store.read("resolved")[-1].ts)[-1]["type"] == "tool_call_resolved"
+
+
+def test_the_lines_of_one_run_are_followed_by_its_new_ones(store: Store) -> None:
+    audit = Audit(store, AuditFilter(run_id="queued"))
+    assert [line["type"] for line in audit.more()] == ["run_created"]
+    hold(store, "queued", "shop")
+    assert [line["type"] for line in audit.more()] == ["run_claimed"]
+    assert not list(audit.more())
+
+
 def test_since_leaves_the_older_lines_out_and_still_knows_their_tools(store: Store) -> None:
     resolution = store.read("resolved")[-1]
-    lines = list(Audit(store, since=resolution.ts).more())
+    lines = list(Audit(store, AuditFilter(since=resolution.ts)).more())
     assert [(line["run_id"], line["type"]) for line in lines] == [("resolved", "tool_call_resolved"), ("queued", "run_created")]
     assert lines[0]["tool"] == "charge"
     assert lines[0]["caused_by"] is not None
@@ -171,7 +232,7 @@ def test_a_look_that_was_broken_off_is_made_up_for(store: Store) -> None:
 
 
 def test_what_was_old_at_first_is_told_when_it_goes_on(path: Path, store: Store) -> None:
-    audit = Audit(store, since=max(row.updated_at for row in all_rows(store)) + 1)
+    audit = Audit(store, AuditFilter(since=max(row.updated_at for row in all_rows(store)) + 1))
     assert list(audit.more()) == []
     at_work(path, lambda app: app.cancel("waiting"))
     at_work(path, lambda app: app.engine.drive("waiting"))

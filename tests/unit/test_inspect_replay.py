@@ -111,15 +111,17 @@ def test_runs_that_wait_for_a_person_or_for_a_worker_are_named(store: Store) -> 
     assert checks(store)["queue"].verdict == "ok"  # ready only just now
 
 
-def test_a_dead_worker_and_what_it_held_are_named(store: Store) -> None:
+def test_a_silent_worker_and_what_it_holds_are_named(store: Store) -> None:
     hold(store, "queued", "shop")
     assert "1 alive: host:1 (1 run" in checks(store)["workers"].found
     assert checks(store)["leases"].verdict == "ok"
     silent = checks(store, later_us=2 * LEASE_US)
     assert silent["workers"].verdict == "warn"
     assert "none is alive, and 3 runs are unfinished" in silent["workers"].found
-    assert "; 1 dead" in silent["workers"].found
-    assert (silent["leases"].verdict, silent["leases"].way_out) == ("warn", "the next worker takes them over; here: perdure resume queued")
+    assert "; 1 silent, suspended or cut off from the database: host:1 for 1 min" in silent["workers"].found
+    assert "1 run held by silent workers: queued" in silent["leases"].found
+    taken = "the next worker takes them over, from a silent worker when its lease has run out; here: perdure resume queued"
+    assert (silent["leases"].verdict, silent["leases"].way_out) == ("warn", taken)
 
 
 def test_a_clock_that_was_wrong_is_noticed(store: Store) -> None:

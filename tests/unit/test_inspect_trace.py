@@ -43,7 +43,7 @@ def test_every_event_of_every_run_leads_back_to_the_first(store: Store) -> None:
             assert [link.step for link in links] == list(range(1, len(links) + 1))
             assert (links[0].seq, links[0].type, links[-1].seq) == (1, "run_created", event.seq)
             assert [link.cause for link in links[1:]] == [link.seq for link in links[:-1]]
-            assert all(not link.inferred or events[link.seq - 1].cause is None for link in links)
+            assert not any(link.inferred for link in links)
 
 
 def test_a_result_goes_back_over_its_intent_to_the_result_before(store: Store) -> None:
@@ -67,6 +67,31 @@ def test_a_resolution_is_told_with_who_said_so(store: Store) -> None:
     assert last.type == "tool_call_resolved"
     assert 'ann says that it happened, and returned {"id":"ch_7"} (seen at the bank)' in last.says
     assert last.because == "ann, outside the run, settled the doubt"
+
+
+def test_the_decisions_and_thoughts_of_the_agent_stand_between_the_links(store: Store) -> None:
+    events = store.read("done")
+    stated = {one.seq: one for link in trace("done", events, len(events)) for one in link.stated}
+    assert [one.says for one in stated.values()] == [
+        'the agent decided "go on" among ["go on","stop"], because it is due',
+        "the agent noted: all done",
+    ]
+    for seq, one in stated.items():
+        assert (one.type, one.event_id) == (events[seq - 1].type, events[seq - 1].event_id)
+    (decided,) = [event for event in events if event.type == "decision_made"]
+    before = trace("done", events, decided.seq - 1)
+    assert not any(link.stated for link in before), "a decision is no part of what came before it"
+    (after,) = [link for link in trace("done", events, len(events)) if any(one.seq == decided.seq for one in link.stated)]
+    assert after.cause == decided.cause, "it stands with the call that the agent made in the same activation"
+
+
+def test_without_a_number_the_last_event_is_explained_or_the_one_that_stopped_the_run(store: Store, waiting: Store) -> None:
+    assert trace("done", store.read("done"))[-1].type == "run_succeeded"
+    assert trace("failed", store.read("failed"))[-1].type == "run_failed"
+    assert trace("doubt", store.read("doubt"))[-1].type == "attention_needed"
+    assert trace("resolved", store.read("resolved"))[-1].type == "tool_call_resolved"
+    assert trace("thrifty", waiting.read("thrifty"))[-2].type == "budget_exceeded"
+    assert trace("circling", waiting.read("circling"))[-2].type != "run_claimed", "the call that repeated itself, and not the claim"
 
 
 def test_an_event_that_is_not_there_is_refused(store: Store) -> None:
@@ -201,7 +226,7 @@ def test_every_event_of_the_zoo_has_a_sentence_and_a_record(store: Store) -> Non
             assert said
             assert event.type not in said
             record = timeline.record(event, store.hash_at(row.run_id, event.seq))
-            assert list(record) == "run_id seq event_id type ts call tool cause key epoch data hash".split()
+            assert list(record) == "run_id seq event_id type ts call tool plan_step cause key epoch data hash".split()
             assert (record["tool"] is None) == (record["key"] is None) == (event.call is None)
             assert codec.encode(record["data"]) == codec.encode(codec.decode(encode_body(event.body)))
     assert len(types) >= 17, sorted(types)
@@ -299,3 +324,26 @@ def test_all_rows_come_once_each_even_when_they_were_created_in_the_same_moment(
     assert len(list(all_rows(store, Filter(agent="even")))) == 10
     store.close()
     assert SETTINGS.inline_bytes < 2000
+
+
+def test_the_decision_of_a_react_agent_stands_with_the_calls_that_it_is_about(tmp_path: Path) -> None:
+    from perdure import ReAct, tool
+    from perdure.models import Scripted
+    from perdure.models.scripted import use, uses
+
+    @tool(effect="read")
+    async def look_up(order: str) -> str:
+        return f"{order} is there"
+
+    helper = ReAct("helper", model=Scripted([uses(use("look_up", order="o-1")), "it is there"]), tools=[look_up])
+
+    async def work(app: Perdure) -> None:
+        await app.run(helper, "where is o-1?", id="r")
+
+    at_work(tmp_path / "journal.db", work, agents=[helper])
+    store = open_store(url_of(tmp_path / "journal.db"))
+    events = store.read("r")
+    links = trace("r", events, load=loader(store))
+    store.close()
+    (called_,) = [link for link in links if link.type == "tool_call_initiated"]
+    assert [one.says for one in called_.stated] == ['the agent decided ["look_up"] among ["look_up"]']

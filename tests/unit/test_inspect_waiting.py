@@ -295,7 +295,7 @@ def test_a_version_that_no_worker_serves_is_named_with_both_ways_out(store: Stor
     assert page.unserved == "no worker takes from queue default: 1 worker is alive, for slow"
     # Nothing is wrong with its version: somebody has to take from its queue, that is all.
     assert not [command for command in commands(page) if "--adopt" in command or "replay" in command]
-    assert [command.split()[1] for command in commands(page)] == ["resume", "worker", "cancel"]
+    assert [command.split()[1] for command in commands(page)] == ["worker", "resume", "cancel"]
     store.register("w", "host:1", 1, Clock().now(), [Served("sleeper", "1")])
     assert page_of(store, "later").unserved is None
     row = store.get("later")

@@ -112,13 +112,14 @@ def test_a_timer_is_told_with_its_time_and_called_overdue_when_it_is(store: Stor
     assert commands(late)[0] == "perdure resume waiting"
 
 
-def test_a_held_run_says_who_holds_it_and_a_dead_holder_is_called_dead(store: Store) -> None:
+def test_a_held_run_says_who_holds_it_and_a_silent_holder_is_not_called_dead(store: Store) -> None:
     hold(store, "queued", "shop")
     page = page_of(store, "queued")
     assert page.sentence.startswith("running: worker host:1 holds it and is alive, last seen ")
     assert commands(page) == ["perdure events queued --follow", "perdure cancel queued"]
     silent = page_of(store, "queued", later_us=2 * LEASE_US)
-    assert "running on paper: worker host:1 held it and is dead" in silent.sentence
+    assert "running on paper: worker host:1 holds it and is silent, last seen" in silent.sentence
+    assert "dead" not in silent.sentence
     assert commands(silent)[0] == "perdure resume queued"
 
 
@@ -187,7 +188,7 @@ def test_every_reason_for_attention_has_its_own_words_and_way_out(path: Path, re
 
 
 def test_a_run_that_does_not_exist_is_not_found(store: Store) -> None:
-    with pytest.raises(NotFound, match="there is no run nobody in sqlite:"):
+    with pytest.raises(NotFound, match=r"(?s)there is no run nobody.*shows the runs of sqlite:"):
         page_of(store, "nobody")
 
 

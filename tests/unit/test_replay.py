@@ -232,7 +232,7 @@ def test_after_the_code_is_put_right_the_run_is_sent_back_and_finishes(tmp_path:
 
     async def put_right() -> tuple[str, list[str]]:
         async with perdure(path, [as_agent(original)], clock) as app:
-            with pytest.raises(NeedsAttention, match=r"pay\(.*perdure why r"):
+            with pytest.raises(NeedsAttention, match=r"(?s)pay\(.*perdure why r"):
                 await app.handle("r").result()
             await app.unpause("r", by="ann", note="rolled back")
             clock.advance(60)

@@ -7,11 +7,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from tests.unit.drive_tools import ManualClock, perdure, run, until
 from tests.unit.store_tools import raw
 
-from perdure import Approval, NotFound, Run, agent, tool
+from perdure import Approval, NotFound, Perdure, Run, agent, tool
 from perdure.core.identity import approval_id
 from perdure.errors import StoreCorrupt
 from perdure.inspect.verify import verify_run
@@ -132,3 +133,35 @@ def test_a_notice_about_nothing_is_dropped_and_the_others_go_out(tmp_path: Path,
     assert "event 999 of run number 1," in said[0]
     assert "event 1 of run number 77," in said[1]
     assert any(FIRST in record.getMessage() or "pay" in record.getMessage() for record in caplog.records if record.name == "perdure.notify")
+
+
+@agent(version="1")
+async def brief(run: Run) -> str:
+    return "over"
+
+
+@pytest.mark.parametrize("store", ["sqlite", "postgres"])
+@pytest.mark.parametrize("status", ["queued", "running", "waiting"])
+def test_a_run_whose_journal_has_its_end_is_not_claimed_by_its_name_whatever_its_row_says(
+    store: str, status: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = f"sqlite:///{tmp_path / 'db'}" if store == "sqlite" else str(request.getfixturevalue("postgres_url"))
+
+    async def main() -> None:
+        async with Perdure(url, [brief]) as app:
+            assert await app.run(brief, id="r") == "over"
+            before = await app.handle("r").events()
+            if store == "sqlite":
+                edit(tmp_path / "db", "UPDATE perdure_runs SET status = ?, ready_at = 1", status)
+            else:
+                with psycopg.connect(url, autocommit=True) as other:
+                    other.execute("ALTER TABLE perdure_runs DISABLE TRIGGER USER")
+                    other.execute("UPDATE perdure_runs SET status = %s, ready_at = 1", (status,))
+            with pytest.raises(
+                StoreCorrupt, match=rf"has ended \(event {len(before)}, run_succeeded\), and its row says {status}"
+            ) as refused:
+                await app.drive("r")
+            assert refused.value.hint == "perdure verify r tells more"
+            assert await app.handle("r").events() == before
+
+    asyncio.run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,8 +19,9 @@ from tests.servers.postgres import Server
 from tests.unit.postgres_tools import empty
 from tests.unit.postgres_tools import raw as raw_postgres
 
-from perdure.core.codec import pack
+from perdure.core.codec import encode, pack
 from perdure.core.events import (
+    Failure,
     RetryScheduled,
     RunFailed,
     RunSucceeded,
@@ -31,6 +33,7 @@ from perdure.core.events import (
     ToolCallProposed,
     ToolCallResolved,
 )
+from perdure.core.identity import CallKeys
 from perdure.errors import Conflict, StoreCorrupt, StoreError
 from perdure.inspect.verify import verify_run
 from perdure.store import pruning
@@ -453,6 +456,34 @@ def test_effects_are_shown_with_what_became_of_them(journal: tuple[Store, Ask]) 
         "SELECT CAST(started_at AS TEXT), CAST(ended_at AS TEXT) FROM perdure_effects WHERE run_id = 'r' AND call IN (1, 5) ORDER BY call"
     )
     assert [[at and at[:19] for at in row] for row in times] == [["2023-11-14 22:13:20"] * 2, [None, None]]
+
+
+@pytest.mark.parametrize("scheme", [1, 2])
+def test_effects_have_the_request_the_response_and_the_key_of_every_call(journal: tuple[Store, Ask], scheme: int) -> None:
+    store, ask = journal
+    run_id, agent_name, tool_name = "größe-7" if scheme == 1 else "r" * 90, "täglich", "look_up"
+    hand = hold(store, run_id, agent=agent_name, tenant="acme", key_scheme=scheme, key_namespace="" if scheme == 1 else "eu")
+    large, blob = pack(encode({"text": "x" * 3000}), 100)
+    assert blob is not None
+    failure = Failure(kind="refused", type="ValueError", message="no")
+    hand.write(ToolCallInitiated(tool_name, "read", args=payload({"order": "o-1"})), ToolCallCompleted(payload([1, None])), call=1)
+    hand.write(ToolCallInitiated("refund", "keyed", "key-2", args=payload({"cents": 5})), ToolCallFailed(failure, final=True), call=2)
+    hand.write(ToolCallInitiated("long", "idempotent", args=large), ToolCallCompleted(large), call=3, blobs=(blob,))
+    hand.write(ToolCallProposed("edited", "once", "key-4", payload({"cents": 900}), "d", "approval"), call=4)
+    hand.write(ToolCallInitiated("edited", "once", "key-4", args=payload({"cents": 700}), approval=None), call=4)
+    hand.write(ToolCallInDoubt(1, "x"), ToolCallResolved("happened", "ann", result=payload("r-4")), call=4)
+    hand.write(ToolCallInitiated("null", "read", args=payload({})), ToolCallFailed(failure), RetryScheduled(2, NOW), call=5)
+    hand.write(ToolCallInitiated("null", "read", attempt=2), ToolCallCompleted(payload(None), attempt=2), call=5)
+    keys = CallKeys("acme", run_id, agent_name, "" if scheme == 1 else "eu", scheme)
+    rows = ask("SELECT call, key, CAST(request AS TEXT), CAST(response AS TEXT), error FROM perdure_effects ORDER BY call")
+    told = [(call, key, json.loads(request), response and json.loads(response), error) for call, key, request, response, error in rows]
+    assert told == [
+        (1, keys.key(1, tool_name), {"order": "o-1"}, [1, None], None),
+        (2, "key-2", {"cents": 5}, None, "ValueError: no"),
+        (3, keys.key(3, "long"), {"text": "x" * 3000}, {"text": "x" * 3000}, None),
+        (4, "key-4", {"cents": 700}, "r-4", None),
+        (5, keys.key(5, "null"), {}, None, None),
+    ]
 
 
 def test_one_event_that_cannot_be_read_hides_no_other(postgres: Server) -> None:

@@ -81,7 +81,7 @@ def attack(code: str, path: Path, worker: str = "w") -> None:
 def refusal(path: Path) -> str:
     with pytest.raises(StoreUnavailable) as refused:
         open_store(f"sqlite:///{path}").close()
-    return str(refused.value)
+    return refused.value.in_full()
 
 
 # -- a folder that others can write to -----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.drive_tools import SETTINGS, ManualClock, outline, run, status_of, until
+from tests.unit.drive_tools import SETTINGS, ManualClock, forget_leases, outline, run, status_of, until
 from tests.unit.postgres_tools import cleared
 
 from perdure import (
@@ -402,6 +402,7 @@ def test_T12_a_worker_that_lost_its_lease_is_refused_at_its_first_append(where: 
             await first.start(walker, id="r")
             driving = asyncio.create_task(first.engine.drive("r"))
             await until(lambda: performed)
+            forget_leases(first)
             working = asyncio.create_task(second.work())
             await until(lambda: len(performed) == 2)
             hold.set()
@@ -446,6 +447,7 @@ def test_T31_not_found_says_nothing_while_the_worker_that_was_lost_may_still_sen
             await first.start(payer, id="r")
             driving = asyncio.create_task(first.engine.drive("r"))
             await until(lambda: status_of(first, "r") == "running")
+            forget_leases(first)
             working = asyncio.create_task(second.work())
             await until(lambda: status_of(second, "r") in ("needs_attention", "succeeded"))
             status = status_of(second, "r")
@@ -649,6 +651,7 @@ def test_T22_a_worker_that_may_still_live_is_given_until_its_deadline(where: str
             await first.start(payer, id="r")
             driving = asyncio.create_task(first.engine.drive("r"))
             await until(lambda: began)
+            forget_leases(first)
             not_yet = [time.monotonic()]
 
             def is_taken_over() -> bool:

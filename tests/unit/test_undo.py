@@ -160,7 +160,7 @@ def test_children_are_undone_where_they_ended_whether_they_succeeded_or_failed()
             world.log.clear()
             await undone(app, "r")
             assert [line.removeprefix("unact ").partition(" [")[0] for line in world.log] == done[::-1]
-            with pytest.raises(InvalidInput, match=r"undone with the run that it belongs to: perdure undo r$"):
+            with pytest.raises(InvalidInput, match=r"undone with the run that it belongs to\nundo that: perdure undo r$"):
                 await app.plan_undo("r/2/2")
 
     run(main())
@@ -250,7 +250,7 @@ def test_a_call_that_was_left_in_doubt_is_named_and_never_compensated():
             assert (await app.engine.drive("s")).status == "needs_attention"
             with pytest.raises(
                 Conflict,
-                match=r"has not ended, it needs attention .*perdure why s says how, or end it without its agent: perdure cancel s --force",
+                match=r"(?s)has not ended, it needs attention .*perdure why s says how, or end it without its agent: perdure cancel s --force",
             ):
                 await app.undo("s")
             await app.cancel("s", force=True)
@@ -497,7 +497,7 @@ def test_a_run_that_has_not_ended_is_refused():
         async with perdure(None, [waiter]) as app:
             await app.start(waiter, id="w")
             await app.engine.drive("w")
-            with pytest.raises(Conflict, match=r"run w has not ended, it is waiting; .*: perdure cancel w$"):
+            with pytest.raises(Conflict, match=r"(?s)run w has not ended, it is waiting; .*: perdure cancel w$"):
                 await app.undo("w")
             with pytest.raises(NotFound):
                 await app.undo("nobody")

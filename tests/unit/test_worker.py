@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.drive_tools import ManualClock, local, outline, perdure, run, status_of, until, worker_of
+from tests.unit.drive_tools import ManualClock, forget_leases, local, outline, perdure, run, status_of, until, worker_of
 from tests.unit.store_tools import raw
 
 from perdure import Agent, Outcome, Run, Settings, agent, tool
@@ -171,6 +171,7 @@ def test_a_worker_that_gets_back_a_run_which_it_lost_in_its_sleep_drives_it_once
             worker = worker_of(app)
             old = worker._drives["r"]
             app.store.register("other", "host:1", 1, app.clock.now())
+            forget_leases(app)
             assert app.store.reap("other", -1_000_000, app.clock.now()) == 1
             await until(lambda: case.began == [0, 0])
             new = worker._drives["r"]

@@ -27,7 +27,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "show": ("perdure.cli.show", "The state of a run, now or as of an event."),
     "events": ("perdure.cli.events", "The journal of a run."),
     "why": ("perdure.cli.why", "One page: done, in doubt, waiting, never started, and what to type next."),
-    "trace": ("perdure.cli.trace", "The causal chain from the beginning to an event."),
+    "trace": ("perdure.cli.trace", "The causal chain from the beginning to an event, with the decisions on the way."),
     "approvals": ("perdure.cli.approvals", "Approvals that wait for a decision."),
     "approve": ("perdure.cli.approve", "Approve what an approval proposes."),
     "reject": ("perdure.cli.reject", "Reject what an approval proposes."),
@@ -53,6 +53,54 @@ VERBS: dict[str, tuple[str, str]] = {
 }
 
 
+# Words that users of other tools type → what perdure has instead. docs/glossary.md has the terms.
+_LIST, _EVENTS, _SHOW = "perdure list", "perdure events RUN", "perdure show RUN"
+_CANCEL = "perdure cancel RUN, or with --force without its agent; a worker drains after SIGTERM"
+_AT = "the state after any event: perdure show RUN --at SEQ; the events: perdure events RUN"
+_UNDO = "perdure undo RUN undoes what a finished run has done, as far as its tools say how"
+_ANEW = "a run that has ended stays so; begin another one: perdure run TARGET --id NEW_ID"
+_WORKERS = "perdure list --workers shows the workers with their leases, and the queues"
+_RETRY = "a failed call is retried by its tool's Retry; a run that needs attention: perdure resume RUN; " + _ANEW
+OTHER_WORDS: dict[str, str] = {
+    **dict.fromkeys(("ps", "ls", "runs", "jobs", "workflows", "threads", "workflow", "thread"), f"{_LIST} shows the runs"),
+    **dict.fromkeys(("status", "state", "describe", "get", "query"), f"{_SHOW} shows one run, {_LIST} all of them"),
+    **dict.fromkeys(("history", "log", "logs", "journal", "event"), f"{_EVENTS} shows the journal; a worker logs to its stderr"),
+    **dict.fromkeys(("tail", "watch", "follow"), f"{_EVENTS} --follow"),
+    **dict.fromkeys(("inspect", "explain", "debug"), f"perdure why RUN says what to do; {_SHOW} shows its state, {_EVENTS} its journal"),
+    **dict.fromkeys(("effects", "calls", "steps", "activities"), f"{_SHOW} shows every call with its result"),
+    **dict.fromkeys(("checkpoint", "checkpoints", "snapshot", "snapshots"), f"every step is recorded without a command; {_AT}"),
+    **dict.fromkeys(("time-travel", "timetravel", "rewind", "at"), _AT),
+    **dict.fromkeys(("fork", "branch", "clone", "reset"), f"a run is not forked; {_AT}; {_ANEW}"),
+    **dict.fromkeys(("lease", "leases", "heartbeat", "heartbeats", "workers", "queues", "queue"), _WORKERS),
+    **dict.fromkeys(("kill", "stop", "abort", "terminate", "end"), _CANCEL),
+    **dict.fromkeys(("rollback", "revert", "compensate", "saga"), _UNDO),
+    **dict.fromkeys(("retry", "requeue"), _RETRY),
+    **dict.fromkeys(("rerun", "restart"), _ANEW),
+    **dict.fromkeys(
+        ("start", "exec", "execute", "submit", "enqueue", "invoke"), "perdure run TARGET, with --detach for a worker to drive it"
+    ),
+    **dict.fromkeys(("continue", "recover", "go"), "perdure resume RUN"),
+    **dict.fromkeys(("serve", "work", "up"), "perdure worker TARGET"),
+    **dict.fromkeys(("suspend", "hold", "freeze"), "perdure pause RUN"),
+    **dict.fromkeys(("unsuspend", "release", "thaw"), "perdure unpause RUN"),
+    **dict.fromkeys(("send", "notify", "publish"), "perdure signal RUN TOPIC JSON"),
+    **dict.fromkeys(("accept", "grant"), "perdure approve ID; the pending approvals: perdure approvals"),
+    **dict.fromkeys(("deny", "decline"), "perdure reject ID --reason TEXT; the pending approvals: perdure approvals"),
+    **dict.fromkeys(("settle", "reconcile", "fix"), "perdure resolve RUN CALL settles a call in doubt; perdure why RUN shows it"),
+    **dict.fromkeys(("adopt", "upgrade-run", "patch"), "perdure resume RUN TARGET --adopt"),
+    **dict.fromkeys(("init", "upgrade", "setup", "createdb"), "perdure migrate makes the journal, or brings its schema up to date"),
+    **dict.fromkeys(("delete", "rm", "remove", "gc", "clean", "vacuum"), "perdure prune --older-than 90d deletes runs that ended long ago"),
+    **dict.fromkeys(("move", "mv", "import"), "perdure copy --from URL --to URL moves a journal"),
+    **dict.fromkeys(("backup", "dump", "save"), "perdure export RUN makes a file of one run; docs/operating.md has backups"),
+    **dict.fromkeys(("health", "diagnose", "info"), "perdure doctor checks the database, the workers and this machine"),
+    **dict.fromkeys(("cost", "usage", "spend"), "perdure costs"),
+    **dict.fromkeys(("lint", "validate"), "perdure check FILE"),
+    **dict.fromkeys(("test", "chaos"), "perdure crashtest TARGET kills an agent at every boundary"),
+    "help": "perdure --help, or perdure VERB --help",
+    "version": "perdure --version",
+}
+
+
 class Verbs(click.Group):
     """The `perdure` program: looks verbs up by name and reports every error in one line."""
 
@@ -68,6 +116,8 @@ class Verbs(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in VERBS and not ctx.resilient_parsing:
+            if name in OTHER_WORDS:
+                common.fail(f"there is no verb {name!r}; {OTHER_WORDS[name]}; all verbs: perdure --help", common.USAGE)
             near = difflib.get_close_matches(name, VERBS, n=1)
             meant = f"did you mean {near[0]!r}? " if near else ""
             common.fail(f"there is no verb {name!r}; {meant}all verbs: perdure --help", common.USAGE)

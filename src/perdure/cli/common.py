@@ -154,7 +154,7 @@ def report(error: BaseException) -> int:
                 note(clean(f"  {other}"))
             return code_of_error(error)
         case errors.PerdureError():
-            return _line(str(error), code_of_error(error))
+            return _line(error.in_full(), code_of_error(error))
         case KeyboardInterrupt() | click.Abort():
             return 130
         case OutputLost():
@@ -341,7 +341,7 @@ def url_option(function: F) -> F:
         except errors.PerdureError as error:
             if url is None:
                 raise
-            raise ExitWith(with_url(str(error), url), code_of_error(error)) from error
+            raise ExitWith(with_url(error.in_full(), url), code_of_error(error)) from error
 
     return click.option(
         "--url", metavar="URL", help="The database: sqlite:///FILE or postgresql://…. Default: PERDURE_URL, then the settings file."
@@ -387,6 +387,11 @@ def _keep_stdout(_: click.Context, __: click.Parameter, as_json: bool) -> bool:
 def run_argument(function: F) -> F:
     """The argument RUN: the id of a run. The shell completes it from the database. The parameter is `run_id: str`."""
     return click.argument("run_id", metavar="RUN", shell_complete=_complete_run)(function)
+
+
+def optional_run_argument(function: F) -> F:
+    """Like `run_argument`, but RUN may be left out. The parameter is `run_id: str | None`."""
+    return click.argument("run_id", metavar="[RUN]", required=False, shell_complete=_complete_run)(function)
 
 
 def approval_argument(function: F) -> F:
@@ -457,7 +462,7 @@ def require_database(url: str) -> None:
     file = database_file(url)
     if file is not None and not file.exists():
         where = f"{file.name} in {file.absolute().parent}"
-        raise errors.NotFound(f"there is no database {where}; `perdure run` creates it; --url or PERDURE_URL names another database")
+        raise errors.NotFound(f"there is no database {where}; `perdure migrate` creates it; --url or PERDURE_URL names another database")
 
 
 def require_journal(url: str) -> None:

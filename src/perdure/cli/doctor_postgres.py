@@ -35,7 +35,7 @@ def server_checks(settings: Settings, inside: Callable[[Reading], Iterator[Check
         with common.existing_runs(settings.url) as store:
             yield from inside(store)
     except PerdureError as error:
-        yield Check("database", "FAIL", str(error), "correct this first; nothing else can be checked before")
+        yield Check("database", "FAIL", error.in_full(), "correct this first; nothing else can be checked before")
 
 
 def _server(settings: Settings) -> Generator[Check, None, bool]:

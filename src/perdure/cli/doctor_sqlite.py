@@ -47,7 +47,7 @@ def file_checks(settings: Settings, inside: Callable[[Reading], Iterator[Check]]
     try:
         yield from _database(settings, path, inside)
     except PerdureError as error:
-        yield Check("database", "FAIL", str(error), "correct this first; nothing else can be checked before")
+        yield Check("database", "FAIL", error.in_full(), "correct this first; nothing else can be checked before")
 
 
 def _sqlite() -> Check:
@@ -85,7 +85,7 @@ def _workers_folder(path: Path) -> Check:
         folder.check()
         strangers = folder.strangers()
     except StoreUnavailable as error:
-        return Check("locks", "FAIL", str(error), "correct this first; nothing else can be checked before")
+        return Check("locks", "FAIL", error.in_full(), "correct this first; nothing else can be checked before")
     except FileNotFoundError:
         return Check("locks", "ok", f"{folder.path} does not exist yet; the first worker creates it")
     except OSError as error:

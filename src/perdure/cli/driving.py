@@ -10,8 +10,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -20,13 +21,17 @@ from perdure import shell
 from perdure.cli import common
 from perdure.cli.inbox import commands
 from perdure.cli.target import resume_command
+from perdure.core.decide import GiveUp, Park, Perform, Reconcile, Wait, decide
 from perdure.core.events import Event, RunCancelled, RunFailed, RunSucceeded
-from perdure.core.state import fold
+from perdure.core.machine import CallTool
+from perdure.core.replay import Frontier
+from perdure.core.state import CallState, RunState, fold
 from perdure.engine.api import Reading
-from perdure.errors import AlreadyRunning, StoreUnavailable
-from perdure.inspect.text import clip
-from perdure.inspect.workers import name_of
-from perdure.store.api import FINISHED, ApprovalFilter, RunRow
+from perdure.errors import AlreadyRunning, Conflict, PerdureError, StoreUnavailable, WrongVersion
+from perdure.inspect.replay import Different, Same, compare
+from perdure.inspect.text import clip, plural
+from perdure.inspect.view import begins_later
+from perdure.store.api import FINISHED, ApprovalFilter, RunRow, Served, WorkerRow
 
 if TYPE_CHECKING:
     from perdure.app import Perdure
@@ -128,6 +133,108 @@ def stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
     return stop
 
 
+# -- before a run is driven: may it begin, may this code go on with it, and what happens to its open calls
+
+
+async def check_version(app: Perdure, row: RunRow, given: str) -> None:
+    """WrongVersion if this process has the agent in other versions only. `given`: the TARGET that the user typed.
+
+    The hint suggests --adopt only if this code asks for the calls that the journal has.
+    """
+    here = [served for served in app.versions if served.agent == row.agent]
+    if not here or row.version in [served.version for served in here] or row.status in FINISHED:
+        return
+    agent = app.versions[here[-1]]
+
+    def replayed() -> Same | Different:
+        events = app.reading.read(row.run_id)
+        state = fold(events)
+        state.version = agent.version
+        make = partial(agent.machine_of, load=app.load, max_steps=app.settings.max_steps)
+        return compare(row.run_id, events, state, make, app.load)
+
+    found = await asyncio.to_thread(replayed)  # on a thread, since it runs an agent: see Perdure.adopt
+    message = f"run {row.run_id} was begun with version {row.version} of agent {row.agent}, and this code is {_versions(here)}"
+    words = f" {given}" if given else ""
+    if isinstance(found, Same):
+        adopt = f"{shell.command('resume', row.run_id)}{words} --adopt"
+        raise WrongVersion(message, hint=f"use the old code, or let this code go on with it, which fits its journal: {adopt}")
+    raise WrongVersion(
+        f"{message}; it cannot go on with the run, because it asks for something else: {clip(found.difference, 200)}",
+        hint=f"use the code of version {row.version}, or end the run ({shell.command('cancel', row.run_id)}) and begin another one; "
+        f"the difference again: {shell.command('replay', row.run_id)}{words}",
+    )
+
+
+def _versions(here: Sequence[Served]) -> str:
+    return " and ".join(f"version {served.version}" for served in here)
+
+
+async def what_resuming_does(app: Perdure, row: RunRow) -> None:
+    """Say on stderr what comes from the journal, and what happens to each call that has no result."""
+    if row.holder is not None and (holder := worker_of(app, row)) is not None and holder.alive:
+        return  # nothing is resumed: the holder goes on
+    if (said := await asyncio.to_thread(_resuming, app, row)) is not None:
+        common.note(common.clean(f"perdure: resuming run {row.run_id}: {said}"))
+
+
+def _resuming(app: Perdure, row: RunRow) -> str | None:
+    events = app.reading.read(row.run_id)
+    state = fold(events)
+    if state.started_seq is None:
+        return "its agent begins: no line of it has run yet"
+    ended = [call.number for call in state.calls.values() if call.ended]
+    ended += [child.number for child in state.children.values() if child.ended is not None]
+    ended += [ask.number for ask in state.asks.values() if ask.request.tool is None and not ask.pending]
+    kept = f"{plural(len(ended), 'call comes', 'calls come')} from the journal" if ended else "no call has a result yet"
+    if (agent := app.versions.get(Served(row.agent, row.version))) is None:
+        return None  # the drive refuses it
+    if not state.open:
+        waits = f"waits for {plural(len(state.alive), 'child', 'children')}"
+        return f"{kept}, and its agent {waits if state.alive else 'goes on'}"
+    try:
+        # The replay finds the tool of each call in the code: its reconcile hook, and how long its keys are valid.
+        frontier = agent.replayed(state, events, app.load, app.settings.max_steps)
+    except PerdureError:
+        return None  # the code does not fit the journal: the drive says so, and stops
+    told = [_open_call(call, frontier, state, app) for call in list(state.open.values())[:SHOWN]]
+    more = f"; and {plural(len(state.open) - SHOWN, 'more call')}" if len(state.open) > SHOWN else ""
+    return f"{kept}; {'; '.join(told)}{more}"
+
+
+def _open_call(call: CallState, frontier: Frontier, state: RunState, app: Perdure) -> str:
+    """What this process does about a call without a result, by the verdict of core/decide.py."""
+    name, asked = f"call {call.number} {call.tool}", frontier.calls.get(call.number)
+    if call.phase == "awaiting_approval":
+        return f"{name} waits for approval {call.approval}"
+    if call.phase == "approved":
+        return f"{name} is made: it was approved"
+    if not isinstance(asked, CallTool):
+        return f"{name} is open"
+    verdict = decide(
+        call,
+        has_reconcile=asked.tool.reconciler is not None,
+        key_window_s=asked.tool.key_window_s,
+        max_asks=app.settings.reconcile_asks,
+        wanted=call.number not in frontier.abandoned,
+        cancelling=state.cancel is not None,
+        now=common.now_at(app.reading),
+    )
+    match verdict:
+        case Perform():
+            if not call.begun:
+                return f"{name} is made"
+            return f"{name} is made again{', with the same key' if call.effect == 'keyed' else ''}"
+        case Wait(until):
+            return f"{name} goes on at {common.iso(until)}"
+        case Reconcile():
+            return f"{name} is asked about: its reconcile hook says whether it happened"
+        case Park(why):
+            return f"{name} stays in doubt, and a person has to say what became of it: {why}"
+        case GiveUp():
+            return f"{name} is given up: its agent no longer waits for it"
+
+
 async def drive(app: Perdure, run_id: str, *, wait: bool) -> RunRow:
     """Drive the run and its children until the run ends or parks. Show progress on a terminal; return the row."""
     stop = stop_on_signals(asyncio.get_running_loop())
@@ -135,10 +242,43 @@ async def drive(app: Perdure, run_id: str, *, wait: bool) -> RunRow:
         return await app.engine.drive(run_id, wait=wait, stop=stop)
 
 
+async def drive_or_take_over(app: Perdure, run_id: str, *, wait: bool) -> RunRow:
+    """Like `drive`. If a silent worker holds the run, wait until its lease has run out, and take the run over.
+
+    AlreadyRunning if the worker is alive, or without `wait`.
+    """
+    stop = stop_on_signals(asyncio.get_running_loop())
+    async with _progress(app, run_id):
+        told = False
+        while True:
+            try:
+                return await app.engine.drive(run_id, wait=wait, stop=stop)
+            except Conflict:
+                row = await app.handle(run_id).row()
+                if row.status != "paused":
+                    raise
+                return row  # it was paused just now
+            except AlreadyRunning:
+                row = await _status(app, run_id, stop)
+                holder = worker_of(app, row)
+                if not wait or stop.is_set() or (holder is not None and holder.alive):
+                    raise
+            if holder is not None and not told:
+                lease_s = (holder.lease_us or round(app.settings.lease_s * 1e6)) / 1e6
+                common.note(common.clean(f"perdure: {_silent_words(holder, row)}; taking the run over when {lease_s:g} s have passed here"))
+                told = True
+            await _pause(_LOOK_AGAIN_S, stop)
+
+
+def _silent_words(holder: WorkerRow, row: RunRow) -> str:
+    seen = common.iso(holder.beat_at)
+    return f"run {row.run_id} is held by worker {holder.name}, which is silent since {seen} (suspended, or cut off from the database)"
+
+
 async def drive_or_follow(app: Perdure, run_id: str, *, not_before: int = 0) -> RunRow:
     """Like `drive`, but begin at the time `not_before`. While another worker holds the run, wait for the release."""
     stop = stop_on_signals(asyncio.get_running_loop())
-    while (left_s := (not_before - common.now_us()) / 1e6) > 0 and not stop.is_set():
+    while (left_s := (not_before - common.now_at(app.reading)) / 1e6) > 0 and not stop.is_set():
         if (await app.handle(run_id).row()).epoch > 0:
             break  # a worker with a faster clock has already claimed the run
         await _pause(min(left_s, 60.0), stop)
@@ -188,7 +328,7 @@ async def _status(app: Perdure, run_id: str, stop: asyncio.Event) -> RunRow:
             if stop.is_set():
                 raise
             # Try again: another worker may be driving the run, or will drive it when the database is available again.
-            log.warning("run %s: cannot read its status: %s; trying again", run_id, error)
+            log.warning("run %s: cannot read its status: %s; trying again", run_id, error.in_full())
             await _pause(_LOOK_AGAIN_S, stop)
 
 
@@ -198,10 +338,16 @@ async def _pause(seconds: float, stop: asyncio.Event) -> None:
     stopping.cancel()
 
 
+def worker_of(app: Perdure, row: RunRow) -> WorkerRow | None:
+    """The worker that holds the run; None if no worker holds it, or if that worker is not registered any more."""
+    workers = app.reading.workers(common.now_at(app.reading), round(app.settings.lease_s * 1e6))
+    return next((worker for worker in workers if worker.worker == row.holder), None)
+
+
 def holder_name(app: Perdure, row: RunRow) -> str:
     """The name of the worker that holds the run: host:pid."""
-    workers = app.reading.workers(common.now_at(app.reading), round(app.settings.lease_s * 1e6))
-    return name_of(str(row.holder), workers)
+    holder = worker_of(app, row)
+    return str(row.holder) if holder is None else holder.name
 
 
 @asynccontextmanager
@@ -293,8 +439,8 @@ def _sentence(app: Perdure, row: RunRow, last: Event | None, url: str | None) ->
         return f"{run} waits for {row.waiting_for}; after that a worker goes on with it, or here: {resume}"
     if row.status == "waiting":
         return f"{run} waits: {row.waiting_for}; a worker goes on with it when it is time, or here: {resume}"
-    if row.ready_at is not None and row.ready_at > common.now_us():
-        return f"{run} must not begin before {common.iso(row.ready_at)}; a worker begins it then, or here: {resume}"
+    if begins_later(row, common.now_at(app.reading)):
+        return f"{run} must not begin before {common.iso(row.ready_at or 0)}; a worker begins it then, or now and here: {resume} --now"
     return f"{run} is {row.status} and was released; a worker goes on with it, or here: {resume}"
 
 

@@ -13,9 +13,10 @@ from perdure.cli.serving import gap, stranded, unserved
 from perdure.core.suspects import Group
 from perdure.errors import InvalidInput
 from perdure.inspect.text import clip, clock, moment, plural, span
+from perdure.inspect.view import failure_record
 from perdure.inspect.workers import Crew, Lag, WorkerView, crew, deaths_words, name_of, suspect_words, waits_as_suspect
 from perdure.settings import Settings
-from perdure.store.api import Filter, RunRow, Status, WorkerRow
+from perdure.store.api import Current, Filter, RunRow, Status, WorkerRow
 
 # -- `perdure list --workers`
 
@@ -51,7 +52,7 @@ def _member(one: WorkerView, now: int) -> tuple[str, ...]:
     left = span(round(one.lease_left_s * 1e6))
     return (
         one.name,
-        "alive" if one.alive else f"dead, or silent for {silent}",
+        "alive" if one.alive else "dead" if one.dead else f"silent for {silent}",
         moment(one.since, now),
         f"{left} left" if one.alive else "ran out" if one.lease_left_s <= 0 else f"{left} left, but its runs can be claimed",
         f"{one.runs:,}",
@@ -95,10 +96,11 @@ def command(
         workers = store.workers(now, round(settings.lease_s * 1e6))
         rows = unserved(store, workers, wanted) if stuck else store.list(wanted)
         groups = store.suspects()
-    shown = rows[:limit]
+        shown = rows[:limit]
+        current = store.current([row.run_id for row in shown]) if as_json else {}
     if as_json:
         for row in shown:
-            common.out_json(_record(row, workers, groups, now))
+            common.out_json(_record(row, workers, groups, now) | _current(current[row.run_id]))
         return
     if not shown:
         how = f" yet: perdure run FILE.py:agent{common.url_words(url)} starts one"
@@ -139,7 +141,12 @@ def _worker(row: RunRow, workers: Sequence[WorkerRow]) -> str:
     worker = next((worker for worker in workers if worker.worker == row.holder), None)
     if worker is None:
         return "gone"
-    return worker.name if worker.alive else f"{worker.name} (dead)"
+    return worker.name if worker.alive else f"{worker.name} ({'dead' if worker.dead else 'silent'})"
+
+
+def _current(now: Current) -> dict[str, Any]:
+    running = [{"call": one.call, "tool": one.tool, "attempt": one.attempt, "since": common.iso(one.since)} for one in now.running]
+    return {"said": now.said, "failure": failure_record(now.failure), "running": running}
 
 
 def _record(row: RunRow, workers: Sequence[WorkerRow], groups: Mapping[str, Group], now: int) -> dict[str, Any]:

@@ -32,9 +32,11 @@ class _Schema(NamedTuple):
 @common.url_option
 @common.json_option
 def command(check: bool, url: str | None, as_json: bool) -> int:
-    """Migrate the schema to this perdure's version. Opening a database does the same; this prints the versions."""
+    """Migrate the schema to this perdure's version, or make the journal if there is none: the file, or the tables.
+
+    Opening a database does the same; this prints the versions.
+    """
     settings = common.settings_with(url=url)
-    common.require_database(settings.url)
     look = _postgres if is_postgres(settings.url) else _sqlite
     before = look(settings)
     if before.version > before.latest:
@@ -70,8 +72,8 @@ def _sqlite(settings: Settings) -> _Schema:
 
 
 def sqlite_version(path: Path) -> int:
-    """The version of the schema in the file; 0 if the file has no journal. The file is only read."""
-    if not holds_journal(path):
+    """The version of the schema in the file; 0 if there is no file, or no journal in it. The file is only read."""
+    if not path.exists() or not holds_journal(path):
         return 0
     try:
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
@@ -89,6 +91,9 @@ def _line(before: _Schema, after: _Schema) -> str:
     where, latest = before.where, before.latest
     if before.version == latest:
         return f"{where}: schema version {latest}, up to date"
+    if before.version == 0:
+        made = f"made a journal, schema version {latest}"
+        return f"{where}: {made}" if after.version == latest else f"{where}: there is no journal; nothing was changed: perdure migrate"
     if after.version == latest:
         return f"{where}: schema migrated from version {before.version} to {latest}"
     return f"{where}: schema version {before.version}, this perdure uses {latest}; nothing was changed: perdure migrate"

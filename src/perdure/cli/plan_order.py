@@ -55,6 +55,7 @@ def _turns(steps: Sequence[CheckedStep]) -> dict[str, int]:
 
 def _about(step: CheckedStep) -> str:
     parts = [
+        step.description or "",
         f"after {', '.join(step.waits_for)}" if step.waits_for else "",
         f"when {' and '.join(map(str, step.when))}" if step.when else "",
         f"skipped without {', '.join(step.needs)}" if step.needs else "",

@@ -1,4 +1,4 @@
-"""`perdure resume`: drive an existing run in this process."""
+"""`perdure resume`: drive an existing run in this process, or adopt it for this code."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import click
 
 from perdure import shell
 from perdure.cli import common
-from perdure.cli.driving import drive, finish, log_to_stderr
+from perdure.cli.driving import check_version, drive_or_take_over, finish, log_to_stderr, what_resuming_does
 from perdure.cli.target import load_target, recorded_target, with_children
 from perdure.cli.who import os_user
+from perdure.core.events import Terminal
 from perdure.core.identity import undone_by
 from perdure.engine.api import Reading
-from perdure.errors import InvalidInput
+from perdure.errors import InvalidInput, StoreCorrupt
+from perdure.inspect.text import plural
+from perdure.inspect.view import begins_later, require
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow
 
@@ -28,11 +31,14 @@ if TYPE_CHECKING:
 @common.run_argument
 @click.argument("target", metavar="[TARGET]", required=False)
 @click.option("--tools", metavar="FILE.py", help="If TARGET is a plan: the file with its tools.")
-@click.option("--adopt", is_flag=True, help="Let this code continue a run of another version; the journal records this.")
+@click.option("--adopt", is_flag=True, help="Only record that this code continues a run of another version; drive nothing.")
+@click.option("--now", is_flag=True, help="Begin a run whose time to begin has not come.")
 @click.option("--no-wait", is_flag=True, help="Exit with code 3 at any wait, also for timers and retries.")
 @common.url_option
 @common.json_option
-def command(run_id: str, target: str | None, tools: str | None, adopt: bool, no_wait: bool, url: str | None, as_json: bool) -> int:
+def command(
+    run_id: str, target: str | None, tools: str | None, adopt: bool, now: bool, no_wait: bool, url: str | None, as_json: bool
+) -> int:
     """Drive RUN here until it ends, also if it needs attention. For a run that has ended, print the result.
 
     Without TARGET the code recorded with the run is used, if it is your own file below this folder or beside the
@@ -40,14 +46,25 @@ def command(run_id: str, target: str | None, tools: str | None, adopt: bool, no_
     """
     settings = common.settings_with(url=url)
     log_to_stderr(logging.WARNING)
-    from perdure.inspect.view import require
-
     with common.existing_runs(url) as store:
         row = require(store, run_id)
+        _check_not_ended(store, row)
         where = None if row.status in FINISHED else _where(store, row, target, tools, settings, url)
     # Load the target before asyncio.run: the import of a module may run a loop.
     agents = [] if where is None else with_children([load_target(where, tools).agent])
-    return asyncio.run(_resume(settings, row, agents, adopt=adopt, wait=not no_wait, url=url, as_json=as_json))
+    given = "" if target is None else " ".join([shell.quote(target), *([] if tools is None else ["--tools", shell.quote(tools)])])
+    return asyncio.run(_resume(settings, row, agents, given, adopt=adopt, now=now, wait=not no_wait, url=url, as_json=as_json))
+
+
+def _check_not_ended(store: Reading, row: RunRow) -> None:
+    """StoreCorrupt if the journal has the end of the run and the row does not: then the row was edited."""
+    last = store.read(row.run_id, after=row.seq - 1)
+    if row.status not in FINISHED and last and isinstance(last[-1].body, Terminal):
+        raise StoreCorrupt(
+            f"run {row.run_id} has ended (event {last[-1].seq}, {last[-1].type}), and its row says {row.status}: the row was edited; "
+            "nothing was written",
+            hint=f"{shell.command('verify', row.run_id)} tells more",
+        )
 
 
 def _where(store: Reading, row: RunRow, target: str | None, tools: str | None, settings: Settings, url: str | None) -> str:
@@ -63,7 +80,16 @@ def _where(store: Reading, row: RunRow, target: str | None, tools: str | None, s
 
 
 async def _resume(
-    settings: Settings, row: RunRow, agents: list[Agent[Any, Any]], *, adopt: bool, wait: bool, url: str | None, as_json: bool
+    settings: Settings,
+    row: RunRow,
+    agents: list[Agent[Any, Any]],
+    given: str,
+    *,
+    adopt: bool,
+    now: bool,
+    wait: bool,
+    url: str | None,
+    as_json: bool,
 ) -> int:
     from perdure.app import Perdure
 
@@ -72,15 +98,35 @@ async def _resume(
         if row.status in FINISHED:
             return finish(app, row, as_json=as_json, url=url)  # reading a result needs no code
         if adopt:
-            await _adopt(app, row)
+            return await _adopt(app, row, given, url=url, as_json=as_json)
+        if row.status == "paused" or (begins_later(row, common.now_at(app.reading)) and not now):
+            return finish(app, row, as_json=as_json, url=url)  # code 3: the run waits, and the line says for what
+        await check_version(app, row, given)
         if row.status == "needs_attention":
             await app.unpause(run_id, by=os_user(), note="perdure resume")
-        return finish(app, await drive(app, run_id, wait=wait), as_json=as_json, url=url)
+        await what_resuming_does(app, row)
+        return finish(app, await drive_or_take_over(app, run_id, wait=wait), as_json=as_json, url=url)
 
 
-async def _adopt(app: Perdure, row: RunRow) -> None:
+async def _adopt(app: Perdure, row: RunRow, given: str, *, url: str | None, as_json: bool) -> int:
     """Adopt the run and the unfinished runs below it, except the runs whose version this process has."""
+    adopted = []
     for one in (row, *app.reading.family(row.run_id)):
         here = [served.version for served in app.versions if served.agent == one.agent]
         if here and one.version not in here:
             await app.adopt(one.run_id, by=os_user(), note="perdure resume --adopt")
+            adopted.append(one.run_id)
+    after = await app.handle(row.run_id).row()
+    if as_json:
+        common.out_json({"run_id": row.run_id, "status": after.status, "version": after.version, "adopted": adopted})
+        return common.SUCCEEDED
+    others = len([one for one in adopted if one != row.run_id])
+    also = f", and {plural(others, 'run')} below it" if others else ""
+    if adopted:
+        said = f"run {row.run_id} goes on with version {after.version}{also}; nothing of it has run yet"
+    else:
+        said = f"run {row.run_id} has version {after.version}, which this code is: there is nothing to adopt"
+    early = "--now" if begins_later(after, common.now_at(app.reading)) else ""
+    resume = " ".join(word for word in (shell.command("resume", row.run_id), given, early) if word) + common.url_words(url)
+    common.out(common.clean(f"{said}; a worker that serves it goes on with it, or here: {resume}"))
+    return common.SUCCEEDED

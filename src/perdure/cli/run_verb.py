@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, get_args
 import click
 import msgspec
 
+from perdure import shell
 from perdure.agent import Agent
 from perdure.cli import common
-from perdure.cli.driving import drive, drive_or_follow, finish, log_to_stderr
+from perdure.cli.driving import check_version, drive, drive_or_follow, finish, log_to_stderr
 from perdure.cli.plan_order import show_order
 from perdure.cli.target import Target, load_target, resume_command, with_children
 from perdure.cli.times import parse_future
@@ -20,7 +21,8 @@ from perdure.core import codec
 from perdure.core.budget import micros
 from perdure.core.events import Limits, OnExceed
 from perdure.core.times import utc
-from perdure.errors import InvalidInput, StoreUnavailable
+from perdure.errors import Conflict, InvalidInput, StoreUnavailable
+from perdure.inspect.view import begins_later
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow
 from perdure.store.open import is_postgres
@@ -93,8 +95,9 @@ def command(
         kwargs["history"] = _history(settings, loaded.agent, kwargs, after, tenant)
     encoded = loaded.agent.bind(args, kwargs)
     start = {"id": run_id, "tenant": tenant, "actor": actor, "queue": queue, "priority": priority}
+    typed = " ".join([shell.quote(target), *([] if tools is None else ["--tools", shell.quote(tools)])])
     at = None if not_before is None else parse_future(not_before, common.now_us(), "--not-before")
-    wanted = _Wanted(loaded, encoded, at, {**start, "budget": _budget(loaded.agent.budget, budget_usd, on_exceed)})
+    wanted = _Wanted(loaded, encoded, at, {**start, "budget": _budget(loaded.agent.budget, budget_usd, on_exceed)}, typed)
     made = _place_without_journal(settings)
     if made is not None:
         common.open_with(settings).close()
@@ -113,6 +116,10 @@ def _history(settings: Settings, agent: Agent[Any, Any], kwargs: dict[str, Any],
 
     async def read() -> Any:
         async with Perdure(settings=settings) as app:
+            found = await app.handle(after, tenant=tenant).row()
+            if found.status not in FINISHED:
+                state = found.status.replace("_", " ")
+                raise Conflict(f"run {after} is {state}: its conversation is not over. Wait for its end, or cancel it")
             return await app.transcript(after, tenant=tenant)
 
     return asyncio.run(read())
@@ -155,6 +162,7 @@ class _Wanted(NamedTuple):
     encoded_input: bytes
     not_before: int | None
     options: dict[str, Any]
+    given: str  # the TARGET that the user typed, quoted
 
 
 async def _run(settings: Settings, wanted: _Wanted, *, detach: bool, wait: bool, url: str | None, as_json: bool) -> int:
@@ -166,18 +174,24 @@ async def _run(settings: Settings, wanted: _Wanted, *, detach: bool, wait: bool,
         handle = await app.start_encoded(agent, wanted.encoded_input, target=recorded, not_before=not_before, **wanted.options)
         row = await handle.row()
         if detach:
-            _started(row, resume_command(app.reading, row, settings.url, url), as_json)
+            _started(row, resume_command(app.reading, row, settings.url, url), common.now_at(app.reading), as_json)
             return common.SUCCEEDED
+        if wanted.options["id"] is None:
+            # Before the agent acts: after a crash, this id is how the user finds the run.
+            common.note(f"perdure: run {handle.id}; if this process ends first: {resume_command(app.reading, row, settings.url, url)}")
+        await check_version(app, row, wanted.given)
         # Do not requeue a run that needs a person: a script may run this command twice. `resume` and `unpause`
         # requeue such a run.
+        # The time to begin is that of the run, also if an earlier command has created it.
+        begins = (row.ready_at or 0) if begins_later(row, common.now_at(app.reading)) else 0
         if row.status not in ("needs_attention", "paused") and wait:
-            row = await drive_or_follow(app, handle.id, not_before=wanted.not_before or 0)
-        elif row.status not in ("needs_attention", "paused") and (wanted.not_before or 0) <= common.now_us():
+            row = await drive_or_follow(app, handle.id, not_before=begins)
+        elif row.status not in ("needs_attention", "paused") and not begins:
             row = await drive(app, handle.id, wait=False)
         return finish(app, row, as_json=as_json, url=url)
 
 
-def _started(row: RunRow, resume: str, as_json: bool) -> None:
+def _started(row: RunRow, resume: str, now: int, as_json: bool) -> None:
     run_id, status = row.run_id, row.status
     if as_json:
         common.out_json({"run_id": run_id, "status": status, "output": None, "error": None})
@@ -185,6 +199,9 @@ def _started(row: RunRow, resume: str, as_json: bool) -> None:
         common.out(run_id)
     if status in FINISHED:
         common.note(f"perdure: run {run_id} exists already and is {status}; its result: {resume}")
+    elif begins_later(row, now):
+        at = common.iso(row.ready_at or 0)
+        common.note(f"perdure: run {run_id} is {status}; a worker begins it at {at}, or now and here: {resume} --now")
     else:
         common.note(f"perdure: run {run_id} is {status}; a worker drives it, or here: {resume}")
 

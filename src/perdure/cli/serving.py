@@ -8,7 +8,7 @@ from typing import get_args
 from perdure.core.identity import undone_by
 from perdure.engine.api import Reading
 from perdure.inspect.view import all_rows
-from perdure.inspect.workers import missing, name_of
+from perdure.inspect.workers import missing, name_of, state_of
 from perdure.store.api import FINISHED, Filter, RunRow, Status, WorkerRow
 
 
@@ -21,10 +21,11 @@ def gap(row: RunRow, workers: Sequence[WorkerRow]) -> str | None:
         return None  # no worker serves an undo: only `perdure undo` drives an undo
     if row.holder is None:
         return _lack(row, workers)
-    if any(worker.alive and worker.worker == row.holder for worker in workers):
+    holder = next((worker for worker in workers if worker.worker == row.holder), None)
+    if holder is not None and holder.alive:
         return None
     # The next worker that serves the run takes it over. If there is no such worker, `_lack` says so.
-    held = f"held by {name_of(row.holder, workers)}, which is dead or silent"
+    held = f"held by {name_of(row.holder, workers)}, which {state_of(holder)}"
     return "; ".join(words for words in (held, _lack(row, workers)) if words)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import click
@@ -20,11 +20,13 @@ from perdure.engine.api import Reading
 from perdure.errors import StoreCorrupt
 from perdure.inspect.cost import budget_view, budget_words, cost_with_children, cost_words
 from perdure.inspect.prompt import request_of_call
-from perdure.inspect.text import asked_words, called, clip, failed, people, place_words, places, plural, result_words, shown, span
-from perdure.inspect.view import RunView, loader, read_run, run_record
+from perdure.inspect.text import asked_words, called, clip, failed, people, place_words, places, plural, result_words, sentence, shown, span
+from perdure.inspect.timeline import PlanStep, steps_of
+from perdure.inspect.view import RunView, loader, read_run, run_record, statements
 from perdure.inspect.why.calls import strays, unread_record, unread_words
 from perdure.inspect.why.waiting import outcome, verdict
 
+_STATED_SHOWN = 20
 _SHOWN_APART = ("model", "messages", "system", "tools")
 
 
@@ -102,14 +104,15 @@ def command(run_id: str, call: int | None, whole: bool, at: int | None, url: str
             return
         most, state = sys.maxsize if whole else common.most_shown(), reading.state
         cost, asks = _cost(reading, store), [_ask(ask, loader(store)) for ask in list(state.asks.values())[-most:]]
-        calls = [_cells(one, loader(store)) for one in list(state.calls.values())[-most:]]
+        steps = steps_of(reading.events, loader(store))
+        calls = [_cells(one, loader(store), steps) for one in list(state.calls.values())[-most:]]
         children = [_child(child) for child in list(state.children.values())[-most:]]
     signals = [f"signals  {line}" for line in strays(reading)]
     for line in [*_head(reading, url), *cost, *signals, *(f"late     {line}" for line in unread_words(unread))]:
         common.out(common.clean(line))
     if calls:
         common.out()
-        common.table(("call", "asked", "effect", "phase", "tries", "outcome", "key"), calls)
+        common.table(("call", *(("step",) if steps else ()), "asked", "effect", "phase", "tries", "outcome", "key"), calls)
     for title, cells in (("approval", asks), ("child", children)):
         if cells:
             common.out()
@@ -117,6 +120,10 @@ def command(run_id: str, call: int | None, whole: bool, at: int | None, url: str
     left_out = max(len(state.calls) - most, 0) + max(len(state.asks) - most, 0) + max(len(state.children) - most, 0)
     if left_out:
         common.note(f"perdure: {plural(left_out, 'earlier line')} left out; all of them: --all")
+    stated = _stated(reading)
+    if stated:
+        common.out()
+        common.table(("event", "the agent"), stated)
     for line in _failed_where(reading):
         common.out(common.clean(line))
 
@@ -169,6 +176,17 @@ def _child(child: ChildState) -> tuple[str, ...]:
     return (str(child.number), child.run_id, asked, outcome(child) if child.ended else "")
 
 
+def _stated(reading: RunView) -> list[tuple[str, ...]]:
+    """The thoughts and decisions of the agent. If there are many: the first and the last ones."""
+    events = statements(reading.events)
+    left_out = len(events) - _STATED_SHOWN
+    rows: list[tuple[str, ...]] = [(str(event.seq), sentence(event, {}).removeprefix("the agent ")) for event in events]
+    if left_out <= 1:
+        return rows
+    half = _STATED_SHOWN // 2
+    return [*rows[:half], ("…", f"{left_out:,} more: {shell.command('events', reading.row.run_id)}"), *rows[-half:]]
+
+
 def _failed_where(reading: RunView) -> list[str]:
     """For each failed call: where its exception was raised."""
     lines = []
@@ -185,7 +203,9 @@ def _about(reading: RunView, url: str | None) -> str:
     return f": {waiting}" if waiting else ""
 
 
-def _cells(call: CallState, load: Callable[[Payload], bytes]) -> tuple[str, ...]:
+def _cells(call: CallState, load: Callable[[Payload], bytes], steps: Mapping[int, PlanStep]) -> tuple[str, ...]:
     outcome = clip(call.doubt or "", 60) if call.phase == "in_doubt" else result_words(call, load)
     effect = "model" if is_request(call.args) else call.effect
-    return (str(call.number), asked_words(call, load, 50), effect, call.phase, str(call.attempt), outcome, call.key[:12])
+    step = steps.get(call.number)
+    of_plan = (clip(step.words.replace("step ", "", 1), 50) if step is not None else "",) if steps else ()
+    return (str(call.number), *of_plan, asked_words(call, load, 50), effect, call.phase, str(call.attempt), outcome, call.key[:12])

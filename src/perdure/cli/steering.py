@@ -15,6 +15,7 @@ from perdure.cli.target import resume_command, top
 from perdure.cli.who import os_user
 from perdure.core.identity import undone_by
 from perdure.engine.api import Reading
+from perdure.inspect.view import begins_later
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, RunRow
 
@@ -63,5 +64,7 @@ def who_goes_on(store: Reading, row: RunRow, settings: Settings, url: str | None
     if row.status == "needs_attention":
         return f"it needs attention: {shell.command('why', row.run_id)}{common.url_words(url)}"
     command = resume_command(store, top(store, row), settings.url, url)
+    if begins_later(row, common.now_at(store)):
+        return f"a worker begins it at {common.iso(row.ready_at or 0)}, or now and here: {command} --now"
     # No worker serves an undo: only `perdure undo` drives an undo.
     return f"go on with it: {command}" if undone_by(row.run_id) is not None else f"a worker goes on with it, or here: {command}"

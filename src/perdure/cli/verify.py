@@ -15,7 +15,7 @@ from perdure.inspect.view import all_rows, require
 
 
 @click.command("verify")
-@click.argument("run_id", metavar="[RUN]", required=False)
+@common.optional_run_argument
 @click.option("--export", "file", metavar="FILE", help="Verify the runs in a file of `perdure export`, without a database.")
 @common.url_option
 @common.json_option

@@ -83,7 +83,14 @@ def _held(holder: Holder, now: int) -> str:
     since = f"since {moment(holder.since, now)}" if holder.since else "for an unknown time"
     seen = f"last sign of life {span(round((holder.silent_s or 0) * 1e6))} ago"
     until = moment(holder.lease_until or "", now)
-    lease = f"lease until {until}, and it renews it" if holder.alive else f"its lease counts until {until} at the latest"
+    if holder.alive:
+        lease = f"lease until {until}, and it renews it"
+    else:
+        lease = (
+            f"its lease counts until {until} at the latest"
+            if holder.dead
+            else f"lease until {until}; after that another worker may take over"
+        )
     return f"held by {holder.name} {since}; {seen}; {lease}; {plural(holder.runs, 'run')} held in all"
 
 
@@ -160,7 +167,7 @@ def _doubt(doubt: CallInDoubt, now: int) -> list[str]:
         f"{doubt.call:>4}  {doubt.asked}",
         f"      asked at {moment(doubt.asked_at, now)}{by}, attempt {doubt.attempt}; {since}: {doubt.why}",
         *(f"        {place}" for place in doubt.places),
-        f"      key {doubt.key}",
+        *([] if doubt.keyless else [f"      key {doubt.key}"]),
         f"      {doubt.effect}: {doubt.meaning}",
         f"      by itself: {doubt.by_itself}",
         f"      check: {doubt.check}",

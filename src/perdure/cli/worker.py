@@ -75,7 +75,7 @@ async def _serve(settings: Settings, served: list[Target], queues: list[str] | N
                 raise
             if since_s is None:
                 since_s = time.monotonic()
-                common.note(common.clean(f"perdure: waiting for the database: {error}"))
+                common.note(common.clean(f"perdure: waiting for the database: {error.in_full()}"))
             await asyncio.wait([stopping := asyncio.ensure_future(stop.wait())], timeout=pause_s)
             stopping.cancel()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -246,7 +246,8 @@ def judge_vote(standing: Standing, facts: ApprovalFacts, vote: Vote, now: int) -
     _check_permitted(request, vote, facts.requester)
     if vote.digest is not None and vote.digest != request.digest:
         raise Conflict(
-            f"approval {request.approval} is about {request.digest[:12]}, not about {vote.digest[:12]}; look at it again: perdure approvals"
+            f"approval {request.approval} is about {request.digest[:12]}, not about {vote.digest[:12]}",
+            hint="look at it again: perdure approvals",
         )
     # The edit is always checked, also if this vote does not decide yet. If the edit were ignored, a person would
     # approve input that differs from what this person wanted.

@@ -81,8 +81,22 @@ _REPEATABLE = frozenset(("read", "idempotent", "transaction"))
 Verdict = Perform | Wait | Reconcile | Park | GiveUp
 
 
-def decide(call: CallState, *, has_reconcile: bool, key_window_s: float, max_asks: int, wanted: bool, now: int) -> Verdict:
-    """The verdict on an open call without an attempt under way. `wanted`: the agent still waits for the call."""
+def decide(
+    call: CallState, *, has_reconcile: bool, key_window_s: float, max_asks: int, wanted: bool, now: int, cancelling: bool = False
+) -> Verdict:
+    """The verdict on an open call without an attempt under way. `wanted`: the agent still waits for the call.
+
+    `cancelling`: a person has asked to cancel the run.
+    """
+    verdict = _by_phase(call, has_reconcile, key_window_s, max_asks, wanted, now)
+    if isinstance(verdict, Perform) and not wanted and cancelling:
+        # The key prevents a second effect. But perhaps the effect has not happened at all, and after a cancel it must
+        # not happen any more.
+        return Park("it may or may not have happened, and the run is being cancelled")
+    return verdict
+
+
+def _by_phase(call: CallState, has_reconcile: bool, key_window_s: float, max_asks: int, wanted: bool, now: int) -> Verdict:
     match call.phase:
         case "retry_wait" | "failing" | "idle" | "proposed" | "approved" if not call.doubtful:
             # Every attempt so far certainly did not happen, or may be repeated: the effect class does not matter.

@@ -4,9 +4,11 @@ The body of an event says what happened. The envelope (`Event`) says when that h
 epoch, for which call and because of which event. A journal is read by later versions of perdure: so fields are only
 added, always with a default, and types are never renamed.
 
-`cause` is the `seq` of the event that led to this event, so that every event can be traced back to `run_created`. An
-intent is caused by the completion that woke the agent, a completion by its intent, and a retry by the failure before
-that retry.
+`cause` is the `seq` of the event that led to this event. Every event but `run_created` has one, and it is an earlier
+event of the same journal, so that every event can be traced back to `run_created`. An intent is caused by the
+completion that woke the agent, a completion by its intent, and a retry by the failure before that retry. Post that
+answers nothing has the event before it as its cause. docs/journal.md has the whole list. perdure 0.1 left out the
+cause of releases and of some post.
 """
 
 from __future__ import annotations
@@ -150,6 +152,7 @@ class ToolCallInitiated(Body, frozen=True, tag="tool_call_initiated"):
     pinned: str | None = None  # digest of the tool's schema and effect class; only in the run's first call of the tool
     # The expected cost of the attempt. It is reserved in the budget until the outcome of the attempt is known.
     estimate: Usage | None = None
+    keyless: bool = False  # the tool of this `once` or `keyed` call takes no `call`, so no service can know the key
 
 
 class ToolCallCompleted(Body, frozen=True, tag="tool_call_completed"):

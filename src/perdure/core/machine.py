@@ -353,10 +353,9 @@ class Machine:
         """How many timers the agent has set so far. This is also the number of the last timer."""
         return self._loop.timers_set
 
-    def timer_cause(self, timer: int) -> int | None:
-        """The seq of the event that made the agent set this timer; None if the timer is not pending any more."""
-        pending = self._loop.timers.get(timer)
-        return None if pending is None else pending.cause
+    def timer_cause(self, timer: int) -> int:
+        """The seq of the event that made the agent set this timer, which is pending."""
+        return self._loop.timers[timer].cause
 
     # -- for the agent: tools, models, approvals, children, signals -----------------------------------------------------
     @property

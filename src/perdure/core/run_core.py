@@ -202,6 +202,7 @@ class PendingRelease(Struct, frozen=True, gc=False):
     status: Literal["queued", "paused", "needs_attention"]
     waiting_for: str
     attention: Reason | None = None
+    cause: int | None = None  # the seq of the event that makes the run close; None: no event does (a drain)
 
 
 class Later(Struct, frozen=True, gc=False):
@@ -434,7 +435,7 @@ class RunCore:
                 self._note("error", f"{error}; the run is released")
                 self.closing = self.closing or PendingRelease("queued", "another look at its journal")
             case Diverged():
-                self._attend("diverged", str(error))
+                self._attend("diverged", str(error), self._claimed_seq)
             case DoesNotRest():
                 self._attend("stuck", str(error))
             case PerdureError():
@@ -444,11 +445,16 @@ class RunCore:
                 # Use describe(), because the __str__ of the error may raise.
                 self._attend("error", f"unexpected {type(error).__name__}: {describe(error).message}")
 
-    def _attend(self, reason: Reason, detail: str) -> None:
-        """Stop the run until a person has looked at it. Attempts under way may end, and their ends are recorded."""
+    def _attend(self, reason: Reason, detail: str, cause: int | None = None) -> None:
+        """Stop the run until a person has looked at it. Attempts under way may end, and their ends are recorded.
+
+        `cause` is the event that shows the problem; None: the last event.
+        """
         if self.closing is None or self.closing.status == "queued":
-            self.closing = PendingRelease("needs_attention", f"a person: {reason.replace('_', ' ')}", reason)
-            self._record(AttentionNeeded(reason, detail), cause=self._claimed_seq)
+            cause, needed = self.state.seq if cause is None else cause, self.state.seq + 1
+            # Set `closing` first: `_record` looks for circles, and may call this method again.
+            self.closing = PendingRelease("needs_attention", f"a person: {reason.replace('_', ' ')}", reason, needed)
+            self._record(AttentionNeeded(reason, detail), cause=cause)
 
     def _stop_all(self) -> None:
         self._out.stop += tuple(self._running)
@@ -683,6 +689,7 @@ class RunCore:
             approval=approval,
             pinned=self._pinned(tool) if tool.name not in self._compared and (attempt == 1 or approval is not None) else None,
             estimate=tool.estimate,
+            keyless=tool.keyless,
         )
         self._record(intent, call=number, cause=cause)
 
@@ -912,19 +919,15 @@ class RunCore:
         yield from self._follow(call, self._verdict(call, asked, wanted))
 
     def _verdict(self, call: CallState, asked: CallTool, wanted: bool) -> Verdict:
-        verdict = decide(
+        return decide(
             call,
             has_reconcile=asked.tool.reconciler is not None,
             key_window_s=asked.tool.key_window_s,
             max_asks=self._settings.reconcile_asks,
             wanted=wanted,
+            cancelling=self.state.cancel is not None,
             now=self._now,
         )
-        if isinstance(verdict, Perform) and not wanted and self.state.cancel is not None:
-            # The key prevents a second effect. But perhaps the effect has not happened at all, and after a cancel it
-            # must not happen any more.
-            return Park("it may or may not have happened, and the run is being cancelled")
-        return verdict
 
     def _follow(self, call: CallState, verdict: Verdict) -> Asking[None]:
         match verdict:
@@ -946,7 +949,9 @@ class RunCore:
                     self._doubt(call, f"{why}; {call.doubt}"[:500] if call.doubt else why)
 
     def _doubt(self, call: CallState, why: str) -> None:
-        self._record(ToolCallInDoubt(call.attempt, why), call=call.number, cause=self._claimed_seq)
+        # The claim, if the doubt is about an attempt of an earlier worker; else what last happened to the call.
+        cause = max(self._claimed_seq, call.last_seq)
+        self._record(ToolCallInDoubt(call.attempt, why), call=call.number, cause=cause)
 
     def _attempt_again(self, call: CallState, attempt: int) -> Asking[None]:
         tool = self._tool_call(call).tool
@@ -1025,7 +1030,9 @@ class RunCore:
         )
         yield from self._state(call, asked.tool, after.bodies)
         if isinstance(result, Raised) and is_not_ready(result.failure) and wanted and not call.ended:
-            self._attend("error", f"call {call.number} ({call.tool}) cannot be made here, and was not: {result.failure.message}")
+            self._attend(
+                "error", f"call {call.number} ({call.tool}) cannot be made here, and was not: {result.failure.message}", call.last_seq
+            )
         yield from self._go_on_with(call, asked, wanted, after.verdict)
 
     def _take_answer(self, answer: HookAnswered) -> Asking[None]:
@@ -1115,29 +1122,31 @@ class RunCore:
         # The event keeps the event id that the sender chose. If the sender does not know whether its post was written,
         # it searches for that id.
         event_id = row.event_id or None
+        # Post that answers nothing in this journal has the event before it as its cause, as when the store appends it.
+        before = state.seq
         match body:
             case CancelRequested() if state.cancel is None:
-                event = self._record(body, event_id=event_id)
+                event = self._record(body, cause=before, event_id=event_id)
                 if self.closing is not None and self.closing.status != "queued":
                     # The run was to be parked once its attempts ended. A cancel does not wait for these attempts, nor
                     # for a person. The next worker delivers the cancel to the agent. This worker cannot: completions
                     # that were recorded while the run was closing were not delivered here.
-                    self.closing = PendingRelease("queued", "another worker: it is to be cancelled")
+                    self.closing = PendingRelease("queued", "another worker: it is to be cancelled", cause=event.seq)
                     self._stop_all()
                 yield from self._deliver(event)
             case RunPaused() if state.cancel is None:
-                self._record(body, event_id=event_id)
+                event = self._record(body, cause=before, event_id=event_id)
                 if self.closing is None or self.closing.status == "queued":
-                    self.closing = PendingRelease("paused", f"a person who unpauses it; {body.by} paused it")
+                    self.closing = PendingRelease("paused", f"a person who unpauses it; {body.by} paused it", cause=event.seq)
             case RunUnpaused() if state.paused is not None:
-                self._record(body, event_id=event_id)
+                event = self._record(body, cause=before, event_id=event_id)
                 if self.closing is not None and self.closing.status == "paused":
                     # While the run was closing, new calls were only proposed. The next worker starts these calls.
-                    self.closing = PendingRelease("queued", "another worker: it was unpaused")
+                    self.closing = PendingRelease("queued", "another worker: it was unpaused", cause=event.seq)
             case BudgetRaised():
-                self._record(body, event_id=event_id)
+                self._record(body, cause=before, event_id=event_id)
             case SignalReceived():
-                yield from self._deliver(self._record(body, event_id=event_id))
+                yield from self._deliver(self._record(body, cause=before, event_id=event_id))
             case ToolCallResolved() if row.call in state.open and self._is_about(body, state.open[row.call]):
                 yield from self._hear_of_resolution(state.open[row.call], body, event_id)
             case ApprovalVoted() | ApprovalEscalated() | ApprovalDecided() | ApprovalExpired() | ApprovalWithdrawn() if (
@@ -1268,7 +1277,9 @@ class RunCore:
         # The arguments must equal the approved arguments, byte for byte. The store checks that again in the commit
         # that starts the call.
         if digest != ask.digest:
-            self._attend("error", f"call {call.number} ({call.tool}): its arguments are not those that were approved; it was not made")
+            self._attend(
+                "error", f"call {call.number} ({call.tool}): its arguments are not those that were approved; it was not made", call.last_seq
+            )
             return
         self._approved[call.number] = copy(call)
         args = self._pack(asked.args) if ask.edited else None
@@ -1489,15 +1500,20 @@ class RunCore:
         # After a cancel was requested, the status is `cancelling`, unless the run is paused or needs attention.
         standing = "cancelling" if self.state.cancel is not None and status not in ("paused", "needs_attention") else status
         short_since = min(self._short.values(), default=None)
-        self._record(RunReleased(standing, waiting_for, wake, short_since=short_since))
+        closing = self.closing
+        cause = self.state.seq if closing is None or closing.cause is None else closing.cause
+        self._record(RunReleased(standing, waiting_for, wake, short_since=short_since), cause=cause)
         detail = self.state.attention.detail[:500] if self.state.attention else None
         self._append(
             RowChange(standing, waiting_for=waiting_for, ready_at=wake, error=detail, attention=attention, release=True, progress=True)
         )
 
     # -- the append -----------------------------------------------------------------------------------------------------
-    def _record(self, body: AnyBody, *, call: int | None = None, cause: int | None = None, event_id: str | None = None) -> Event:
-        """Record an event. The state contains the event at once, and the next append makes the event durable."""
+    def _record(self, body: AnyBody, *, cause: int, call: int | None = None, event_id: str | None = None) -> Event:
+        """Record an event. The state contains the event at once, and the next append makes the event durable.
+
+        `cause` is the seq of an earlier event of this journal: the answer to "why did this happen?" for `perdure trace`.
+        """
         state = self.state
         event = Event(state.seq + 1, event_id or next(self._ids), self._now, state.epoch, call, cause, body)
         state.apply(event)
@@ -1519,7 +1535,7 @@ class RunCore:
         if self._watch is not None:
             circling = self._watch.observe(event, None if event.call is None else self.state.calls.get(event.call))
             if circling is not None:
-                self._attend("circling", circling)
+                self._attend("circling", circling, event.seq)
 
     def _pack(self, encoded: bytes) -> Payload:
         """A payload for an event. A value that is too large to be stored inline becomes a blob of the same append."""

@@ -139,6 +139,7 @@ class CallState(Struct, gc=False):
     timeout_s: float | None = None
     settle_s: float | None = None
     has_reconcile: bool = False
+    keyless: bool = False  # the tool was not given the key, so no service can know it
     retry_at: int | None = None
     turn: int | None = None  # the start time of the call under its rate limit
     asks: int = 0  # how often the reconcile hook has answered "in progress"
@@ -294,7 +295,7 @@ class RunState(Struct, gc=False, eq=False):
     def apply(self, event: Event) -> None:
         """Fold the next event into the state."""
         if event.seq != self.seq + 1:
-            raise StoreCorrupt(f"{self._name()}: event {event.seq} follows event {self.seq}; `perdure verify` tells what is missing")
+            raise StoreCorrupt(f"{self._name()}: event {event.seq} follows event {self.seq}", hint="`perdure verify` tells what is missing")
         if self.status in FINISHED:
             raise StoreCorrupt(f"{self._name()}: event {event.seq} ({event.type}) comes after the run's end")
         self.seq = event.seq
@@ -499,6 +500,7 @@ class RunState(Struct, gc=False, eq=False):
                 call.timeout_s, call.settle_s = body.timeout_s, body.settle_s
                 call.retry_at = call.turn = None
                 call.has_reconcile, call.started_at, call.quiet_since = body.reconcile, event.ts, 0
+                call.keyless = body.keyless
                 if body.pinned is not None:
                     self.pins.setdefault(f"tool {body.tool}", body.pinned)
                 self.attempts += 1

@@ -123,6 +123,6 @@ class Engine(Protocol):
 
 
 def no_such_run(run_id: str, reading: Reading | None = None) -> NotFound:
-    """The NotFound error for a run. If `reading` is given, the error names the journal."""
-    where = "" if reading is None else f" in {shown_url(reading.url)}"
-    return NotFound(f"there is no run {run_id}{where}; `perdure list` shows those that there are")
+    """The NotFound error for a run. If `reading` is given, the hint names the journal."""
+    where = "" if reading is None else f" of {shown_url(reading.url)}"
+    return NotFound(f"there is no run {run_id}", hint=f"`perdure list` shows the runs{where}")

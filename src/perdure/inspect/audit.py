@@ -1,6 +1,7 @@
 """The audit trail: one JSON line per event of all runs, from the journal or live from a worker.
 
-A line says who acted, what went wrong, and the details of the event. A line never has arguments or results.
+A line says who acted, what went wrong, and the details of the event: also the decisions and thoughts of the agent.
+Arguments and results are in a line only if that is asked for (`payloads`). docs/journal.md lists the fields.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
+from perdure.core.codec import Payload
 from perdure.core.events import (
     ApprovalDecided,
     ApprovalEscalated,
@@ -29,6 +32,7 @@ from perdure.core.events import (
     CancelRequested,
     ChildFinished,
     ChildStarted,
+    DecisionMade,
     Event,
     PatchMarked,
     PinChanged,
@@ -44,7 +48,11 @@ from perdure.core.events import (
     RunRequeued,
     RunUnpaused,
     SignalReceived,
+    StatusReported,
     Terminal,
+    ThoughtRecorded,
+    TimerFired,
+    TimerSet,
     ToolCallCompleted,
     ToolCallFailed,
     ToolCallInDoubt,
@@ -54,10 +62,10 @@ from perdure.core.events import (
     Usage,
 )
 from perdure.engine.api import Reading
-from perdure.inspect.text import failed, iso, over_budget
+from perdure.inspect.text import Load, failed, iso, over_budget, plain
 from perdure.inspect.timeline import EventNames
-from perdure.inspect.view import PAGE
-from perdure.store.api import FINISHED, Place
+from perdure.inspect.view import PAGE, loader
+from perdure.store.api import FINISHED, Place, RunRow
 
 # -- What a line says about one event
 
@@ -132,7 +140,8 @@ def _of_approval(event: Event) -> dict[str, Any]:
     match body:
         case ApprovalRequested():
             asked = {"approval": body.approval, "action": body.action, "digest": body.digest, "asked_of": list(body.by)}
-            return {**asked, "quorum": body.quorum, "four_eyes": body.four_eyes, **_at(body.expires_at, "expires_at")}
+            terms = {"reason": body.reason, "quorum": body.quorum, "four_eyes": body.four_eyes}
+            return {**asked, **terms, **_at(body.expires_at, "expires_at")}
         case ApprovalVoted():
             return {"approval": body.approval, "by": body.by, "digest": body.digest, "source": body.source, "note": body.note}
         case ApprovalDecided():
@@ -181,8 +190,25 @@ def _of_run(event: Event) -> dict[str, Any]:
             return {"plan_digest": body.digest, "by": body.by}
         case PatchMarked():
             return {"patch": body.name}
+        case DecisionMade():
+            return {"choice": plain(body.choice), "among": plain(body.among), "reason": body.reason}
+        case ThoughtRecorded() | StatusReported():
+            return {"text": body.text}
+        case TimerSet():
+            return {"timer": body.timer, **_at(body.due, "due")}
+        case TimerFired():
+            return {"timer": body.timer}
         case _:
             return {}
+
+
+def payloads(event: Event, load: Load | None) -> dict[str, Any]:
+    """What the event was given and what came of it, by the names of the fields: arguments, results, input, output."""
+    body = event.body
+    if isinstance(body, DecisionMade):
+        return {}  # the line has the choice and its alternatives already
+    fields = {name: getattr(body, name) for name in body.__struct_fields__}
+    return {name: plain(value, load) for name, value in fields.items() if isinstance(value, Payload)}
 
 
 def _at(when: int | None, name: str = "at") -> dict[str, Any]:
@@ -203,13 +229,17 @@ _encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 
 
 class Trail:
-    """The lines of one run. Call `line` for every event in order, also if the caller does not use the line."""
+    """The lines of one run. Call `line` for every event in order, also if the caller does not use the line.
 
-    def __init__(self, run_id: str) -> None:
+    With `payloads` the lines have a field `payloads`. `load` reads payloads from the blob store.
+    """
+
+    def __init__(self, run_id: str, load: Load | None = None, *, payloads: bool = False) -> None:
         self.run_id = run_id
+        self._load = load if payloads else None
         self.seq = 0
         self._event_ids: dict[int, str] = {}
-        self._names = EventNames()
+        self._names = EventNames(load)
         self._created: RunCreated | None = None
         self._version = ""  # the version of the agent that drives the run now
 
@@ -229,12 +259,17 @@ class Trail:
             "idempotency_key": None if call is None else self._names.keys.get(call),
             "actor": person(event) or (created.actor if created else None),
             "error": error(event),
-            "context": {**self._about_run(), "epoch": event.epoch, **detail(event)},
+            "context": {**self._about_run(), "epoch": event.epoch, **self._about_step(call), **detail(event)},
+            **({} if self._load is None else {"payloads": payloads(event, self._load)}),
         }
 
     def _about_run(self) -> dict[str, Any]:
         created = self._created
         return {} if created is None else {"agent": created.agent, "version": self._version, "tenant": created.tenant}
+
+    def _about_step(self, call: int | None) -> dict[str, Any]:
+        step = None if call is None else self._names.steps.get(call)
+        return {} if step is None else {"plan_step": msgspec.to_builtins(step)}
 
     def _learn(self, event: Event) -> None:
         self.seq = event.seq
@@ -248,18 +283,39 @@ class Trail:
 
 
 # -- from the journal -------------------------------------------------------------------------------------------------
+class AuditFilter(Struct, frozen=True):
+    """Which lines are wanted. None and empty: all of them."""
+
+    since: int = 0  # µs since 1970
+    until: int | None = None
+    run_id: str | None = None
+    tenant: str | None = None
+    agent: str | None = None
+    types: frozenset[str] = frozenset()
+
+    def has_run(self, run_id: str, agent: str, tenant: str) -> bool:
+        return self.run_id in (None, run_id) and self.agent in (None, agent) and self.tenant in (None, tenant)
+
+    def has_line(self, type_: str, ts: int) -> bool:
+        return self.since <= ts and (self.until is None or ts <= self.until) and (not self.types or type_ in self.types)
+
+
 class Audit:
     """The lines of all runs of a store. The first call of `more` yields all lines, a later call only new lines.
 
-    Only unfinished runs are kept in memory: a finished run never changes.
+    Only unfinished runs are kept in memory: a finished run never changes. `payloads`: the lines have
+    arguments and results.
     """
 
-    def __init__(self, store: Reading, since: int = 0) -> None:
+    def __init__(self, store: Reading, wanted: AuditFilter = AuditFilter(), *, payloads: bool = False) -> None:  # noqa: B008
         self._store = store
-        self._since = since
+        self._wanted = wanted
+        self._payloads = payloads
+        self._load = loader(store)
         self._newest: Place = (0, 0)  # the place of the newest run that was listed so far
         self._unfinished: dict[str, tuple[Place, int]] = {}  # run whose end was not yielded yet → (place, created_at)
         self._trails: dict[str, Trail] = {}
+        self._run_seq = 0  # if only one run is wanted: the last of its events that was read
 
     def more(self) -> Iterator[dict[str, Any]]:
         """Lines that were not yielded before. The lines of one run are in order of seq.
@@ -286,12 +342,15 @@ class Audit:
                 heapq.heappush(waiting, (events[position + 1].ts, run_id, position + 1))
             else:
                 del opened[run_id]
-            line = self._line(run_id, events[position])
-            if events[position].ts >= self._since:
+            event = events[position]
+            line = self._line(run_id, event)
+            if self._wanted.has_line(event.type, event.ts):
                 yield line
 
     def _grown(self) -> list[tuple[int, str]]:
-        """(created_at, run id) of each run that has events which were not yielded yet."""
+        """(created_at, run id) of each wanted run that has events which were not yielded yet."""
+        if self._wanted.run_id is not None:
+            return self._grown_run(self._wanted.run_id)
         grown: list[tuple[int, str]] = []
         # If a run was unfinished at the last call and is not listed now, the run has ended in the meantime.
         ended = dict(self._unfinished)
@@ -305,22 +364,37 @@ class Audit:
             self._newest = max(self._newest, after)
             for place, row in page:
                 ended.pop(row.run_id, None)
-                if row.updated_at < self._since and row.status in FINISHED:
+                if not self._may_have_lines(row):
                     continue
                 self._unfinished.setdefault(row.run_id, (place, row.created_at))
                 told = self._trails[row.run_id].seq if row.run_id in self._trails else 0
-                if row.seq > told and row.updated_at >= self._since:
+                if row.seq > told and row.updated_at >= self._wanted.since:
                     grown.append((row.created_at, row.run_id))
         return grown + [(created_at, run_id) for run_id, (_, created_at) in ended.items()]
 
+    def _grown_run(self, run_id: str) -> list[tuple[int, str]]:
+        """The same for a single run: the other runs of the journal are not looked at."""
+        row = self._store.get(run_id)
+        if row is None or row.seq <= self._run_seq or not self._may_have_lines(row):
+            return []
+        self._run_seq = row.seq
+        return [(row.created_at, run_id)]
+
+    def _may_have_lines(self, row: RunRow) -> bool:
+        wanted = self._wanted
+        if not wanted.has_run(row.run_id, row.agent, row.tenant) or (wanted.until is not None and row.created_at > wanted.until):
+            return False
+        return row.updated_at >= wanted.since or row.status not in FINISHED
+
     def _unseen(self, run_id: str) -> list[Event]:
-        trail = self._trails.setdefault(run_id, Trail(run_id))
+        trail = self._trails.setdefault(run_id, Trail(run_id, self._load, payloads=self._payloads))
         return self._store.read(run_id, trail.seq)
 
     def _line(self, run_id: str, event: Event) -> dict[str, Any]:
         line = self._trails[run_id].line(event)
         if isinstance(event.body, Terminal):
-            del self._trails[run_id], self._unfinished[run_id]
+            del self._trails[run_id]
+            self._unfinished.pop(run_id, None)
         return line
 
 

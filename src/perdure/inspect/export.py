@@ -149,7 +149,7 @@ def _header(path: Path, first: bytes) -> Header:
     try:
         begins = msgspec.json.decode(first, type=_Begins)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise InvalidInput(f"{path} is no export of perdure: make one with `perdure export RUN -o FILE`") from None
+        raise InvalidInput(f"{path} is no export of perdure", hint="make one with `perdure export RUN -o FILE`") from None
     if begins.kind == "perdure_export" and begins.format != FORMAT:
         raise InvalidInput(f"{path} has format {begins.format}, and this version of perdure reads {FORMAT}; update perdure")
     header = _decoded(path, 1, first)
@@ -291,8 +291,8 @@ def _journal(row: RunRow, stored: list[Stored]) -> tuple[RunLine, list[tuple[Eve
         head = one.hash
     if len(lines) < row.seq or head != row.head or state.created is None:
         raise StoreCorrupt(
-            f"run {row.run_id}, event {min(len(lines) + 1, row.seq)}: it was changed after it was written, and cannot be exported;  "
-            f"{shell.command('verify', row.run_id)} says more"
+            f"run {row.run_id}, event {min(len(lines) + 1, row.seq)}: it was changed after it was written, and cannot be exported",
+            hint=f"{shell.command('verify', row.run_id)} says more",
         )
     return RunLine(row.run_id, *_told(state), row.seq, head.hex()), lines, state
 

@@ -37,7 +37,7 @@ def check_runs(store: Reading, now: int, lease_us: int) -> list[Check]:
     counts: Counter[str] = Counter()
     attention: list[str] = []
     ignored: list[RunRow] = []
-    orphaned: list[str] = []
+    orphaned: list[RunRow] = []
     newest = 0
     suspects: list[RunRow] = []
     groups = store.suspects()
@@ -52,7 +52,7 @@ def check_runs(store: Reading, now: int, lease_us: int) -> list[Check]:
         elif row.status not in FINISHED and row.ready_at is not None and row.ready_at < now - IGNORED_AFTER_US:
             ignored.append(row)
         if row.holder is not None and row.holder not in alive:
-            orphaned.append(row.run_id)
+            orphaned.append(row)
     return [
         # Runs that need a person are not counted here: they need no worker, and the check "attention" reports them.
         _workers(workers, now, sum(count for status, count in counts.items() if status not in (*FINISHED, "needs_attention"))),
@@ -61,7 +61,7 @@ def check_runs(store: Reading, now: int, lease_us: int) -> list[Check]:
         _approvals(store, now),
         _ignored(ignored, now),
         _suspects(suspects),
-        _orphaned(orphaned),
+        _orphaned(orphaned, {worker.worker for worker in workers if not worker.dead}),
         _clock(newest, now),
     ]
 
@@ -77,9 +77,13 @@ def check_guards(store: Reading) -> Check:
 
 def _workers(workers: list[WorkerRow], now: int, unfinished: int) -> Check:
     alive = [worker for worker in workers if worker.alive]
-    dead = len(workers) - len(alive)
+    dead = sum(worker.dead for worker in workers)
+    silent = [worker for worker in workers if not worker.alive and not worker.dead]
     each = ", ".join(f"{w.name} ({plural(w.runs, 'run')}, up {span(now - w.started_at)})" for w in alive[:10])
     gone = f"; {dead} dead, which the next worker clears away" if dead else ""
+    if silent:
+        names = ", ".join(f"{worker.name} for {span(now - worker.beat_at)}" for worker in silent[:10])
+        gone += f"; {len(silent)} silent, suspended or cut off from the database: {names}"
     if not alive and unfinished:
         found = (
             f"none is alive, and {plural(unfinished, 'run is', 'runs are')} unfinished: timers, decisions and signals wait for one{gone}"
@@ -136,11 +140,17 @@ def _suspects(rows: list[RunRow]) -> Check:
     )
 
 
-def _orphaned(run_ids: list[str]) -> Check:
-    if not run_ids:
+def _orphaned(rows: list[RunRow], silent: set[str]) -> Check:
+    """Runs that are held by workers which are not alive. `silent`: the registered workers that are not proven dead."""
+    if not rows:
         return Check("leases", "ok", "every run that is held is held by a worker that lives")
-    found = f"{plural(len(run_ids), 'run')} held by dead workers: {_some(run_ids)}"
-    return Check("leases", "warn", found, f"the next worker takes them over; here: {shell.command('resume', run_ids[0])}")
+    kinds = {
+        "dead": [row.run_id for row in rows if row.holder not in silent],
+        "silent": [row.run_id for row in rows if row.holder in silent],
+    }
+    found = "; ".join(f"{plural(len(ids), 'run')} held by {kind} workers: {_some(ids)}" for kind, ids in kinds.items() if ids)
+    after = ", from a silent worker when its lease has run out" if kinds["silent"] else ""
+    return Check("leases", "warn", found, f"the next worker takes them over{after}; here: {shell.command('resume', rows[0].run_id)}")
 
 
 def _clock(newest: int, now: int) -> Check:

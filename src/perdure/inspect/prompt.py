@@ -68,4 +68,4 @@ def _text(events: Sequence[Event], seq: int, load: Callable[[Payload], bytes]) -
         case SignalReceived(payload=payload) | ChildFinished(output=Payload() as payload):
             return shown_result(load(payload))
         case _:
-            raise StoreCorrupt(f"event {seq} holds no text that a model could have been told; `perdure verify` tells more")
+            raise StoreCorrupt(f"event {seq} holds no text that a model could have been told", hint="`perdure verify` tells more")

@@ -7,6 +7,7 @@ from typing import Any
 
 from perdure import shell
 from perdure.engine.api import Reading
+from perdure.inspect.audit import AuditFilter
 from perdure.inspect.health import Check
 from perdure.inspect.text import iso, plural
 from perdure.store.api import Tombstone
@@ -35,18 +36,29 @@ def pruned_runs(store: Reading) -> int:
     return int(store.facts()["pruned"])
 
 
+PRUNED = "run_pruned"  # the type of a tombstone's line; no event has it
+
+
 class PrunedRuns:
     """Tombstones as lines of the audit trail. Each call of `more` yields only the tombstones that are new."""
 
-    def __init__(self, store: Reading, since: int) -> None:
+    def __init__(self, store: Reading, wanted: AuditFilter) -> None:
         self._store = store
-        self._since = since
+        self._wanted = wanted
         self._after = 0
 
     def more(self) -> Iterator[dict[str, Any]]:
         while page := self._store.tombstones(self._after):
             self._after = page[-1][0]
-            yield from (_line(tombstone) for _, tombstone in page if tombstone.pruned_at >= self._since and tombstone.status != "returned")
+            yield from (_line(tombstone) for _, tombstone in page if self._has(tombstone))
+
+    def _has(self, tombstone: Tombstone) -> bool:
+        wanted = self._wanted
+        return (
+            tombstone.status != "returned"
+            and wanted.has_run(tombstone.run_id, tombstone.agent, tombstone.tenant)
+            and wanted.has_line(PRUNED, tombstone.pruned_at)
+        )
 
 
 def _line(tombstone: Tombstone) -> dict[str, Any]:
@@ -55,7 +67,7 @@ def _line(tombstone: Tombstone) -> dict[str, Any]:
         "run_id": tombstone.run_id,
         "event_id": None,
         "seq": None,
-        "type": "run_pruned",
+        "type": PRUNED,
         "call": None,
         "tool": None,
         "caused_by": None,

@@ -1,19 +1,61 @@
-"""A journal as lines, for `perdure events`: each event with the tool and the key of its call."""
+"""A journal as lines, for `perdure events`: each event with the tool and the key of its call, and the step of a plan."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable
 from typing import Any
 
-from perdure.core.events import ApprovalRequested, ChildStarted, Event, RunCreated, ToolCallInitiated, ToolCallProposed, encode_body
+import msgspec
+from msgspec import Struct
+
+from perdure.core.events import (
+    ApprovalRequested,
+    ChildStarted,
+    Event,
+    PlanGenerated,
+    RunCreated,
+    StatusReported,
+    ToolCallInitiated,
+    ToolCallProposed,
+    encode_body,
+)
 from perdure.core.identity import CallKeys
-from perdure.inspect.text import Load, iso, sentence
+from perdure.inspect.text import Load, clip, iso, plain, sentence
+
+# What agents/plan/follow.py writes: the status right before the call of a step, and the action of an approval of a step.
+_STEP_STATUS = re.compile(r"(undoing )?step ([A-Za-z_][A-Za-z0-9_-]{0,63})(?:: (.*))?\Z", re.DOTALL)
+_STEP_ACTION = re.compile(r"step ([A-Za-z_][A-Za-z0-9_-]{0,63})(?:: .*| failed)\Z", re.DOTALL)
+
+
+class PlanStep(Struct, frozen=True, omit_defaults=True):
+    """The step of a plan to which a call belongs."""
+
+    name: str
+    description: str | None = None
+    undoing: bool = False  # the call undoes the step
+
+    @property
+    def label(self) -> str:
+        return f"{'undo of ' if self.undoing else ''}step {self.name}"
+
+    @property
+    def words(self) -> str:
+        return f"{self.label}: {clip(self.description, 100)}" if self.description else self.label
 
 
 class EventNames:
-    """The tools, keys and names of a run's calls. They are collected from the run's events, which come in order."""
+    """The tools, keys, names and steps of a run's calls. They are collected from the run's events, which come in order.
 
-    def __init__(self) -> None:
+    `load` reads a plan that is too large for its event; without `load` its steps have no descriptions.
+    """
+
+    def __init__(self, load: Load | None = None) -> None:
+        self._load = load
+        self._described: dict[str, str | None] | None = None  # step of the recorded plan → its description; None: no plan
+        self._announced: tuple[PlanStep, str | None, int | None] | None = None  # the step whose call follows, its tool, its cause
+        self.steps: dict[int, PlanStep] = {}
         self.tools: dict[int, str] = {}
         self.keys: dict[int, str] = {}
         self._keys = CallKeys("", "")  # replaced at the run's first event; no call comes before it
@@ -23,9 +65,16 @@ class EventNames:
     def learn(self, event: Event) -> None:
         """Learn the names from the event that begins a call. Later events of the call do not have these names."""
         if event.call is None:
-            if isinstance(event.body, RunCreated):
-                self._keys = CallKeys.of(event.body)
+            match event.body:
+                case RunCreated():
+                    self._keys = CallKeys.of(event.body)
+                case PlanGenerated(plan=plan):
+                    self._described = {name: description for name, _, description in steps_in(plain(plan, self._load))}
+                case StatusReported(text=text) if self._described is not None:
+                    self._announce(text, event.cause)
             return
+        if self._announced is not None and event.call not in self.calls:
+            self._begin_step(event, event.call)
         match event.body:
             case ToolCallInitiated(tool=tool, key=key) | ToolCallProposed(tool=tool, key=key):
                 self.tools[event.call] = self.calls[event.call] = tool
@@ -33,8 +82,41 @@ class EventNames:
                 self.began[event.call] = event.ts
             case ApprovalRequested(action=action):
                 self.calls.setdefault(event.call, action)
+                found = _STEP_ACTION.match(action)
+                if found is not None and self._described is not None:
+                    self.steps.setdefault(event.call, PlanStep(found[1], self._described.get(found[1])))
             case ChildStarted(agent=agent):
                 self.calls[event.call] = agent
+
+    def _announce(self, text: str, cause: int | None) -> None:
+        """A plan reports each step right before its call, in the same activation: so the next call is the step's call."""
+        found = _STEP_STATUS.match(text)
+        if found is not None and self._described is not None:
+            step = PlanStep(found[2], self._described.get(found[2]), undoing=found[1] is not None)
+            self._announced = (step, found[3], cause)
+
+    def _begin_step(self, event: Event, call: int) -> None:
+        assert self._announced is not None
+        (step, tool, cause), self._announced = self._announced, None
+        match event.body:
+            case ToolCallInitiated(tool=name) | ToolCallProposed(tool=name) | ChildStarted(agent=name):
+                if event.cause == cause and tool in (None, name):
+                    self.steps[call] = step
+
+
+def steps_in(plan: Any) -> list[tuple[str, str, str | None]]:
+    """(name, tool, description) of each step of a recorded plan. Empty if the plan is not readable."""
+    steps = plan.get("steps") if isinstance(plan, dict) else None
+    found = [step for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
+    return [(str(step.get("name")), str(step.get("tool")), step.get("description")) for step in found]
+
+
+def steps_of(events: Iterable[Event], load: Load | None = None) -> dict[int, PlanStep]:
+    """Call → the step of the run's plan. Empty if the run follows no plan."""
+    names = EventNames(load)
+    for event in events:
+        names.learn(event)
+    return names.steps
 
 
 class Timeline:
@@ -46,7 +128,8 @@ class Timeline:
     def __init__(self, run_id: str, load: Load | None = None) -> None:
         self.run_id = run_id
         self._load = load
-        self.names = EventNames()
+        self.names = EventNames(load)
+        self._told: set[int] = set()  # calls whose step was described in an earlier sentence
 
     def learn(self, event: Event) -> None:
         """Learn the names from an event that gets no line."""
@@ -55,7 +138,17 @@ class Timeline:
     def say(self, event: Event) -> str:
         """The event as a sentence."""
         self.learn(event)
-        return sentence(event, self.names.calls, self.names.began, self._load)
+        said = sentence(event, self.names.calls, self.names.began, self._load)
+        step = self.step(event)
+        if step is None or event.call is None:
+            return said
+        first = event.call not in self._told
+        self._told.add(event.call)
+        return f"{said} [{step.words if first else step.label}]"
+
+    def step(self, event: Event) -> PlanStep | None:
+        """The step of the plan that the event is about. The event must have been learned."""
+        return None if event.call is None else self.names.steps.get(event.call)
 
     def record(self, event: Event, hash_: bytes) -> dict[str, Any]:
         """The event as one JSON object. `data` is the body of the event, as in the journal."""
@@ -69,6 +162,7 @@ class Timeline:
             "ts": iso(event.ts),
             "call": call,
             "tool": None if call is None else self.names.tools.get(call),
+            "plan_step": msgspec.to_builtins(self.step(event)),
             "cause": event.cause,
             "key": None if call is None else self.names.keys.get(call),
             "epoch": event.epoch,

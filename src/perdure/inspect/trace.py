@@ -1,12 +1,14 @@
-"""`perdure trace`: the chain of causes that led to an event.
+"""`perdure trace`: the chain of causes that led to an event, with what the agent stated on the way.
 
-If a model asked for a call, the chain also has the model's answer, and the messages that the model got before this
-answer.
+The chain is what the journal records: each event names its cause. Between two links are the decisions, the thoughts
+and the plan that the agent recorded in that activation. If a model asked for a call, the chain also has the model's
+answer, and the messages that the model got before this answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from types import UnionType
 from typing import Any
 
@@ -17,6 +19,7 @@ from perdure.core.events import (
     ApprovalDecided,
     ApprovalEscalated,
     ApprovalExpired,
+    ApprovalRequested,
     ApprovalVoted,
     ApprovalWithdrawn,
     AttentionNeeded,
@@ -25,9 +28,11 @@ from perdure.core.events import (
     CancelRequested,
     ChildFinished,
     ChildStarted,
+    DecisionMade,
     Event,
     ModelCallCompleted,
     ModelCallInitiated,
+    PlanGenerated,
     RunAdopted,
     RunCancelled,
     RunClaimed,
@@ -36,6 +41,7 @@ from perdure.core.events import (
     RunRequeued,
     RunUnpaused,
     SignalReceived,
+    ThoughtRecorded,
     ToolCallInDoubt,
     ToolCallInitiated,
     ToolCallProposed,
@@ -46,7 +52,7 @@ from perdure.core.state import fold
 from perdure.errors import NotFound, StoreCorrupt
 from perdure.inspect.prompt import sources
 from perdure.inspect.text import Load, answer_in, clip, iso, plain, use_words
-from perdure.inspect.timeline import Timeline
+from perdure.inspect.timeline import PlanStep, Timeline
 
 SHOWN_EACH = 160
 MOST_SHOWN = 12
@@ -120,6 +126,15 @@ def wanted_by(event: Event, chain: Sequence[Event], load: Load | None) -> str | 
 # -- The chain of causes
 
 
+class Statement(Struct, frozen=True):
+    """A decision, a thought or a plan that the agent recorded in the activation that led to a link of the chain."""
+
+    seq: int
+    event_id: str
+    type: str
+    says: str
+
+
 class Link(Struct, frozen=True):
     """One link of the chain: an event, and why it followed from the event of the link before."""
 
@@ -130,10 +145,12 @@ class Link(Struct, frozen=True):
     ts: str
     call: int | None
     tool: str | None
+    plan_step: PlanStep | None  # the step of the run's plan, if the event is about a call of a step
     cause: int | None
-    inferred: bool  # True: the event records no cause, so `cause_of` inferred the cause
+    inferred: bool  # True: an older version wrote the event without a cause, and `cause_of` inferred the cause
     says: str
     because: str | None
+    stated: list[Statement]  # what the agent stated in the activation that the cause began
     meanwhile: list[str]  # takeovers between the cause and this event
     elsewhere: str | None  # the event in another run's journal that caused this event
     heard: list[str]  # for a model call: the messages since the model's last answer
@@ -142,11 +159,16 @@ class Link(Struct, frozen=True):
 ReadJournal = Callable[[str], Sequence[Event]]
 
 
-def trace(run_id: str, events: Sequence[Event], seq: int, read: ReadJournal | None = None, load: Load | None = None) -> list[Link]:
+def trace(
+    run_id: str, events: Sequence[Event], seq: int | None = None, read: ReadJournal | None = None, load: Load | None = None
+) -> list[Link]:
     """The causal chain from the run's first event to event `seq`.
+
+    Without `seq`: to the event that stopped the run, if the run needs attention; else to the run's last event.
 
     `read` reads the journals of the run's parent and children. `load` reads payloads from the blob store.
     """
+    seq = to_explain(events) if seq is None else seq
     if not 1 <= seq <= len(events):
         raise NotFound(f"run {run_id} has the events 1 to {len(events)}; there is no event {seq}")
     chain = _chain(events, seq)
@@ -154,17 +176,29 @@ def trace(run_id: str, events: Sequence[Event], seq: int, read: ReadJournal | No
     return [teller.link(step, event, chain[: step - 1]) for step, event in enumerate(chain, 1)]
 
 
+def to_explain(events: Sequence[Event]) -> int:
+    """The event that a person asks about first: why the run needs attention; else the last event of the run."""
+    if fold(events).attention is not None:
+        return _last(events, AttentionNeeded)
+    return len(events)
+
+
 def _chain(events: Sequence[Event], seq: int) -> list[Event]:
     chain = [events[seq - 1]]
     while (cause := cause_of(chain[-1], events)) is not None:
         if cause >= chain[-1].seq:
-            raise StoreCorrupt(f"event {chain[-1].seq} names event {cause} as its cause, which came later; `perdure verify` tells more")
+            raise StoreCorrupt(
+                f"event {chain[-1].seq} names event {cause} as its cause, which came later", hint="`perdure verify` tells more"
+            )
         chain.append(events[cause - 1])
     return chain[::-1]
 
 
 def cause_of(event: Event, events: Sequence[Event]) -> int | None:
-    """The seq of the event that caused this event; None for the first event of the run."""
+    """The seq of the event that caused this event; None for the first event of the run.
+
+    perdure 0.1 recorded no cause for releases, nor for some post. Only for such events the cause is inferred here.
+    """
     if event.cause is not None:
         return event.cause
     if event.seq == 1:
@@ -200,7 +234,9 @@ class _Teller:
         self._timeline = Timeline(run_id, load)
         self._said: dict[int, str] = {}
         told = {event.seq for event in chain}
-        for event in events[: chain[-1].seq]:
+        self._stated = _stated(chain, events)
+        told |= {event.seq for some in self._stated.values() for event in some}
+        for event in events[: max(told)]:
             # Go through the events in order: a sentence needs the names and the begin times of the calls so far.
             if event.seq in told:
                 self._said[event.seq] = self._timeline.say(event)
@@ -218,14 +254,29 @@ class _Teller:
             ts=iso(event.ts),
             call=event.call,
             tool=None if event.call is None else self._timeline.names.tools.get(event.call),
+            plan_step=self._timeline.step(event),
             cause=before.seq if before else None,
             inferred=before is not None and event.cause is None,
             says=taken_over(event, self._events) or self._said[event.seq],
             because=wanted_by(event, chain, self._load) or _because(event, before),
+            stated=[Statement(one.seq, one.event_id, one.type, self._said[one.seq]) for one in self._stated.get(event.seq, ())],
             meanwhile=[] if before is None else _takeovers(before, event, self._events),
             elsewhere=None if self._read is None else _elsewhere(event, self._read),
             heard=self._heard.before(event),
         )
+
+
+def _stated(chain: Sequence[Event], events: Sequence[Event]) -> dict[int, list[Event]]:
+    """Event of the chain → what the agent stated in the activation that led to it: with the same recorded cause.
+
+    A ReAct agent records its decision right behind the calls that it decided on. So the order does not matter here.
+    """
+    by_cause: dict[int | None, list[Event]] = {}
+    for event in events:
+        if isinstance(event.body, DecisionMade | ThoughtRecorded | PlanGenerated):
+            by_cause.setdefault(event.cause, []).append(event)
+    pairs = ((before, event) for before, event in pairwise(chain) if event.cause == before.seq)
+    return {event.seq: [one for one in by_cause.get(before.seq, ()) if one is not event] for before, event in pairs}
 
 
 def _elsewhere(event: Event, read: ReadJournal) -> str | None:
@@ -271,11 +322,11 @@ def _because(event: Event, before: Event | None) -> str | None:
             return f"{event.body.by}, outside the run, asked for it"
         case RunCancelled(forced_by=str() as by):
             return f"{by}, outside the run, ended it"
-        case ApprovalVoted() | ApprovalDecided():
+        case ApprovalVoted() | ApprovalDecided() if isinstance(before.body, ApprovalRequested):
             return f"it was asked for in event {before.seq}, and a decider answered"
-        case ApprovalEscalated() | ApprovalExpired():
+        case ApprovalEscalated() | ApprovalExpired() if isinstance(before.body, ApprovalRequested):
             return f"it was asked for in event {before.seq}, and there was no answer in time"
-        case ApprovalWithdrawn():
+        case ApprovalWithdrawn() if isinstance(before.body, ApprovalRequested):
             return f"it was asked for in event {before.seq}, and it is not needed any more"
         case ToolCallInitiated(approval=str() as approval):
             return f"approval {approval} was given (event {before.seq}); this uses it up"
@@ -290,7 +341,7 @@ def _because(event: Event, before: Event | None) -> str | None:
         case RunClaimed():
             return f"the run was ready after event {before.seq}"
         case _ if event.cause is None:
-            return f"it followed event {before.seq} ({before.type}); the worker did it"
+            return f"it followed event {before.seq} ({before.type}); its cause was not recorded by the older perdure that wrote it"
         case _:
             return f"event {before.seq} ({before.type}) led to it"
 

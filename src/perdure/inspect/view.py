@@ -9,15 +9,15 @@ import msgspec
 from msgspec import Struct
 
 from perdure.core.codec import Payload
-from perdure.core.events import Event
+from perdure.core.events import DecisionMade, Event, Failure, ThoughtRecorded
 from perdure.core.prompt_deltas import is_request
 from perdure.core.state import AskState, CallState, ChildState, RunState, fold
-from perdure.engine.api import Reading
+from perdure.engine.api import Reading, no_such_run
 from perdure.errors import NotFound
 from perdure.inspect.cost import budget_view, cost_of
 from perdure.inspect.text import failed, iso, places, plain, pruned_words, seconds
+from perdure.inspect.timeline import PlanStep, steps_of
 from perdure.store.api import Filter, Ledger, RunRow, Status
-from perdure.store.url import shown_url
 
 PAGE = 1000
 
@@ -35,13 +35,18 @@ class RunView(Struct, frozen=True):
         return self.state.status if self.past else self.row.status
 
 
+def begins_later(row: RunRow, now: int) -> bool:
+    """Has the run never been claimed, and has its time to begin not come? Only `resume --now` begins it before that."""
+    return row.epoch == 0 and row.ready_at is not None and row.ready_at > now
+
+
 def require(store: Reading, run_id: str) -> RunRow:
     """The run's row. NotFound if there is no such run, or if the run was pruned."""
     row = store.get(run_id)
     if row is None and (tombstone := store.tombstone(run_id)) is not None:
         raise NotFound(pruned_words(tombstone))
     if row is None:
-        raise NotFound(f"there is no run {run_id} in {shown_url(store.url)}; `perdure list` shows those that there are")
+        raise no_such_run(run_id, store)
     return row
 
 
@@ -79,6 +84,12 @@ def run_record(
     row, state = reading.row, reading.state
     now_at = {} if reading.past else {child.run_id: child.status for child in below}
     error = failed(state.failure) or None if reading.past else row.error
+    steps = steps_of(reading.events, load)
+    stated = statements(reading.events)
+    holder = state.worker if reading.past else row.holder
+    # Without a worker no attempt is under way: an attempt that began was cut off with the worker that made it.
+    under_way = [call for call in state.open.values() if call.phase == "started" and holder is not None and not state.finished]
+    running = [{"call": call.number, "tool": call.tool, "attempt": call.attempt, "since": iso(call.started_at)} for call in under_way]
     return {
         "run_id": row.run_id,
         "agent": row.agent,
@@ -94,15 +105,20 @@ def run_record(
         "input": plain(state.created.input, load) if state.created else None,
         "output": plain(state.output, load),
         "error": error,
+        "failure": failure_record(state.failure),
         "places": places(state.failure),
+        "said": state.said,
+        "running": running,
         "created_at": iso(row.created_at),
         "updated_at": iso(state.updated_at),
         "seq": state.seq,
         "epoch": state.epoch,
         "worker": state.worker if reading.past else row.holder,
-        "calls": [call_record(call, load) for call in state.calls.values()],
-        "approvals": [approval_record(ask, state, load) for ask in state.asks.values()],
-        "children": [child_record(child, load, now_at.get(child.run_id)) for child in state.children.values()],
+        "calls": [call_record(call, load, steps.get(call.number)) for call in state.calls.values()],
+        "approvals": [approval_record(ask, state, load, steps.get(ask.number)) for ask in state.asks.values()],
+        "children": [child_record(child, load, now_at.get(child.run_id), steps.get(child.number)) for child in state.children.values()],
+        "thoughts": [{"seq": one.seq, "ts": iso(one.ts), "text": one.body.text} for one in stated if isinstance(one.body, ThoughtRecorded)],
+        "decisions": [_decision(one, one.body, load) for one in stated if isinstance(one.body, DecisionMade)],
         "paused": None if state.paused is None else {"by": state.paused.by, "reason": state.paused.reason},
         "attention": None if state.attention is None else {"reason": state.attention.reason, "detail": state.attention.detail},
         "pins": dict(state.pins),
@@ -110,6 +126,26 @@ def run_record(
         "cost": msgspec.structs.asdict(cost_of(state, reading.events)),
         "budget": _budget(reading, ledgers),
     }
+
+
+def statements(events: Sequence[Event]) -> list[Event]:
+    """The thoughts and decisions that the agent recorded."""
+    return [event for event in events if isinstance(event.body, ThoughtRecorded | DecisionMade)]
+
+
+def _decision(event: Event, body: DecisionMade, load: Callable[[Payload], bytes]) -> dict[str, Any]:
+    return {
+        "seq": event.seq,
+        "ts": iso(event.ts),
+        "choice": plain(body.choice, load),
+        "among": plain(body.among, load),
+        "reason": body.reason,
+    }
+
+
+def failure_record(failure: Failure | None) -> dict[str, Any] | None:
+    """Why a run failed, for programs: the type of the exception, the kind of failure, and the message."""
+    return None if failure is None else {"type": failure.type, "kind": failure.kind, "message": failure.message}
 
 
 def _budget(reading: RunView, ledgers: Sequence[Ledger]) -> dict[str, Any] | None:
@@ -124,7 +160,7 @@ def _budget(reading: RunView, ledgers: Sequence[Ledger]) -> dict[str, Any] | Non
     return {**first, "above": above}
 
 
-def approval_record(ask: AskState, state: RunState, load: Callable[[Payload], bytes]) -> dict[str, Any]:
+def approval_record(ask: AskState, state: RunState, load: Callable[[Payload], bytes], step: PlanStep | None = None) -> dict[str, Any]:
     """One approval and its status, as one JSON object."""
     request = ask.request
     call = state.calls.get(ask.number)
@@ -134,6 +170,7 @@ def approval_record(ask: AskState, state: RunState, load: Callable[[Payload], by
         "call": ask.number,
         "action": request.action,
         "tool": request.tool,
+        "plan_step": msgspec.to_builtins(step),
         "status": "consumed" if used_up else ask.outcome or "pending",
         "input": plain(request.input, load),
         "digest": request.digest,
@@ -155,7 +192,9 @@ def approval_record(ask: AskState, state: RunState, load: Callable[[Payload], by
     }
 
 
-def child_record(child: ChildState, load: Callable[[Payload], bytes], now_at: Status | None = None) -> dict[str, Any]:
+def child_record(
+    child: ChildState, load: Callable[[Payload], bytes], now_at: Status | None = None, step: PlanStep | None = None
+) -> dict[str, Any]:
     """One child as one JSON object. `now_at`: the child's status, if the parent's journal does not have its end yet."""
     ended = child.ended
     return {
@@ -163,6 +202,7 @@ def child_record(child: ChildState, load: Callable[[Payload], bytes], now_at: St
         "call": child.number,
         "agent": child.agent,
         "version": child.version,
+        "plan_step": msgspec.to_builtins(step),
         "input": plain(child.input, load),
         "status": now_at if ended is None else ended.status,
         "output": None if ended is None else plain(ended.output, load),
@@ -172,12 +212,13 @@ def child_record(child: ChildState, load: Callable[[Payload], bytes], now_at: St
     }
 
 
-def call_record(call: CallState, load: Callable[[Payload], bytes]) -> dict[str, Any]:
+def call_record(call: CallState, load: Callable[[Payload], bytes], step: PlanStep | None = None) -> dict[str, Any]:
     """One call and its phase, as one JSON object."""
     return {
         "call": call.number,
         "kind": "model" if is_request(call.args) else "tool",
         "tool": call.tool,
+        "plan_step": msgspec.to_builtins(step),
         "effect": call.effect,
         "phase": call.phase,
         "attempts": call.attempt,

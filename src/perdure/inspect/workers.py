@@ -19,9 +19,11 @@ class WorkerView(Struct, frozen=True):
     worker: str
     name: str  # host:pid
     alive: bool
+    dead: bool  # it is proven that the process is gone; a worker that is neither alive nor dead is silent
     since: str  # ISO 8601
     last_seen: str
     silent_s: float
+    lease_s: float  # the worker's own setting
     lease_left_s: float  # below zero: any other worker may take over the runs of this worker
     runs: int
     serves: list[str]
@@ -53,15 +55,30 @@ def crew(store: Reading, now: int, lease_us: int, limits: Mapping[str, Queue]) -
     return Crew([_member(worker, now, lease_us) for worker in store.workers(now, lease_us)], queues)
 
 
+def lease_of(worker: WorkerRow, lease_us: int) -> int:
+    """The worker's own lease (µs). `lease_us`: the setting of this process, for a worker that recorded none."""
+    return lease_us if worker.lease_us is None else worker.lease_us
+
+
+def state_of(worker: WorkerRow | None) -> str:
+    """In a few words: is the holder of a run alive, dead or silent? None: it is not registered any more."""
+    if worker is None:
+        return "is not registered any more"
+    return "is alive" if worker.alive else "is dead" if worker.dead else "is silent (suspended, or cut off from the database)"
+
+
 def _member(worker: WorkerRow, now: int, lease_us: int) -> WorkerView:
+    lease = lease_of(worker, lease_us)
     return WorkerView(
         worker=worker.worker,
         name=worker.name,
         alive=worker.alive,
+        dead=worker.dead,
         since=iso(worker.started_at),
         last_seen=iso(worker.beat_at),
         silent_s=seconds(max(now - worker.beat_at, 0)),
-        lease_left_s=seconds(worker.beat_at + lease_us - now),
+        lease_s=seconds(lease),
+        lease_left_s=seconds(worker.beat_at + lease - now),
         runs=worker.runs,
         serves=[f"{one.agent}@{one.version}" for one in worker.serves],
         queues=None if worker.queues is None else list(worker.queues),

@@ -158,6 +158,7 @@ class ModelQuestion:
     key_window_s = 86_400.0
     settle_s = None
     shows_key = True
+    keyless = False
 
     def __init__(self, model: Model, request: Request, packed: bytes, heard: Callable[[Answer], None]) -> None:
         self.name = model.name

@@ -22,7 +22,7 @@ from perdure.core.approval import Judgement, Standing
 from perdure.core.budget import Amounts
 from perdure.core.budget import Charge as Charge
 from perdure.core.budget import Ledger as Ledger
-from perdure.core.events import AnyBody, Event, Reason
+from perdure.core.events import AnyBody, Event, Failure, Reason
 from perdure.core.identity import Sealed
 from perdure.core.rate import Rate
 from perdure.core.state import FINISHED as FINISHED
@@ -90,6 +90,23 @@ class Watched(Struct, frozen=True, gc=False):
 
     row: RunRow
     family: tuple[RunRow, ...] = ()
+
+
+class OpenAttempt(Struct, frozen=True, gc=False):
+    """An attempt that is under way."""
+
+    call: int
+    tool: str  # or the name of the model
+    attempt: int
+    since: int  # µs
+
+
+class Current(Struct, frozen=True, gc=False):
+    """What a run's journal says about the run now, and its row does not."""
+
+    said: str | None = None  # the last status text of the agent
+    failure: Failure | None = None  # why the run failed
+    running: tuple[OpenAttempt, ...] = ()  # the attempts under way, by the number of their call
 
 
 class Served(Struct, frozen=True, gc=False):
@@ -167,6 +184,10 @@ class WorkerRow(Struct, frozen=True, gc=False):
     runs: int
     serves: tuple[Served, ...] = ()
     queues: tuple[str, ...] | None = None  # None: all
+    lease_us: int | None = None  # the worker's own lease_s; None: a version of perdure that did not record it
+    # It is proven that its process is gone. If a worker is neither alive nor dead, it is silent: it may be suspended, or
+    # cut off from the database.
+    dead: bool = False
 
 
 class Backlog(Struct, frozen=True, gc=False):
@@ -447,6 +468,12 @@ class Reading(Protocol):
     def read_many(self, after: Mapping[str, int], limit: int) -> dict[str, list[Event]]:
         """Like `read` for several runs, in one statement: for each run id, the number of the last known event."""
 
+    def current(self, run_ids: Sequence[str]) -> dict[str, Current]:
+        """What these runs say and do now, in one query. A run that does not exist is not in the result.
+
+        The journals are not decoded as a whole: this is for lists of runs, and for programs that poll.
+        """
+
     def stored(self, run_id: str) -> list[Stored]:
         """The rows exactly as they are stored, for verify."""
 
@@ -492,7 +519,8 @@ class Reading(Protocol):
         The sums come from the journals: each attempt counts once, however often the run was replayed.
         """
 
-    def workers(self, now: int, lease_us: int) -> list[WorkerRow]: ...
+    def workers(self, now: int, lease_us: int) -> list[WorkerRow]:
+        """All workers. `alive` is by the worker's own lease; `lease_us` counts for a worker that recorded none."""
 
     def backlog(self, now: int) -> list[Backlog]:
         """How many runs are ready and how many are held, per queue and tenant, sorted by queue and tenant.
@@ -510,6 +538,9 @@ class Reading(Protocol):
 
     def moved(self) -> Moved | None:
         """The database to which the journal is being moved, or was moved. None while the journal is open."""
+
+    def check_open(self) -> None:
+        """Ask the database whether the journal is open. StoreError if it is not, or if the database does not answer."""
 
     def facts(self) -> dict[str, str]:
         """Facts for `perdure doctor`: file, sizes, pragmas, schema version, library version."""
@@ -573,9 +604,19 @@ class LeaseStore(Protocol):
     """Workers and their leases: which worker holds which run."""
 
     def register(
-        self, worker: str, name: str, pid: int, now: int, serves: Sequence[Served] = (), queues: Sequence[str] | None = None
+        self,
+        worker: str,
+        name: str,
+        pid: int,
+        now: int,
+        serves: Sequence[Served] = (),
+        queues: Sequence[str] | None = None,
+        lease_us: int | None = None,
     ) -> None:
-        """Register a worker, or update what it serves. Take its liveness lock, which the worker's death frees."""
+        """Register a worker, or update what it serves. Take its liveness lock, which the worker's death frees.
+
+        Other workers count this worker as silent after `lease_us` without a heartbeat; None: after their own lease.
+        """
 
     def unregister(self, worker: str, now: int) -> None:
         """Remove a worker. Runs that it still holds become claimable."""
@@ -616,8 +657,9 @@ class LeaseStore(Protocol):
     def reap(self, worker: str, lease_us: int, now: int) -> int:
         """Make the runs of dead workers claimable. Returns how many runs.
 
-        A worker is dead if its lock is free, or if it sent no heartbeat for `lease_us`. The store measures this time
-        with the monotonic clock, so a worker does not count as dead because a wall clock was set.
+        A worker is dead if its lock is free, or if it sent no heartbeat for its lease: the longer of `lease_us` and the
+        lease that it has recorded. The store measures this time with the monotonic clock, so a worker does not count
+        as dead because a wall clock was set.
         """
 
     def held(self, worker: str) -> list[tuple[str, int]]:

@@ -104,7 +104,7 @@ class Approvals(Blobs):
             # If the approval belongs to another tenant, the error is the same: the caller must not learn that the
             # approval exists.
             if known is None or tenant not in (None, known[4]):
-                raise NotFound(f"there is no approval {approval}; `perdure approvals` shows those that there are")
+                raise NotFound(f"there is no approval {approval}", hint="`perdure approvals` shows the pending approvals")
             # Lock the run first and then the approval, as the appends of the run's holder do. With another order the
             # two transactions could deadlock.
             run = cursor.all("run_to_change", (known[1],))[0]
@@ -157,7 +157,9 @@ def approval_row(row: Row) -> ApprovalRow:
     what = f"event {seq} of run {run_id}"
     request = body_from(data, what)
     if not isinstance(request, ApprovalRequested) or request.approval != approval:
-        raise StoreCorrupt(f"{what} is not the request of approval {approval}; see what else is damaged: {shell.command('verify', run_id)}")
+        raise StoreCorrupt(
+            f"{what} is not the request of approval {approval}", hint=f"see what else is damaged: {shell.command('verify', run_id)}"
+        )
     its = f"the row of approval {approval} of run {run_id} was edited:"
     standing = Standing(
         request=msgspec.structs.replace(request, by=_names(deciders, f"{its} who may decide"), expires_at=expires_at),
@@ -176,7 +178,7 @@ def _approval_or_none(row: Row) -> ApprovalRow | None:
         return approval_row(row)
     except StoreCorrupt as error:
         # Only one run is affected: the other approvals must still be listed.
-        log.error("an approval is left out: %s", error)
+        log.error("an approval is left out: %s", error.in_full())
         return None
 
 
@@ -184,7 +186,7 @@ def _names(data: str, what: str) -> tuple[str, ...]:
     try:
         return _decode_names(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, TypeError) as error:
-        raise StoreCorrupt(f"{what} cannot be decoded ({error}); see what else is damaged: perdure verify") from None
+        raise StoreCorrupt(f"{what} cannot be decoded ({error})", hint="see what else is damaged: perdure verify") from None
 
 
 def _change(cursor: Cursor, key: int, after: ApprovalRow) -> None:

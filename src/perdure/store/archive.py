@@ -175,7 +175,8 @@ def _event(key: int, run_id: str, stored: Stored) -> Row:
         data = stored.data.decode()
     except UnicodeDecodeError:
         raise StoreCorrupt(
-            f"event {stored.seq} of run {run_id} is not text any more and cannot be copied: {shell.command('verify', run_id)}"
+            f"event {stored.seq} of run {run_id} is not text any more and cannot be copied",
+            hint=f"see what is damaged: {shell.command('verify', run_id)}",
         ) from None
     return (key, stored.seq, stored.event_id, stored.ts, stored.epoch, stored.call, stored.cause, data, stored.hash)
 
@@ -188,6 +189,10 @@ class JournalMove(Part):
 
     def moved(self) -> Moved | None:
         return moved_from(self._database.read("moved"))
+
+    def check_open(self) -> None:
+        if (moved := self.moved()) is not None:
+            raise moved_error(self._database.where, moved)
 
     def close_journal(self, to_url: str, *, by: str, now: int, lease_us: int) -> Moved:
         """In one transaction: check that no worker is alive, free the runs of dead workers, and close the journal.
@@ -223,13 +228,13 @@ class JournalMove(Part):
         self._bell.ring()
 
     def _free_runs(self, cursor: Cursor, now: int, lease_us: int) -> None:
-        workers = cursor.all("list_workers", {"now": now, "lease_us": lease_us})
+        workers = cursor.all("list_workers", {"now": now})
         gone = {row[0] for row in workers if self._liveness.is_dead(row[0])}
-        alive = [row for row in workers if row[0] not in gone and not row[-1]]
+        alive = [row for row in workers if row[0] not in gone and row[-1] <= (row[8] or lease_us)]
         if alive:
             names = ", ".join(f"{row[1]} ({row[5]} run{'' if row[5] == 1 else 's'})" for row in alive[:10])
             raise AlreadyRunning(
-                f"{self._database.where} has live workers: {names}; stop them first (SIGTERM drains them), or wait for that with --wait"
+                "the journal has live workers", hint=f"{names}: stop them first (SIGTERM drains them), or wait for that with --wait"
             )
         silent = {row[0] for row in workers} - gone
         for dead in gone:
@@ -239,7 +244,9 @@ class JournalMove(Part):
             lose_runs(cursor, other, now, LEASE_RAN_OUT)
         ((held,),) = cursor.all("count_held")
         if held:
-            raise StoreUnavailable(f"{self._database.where}: {held} runs are locked by other transactions; nothing was changed: try again")
+            raise StoreUnavailable(
+                f"is in use: {held} runs are locked by other transactions; nothing was changed: try again", where=self._database.where
+            )
 
 
 _NEVER = Moved("", "", 0, done=False)
@@ -261,4 +268,7 @@ def _same_place(found: Moved, to_url: str, where: str) -> Moved:
 
 def moved_error(where: str, moved: Moved | None) -> StoreError:
     """The error for a write that the triggers of the database refused because the journal is closed."""
-    return StoreError(f"{where}: {moved.words}" if moved is not None else f"{where} was closed for a move and is open again; try again")
+    if moved is None:
+        return StoreError("was closed for a move and is open again; try again", where=where)
+    how = "is closed: its journal was moved" if moved.done else "is closed: its journal is being moved, and takes nothing more"
+    return StoreError(how, where=where, hint=moved.words)

@@ -50,11 +50,12 @@ class Blobs(Part):
             raise InvalidInput(f"{digest[:80]!r} is not the digest of a blob: it has 64 hexadecimal digits") from None
         rows = self._database.read("blob", (key,))
         if not rows:
-            raise StoreCorrupt(f"blob {digest} is missing from {self._database.where}; restore it from a backup")
+            raise StoreCorrupt(f"lacks blob {digest}, which is missing; restore it from a backup", where=self._database.where)
         data = rows[0][0]
         if not isinstance(data, bytes) or hashlib.sha256(data).digest() != key:
             # On a damaged page, the value may have another type than bytes.
             raise StoreCorrupt(
-                f"blob {digest} in {self._database.where} does not have the content that it was stored with; restore it from a backup"
+                f"is damaged: blob {digest} does not have the content that it was stored with; restore it from a backup",
+                where=self._database.where,
             )
         return data

@@ -14,12 +14,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, get_args
 
 import msgspec
 
 from perdure import shell
-from perdure.core.events import Event, RunClaimed
+from perdure.core.events import Event, RunClaimed, Terminal
 from perdure.core.identity import seal
 from perdure.core.suspects import SUSPECT_CRASHES, Group
 from perdure.errors import AlreadyRunning, Conflict, NotFound, RunEnded, StoreCorrupt, UnknownAgent, WrongVersion
@@ -30,6 +30,7 @@ from perdure.store.part import Means, Part
 from perdure.store.queues import Choice, HeldSuspects, Room, which
 from perdure.store.rows import as_lost, event_from, event_row, key_of, run_row
 
+_ENDS = frozenset(kind.__struct_config__.tag for kind in get_args(Terminal))  # the types of the last event of a run
 LEASE_RAN_OUT, PROVEN_DEAD = 1, 2  # the values of perdure_runs.lost
 
 
@@ -108,9 +109,16 @@ class Claims(Part):
         self._beats: dict[str, _Beat] = {}  # the last heartbeats of the other workers
 
     def register(
-        self, worker: str, name: str, pid: int, now: int, serves: Sequence[Served] = (), queues: Sequence[str] | None = None
+        self,
+        worker: str,
+        name: str,
+        pid: int,
+        now: int,
+        serves: Sequence[Served] = (),
+        queues: Sequence[str] | None = None,
+        lease_us: int | None = None,
     ) -> None:
-        values = {"worker": worker, "name": name, "pid": pid, "now": now, **which(serves, queues)}
+        values = {"worker": worker, "name": name, "pid": pid, "now": now, "lease_us": lease_us, **which(serves, queues)}
         # Take the lock before the row is written: a worker that sees the row relies on the lock.
         newly = self._liveness.hold(worker)
         try:
@@ -253,10 +261,9 @@ class Claims(Part):
 
     def _reap(self, worker: str, lease_us: int, now: int) -> int:
         # Leave out the worker that calls this: it is alive, and its own renewer decides about its leases.
-        long_ago = {"lease_us": LONG_AGO * lease_us, "now": now}
-        rows = [row for row in self._database.read("list_workers", long_ago) if row[0] != worker]
+        rows = [row for row in self._database.read("list_workers", {"now": now}) if row[0] != worker]
         gone = [row[0] for row in rows if self._liveness.is_dead(row[0])]
-        holding = [row for row in self._silent(rows, lease_us / 1e6, now) if row[5]]
+        holding = [row for row in self._silent(rows, lease_us, now) if row[5]]
         silent = [(row[0], row[4]) for row in holding if row[0] not in gone]
         orphaned = [holder for (holder,) in self._database.read("holders_without_worker")]
         if not (gone or silent or orphaned):
@@ -276,8 +283,10 @@ class Claims(Part):
             self._liveness.forget(dead)
         return lost
 
-    def _silent(self, rows: Sequence[Row], lease_s: float, now: int) -> list[Row]:
-        """The workers without a heartbeat for `lease_s` seconds, measured by this process with the monotonic clock.
+    def _silent(self, rows: Sequence[Row], lease_us: int, now: int) -> list[Row]:
+        """The workers without a heartbeat for their lease, measured by this process with the monotonic clock.
+
+        A worker whose own lease is longer than `lease_us` sends heartbeats less often, so its own lease counts.
 
         Wall clocks jump, on this machine and in the database: then every heartbeat looks old, or none looks old for
         hours. So the wall clock makes a worker silent only if all of these hold. The last heartbeat is very old (the
@@ -288,10 +297,15 @@ class Claims(Part):
         now_s, before = time.monotonic(), self._beats
         ahead_s = now / 1e6 - now_s
         self._beats = {row[0]: _Beat.seen(before.get(row[0]), row[4], now_s, ahead_s) for row in rows}
-        return [row for row in rows if self._beats[row[0]].is_silent(now_s, ahead_s, lease_s, long_gone=self._is_long_gone(row))]
+        leases = [(row, max(lease_us, row[8] or 0)) for row in rows]
+        return [
+            row
+            for row, lease in leases
+            if self._beats[row[0]].is_silent(now_s, ahead_s, lease / 1e6, long_gone=self._is_long_gone(row, lease))
+        ]
 
-    def _is_long_gone(self, row: Row) -> bool:
-        return bool(row[-1]) and not self._liveness.is_alive(row[0])
+    def _is_long_gone(self, row: Row, lease_us: int) -> bool:
+        return bool(row[-1] > LONG_AGO * lease_us) and not self._liveness.is_alive(row[0])
 
     def held(self, worker: str) -> list[tuple[str, int]]:
         return [(run_id, epoch) for run_id, epoch in self._database.read("held_by_worker", (worker,))]
@@ -304,22 +318,24 @@ class Claims(Part):
         return lost
 
     def workers(self, now: int, lease_us: int) -> list[WorkerRow]:
-        return [
-            WorkerRow(
-                worker,
-                name,
-                pid,
-                started_at,
-                beat_at,
-                not is_silent and not self._liveness.is_dead(worker),
-                runs,
-                tuple(Served(agent, version) for agent, version in _listed(serves, _pairs)),
-                None if queues is None else _listed(queues, _texts),
-            )
-            for worker, name, pid, started_at, beat_at, runs, serves, queues, is_silent in self._database.read(
-                "list_workers", {"lease_us": lease_us, "now": now}
-            )
-        ]
+        return [self._worker(row, lease_us) for row in self._database.read("list_workers", {"now": now})]
+
+    def _worker(self, row: Row, lease_us: int) -> WorkerRow:
+        worker, name, pid, started_at, beat_at, runs, serves, queues, own_lease_us, age_us = row
+        dead = self._liveness.is_dead(worker)
+        return WorkerRow(
+            worker,
+            name,
+            pid,
+            started_at,
+            beat_at,
+            alive=age_us <= (own_lease_us or lease_us) and not dead,
+            runs=runs,
+            serves=tuple(Served(agent, version) for agent, version in _listed(serves, _pairs)),
+            queues=None if queues is None else _listed(queues, _texts),
+            lease_us=own_lease_us,
+            dead=dead,
+        )
 
     def backlog(self, now: int) -> list[Backlog]:
         ready = {(row[0], row[1]): (row[2], row[3]) for row in self._database.read("ready_by_party", {"now": now})}
@@ -336,15 +352,24 @@ class Claims(Part):
         """The row of the run, if the run may be claimed. If the holder is dead, the row is marked as lost."""
         found = cursor.one("run_to_change", (run_id,))
         if found is None:
-            raise NotFound(f"there is no run {run_id}; `perdure list` shows those that there are")
+            raise NotFound(f"there is no run {run_id}", hint="`perdure list` shows the runs")
         row = run_row(found)
         _check_resumable(row, served)
+        last = cursor.one("type_at", (key_of(found), row.seq))
+        if last is not None and last[0] in _ENDS:
+            # The row was edited: a claim would append to a journal that has ended.
+            raise StoreCorrupt(
+                f"run {run_id} has ended (event {row.seq}, {last[0]}), and its row says {row.status}: the row was edited; nothing was written",
+                hint=f"{shell.command('verify', run_id)} tells more",
+            )
         if row.holder is None:
             return found
         if not self._liveness.is_dead(row.holder):
             name, beat_at = cursor.one("worker_by_id", (row.holder,)) or (row.holder, row.updated_at)
             seen = datetime.fromtimestamp(beat_at / 1e6, UTC).isoformat(timespec="seconds")
-            raise AlreadyRunning(f"run {run_id} is held by worker {name}, last seen {seen}; wait for it, or stop that process")
+            raise AlreadyRunning(
+                f"run {run_id} is held by another worker", hint=f"worker {name}, last seen {seen}: wait for it, or stop that process"
+            )
         return as_lost(found, PROVEN_DEAD, load_of(cursor, row.holder).beside(row.crashes))
 
 
@@ -369,18 +394,19 @@ def _listed(data: str, decode: Callable[[str], tuple[T, ...]]) -> tuple[T, ...]:
 def _check_resumable(row: RunRow, served: Sequence[Served]) -> None:
     """Raise an error unless a worker that serves these agents may continue the run."""
     if row.status in FINISHED:
-        raise RunEnded(f"run {row.run_id} has finished ({row.status}) and cannot be resumed; start a new one, or fork it")
+        raise RunEnded(f"run {row.run_id} has finished ({row.status}) and cannot be resumed; start a new one")
     if row.status == "paused":
-        raise Conflict(f"run {row.run_id} is paused; unpause it first: {shell.command('unpause', row.run_id)}")
+        raise Conflict(f"run {row.run_id} is paused", hint=f"unpause it first: {shell.command('unpause', row.run_id)}")
     versions = [one.version for one in served if one.agent == row.agent]
     if not versions:
         raise UnknownAgent(
-            f"run {row.run_id} belongs to agent {row.agent!r}, which this worker does not serve; start one with it: perdure worker FILE.py"
+            f"run {row.run_id} belongs to agent {row.agent!r}, which this worker does not serve",
+            hint="start one with it: perdure worker FILE.py",
         )
     if row.version not in versions:
         raise WrongVersion(
-            f"run {row.run_id} was begun with version {row.version} of agent {row.agent!r}, and this worker serves {' and '.join(versions)}; "
-            f"start a worker with the old code, or let the new code go on with it: {shell.command('resume', row.run_id, f'FILE.py:{row.agent}')} --adopt"
+            f"run {row.run_id} was begun with version {row.version} of agent {row.agent!r}, and this worker serves {' and '.join(versions)}",
+            hint=f"start a worker with the old code, or let the new code go on with it: {shell.command('resume', row.run_id, f'FILE.py:{row.agent}')} --adopt",
         )
 
 

@@ -141,7 +141,7 @@ def _attempts(run_id: str, rows: Iterator[Row]) -> dict[tuple[int, int], _Attemp
             told = _decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, TypeError) as error:
             raise StoreCorrupt(
-                f"event {seq} of run {run_id} cannot be decoded ({error}); see what else is damaged: perdure verify"
+                f"event {seq} of run {run_id} cannot be decoded ({error})", hint="see what else is damaged: perdure verify"
             ) from None
         if call is None:
             for one in told.unsettled:

@@ -42,7 +42,8 @@ class Letter(Struct, frozen=True, gc=False):
     body: AnyBody
     event_id: str
     ts: int
-    cause: int | None = None  # the seq of the event that caused this event; None: the run's last event
+    # The seq of the event that caused this event. None: the last event of the call; without a call, of the run.
+    cause: int | None = None
 
 
 class Delivery:
@@ -92,7 +93,10 @@ def _journal_unread(cursor: Cursor, found: Row, now: int) -> Row:
 
 def _journal(cursor: Cursor, found: Row, letter: Letter, status: Status | None = None) -> None:
     row, key = run_row(found), key_of(found)
-    cause = row.seq if letter.cause is None else letter.cause
+    cause = letter.cause
+    if cause is None and letter.call is not None:
+        ((cause,),) = cursor.all("last_event_of_call", {"id": key, "call": letter.call})
+    cause = row.seq if cause is None else cause
     event = Event(row.seq + 1, letter.event_id, letter.ts, row.epoch, letter.call, cause, letter.body)
     sealed = seal(row.head, event)
     after, ready_at, waiting_for = _after_post(row, letter)

@@ -182,7 +182,9 @@ def _in_order(run_id: str, after: int, rows: Sequence[Row]) -> list[Event]:
     events = [event_from(run_id, row) for row in rows]
     for seq, event in enumerate(events, after + 1):
         if event.seq != seq:
-            raise StoreCorrupt(f"event {seq} of run {run_id} is missing; see what else is damaged: {shell.command('verify', run_id)}")
+            raise StoreCorrupt(
+                f"event {seq} of run {run_id} is missing", hint=f"see what else is damaged: {shell.command('verify', run_id)}"
+            )
     return events
 
 

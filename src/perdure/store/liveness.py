@@ -99,7 +99,8 @@ class FileLocks:
                 descriptor = self._locked(folder, worker)
         except OSError as error:
             raise StoreUnavailable(
-                f"worker {worker} cannot keep its lock file {self._folder.path / name} ({error.strerror}); check the permissions of the folder"
+                f"worker {worker} cannot keep its lock file ({error.strerror})",
+                hint=f"{self._folder.path / name}: check the permissions of the folder",
             ) from None
         self._release(worker)
         self._held[worker] = descriptor

@@ -125,7 +125,9 @@ class Mailbox(Part):
             row, key = run_row(found), key_of(found)
             if self._delivery.holds(row.holder):
                 name, _ = cursor.one("worker_by_id", (str(row.holder),)) or (row.holder, 0)
-                raise AlreadyRunning(f"run {run_id} is held by worker {name}; cancel it and let that worker end it, or stop the worker")
+                raise AlreadyRunning(
+                    f"run {run_id} is held by a worker", hint=f"cancel it and let worker {name} end it, or stop that process"
+                )
             if expect is not None:
                 expect(row)
             sealed = seal(row.head, Event(row.seq + 1, event_id, now, row.epoch, None, row.seq, body))
@@ -190,7 +192,7 @@ def _lock_parent(cursor: Cursor, run_id: str) -> None:
 def _unfinished(cursor: Cursor, run_id: str) -> Row:
     found = cursor.one("run_to_change", (run_id,))
     if found is None:
-        raise NotFound(f"there is no run {run_id}; `perdure list` shows those that there are")
+        raise NotFound(f"there is no run {run_id}", hint="`perdure list` shows the runs")
     row = run_row(found)
     if row.status in FINISHED:
         raise RunEnded(f"run {run_id} has finished ({row.status}) and takes nothing more")

@@ -35,11 +35,12 @@ def check_applied(known: Sequence[Migration], applied: Sequence[tuple[int, str]]
     """
     if len(applied) > len(known):
         raise StoreVersion(
-            f"{where} has schema version {len(applied)}, this perdure knows {len(known)}: upgrade perdure, nothing was changed"
+            f"has schema version {len(applied)}, this perdure knows {len(known)}: upgrade perdure, nothing was changed", where=where
         )
     for migration, (version, checksum) in zip(known, applied, strict=False):
         if (version, checksum) != (migration.version, migration.checksum):
             raise StoreCorrupt(
-                f"{where}: schema version {version} is not the one that perdure releases; it was made or changed by something else"
+                f"is not usable: schema version {version} is not the one that perdure releases; it was made or changed by something else",
+                where=where,
             )
     return len(applied)

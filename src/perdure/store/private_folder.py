@@ -94,21 +94,21 @@ class PrivateFolder:
             return None
 
     def _require_private(self, status: os.stat_result) -> None:
-        quoted = shell.quote(str(self.path))
+        quoted, problem = shell.quote(str(self.path)), None
         if not stat.S_ISDIR(status.st_mode):
-            raise StoreUnavailable(
-                f"{self.path} is not a folder, and workers keep their lock files in one of that name; move it away: mv {quoted} {quoted}.old"
-            )
-        if not self.is_trusted(status):
-            raise StoreUnavailable(
-                f"{self.path} belongs to another user ({_user(status.st_uid)}), who could make a live worker look dead; workers keep "
+            problem = f"is not a folder, and workers keep their lock files in one of that name; move it away: mv {quoted} {quoted}.old"
+        elif not self.is_trusted(status):
+            problem = (
+                f"belongs to another user ({_user(status.st_uid)}), who could make a live worker look dead; workers keep "
                 f"their lock files in it, and make it anew once it is gone: stop all workers, then rm -r {quoted}"
             )
-        if status.st_mode & _OTHERS_WRITE:
-            raise StoreUnavailable(
-                f"{self.path} can be written to by other users (mode {stat.S_IMODE(status.st_mode):o}), who could make a live worker "
+        elif status.st_mode & _OTHERS_WRITE:
+            problem = (
+                f"can be written to by other users (mode {stat.S_IMODE(status.st_mode):o}), who could make a live worker "
                 f"look dead; only its owner may: chmod 700 {quoted}"
             )
+        if problem is not None:
+            raise StoreUnavailable("the folder for the workers' lock files cannot be trusted", hint=f"{self.path} {problem}")
 
 
 def _user(uid: int) -> str:

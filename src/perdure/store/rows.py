@@ -47,7 +47,7 @@ def run_row(row: Row) -> RunRow:
     The columns of such a query begin with {run}, as in run_by_id.
     """
     if not is_sound(row):
-        raise StoreCorrupt(f"the row of run {row[0]!r} is damaged; see what else is: perdure verify")
+        raise StoreCorrupt(f"the row of run {row[0]!r} is damaged", hint="see what else is: perdure verify")
     return RunRow(*row[:_WIDTH])
 
 
@@ -106,7 +106,7 @@ def event_from(run_id: str, row: Row) -> Event:
     """An event, from the columns seq, event_id, ts, epoch, call, cause, data. StoreCorrupt if they are damaged."""
     seq, event_id, ts, epoch, call, cause, data = row
     if not (isinstance(event_id, bytes) and isinstance(ts, int) and isinstance(epoch, int)):
-        raise StoreCorrupt(f"event {seq} of run {run_id} is damaged; see what else is: {shell.command('verify', run_id)}")
+        raise StoreCorrupt(f"event {seq} of run {run_id} is damaged", hint=f"see what else is: {shell.command('verify', run_id)}")
     try:
         return Event(seq, event_id.hex(), ts, epoch, call, cause, decode_body(data))
     except _UNDECODABLE as error:
@@ -122,7 +122,7 @@ def body_from(data: bytes, what: str) -> AnyBody:
 
 
 def _undecodable(what: str, error: Exception) -> StoreCorrupt:
-    return StoreCorrupt(f"{what} cannot be decoded ({error}); see what else is damaged: perdure verify")
+    return StoreCorrupt(f"{what} cannot be decoded ({error})", hint="see what else is damaged: perdure verify")
 
 
 def body_or_none(data: bytes, what: str) -> AnyBody | None:

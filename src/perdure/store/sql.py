@@ -6,12 +6,14 @@ A dialect adds the database.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import cast
 
 import msgspec
+from msgspec import structs
 
-from perdure.store.api import Filter, Place, RunRow, Status, Watched
+from perdure.core.events import RunFailed, StatusReported, ToolCallInitiated
+from perdure.store.api import Current, Filter, OpenAttempt, Place, RunRow, Status, Watched
 from perdure.store.approvals import Approvals
 from perdure.store.archive import JournalMove, Wholes, as_json
 from perdure.store.claims import Claims
@@ -21,7 +23,7 @@ from perdure.store.limits import Budgets, Rates
 from perdure.store.mailbox import Mailbox
 from perdure.store.notices import Notices
 from perdure.store.pruning import Pruning
-from perdure.store.rows import key_of, listed_row, run_row
+from perdure.store.rows import body_or_none, key_of, listed_row, run_row
 
 
 class SqlStore(Journal, Claims, Mailbox, Approvals, Rates, Budgets, Costs, Notices, JournalMove, Wholes, Pruning, ABC):
@@ -38,6 +40,20 @@ class SqlStore(Journal, Claims, Mailbox, Approvals, Rates, Budgets, Costs, Notic
     def get(self, run_id: str) -> RunRow | None:
         rows = self._database.read("run_by_id", (run_id,))
         return run_row(rows[0]) if rows else None
+
+    def current(self, run_ids: Sequence[str]) -> dict[str, Current]:
+        found = {run_id: Current() for run_id in run_ids}
+        for run_id, ts, call, data in self._database.read("current_of_runs", {"runs": msgspec.json.encode(run_ids).decode()}):
+            now = found[run_id]
+            match body_or_none(data, f"an event of run {run_id}"):
+                case StatusReported(text=text):
+                    found[run_id] = structs.replace(now, said=text)
+                case RunFailed(failure=failure):
+                    found[run_id] = structs.replace(now, failure=failure)
+                case ToolCallInitiated(tool=tool, attempt=attempt):
+                    running = sorted((*now.running, OpenAttempt(call, tool, attempt, ts)), key=lambda one: one.call)
+                    found[run_id] = structs.replace(now, running=tuple(running))
+        return found
 
     def family(self, run_id: str) -> list[RunRow]:
         return [listed_row(row) for row in self._database.read("family_of_run", {"run_id": run_id})]

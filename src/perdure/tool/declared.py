@@ -134,6 +134,8 @@ class Tool(Generic[P, R]):
         # Is the key of a call needed outside of perdure? Either the function receives the key in its Call, or people
         # need the key to resolve a doubt.
         self.shows_key = self._signature.call_parameter is not None or effect not in ("read", "idempotent")
+        # May a call be in doubt, although no service can know its key? The journal says so, for the person who looks.
+        self.keyless = self._signature.call_parameter is None and effect in ("once", "keyed")
         self._policy = policy_of(self.name, approval, self._signature.names)
         # None: the calls of this tool need no approval.
         self.approval: Approval | None = None if self._policy is None else self._policy.approval

@@ -159,6 +159,7 @@ class _Callee:
     key_window_s = 86_400.0
     settle_s = None
     shows_key = True
+    keyless = False
 
     def __init__(self, name: str, effect: Effect, timeout_s: float) -> None:
         self.name = name

@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from keyword import iskeyword
 from typing import Any, NamedTuple, get_args
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from perdure.agents.plan.conditions import MAX_CONDITIONS, read_condition, written_condition
-from perdure.agents.plan.refs import Condition, Ref, read_arguments, refs_in, written_arguments
+from perdure.agents.plan.refs import Condition, Ref, read_arguments, refs_in, texts_in, written_arguments
 from perdure.agents.plan.step import TYPES, Callee, Document, OnFailure, read_approval, written_approval
 from perdure.core import codec
 from perdure.core.approval import Approval
@@ -31,7 +31,12 @@ MAX_PROBLEMS = 100  # after this many problems the check stops
 _GUESSES = 1_000
 _GUESSED_CHARS = 64
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}\Z")
-_STEP_WORDS = ("name", "tool", "args", "when", "on_failure", "approval", "after")
+_STEP_WORDS = ("name", "tool", "args", "when", "on_failure", "approval", "after", "description")
+MAX_DESCRIPTION_CHARS = 500
+# A text that some other tools read as a reference: $build, ${build}, $build.image_tag, $step_0.
+_LIKE_A_REFERENCE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_-]{0,63})((?:\.[A-Za-z0-9_-]+|\[[0-9]+\])*)\}?\Z")
+_STEP_BY_NUMBER = re.compile(r"step_?([0-9]{1,4})\Z")
+_LONGEST_REFERENCE_CHARS = 200
 _PLAN_WORDS = ("name", "version", "parallel", "params", "steps")
 
 
@@ -46,6 +51,7 @@ class CheckedStep(Struct, frozen=True):
     approval: Approval | None
     needs: tuple[str, ...]  # the steps whose results this step refers to
     waits_for: tuple[str, ...]  # `needs`, the steps of `after`, and the previous step if steps are not parallel
+    description: str | None = None
 
 
 class Sound(Struct, frozen=True):
@@ -119,6 +125,7 @@ def _in_one_form(whole: Document, check: _Check) -> Document:
             "on_failure": step.on_failure if step.on_failure != "stop" else None,
             "approval": None if step.approval is None else written_approval(step.approval),
             "after": given.get("after"),
+            "description": step.description,
         }
         form["steps"].append({"name": step.name, "tool": step.tool} | {word: part for word, part in parts.items() if part})
     return form
@@ -232,13 +239,18 @@ class _Check:
         needs = self._references(where, place, refs)
         behind = [one for one in after if self._stands_before(where, place, one, f"after names {one!r:.80}")]
         self._edges[name] = [*dict.fromkeys([*(of.step for of in refs if of.step is not None), *after])]
+        description = step.get("description")
+        if description is not None and (not isinstance(description, str) or len(description) > MAX_DESCRIPTION_CHARS):
+            self.say(f"{where}description is a text of at most {MAX_DESCRIPTION_CHARS} characters, not {shown(description)}")
+        for text in texts_in(args or {}):
+            self._literal(where, text)
         approval = self._reading(where, lambda: read_approval(step.get("approval")), None)
         callee = self._callee(where, step.get("tool")) if place not in self._blind else None
         if callee is not None:
             self._arguments(where, callee, args, approval)
         if len(self.problems) == before and place not in self._blind:
             waits_for = tuple(dict.fromkeys([*needs, *behind]))
-            self.steps.append(CheckedStep(name, step["tool"], args, when, on_failure, approval, needs, waits_for))
+            self.steps.append(CheckedStep(name, step["tool"], args, when, on_failure, approval, needs, waits_for, description))
 
     def _reading(self, where: str, look: Any, otherwise: Any) -> Any:
         try:
@@ -255,6 +267,29 @@ class _Check:
             elif self._stands_before(where, place, of.step, str(of)):
                 needs[of.step] = None
         return tuple(needs)
+
+    def _literal(self, where: str, text: str) -> None:
+        """Report a text such as "$build.image_tag": the tool would get this very text, and not the result of the step."""
+        found = _LIKE_A_REFERENCE.match(text) if text.startswith("$") and len(text) <= _LONGEST_REFERENCE_CHARS else None
+        if found is None:
+            return
+        name, numbered = found[1], _STEP_BY_NUMBER.match(found[1])
+        way = [int(part[1:-1]) if part.startswith("[") else part[1:] for part in re.findall(r"\.[^.\[]+|\[[0-9]+\]", found[2])]
+        if name in self._places:
+            hint = Ref(name, tuple(way))
+        elif self._declared is not None and name in self._declared:
+            hint = Ref(None, (name, *way))
+        elif numbered is not None:
+            first = list(self._places)
+            place = int(numbered[1])
+            hint = Ref(first[place] if place < len(first) else "NAME", tuple(way))
+        else:
+            return  # any other text may begin with $
+        form = {"$param": list(hint.path)} if hint.step is None else {"$ref": [hint.step, *hint.path]}
+        self.say(
+            f"{where}{shown(text)} is a text, and the tool would get this very text: to refer to a value write {hint}, in a file {shown(form)}; "
+            f"if you mean the text, give it to the plan as a parameter"
+        )
 
     def _parameter(self, where: str, of: Ref) -> None:
         name = str(of.path[0])
@@ -319,7 +354,7 @@ def _behind(step: CheckedStep, before: str | None) -> CheckedStep:
     """The step, changed so that it also waits for the previous step (`before`)."""
     if before is None or before in step.waits_for:
         return step
-    return CheckedStep(step.name, step.tool, step.args, step.when, step.on_failure, step.approval, step.needs, (*step.waits_for, before))
+    return structs.replace(step, waits_for=(*step.waits_for, before))
 
 
 def _conditions(form: Any) -> tuple[Condition, ...]:

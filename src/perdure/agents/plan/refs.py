@@ -204,6 +204,18 @@ def refs_in(value: Any) -> Iterator[Ref]:
             yield from refs_in(item)
 
 
+def texts_in(value: Any) -> Iterator[str]:
+    """Every text in a value, at any depth; keys do not count."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from texts_in(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts_in(item)
+
+
 # -- resolving --------------------------------------------------------------------------------------------------------
 Look = Callable[[str | None], Any]  # the name of a step → the step's result; None → the plan's parameters
 

@@ -67,7 +67,8 @@ class Step:
     the step is skipped. `on_failure`: what to do if the step fails: "stop" the plan, "continue" without the step
     (steps that refer to this step are skipped), "undo" the completed steps and stop, or "ask" a person. `approval`:
     True or an Approval; a person must approve the exact arguments before the call. `after`: names of steps that must
-    have ended, with any outcome, before this step begins.
+    have ended, with any outcome, before this step begins. `description`: what the step is for, in a sentence;
+    `perdure show`, `events`, `audit` and `trace` show it with the calls of the step.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Step:
         on_failure: OnFailure = "stop",
         approval: bool | Approval | None = None,
         after: str | Sequence[str] = (),
+        description: str | None = None,
     ) -> None:
         self.name = name
         self.tool = tool
@@ -88,6 +90,7 @@ class Step:
         self.on_failure = on_failure
         self.approval = approval
         self.after = after
+        self.description = description
 
     def __repr__(self) -> str:
         return f"<step {shown(self.name)} {getattr(self.tool, 'name', shown(self.tool))}>"
@@ -111,6 +114,8 @@ def document_of(step: Step) -> Document:
         document["approval"] = written_approval(step.approval)
     if step.after:
         document["after"] = [step.after] if isinstance(step.after, str) else list(step.after)
+    if step.description is not None:
+        document["description"] = step.description
     return document
 
 

@@ -1,7 +1,8 @@
-"""The conversation of a run that has ended, rebuilt from its journal: the last request, its answer, and the results.
+"""The conversation of a run, rebuilt from its journal: the last request, its answer, and the results.
 
-A run can end at any point. If a tool use has no result, a result is added here that says what is known about the call.
-So the conversation can be continued: providers refuse a tool use without a result (threat T28).
+A run can end at any point, and its conversation can be read before its end. If a tool use has no result, a result is
+added here that says what is known about the call. So the conversation of a run that has ended can be continued:
+providers refuse a tool use without a result (threat T28).
 """
 
 from __future__ import annotations
@@ -48,15 +49,15 @@ Load = Callable[[Payload], bytes]
 
 
 def transcript(run_id: str, events: Sequence[Event], load: Load) -> list[dict[str, Any]]:
-    """The conversation of a run that has ended. It can be the `history` of another run of a ReAct agent."""
-    messages = _Ended(run_id, events, load).messages()
+    """The conversation of a run so far. If the run has ended, another run of a ReAct agent can have it as `history`."""
+    messages = _Conversation(run_id, events, load).messages()
     check(messages)
     plain: list[dict[str, Any]] = codec.decode(codec.encode(msgspec.to_builtins(messages)))
     return plain
 
 
-class _Ended:
-    """The journal of a run that has ended."""
+class _Conversation:
+    """The journal of a run, read as a conversation."""
 
     def __init__(self, run_id: str, events: Sequence[Event], load: Load) -> None:
         self._run_id = run_id
@@ -118,7 +119,14 @@ class _Ended:
             return ToolResult(use.id, use.name, ANSWER_TAKEN)
         if answer.stop == "length":
             return problem(use, CUT_OFF)
-        return not_called(use, "the run was ended first" if chosen is None else "there is no such tool, or its arguments do not fit")
+        if chosen is None:
+            return self._not_made(use)
+        return not_called(use, "there is no such tool, or its arguments do not fit")
+
+    def _not_made(self, use: ToolUse) -> ToolResult:
+        if self._state.finished:
+            return not_called(use, "the run was ended first")
+        return problem(use, f"{use.name} was not called yet: the run goes on")
 
     def _outcome(self, use: ToolUse, made: CallState | ChildState) -> ToolResult:
         if isinstance(made, ChildState):
@@ -136,14 +144,28 @@ class _Ended:
         ask, ended = self._state.asks.get(made.number), made.failure
         if ask is not None and ask.outcome not in (None, "approved") and ended is not None:
             return refused(use, str(ask.outcome), ask.note, ended.message)
+        if not made.ended and not self._state.finished:
+            return self._so_far(use, made)
         if not made.begun:
             return not_called(use, "the run was ended first" if ended is None or ended.kind == "cancelled" else ended.message)
         if ended is not None and made.ended:
             return failure(use, ended.kind, ended.type, ended.message, made.attempt, made.effect)
         return failure(use, "cancelled", "Cancelled", "the run was ended while it was under way", made.attempt, made.effect)
 
+    def _so_far(self, use: ToolUse, made: CallState) -> ToolResult:
+        """What is known about an open call of a run that goes on."""
+        match made.phase:
+            case "awaiting_approval":
+                return problem(use, f"{use.name} was not called yet: it waits for an approval")
+            case "in_doubt":
+                return problem(use, f"{use.name} has no result yet: it is not known whether it has happened ({made.doubt})")
+            case _:
+                return problem(use, f"{use.name} has no result yet: it is under way") if made.begun else self._not_made(use)
+
     def _of_child(self, use: ToolUse, child: ChildState) -> ToolResult:
         ended = child.ended
+        if ended is None and not self._state.finished:
+            return problem(use, f"{use.name} has no result yet: it is under way")
         if ended is not None and ended.output is not None:
             return result(use, self._load(ended.output))
         why = f"{ended.failure.type}: {ended.failure.message}" if ended is not None and ended.failure is not None else "it was cancelled"

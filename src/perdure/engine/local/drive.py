@@ -64,7 +64,7 @@ from perdure.engine.local.attempts import Attempt, perform_in_transaction, recon
 from perdure.engine.local.limits import Debts, OneAtATime, answer, look
 from perdure.engine.local.task_cleanup import cancel
 from perdure.engine.threads import Threads
-from perdure.errors import Conflict, Fenced, NotFound, RunEnded, StoreError, StoreUnavailable
+from perdure.errors import Conflict, Fenced, NotFound, RunEnded, StoreError, StoreUnavailable, in_full
 from perdure.settings import Settings
 from perdure.store.api import Append, Appended, Claimed, Refused, RunRow, Store
 from perdure.store.writer import GroupCommit
@@ -589,7 +589,9 @@ class Drive:
         # Log the first failure, and then about twice a minute: with one line per retry, the rest of the log would be
         # hard to find.
         level = logging.ERROR if self._failures % 6 == 1 else logging.DEBUG
-        log.log(level, "run %s: cannot write the journal: %s; nothing is lost, trying again in %.1f s", self.run_id, error, delay_s)
+        log.log(
+            level, "run %s: cannot write the journal: %s; nothing is lost, trying again in %.1f s", self.run_id, in_full(error), delay_s
+        )
         self._again = self._host.loop.call_later(delay_s, again)
 
     # -- effect="transaction" -----------------------------------------------------------------------------------------
@@ -655,7 +657,7 @@ class Drive:
                 case Conflict() | NotFound() | StoreError():
                     # Either a vote was faster, and the vote arrives in the inbox. Or the clock was set back, the
                     # request itself is not durable yet, or the store is busy: then the core tries again.
-                    log.info("approval %s: %s", settle.approval, error)
+                    log.info("approval %s: %s", settle.approval, in_full(error))
                     self._feed_soon(NotSettled(settle.number))
                 case _:
                     if not self.over:
@@ -666,7 +668,7 @@ class Drive:
     def _cancel_child(self, child: CancelChild) -> None:
         def done(error: Exception | None) -> None:
             if error is not None and not self.over:
-                log.error("run %s: its child cannot be cancelled yet: %s; trying again", self.run_id, error)
+                log.error("run %s: its child cannot be cancelled yet: %s; trying again", self.run_id, in_full(error))
                 self._host.loop.call_later(_AGAIN_S, self._cancel_child, child)
 
         if not self.over:
@@ -684,7 +686,7 @@ class Drive:
 
         def done(error: Exception | None) -> None:
             if error is not None:
-                log.error("rate limit %s: the pause that its service asked for cannot be stored for other runs: %s", key, error)
+                log.error("rate limit %s: the pause that its service asked for cannot be stored for other runs: %s", key, in_full(error))
             questions.end_turn(teller)
 
         # Use the same queue as the questions: then a question for a place that comes after the refusal is answered

@@ -400,7 +400,7 @@ class LocalEngine:
         except StoreUnavailable as error:
             if not self.store.remote:
                 raise
-            log.warning("run %s: cannot be driven here: %s; trying again", row.run_id, error)
+            log.warning("run %s: cannot be driven here: %s; trying again", row.run_id, error.in_full())
             return row
 
     async def _patiently(self, run_id: str, question: Callable[[], T]) -> T:
@@ -412,7 +412,7 @@ class LocalEngine:
             try:
                 return await self._ask(question)
             except StoreUnavailable as error:
-                log.warning("run %s: cannot look how it is: %s; trying again", run_id, error)
+                log.warning("run %s: cannot look how it is: %s; trying again", run_id, error.in_full())
                 await asyncio.sleep(0.5)
 
     async def _seen(self, run_id: str) -> Watched:
@@ -461,5 +461,5 @@ class _AskedBefore(Exception):
 
 def _moved_on(row: RunRow, seen: int) -> Conflict:
     return Conflict(
-        f"run {row.run_id} has moved on meanwhile (event {row.seq}, not {seen}); look again: {shell.command('why', row.run_id)}"
+        f"run {row.run_id} has moved on meanwhile (event {row.seq}, not {seen})", hint=f"look again: {shell.command('why', row.run_id)}"
     )

@@ -17,7 +17,7 @@ from perdure.core import identity
 from perdure.core.events import AnyBody, AttentionNeeded, Event, RunReleased
 from perdure.core.failures import describe
 from perdure.engine.clock import Clock
-from perdure.errors import Fenced, StoreUnavailable
+from perdure.errors import Fenced, StoreUnavailable, in_full
 from perdure.store.api import Append, Lease, RowChange, RunRow, Store
 
 AGAIN_AFTER_S = 1.0
@@ -39,7 +39,10 @@ def surrender(lease: Lease, row: RunRow, error: Exception, clock: Clock) -> Appe
         status, waiting_for, wake = "needs_attention", "a person: error", None
         detail = f"it cannot be driven: {type(error).__name__}: {describe(error).message}"[:_DETAIL_CHARS]
         bodies = [AttentionNeeded("error", detail), RunReleased(status, waiting_for, abrupt=True)]
-    events = [Event(row.seq + place, clock.new_id(), now, lease.epoch, None, row.seq, body) for place, body in enumerate(bodies, 1)]
+    # Each event is caused by the one before: the run is released because it needs attention.
+    events = [
+        Event(row.seq + place, clock.new_id(), now, lease.epoch, None, row.seq + place - 1, body) for place, body in enumerate(bodies, 1)
+    ]
     attention: Literal["error"] | None = "error" if status == "needs_attention" else None
     change = RowChange(status, waiting_for=waiting_for, ready_at=wake, error=detail, attention=attention, release=True)
     return Append(lease, row.seq, tuple(identity.seal_all(row.head, events)), row=change)
@@ -54,29 +57,35 @@ _FOR_EVER_S = 1e9
 
 
 class Watchdog:
-    """Logs an error when the event loop is blocked, since then no run of the worker continues."""
+    """Logs an error when the event loop is blocked, since then no run of the worker continues.
+
+    If the whole process did not run (SIGSTOP, a suspended machine), the heartbeat's thread did not run either. That
+    time says nothing about the loop, and is not counted.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, inside: Callable[[], str]) -> None:
         self._loop = loop
         self._inside = inside
-        self._asked_s: float | None = None  # when a callback was scheduled that has not run yet
+        self._asked = False  # a callback was scheduled that has not run yet
+        self._stuck_s = 0.0  # for how long this thread ran beside a loop that did not
+        self._looked_s = time.monotonic()
 
     def look(self, patience_s: float) -> None:
-        """Check the loop. Called from the heartbeat's thread, at every beat."""
-        asked_s = self._asked_s
-        if asked_s is not None:
-            stuck_s = time.monotonic() - asked_s
-            if stuck_s > patience_s:
-                log.error("the event loop has not turned for %.0f s, and no run goes on: it is inside %s", stuck_s, self._inside())
+        """Check the loop. Called from the heartbeat's thread, at every beat: twice in `patience_s`."""
+        since_s, self._looked_s = self._looked_s, time.monotonic()
+        if self._asked:
+            self._stuck_s += min(self._looked_s - since_s, 0.75 * patience_s)
+            if self._stuck_s > patience_s:
+                log.error("the event loop has not turned for %.0f s, and no run goes on: it is inside %s", self._stuck_s, self._inside())
             return
-        self._asked_s = time.monotonic()
+        self._asked, self._stuck_s = True, 0.0
         try:
             self._loop.call_soon_threadsafe(self._turn)
         except RuntimeError:
             pass  # the loop has been closed
 
     def _turn(self) -> None:
-        self._asked_s = None
+        self._asked = False
 
 
 class Renewer:
@@ -153,8 +162,10 @@ class Renewer:
         return self._lease_s
 
     def _run(self) -> None:
-        wait_s = self._every_s
+        wait_s, since_s = self._every_s, time.monotonic()
         while not self._stop.wait(wait_s):
+            if (late_s := time.monotonic() - since_s - wait_s) > self._lease_s:
+                log.warning("this process did not run for %.0f s (suspended?); other workers may have taken over its runs", late_s)
             wait_s = self._every_s
             self._watchdog.look(patience_s=2 * self._every_s)
             try:
@@ -167,4 +178,6 @@ class Renewer:
                     self._store.remote and time.monotonic() - self._cut_off_s < 3 * _AGAIN_S + self._every_s
                 )  # this was logged a moment ago, and the store has logged it as well
                 self._cut_off_s = time.monotonic()
-                log.log(logging.DEBUG if known else logging.WARNING, "cannot renew the leases of this worker: %s; trying again", error)
+                log.log(
+                    logging.DEBUG if known else logging.WARNING, "cannot renew the leases of this worker: %s; trying again", in_full(error)
+                )

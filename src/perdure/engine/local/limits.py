@@ -74,7 +74,7 @@ def look(question: Question, run_id: str, store: Store, now: int) -> Answer:
             return LedgersRead(store.ledgers(run_id))
         return PlaceGiven(_place(store, question.rate, question.held, now))
     except StoreError as error:
-        log.error("run %s: cannot tell whether a call may start: %s; trying again", run_id, error)
+        log.error("run %s: cannot tell whether a call may start: %s; trying again", run_id, error.in_full())
         return NotNow(now + _AGAIN_US)
     except Exception as error:
         return LimitUnanswered(error)

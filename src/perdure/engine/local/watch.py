@@ -213,7 +213,9 @@ class Watch:
                 await self._look(reading, near)
             except StoreUnavailable as error:
                 # The runs continue in other processes, or will continue after the outage.
-                log.warning("cannot look how %d runs are: %s; trying again", len({waiter.run_id for waiter in self._all()}), error)
+                log.warning(
+                    "cannot look how %d runs are: %s; trying again", len({waiter.run_id for waiter in self._all()}), error.in_full()
+                )
                 self._whole = True
                 look_at_s = whole_at_s = loop.time() + _AGAIN_S
                 continue

@@ -30,6 +30,7 @@ from perdure.core.events import CancelRequested, ChildStarted, Event, RunUnpause
 from perdure.core.identity import Sealed
 from perdure.core.run_core import RunSettings
 from perdure.engine import threads
+from perdure.engine.api import no_such_run
 from perdure.engine.clock import Clock
 from perdure.engine.local import sandbox
 from perdure.engine.local.child_discovery import ChildAgents
@@ -50,10 +51,10 @@ from perdure.errors import (
     StoreUnavailable,
     UnknownAgent,
     WrongVersion,
+    in_full,
 )
 from perdure.settings import Queue, Settings
 from perdure.store.api import FINISHED, Append, Appended, ApprovalFilter, Claimed, Committed, InboxRow, RunRow, Served, Store
-from perdure.store.url import shown_url
 from perdure.store.writer import GroupCommit
 from perdure.tool.call import Closer
 
@@ -249,13 +250,14 @@ class Worker:
         self._sign_off()
 
     def _sign_on(self) -> None:
-        self.store.register(self.id, f"{socket.gethostname()}:{os.getpid()}", os.getpid(), self.clock.now(), list(self.agents), self.queues)
+        name, lease_us = f"{socket.gethostname()}:{os.getpid()}", round(self.settings.lease_s * 1e6)
+        self.store.register(self.id, name, os.getpid(), self.clock.now(), list(self.agents), self.queues, lease_us)
 
     def _sign_off(self) -> None:
         try:
             self.store.unregister(self.id, self.clock.now())
         except StoreError as error:
-            log.info("could not sign off: %s; other workers notice it by themselves", error)
+            log.info("could not sign off: %s; other workers notice it by themselves", error.in_full())
 
     def uncharged_beside(self, run_id: str, budget_of: str) -> Amounts:
         """The amounts that other runs of this worker have recorded under that budget and not committed.
@@ -282,7 +284,7 @@ class Worker:
     def _sign_on_again(self) -> None:
         def done(answer: Exception | None) -> None:
             if isinstance(answer, StoreError):
-                log.info("cannot record yet that this worker serves more agents: %s", answer)
+                log.info("cannot record yet that this worker serves more agents: %s", answer.in_full())
             elif answer is not None:
                 raise answer
 
@@ -508,22 +510,22 @@ class Worker:
             raise UnknownAgent(f"run {row.run_id} belongs to agent {row.agent!r}, which is not served here (only {known})")
         if row.version not in versions and row.status not in FINISHED:
             code = f"FILE.py:{row.agent}"
+            message = f"run {row.run_id} was begun with version {row.version} of agent {row.agent}, and here is {' and '.join(versions)}"
             way_out = f"use the old code, or let this code go on with it: {shell.command('resume', row.run_id, code)} --adopt"
             if any(agent.keeps_its_plan for served, agent in self.agents.items() if served.agent == row.agent):
                 plan, tools, file = (row.target or code).partition(" --tools ")
+                message += "; a run keeps its plan"
                 way_out = (
-                    f"a run keeps its plan: use the old plan and tools, or end it ({shell.command('cancel', row.run_id)}) and start anew; "
+                    f"use the old plan and tools, or end it ({shell.command('cancel', row.run_id)}) and start anew; "
                     f"only if the plan is the same, and its tools are not, this can go on with it: "
                     f"{shell.command('resume', row.run_id, plan)}{tools}{shell.quote(file) if file else ''} --adopt"
                 )
-            raise WrongVersion(
-                f"run {row.run_id} was begun with version {row.version} of agent {row.agent}, and here is {' and '.join(versions)}; {way_out}"
-            )
+            raise WrongVersion(message, hint=way_out)
 
     async def _row(self, run_id: str) -> RunRow:
         row = await self._ask(lambda: self.store.get(run_id))
         if row is None:
-            raise NotFound(f"there is no run {run_id} in {shown_url(self.store.url)}; `perdure list` shows those that there are")
+            raise no_such_run(run_id, self.store)
         return row
 
     async def _drain(self) -> None:
@@ -741,7 +743,12 @@ class Worker:
         if isinstance(error, Fenced):
             log.warning("%s; this worker stops working on it", error)
         else:
-            log.error("run %s: cannot be driven here: %s", drive.run_id, error, exc_info=None if isinstance(error, PerdureError) else error)
+            log.error(
+                "run %s: cannot be driven here: %s",
+                drive.run_id,
+                in_full(error),
+                exc_info=None if isinstance(error, PerdureError) else error,
+            )
         drive.abort()
         self._surrender(drive, error)
 
@@ -866,7 +873,7 @@ class Worker:
         if not quiet:
             self._complained_s[what] = now_s
         away = isinstance(error, StoreUnavailable) and self.store.remote
-        log.log(logging.DEBUG if quiet or away else logging.ERROR, "%s: %s; trying again", what, error)
+        log.log(logging.DEBUG if quiet or away else logging.ERROR, "%s: %s; trying again", what, error.in_full())
 
     def _look_for_post(self) -> None:
         if not self._drives:

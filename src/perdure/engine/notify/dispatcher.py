@@ -19,7 +19,7 @@ from perdure.core.identity import jitter
 from perdure.core.invisible import escaped
 from perdure.engine.clock import Clock
 from perdure.engine.threads import ReadingThreads, Threads
-from perdure.errors import InvalidInput, StoreError
+from perdure.errors import InvalidInput, StoreError, in_full
 from perdure.settings import Settings
 from perdure.store import notices
 from perdure.store.api import NoticeRow, Store
@@ -106,7 +106,7 @@ class Dispatcher:
                 try:
                     rest_s = await self._round(senders)
                 except StoreError as error:
-                    log.error("cannot look for notices: %s; trying again in %.0f s", error, _STORE_AGAIN_S)
+                    log.error("cannot look for notices: %s; trying again in %.0f s", in_full(error), _STORE_AGAIN_S)
                     rest_s = _STORE_AGAIN_S
                 except Exception:  # a bug: without this, the worker would continue but never send a notice again
                     log.exception("cannot look for notices; trying again in %.0f s", _STORE_AGAIN_S)
@@ -122,7 +122,7 @@ class Dispatcher:
                     try:
                         await self._start_due(senders)
                     except StoreError as error:
-                        log.error("cannot look for notices: %s", error)
+                        log.error("cannot look for notices: %s", in_full(error))
                         return
                     if not self._out:
                         return
@@ -188,7 +188,7 @@ class Dispatcher:
             else:
                 await self._postpone(notice, why)
         except StoreError as error:
-            log.error("notice %s: cannot be marked: %s; it goes out again in %.0f s", notice.event.event_id, error, HOLD_S)
+            log.error("notice %s: cannot be marked: %s; it goes out again in %.0f s", notice.event.event_id, in_full(error), HOLD_S)
 
     async def _tell(self, notice: NoticeRow) -> str | None:
         """Send one notice. Returns why the notice has to be sent again; None: the notice is done."""

@@ -13,6 +13,7 @@ from perdure.core.prompt_deltas import is_request
 from perdure.core.state import RunState
 from perdure.core.taken_back import taken_back
 from perdure.inspect.text import amount, clip, people, plural
+from perdure.inspect.view import begins_later
 from perdure.inspect.why.calls import CallInDoubt, topics
 from perdure.inspect.why.context import Scene, Shortage, Undoing
 from perdure.inspect.why.waiting import Asked, Child, child_in_short
@@ -45,9 +46,14 @@ class Orders:
         """The command line. `words` are quoted for the shell; `more` is appended unchanged."""
         return f"{shell.command(verb, *words)}{more}{self.options}"
 
-    def _resume(self) -> str:
+    def _resume(self, more: str = "") -> str:
         verb, run_id = ("resume", self.run) if self.undone is None else ("undo", self.undone)
-        return self._perdure(verb, run_id, more=self.code)
+        return self._perdure(verb, run_id, more=self.code + more)
+
+    def begin_early(self, *, served: bool) -> list[AdviceStep]:
+        """The commands for a run whose time to begin has not come."""
+        worker = AdviceStep(self._perdure("worker", self.target), f"serve every run of {self.agent}, this one when its time has come")
+        return [*([] if served else [worker]), AdviceStep(self._resume(" --now"), "begin it now and here, before its time")]
 
     # -- what needs a person ------------------------------------------------------------------------------------------
     def decide(self, one: Asked) -> list[AdviceStep]:
@@ -98,9 +104,10 @@ class Orders:
         ]
 
     # -- driving the run on -------------------------------------------------------------------------------------------
-    def go_on(self, *, served: bool, then: bool = False, settling: bool = False) -> list[AdviceStep]:
+    def go_on(self, *, served: bool, then: bool = False, settling: bool = False, silent: bool = False) -> list[AdviceStep]:
         first, last = "then " if then else "", "; that may settle what is in doubt by itself" if settling else ""
-        resume = AdviceStep(self._resume(), f"{first}drive the run here until it rests{last}")
+        takes = "wait here until the silent worker's lease has run out, take the run over, and " if silent else ""
+        resume = AdviceStep(self._resume(), f"{first}{takes}drive the run here until it rests{last}")
         worker = AdviceStep(self._perdure("worker", self.target), f"{first}serve every run of {self.agent}, this one too")
         return [resume] if served or self.undone is not None else [resume, worker]
 
@@ -276,6 +283,8 @@ def advise(scene: Scene, what: OpenAdvice, *, options: str = "", code: str | Non
         return [*people, *stay, orders.follow(), *settle, *stop]
     if row.status in ("waiting", "waiting_approval") and (row.ready_at is None or row.ready_at > scene.now):
         return [*people, *_signals(scene, orders), *([] if people else [orders.nothing()]), *([] if scene.served else go_on), *stop]
+    if begins_later(row, scene.now) and (scene.version_served or scene.missing is None):
+        return [*([orders.nothing()] if scene.served else []), *orders.begin_early(served=scene.served), *stop]
     return [*go_on, *people, *settle, *stop]
 
 
@@ -289,7 +298,7 @@ def _stop(scene: Scene, orders: Orders) -> list[AdviceStep]:
 def _go_on(scene: Scene, orders: Orders, *, then: bool, settling: bool) -> list[AdviceStep]:
     if scene.missing is not None and not scene.version_served:
         return orders.another_version(scene.reading.row.version)
-    return orders.go_on(served=scene.served, then=then, settling=settling)
+    return orders.go_on(served=scene.served, then=then, settling=settling, silent=scene.silent)
 
 
 def _attend(scene: Scene, orders: Orders) -> list[AdviceStep]:

@@ -16,15 +16,27 @@ from msgspec import Struct
 
 from perdure.core.codec import Payload
 from perdure.core.decide import quiet_at
-from perdure.core.events import ChildFinished, Event, RunClaimed, RunReleased, SignalReceived, ToolCallProposed, tag_of
+from perdure.core.events import (
+    ChildFinished,
+    DecisionMade,
+    Event,
+    PlanGenerated,
+    RunClaimed,
+    RunReleased,
+    SignalReceived,
+    ToolCallProposed,
+    tag_of,
+)
 from perdure.core.prompt_deltas import is_request
 from perdure.core.state import AskState, CallState, ChildState
 from perdure.core.taken_back import taken_back
 from perdure.inspect.text import (
     EFFECTS,
+    Load,
     asked_words,
     at,
     called,
+    clip,
     failed,
     iso,
     places,
@@ -36,11 +48,13 @@ from perdure.inspect.text import (
     span,
     used,
 )
+from perdure.inspect.timeline import steps_in, steps_of
 from perdure.inspect.view import RunView
 from perdure.inspect.why.context import Scene
 from perdure.inspect.why.waiting import Asked, outcome, verdict
 from perdure.store.api import InboxRow
 
+STEPS_SHOWN = 20  # a plan may have a thousand steps
 ARGS_SHOWN = 400  # long, because a person must know exactly which call is in doubt
 _HOOK = "its reconcile hook"  # in the recorded reason of a doubt, these words begin the part about the hook
 
@@ -53,6 +67,7 @@ class CallInDoubt(Struct, frozen=True):
     effect: str
     asked: str
     key: str
+    keyless: bool  # True: the tool was not given the key, so no service knows it
     attempt: int
     asked_at: str
     since: str
@@ -98,6 +113,7 @@ def _doubt(call: CallState, scene: Scene) -> CallInDoubt:
         effect=call.effect,
         asked=called(call.tool, call.args, ARGS_SHOWN),
         key=call.key,
+        keyless=call.keyless,
         attempt=call.attempt,
         asked_at=iso(asked_at),
         since=iso(since),
@@ -133,7 +149,7 @@ def _by_itself(call: CallState, scene: Scene) -> tuple[str, bool]:
 
 def _why_doubt(call: CallState, scene: Scene) -> str:
     if call.phase == "started":
-        return "its worker died inside it, and no worker has looked at it since"
+        return f"its worker {'fell silent' if scene.silent else 'died'} inside it, and no worker has looked at it since"
     hook = hook_words(call, scene)
     base = _without_hook(call, scene)
     return f"{base}; {hook}" if base and hook else base or hook or "it may or may not have happened"
@@ -174,7 +190,11 @@ def _too_early(call: CallState, scene: Scene) -> str | None:
 
 def _check(call: CallState, too_early: str | None) -> str:
     counts = f"proves nothing yet, since {too_early}" if too_early else "means that it did not happen"
-    return f"look for this key at the service behind {call.tool}. Found: it happened. Not found {counts}"
+    if call.keyless:
+        what = f"the tool was not given the key, so look at the service behind {call.tool} for what this call would have left there"
+    else:
+        what = f"look for this key at the service behind {call.tool}"
+    return f"{what}. Found: it happened. Not found {counts}"
 
 
 # -- Calls, approvals and children that have ended
@@ -418,11 +438,51 @@ def never_started(scene: Scene) -> list[str]:
         for call in state.open.values()
         if call.phase in ("idle", "proposed", "failing", "awaiting_approval", "approved")
     ]
+    idle += _steps_not_begun(scene)
     if state.finished:
         return idle
     if not state.numbers:
         return [*idle, "no call has been made yet"]
     return [*idle, f"whatever the agent does after event {state.seq} (its last call so far is {_latest(scene)}): that code has not run"]
+
+
+def _steps_not_begun(scene: Scene) -> list[str]:
+    """In words: the steps of the run's plan whose call was never made."""
+    reading, state = scene.reading, scene.reading.state
+    plan = next((event.body.plan for event in reading.events if isinstance(event.body, PlanGenerated)), None)
+    if plan is None:
+        return []
+    begun, asked = set(), {}
+    for number, step in steps_of(reading.events, scene.load).items():
+        if number in state.calls or number in state.children:
+            begun.add(step.name)
+        elif number in state.asks:
+            asked[step.name] = state.asks[number]
+    skipped = _skipped_steps(reading.events, scene.load)
+    lines = []
+    for name, tool, description in steps_in(plain(plan, scene.load)):
+        if name in begun:
+            continue
+        if name in skipped:
+            why = f"skipped: {clip(skipped[name], 200)}"
+        elif name in asked and asked[name].pending:
+            why = f"not begun: approval {asked[name].request.approval} is needed"
+        elif name in asked:
+            why = f"not begun: its approval was {asked[name].outcome}"
+        else:
+            why = "never begun: the plan ended first" if state.finished else "not begun yet"
+        said = f" – {clip(description, 100)}" if description else ""
+        lines.append(f"step {name} ({tool}){said}: {why}")
+    more = len(lines) - STEPS_SHOWN
+    return lines if more <= 1 else [*lines[:STEPS_SHOWN], f"and {plural(more, 'more step')} of the plan"]
+
+
+def _skipped_steps(events: Sequence[Event], load: Load) -> dict[str, str]:
+    """Step → why the plan went on without it, from the decision that agents/plan/follow.py records."""
+    decided = [(plain(event.body.choice, load), event.body.reason or "") for event in events if isinstance(event.body, DecisionMade)]
+    return {
+        choice.removeprefix("skip step "): why for choice, why in decided if isinstance(choice, str) and choice.startswith("skip step ")
+    }
 
 
 def _why_not(call: CallState, scene: Scene) -> str:

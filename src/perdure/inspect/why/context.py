@@ -18,7 +18,7 @@ from perdure.engine.api import Reading
 from perdure.inspect.cost import CostAll, Limit, cost_with_children, limit_words, limits_of
 from perdure.inspect.text import amount, clock, iso, plain, plural, seconds
 from perdure.inspect.view import RunView, loader, read_run
-from perdure.inspect.workers import is_served, missing, no_room, suspect_words, version_served, waits_as_suspect
+from perdure.inspect.workers import is_served, lease_of, missing, no_room, suspect_words, version_served, waits_as_suspect
 from perdure.settings import Settings
 from perdure.store.api import FINISHED, ApprovalRow, InboxRow, Ledger, RunRow, WorkerRow
 
@@ -147,6 +147,7 @@ class Holder(Struct, frozen=True):
     since: str | None = None  # when the holder claimed the run
     lease_until: str | None = None  # when the lease ends, if the holder sends no more heartbeat
     runs: int = 0
+    dead: bool = False  # it is proven that its process is gone; a holder that is neither alive nor dead is silent
 
 
 class Scene(Struct, frozen=True):
@@ -174,6 +175,11 @@ class Scene(Struct, frozen=True):
     def held(self) -> bool:
         """Does a live worker hold the run?"""
         return self.holder is not None and self.holder.alive
+
+    @property
+    def silent(self) -> bool:
+        """Is the holder silent: not alive, and not proven dead?"""
+        return self.holder is not None and not self.holder.alive and not self.holder.dead and self.holder.last_seen is not None
 
     @property
     def alive(self) -> int:
@@ -239,4 +245,5 @@ def _holder(reading: RunView, workers: Sequence[WorkerRow], now: int, lease_us: 
     if found is None:
         return Holder(held_by, name or held_by, alive=False, last_seen=None, silent_s=None, since=since)
     seen = iso(found.beat_at), seconds(max(now - found.beat_at, 0))
-    return Holder(held_by, found.name, found.alive, *seen, since, iso(found.beat_at + lease_us), found.runs)
+    until = iso(found.beat_at + lease_of(found, lease_us))
+    return Holder(held_by, found.name, found.alive, *seen, since, until, found.runs, found.dead)

@@ -111,6 +111,9 @@ def _running_sentence(scene: Scene, doubts: list[CallInDoubt]) -> str:
     if holder.alive:
         return f"{what}worker {holder.name} holds it and is alive, {_last_seen(holder, now)}; {last}"
     seen = f", {_last_seen(holder, now)}" if holder.last_seen else ""
+    if scene.silent:
+        where = f"is silent{_inside(scene, doubts)}{seen}: suspended, or cut off from the database"
+        return f"{on_paper}: worker {holder.name} holds it and {where}; another worker takes the run over when the lease has run out"
     return f"{on_paper}: worker {holder.name} held it and is dead{_inside(scene, doubts)}{seen}; no worker has taken the run over yet"
 
 

@@ -230,9 +230,16 @@ class PostgresClaims(Claims):
         self._look_s = float("-inf")  # when it is the turn of this process to reap again
 
     def register(
-        self, worker: str, name: str, pid: int, now: int, serves: Sequence[Served] = (), queues: Sequence[str] | None = None
+        self,
+        worker: str,
+        name: str,
+        pid: int,
+        now: int,
+        serves: Sequence[Served] = (),
+        queues: Sequence[str] | None = None,
+        lease_us: int | None = None,
     ) -> None:
-        super().register(worker, name, pid, now, serves, queues)
+        super().register(worker, name, pid, now, serves, queues, lease_us)
         self._taking.names[worker] = name
 
     def unregister(self, worker: str, now: int) -> None:

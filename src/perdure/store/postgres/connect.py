@@ -188,7 +188,7 @@ def connect(said: dict[str, Any], place: str, answer_s: float = ANSWER_S) -> Con
     except OSError as error:
         # psycopg needs a descriptor to wait for the server, and raises a plain OSError if no descriptor is left.
         why = TOO_MANY_FILES if error.errno in OUT_OF_FILES else f"{error.strerror}; nothing was sent, so that it can be tried again"
-        raise StoreUnavailable(f"{place} cannot be reached: {why}") from None
+        raise StoreUnavailable(f"cannot be reached: {why}", where=place) from None
     connection.answer_s = answer_s
     try:
         asking = RoundTripClock()
@@ -225,25 +225,29 @@ def connect(said: dict[str, Any], place: str, answer_s: float = ANSWER_S) -> Con
 
 def _check(place: str, version: int, encoding: str, ours: str, read_only: bool, commits: str, schema: str | None) -> None:
     if version < OLDEST:
-        raise StoreError(f"{place} is PostgreSQL {version // 10000}, and perdure needs {OLDEST // 10000} or newer; upgrade the server")
+        raise StoreError(f"is PostgreSQL {version // 10000}, and perdure needs {OLDEST // 10000} or newer; upgrade the server", where=place)
     if encoding != "UTF8":
-        raise StoreError(f"{place} stores text as {encoding}, and a journal is UTF-8; create a database with ENCODING 'UTF8'")
+        raise StoreError(f"stores text as {encoding}, and a journal is UTF-8; create a database with ENCODING 'UTF8'", where=place)
     if ours != "UTF8":
         # The server would convert the text that perdure sends as UTF-8, and the hash would not match the stored text.
         raise StoreError(
-            f"{place} has client_encoding {ours}, although perdure asked for UTF8; let the proxy in between pass client_encoding on"
+            f"has client_encoding {ours}, although perdure asked for UTF8; let the proxy in between pass client_encoding on", where=place
         )
     if read_only:
         raise StoreUnavailable(
-            f"{place} takes no writes: it is a read-only standby, or default_transaction_read_only is on; connect to the primary"
+            "takes no writes: it is a read-only standby, or default_transaction_read_only is on; connect to the primary", where=place
         )
     if commits == "off":
         # An acknowledged append must survive a crash of the server. With this setting, a commit may not survive it.
         raise StoreError(
-            f"{place}: synchronous_commit is off, so a commit is acknowledged before it is durable; ALTER ROLE … SET synchronous_commit = on"
+            "cannot be used: synchronous_commit is off, so a commit is acknowledged before it is durable; "
+            "ALTER ROLE … SET synchronous_commit = on",
+            where=place,
         )
     if schema is None:
-        raise StoreError(f"{place}: this user has no schema for the journal; create a schema, and put it into the user's search_path")
+        raise StoreError(
+            "cannot be used: this user has no schema for the journal; create a schema, and put it into the user's search_path", where=place
+        )
 
 
 def _own_address(connection: Connection) -> tuple[Any, Any]:

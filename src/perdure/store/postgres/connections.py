@@ -46,7 +46,7 @@ class Connections:
         self._down_since_s: float | None = None
         self._again_s = 0.0
         self._pause_s = _FIRST_PAUSE_S
-        self._why: StoreError = StoreUnavailable(f"{self.where} has not been reached yet")
+        self._why: StoreError = StoreUnavailable("has not been reached yet", where=self.where)
 
     @contextmanager
     def lent(self, *, to_tool: bool = False) -> Iterator[Connection]:
@@ -99,7 +99,7 @@ class Connections:
         with self._freed:
             while True:
                 if self._closed:
-                    raise StoreError(f"{self.where} has been closed by this process; open the store again")
+                    raise StoreError("has been closed by this process; open the store again", where=self.where)
                 if (idle := self._idle_one(to_tool)) is not None:
                     self._out += 1
                     return idle
@@ -112,8 +112,9 @@ class Connections:
                     break
                 if not self._freed.wait(deadline_s - time.monotonic()):
                     raise StoreUnavailable(
-                        f"{self.where}: all {self.limit} connections of this process have been busy for {self.answer_s:g} s; "
-                        "the server is slow, or transaction tools take their time"
+                        f"cannot be asked: all {self.limit} connections of this process have been busy for {self.answer_s:g} s; "
+                        "the server is slow, or transaction tools take their time",
+                        where=self.where,
                     )
         try:
             connection = self._connect()
@@ -164,7 +165,7 @@ class Connections:
 
     def _refuse_if_away(self) -> None:
         if self._down_since_s is not None and time.monotonic() < self._again_s:
-            raise type(self._why)(str(self._why))
+            raise self._why.again(type(self._why))
 
     def _connect(self) -> Connection:
         try:
@@ -172,7 +173,7 @@ class Connections:
         except StoreError as error:
             # If this process was connected before, tell the caller to retry: a changed password, or a database that is
             # being restored, must not end the process.
-            told = StoreUnavailable(str(error)) if self._reached else error
+            told = error.again(StoreUnavailable) if self._reached else error
             self._is_away(told)
             raise told from None
         self._is_back(connection)
@@ -200,7 +201,7 @@ class Connections:
             self._again_s = time.monotonic() + self._pause_s
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         if first and self._reached:  # before the first connection, the caller that opens the store reports the error
-            log.warning("%s", error)
+            log.warning("%s", error.in_full())
 
     def _is_back(self, connection: Connection) -> None:
         with self._freed:

@@ -178,7 +178,7 @@ class PostgresDatabase:
     def _commit(self, connection: Connection) -> None:
         if connection.execute(b"COMMIT").statusmessage != "COMMIT":
             # If an earlier statement had failed, PostgreSQL answers ROLLBACK to the COMMIT, without an error.
-            raise StoreError(f"{self.where} rolled the transaction back: one of its statements had failed; nothing was written")
+            raise StoreError("rolled the transaction back: one of its statements had failed; nothing was written", where=self.where)
 
     def _clear_up(self, xid: str, error: psycopg.Error, arrived: Callable[[Cursor], bool]) -> None:
         """Return if the transaction was committed. Raise `error` if it was not, or if the outcome stays unknown.

@@ -30,8 +30,8 @@ _BUSY = {
     "25006": "takes no writes: it is a read-only standby, or default_transaction_read_only is on; connect to the primary",
 }
 _REFUSED = {
-    "28": "does not let us in ({error}); check user and password in the URL, and pg_hba.conf",
-    "3D": "has no such database ({error}); create it first: createdb NAME",
+    "28": ("does not let us in", "check user and password in the URL, and pg_hba.conf"),
+    "3D": ("has no such database", "create it first: createdb NAME"),
 }
 # While it connects, libpq reports the server's message without its SQLSTATE. So the code finds the SQLSTATE by the
 # words of the message: otherwise a wrong password would be retried like a server that cannot be reached. If the
@@ -97,37 +97,40 @@ def translated(error: psycopg.Error, where: str) -> StoreError:
     said = _one_line(error)
     state = error.sqlstate or _connect_state(error, said)
     if state in _BUSY:
-        return (Locked if state == "55P03" else StoreUnavailable)(f"{where} {_BUSY[state]}")
+        return (Locked if state == "55P03" else StoreUnavailable)(_BUSY[state], where=where)
     if state[:2] in _REFUSED:
-        way_out = next((way_out for words, way_out in _HOW_TO_GET_IN if words.search(said)), None)
-        refused = _REFUSED[state[:2]] if way_out is None else f"does not let us in ({{error}}); {way_out}"
-        return StoreError(f"{where} {refused.format(error=said)}")
+        refused, usual = _REFUSED[state[:2]]
+        way_out = next((way_out for words, way_out in _HOW_TO_GET_IN if words.search(said)), usual)
+        return StoreError(refused, where=where, hint=f"({said}); {way_out}")
     if not error.sqlstate and _NOT_REACHED.search(said):
-        return StoreUnavailable(f"{where} cannot be reached ({said}); check host and port, and that the server is up")
+        return StoreUnavailable("cannot be reached", where=where, hint=f"({said}); check host and port, and that the server is up")
     if not error.sqlstate and are_used_up(_FILES_OF_A_CONNECTION):
-        return StoreUnavailable(f"{where} cannot be reached: {TOO_MANY_FILES}")
+        return StoreUnavailable(f"cannot be reached: {TOO_MANY_FILES}", where=where)
     if is_loss(error) or state[:2] in ("53", "57", "58"):
-        return StoreUnavailable(f"{where} cannot be reached ({said}); nothing was acknowledged, so that it can be tried again")
+        return StoreUnavailable("cannot be reached; nothing was acknowledged, so that it can be tried again", where=where, hint=f"({said})")
     if is_rolled_back(error):
-        return StoreUnavailable(f"{where} rolled our transaction back because of another one ({said}); nothing was written: try again")
+        return StoreUnavailable(f"rolled our transaction back because of another one ({said}); nothing was written: try again", where=where)
     if state == _MOVED:
         moved, at, to_url = (error.diag.message_primary or "moved 0 ?").split(" ", 2)
         return moved_error(where, Moved(to_url, "", int(at), done=moved == "moved"))
     if state == "42501":
         return StoreError(
-            f"{where}: this user may not do that ({said}); let the owner of the tables migrate and GRANT it: docs/security.md has the "
-            "statements for workers, for who prunes or moves, and for who only looks; perdure doctor lists what a worker lacks"
+            f"cannot be used: this user may not do that ({said}); let the owner of the tables migrate and GRANT it: docs/security.md has the "
+            "statements for workers, for who prunes or moves, and for who only looks",
+            where=where,
+            hint="perdure doctor lists what a worker lacks",
         )
     if state == "22003":
         return StoreError(
-            f"{where} cannot hold a number that large ({said}); nothing was written. Amounts and times have 64 bits; events, calls and epochs "
-            "of a run are counted up to 2,147,483,647: end this run, and continue with a new run"
+            f"cannot hold a number that large ({said}); nothing was written. Amounts and times have 64 bits; events, calls and epochs "
+            "of a run are counted up to 2,147,483,647: end this run, and continue with a new run",
+            where=where,
         )
     if state in ("42P01", "42703", "42883"):
         return StoreCorrupt(
-            f"{where} does not have perdure's tables as perdure created them ({said}); they were changed by hand: restore a backup"
+            f"does not have perdure's tables as perdure created them ({said}); they were changed by hand: restore a backup", where=where
         )
-    return StoreError(f"{where}: {said}")
+    return StoreError(f"cannot do that: {said}", where=where)
 
 
 def _connect_state(error: psycopg.Error, said: str) -> str:

@@ -111,7 +111,7 @@ class PostgresJournal(Journal):
             if error is not None and is_loss(error):
                 # The statement was sent, and its answer was lost. When the same append is sent again, `_settle` first
                 # finds out whether it was committed.
-                log.warning("%s; looking what became of %d appends", translated(error, self._database.where), len(sent_appends))
+                log.warning("%s; looking what became of %d appends", translated(error, self._database.where).in_full(), len(sent_appends))
                 self._doubtful.update(name for append in sent_appends if (name := _name(append)) is not None)
                 self._database.connections.lost()
             self._database.connections.give_back(connection)
@@ -137,7 +137,9 @@ class PostgresJournal(Journal):
     def transact(self, head: Append, work: Callable[[Any], tuple[Append, Any]]) -> tuple[Appended, Any]:
         asked_s = time.monotonic()
         if not self._room_for_tools.acquire(timeout=self._database.connections.answer_s):
-            raise StoreUnavailable(f"{self._database.where}: other transaction tools of this process have taken all connections; try again")
+            raise StoreUnavailable(
+                "cannot be asked: other transaction tools of this process have taken all connections; try again", where=self._database.where
+            )
         try:
             # Add the time that was spent waiting for a connection: an approval may have expired meanwhile.
             waited_us = round((time.monotonic() - asked_s) * 1e6)
@@ -190,7 +192,7 @@ class PostgresJournal(Journal):
             except psycopg.Error as error:
                 if is_loss(error):
                     self._database.connections.lost()
-                    raise _Lost(translated(error, self._database.where)) from None
+                    raise _Lost(translated(error, self._database.where).in_full()) from None
                 if not (left and is_rolled_back(error)):
                     raise translated(error, self._database.where) from None
                 time.sleep(random.uniform(0.001, 0.01) * (6 - left))

@@ -39,7 +39,7 @@ class MachineLocks:
                 self._held.add(worker)
             except StoreUnavailable as error:
                 # Without the lock file, the death of this worker is noticed later: when its lease runs out.
-                log.warning("%s", error)
+                log.warning("%s", error.in_full())
         self._bell.hold(worker)
         return newly
 
@@ -55,7 +55,7 @@ class MachineLocks:
                 self._files.refresh(worker)
             except StoreUnavailable as error:
                 self._held.discard(worker)
-                log.warning("%s", error)  # as in `hold`; the worker's heartbeat still goes to the database
+                log.warning("%s", error.in_full())  # as in `hold`; the worker's heartbeat still goes to the database
 
     def free(self, worker: str) -> None:
         self._bell.free(worker)

@@ -19,8 +19,9 @@ def require_journal(connection: Connection, where: str) -> None:
     """Raise StoreCorrupt unless the database has a journal. The database is not changed."""
     if not applied(connection, where):
         raise StoreCorrupt(
-            f"{where} has no perdure journal in schema {connection.schema!r} and was left alone; name the right database with --url or "
-            "PERDURE_URL, or let `perdure migrate` make a journal in it"
+            f"has no perdure journal in schema {connection.schema!r} and was left alone",
+            where=where,
+            hint="name the right database with --url or PERDURE_URL, or let `perdure migrate` make a journal in it",
         )
 
 

@@ -127,6 +127,9 @@ SELECT 1 FROM perdure_inbox WHERE run = ? AND id NOT IN (SELECT value::bigint FR
 -- whichever worker appends it.
 SELECT hash FROM perdure_events WHERE run = ? AND seq = ?
 
+-- name: type_at
+SELECT e.type FROM perdure_events AS e WHERE e.run = ? AND e.seq = ?
+
 -- == Reading =========================================================================================================
 
 -- name: run_to_change
@@ -163,6 +166,22 @@ ORDER BY created_at DESC, id DESC LIMIT :limit
 SELECT status, count(*) FROM perdure_runs
 WHERE (:agent::text IS NULL OR agent = :agent) AND (:tenant::text IS NULL OR tenant = :tenant)
 GROUP BY status ORDER BY status
+
+-- name: current_of_runs
+-- What the row of a run does not say: its last status, its failure, and its attempts under way (the last event of the
+-- call is an intent, and the run is held).
+SELECT r.run_id, e.ts, e.call, convert_to(e.data, 'UTF8')
+FROM jsonb_array_elements_text(:runs::jsonb) AS w (run_id) JOIN perdure_runs AS r ON r.run_id = w.run_id CROSS JOIN LATERAL (
+    (SELECT s.ts, s.call, s.data FROM perdure_events AS s
+     WHERE s.run = r.id AND s.seq <= r.seq AND s.data LIKE '{"type":"status\_reported"%' ORDER BY s.seq DESC LIMIT 1)
+    UNION ALL
+    (SELECT f.ts, f.call, f.data FROM perdure_events AS f WHERE f.run = r.id AND f.seq = r.seq AND r.status = 'failed')
+    UNION ALL
+    (SELECT o.ts, o.call, o.data FROM (
+        SELECT DISTINCT ON (c.call) c.ts, c.call, c.data FROM perdure_events AS c
+        WHERE c.run = r.id AND c.seq <= r.seq AND c.call IS NOT NULL AND r.holder IS NOT NULL ORDER BY c.call, c.seq DESC) AS o
+     WHERE o.data LIKE '{"type":"tool\_call\_initiated"%' OR o.data LIKE '{"type":"model\_call\_initiated"%')
+) AS e
 
 -- name: read_events
 -- Read `data` as bytes: these are the very bytes that were hashed.
@@ -325,6 +344,10 @@ WHERE id = :id
 
 -- name: first_event
 SELECT convert_to(data, 'UTF8') FROM perdure_events WHERE run = ? AND seq = 1
+
+-- name: last_event_of_call
+-- What a post about a call answers, if its sender does not name it.
+SELECT max(seq) FROM perdure_events WHERE run = :id AND call = :call::bigint
 
 -- name: event_of_run
 -- Is a posted event in the journal? The code asks after a COMMIT with unknown outcome.
@@ -626,8 +649,8 @@ GROUP BY 1, 2, 3, 4
 -- name: insert_worker
 -- If the worker already has a row, update what the worker serves. The lease of a worker counts by the clock of the
 -- database.
-INSERT INTO perdure_workers AS w (worker, name, pid, started_at, beat_at, serves, queues)
-VALUES (:worker, :name, :pid, :now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, :served, :queues)
+INSERT INTO perdure_workers AS w (worker, name, pid, started_at, beat_at, serves, queues, lease_us)
+VALUES (:worker, :name, :pid, :now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, :served, :queues, :lease_us::bigint)
 ON CONFLICT (worker) DO UPDATE SET name = excluded.name, pid = excluded.pid, beat_at = excluded.beat_at, serves = excluded.serves,
     queues = excluded.queues, started_at = CASE WHEN w.pid = excluded.pid THEN w.started_at ELSE excluded.started_at END
 
@@ -638,10 +661,10 @@ UPDATE perdure_workers SET beat_at = (extract(epoch FROM clock_timestamp()) * 10
 WHERE worker = :worker AND :now::bigint IS NOT NULL
 
 -- name: list_workers
--- The last column: has the worker's lease run out, by the clock of the database? The held runs are counted once for
+-- The last column: how long ago was the last heartbeat, by the clock of the database? The held runs are counted once for
 -- all workers.
-SELECT w.worker, w.name, w.pid, w.started_at, w.beat_at, coalesce(h.runs, 0), w.serves, w.queues,
-    w.beat_at < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - :lease_us::bigint AND :now::bigint IS NOT NULL
+SELECT w.worker, w.name, w.pid, w.started_at, w.beat_at, coalesce(h.runs, 0), w.serves, w.queues, w.lease_us,
+    (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - w.beat_at + :now::bigint * 0
 FROM perdure_workers AS w LEFT JOIN (
     SELECT holder, count(*) AS runs FROM perdure_runs WHERE holder IS NOT NULL GROUP BY holder
 ) AS h ON h.holder = w.worker

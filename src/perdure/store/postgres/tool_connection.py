@@ -90,7 +90,7 @@ class ToolConnection:
             except psycopg.Error as error:
                 if not (is_loss(error) or is_rolled_back(error) or is_crowded(error)):
                     raise
-                self._gone = ConnectionGone(str(translated(error, self._where)))
+                self._gone = translated(error, self._where).again(ConnectionGone)
                 raise self._gone from None
             rows += cursor.fetchall() if cursor.description is not None else []
         return rows

@@ -27,7 +27,7 @@ def connect_file(path: Path, synchronous: str, busy_s: float) -> apsw.Connection
     try:
         if connection.readonly("main"):
             raise StoreUnavailable(
-                f"{path} is read-only; a journal is written to: change the permissions of the file or remount its file system"
+                "is read-only; a journal is written to: change the permissions of the file or remount its file system", where=str(path)
             )
         connection.set_busy_timeout(int(busy_s * 1000))
         # The page size takes effect in a new file only. With pages of 4 KiB, events of about 2 KiB (a typical size of
@@ -40,7 +40,9 @@ def connect_file(path: Path, synchronous: str, busy_s: float) -> apsw.Connection
         connection.wal_autocheckpoint(_LOG_PAGES)
         _harden(connection)
         if connection.pragma("synchronous") != SYNCHRONOUS[synchronous]:
-            raise StoreError(f"{path}: SQLite did not accept synchronous={synchronous}; without it nothing can be promised")
+            raise StoreError(
+                f"cannot be used: SQLite did not accept synchronous={synchronous}; without it nothing can be promised", where=str(path)
+            )
     except BaseException:
         connection.close(True)
         raise
@@ -67,7 +69,7 @@ def _enter_wal(connection: apsw.Connection, path: Path, busy_s: float) -> None:
             mode = "busy"
         if time.monotonic() > deadline:
             raise StoreUnavailable(
-                f"{path} cannot be put into WAL mode (it says {mode}); close the other programs that have it open and try again"
+                f"cannot be put into WAL mode (it says {mode}); close the other programs that have it open and try again", where=str(path)
             )
         time.sleep(0.005)
 

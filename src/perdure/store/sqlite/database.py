@@ -95,7 +95,7 @@ class SqliteDatabase:
     def write(self, work: Callable[[Cursor], T], arrived: Callable[[Cursor, T], bool], *, again: bool = True) -> T:
         """Do the work in one transaction, which holds the write lock from its first statement."""
         with self._write_lock:
-            self._check_file()
+            self.check_file()
             try:
                 connection = self._connection() if self._writer is None or self._writer.in_transaction else self._writer
                 cursor = connection.cursor()
@@ -124,7 +124,7 @@ class SqliteDatabase:
             self._commits += 1
             return done
 
-    def _check_file(self) -> None:
+    def check_file(self) -> None:
         """Raise if the file was deleted or replaced.
 
         Commits into the old file would be lost, and SQLite does not notice.
@@ -137,7 +137,7 @@ class SqliteDatabase:
             same = False
         if not same:
             raise StoreUnavailable(
-                f"{self.where} was deleted, moved or replaced while it was in use; put that very file back, or end this process"
+                "was deleted, moved or replaced while it was in use; put that very file back, or end this process", where=self.where
             )
 
     def read(self, name: str, params: Params = ()) -> list[Row]:
@@ -205,7 +205,7 @@ class SqliteDatabase:
     def _connection(self) -> apsw.Connection:
         if self._writer is None:
             if self._closed:
-                raise StoreError(f"{self.where} has been closed by this process; open the store again")
+                raise StoreError("has been closed by this process; open the store again", where=self.where)
             self._writer = self._connect()
         assert not self._writer.in_transaction, "a transaction was begun inside another: a tool's work must not use the store"
         return self._writer

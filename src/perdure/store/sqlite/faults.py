@@ -21,28 +21,32 @@ def translated(error: apsw.Error, where: str) -> StoreError:
     match error:
         case apsw.BusyError() | apsw.LockedError():
             return StoreUnavailable(
-                f"{where} is locked by another process; nothing was written: try again, or find who keeps a transaction open"
+                "is locked by another process; nothing was written: try again, or find who keeps a transaction open", where=where
             )
         case apsw.FullError():
-            return StoreUnavailable(f"{where}: disk full; nothing was written: make room and try again")
+            return StoreUnavailable("cannot be written: disk full; nothing was written: make room and try again", where=where)
         case apsw.IOError():
             return StoreUnavailable(
-                f"{where}: the disk reported an error ({error}); nothing was acknowledged: check the disk and try again"
+                f"cannot be used: the disk reported an error ({error}); nothing was acknowledged: check the disk and try again", where=where
             )
         case apsw.NotADBError():
-            return StoreCorrupt(f"{where} is not a SQLite database; choose another file, or restore this one from a backup")
+            return StoreCorrupt("is not a SQLite database; choose another file, or restore this one from a backup", where=where)
         case _ if isinstance(error, _UNUSABLE):
-            return StoreCorrupt(f"{where} is damaged ({error}); do not write to it: restore a backup, or try the sqlite3 shell's .recover")
+            return StoreCorrupt(
+                f"is damaged ({error}); do not write to it: restore a backup, or try the sqlite3 shell's .recover", where=where
+            )
         case _ if isinstance(error, _NO_ACCESS) and are_used_up(_FILES_OF_A_STORE):
-            return StoreUnavailable(f"{where} cannot be opened: {TOO_MANY_FILES}")
+            return StoreUnavailable(f"cannot be opened: {TOO_MANY_FILES}", where=where)
         case _ if isinstance(error, _NO_ACCESS):
-            return StoreUnavailable(f"{where} cannot be opened for writing ({error}); check the permissions of the file and of its folder")
+            return StoreUnavailable(
+                f"cannot be opened for writing ({error}); check the permissions of the file and of its folder", where=where
+            )
         case apsw.ConnectionClosedError():
-            return StoreError(f"{where} has been closed by this process; open the store again")
+            return StoreError("has been closed by this process; open the store again", where=where)
         case _:
-            return StoreError(f"{where}: {error}")
+            return StoreError(f"cannot be used: {error}", where=where)
 
 
 def not_text(where: str) -> StoreCorrupt:
     """The error for text that is not UTF-8. perdure never writes such text, so the file is damaged."""
-    return StoreCorrupt(f"{where} is damaged (it has text that is not UTF-8); do not write to it: restore a backup")
+    return StoreCorrupt("is damaged (it has text that is not UTF-8); do not write to it: restore a backup", where=where)

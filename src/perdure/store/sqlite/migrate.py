@@ -33,7 +33,7 @@ def migrate(connection: apsw.Connection, where: str) -> None:
 def _applied(connection: apsw.Connection, where: str) -> int:
     owner = connection.pragma("application_id")
     if owner not in (0, APPLICATION_ID):
-        raise StoreCorrupt(f"{where} belongs to another program (application id {owner:#x}); choose another file")
+        raise StoreCorrupt(f"belongs to another program (application id {owner:#x}); choose another file", where=where)
     if not connection.execute(QUERIES["has_schema_table"]).fetchall():
         return 0
     applied: list[Any] = connection.execute(QUERIES["applied_migrations"]).fetchall()

@@ -29,8 +29,9 @@ def require_journal(path: Path) -> None:
     """Raise StoreCorrupt unless there is a journal in the file. The file is not changed."""
     if not holds_journal(path):
         raise StoreCorrupt(
-            f"{path} has no perdure journal in it and was left alone; name the right file with --url or PERDURE_URL, "
-            "or let `perdure run` make a journal in it"
+            "has no perdure journal in it and was left alone",
+            where=str(path),
+            hint="name the right file with --url or PERDURE_URL, or let `perdure migrate` make a journal in it",
         )
 
 
@@ -44,7 +45,9 @@ def holds_journal(path: Path) -> bool:
     owner = int.from_bytes(header[_APPLICATION_ID], "big")
     if owner not in (0, APPLICATION_ID):
         raise StoreCorrupt(
-            f"{path} belongs to another program (application id {owner:#x}) and was left alone; name another file with --url or PERDURE_URL"
+            f"belongs to another program (application id {owner:#x}) and was left alone",
+            where=str(path),
+            hint="name another file with --url or PERDURE_URL",
         )
     return owner == APPLICATION_ID or _is_announced(path.with_name(f"{path.name}-wal"))
 

@@ -21,20 +21,23 @@ def check_place(path: Path, mounts: str | None = None) -> None:
     """Raise StoreUnavailable if there can be no journal at this path."""
     folder = path.parent
     if not folder.is_dir():
-        raise StoreUnavailable(f"the folder {folder} does not exist; create it first: mkdir -p {shell.quote(str(folder))}")
+        raise StoreUnavailable("has no folder to be in", where=str(path), hint=f"create it first: mkdir -p {shell.quote(str(folder))}")
     if path.is_dir():
-        raise StoreUnavailable(f"{path} is a folder, and a journal is a file; give the name of a file in it")
+        raise StoreUnavailable("is a folder, and a journal is a file; give the name of a file in it", where=str(path))
     if path.exists() and not path.is_file():
-        raise StoreUnavailable(f"{path} is not a regular file, and a journal is one; give the name of a file on a disk")
+        raise StoreUnavailable("is not a regular file, and a journal is one; give the name of a file on a disk", where=str(path))
     kind = file_system_of(folder, _mounts() if mounts is None else mounts)
     if kind in NETWORK_FILE_SYSTEMS:
         raise StoreUnavailable(
-            f"{path} lies on a network file system ({kind}), where SQLite's locks do not hold; use a local disk or postgresql://"
+            f"lies on a network file system ({kind}), where SQLite's locks do not hold; use a local disk or postgresql://", where=str(path)
         )
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise StoreUnavailable(f"the folder {folder} is not writable, and SQLite keeps its log beside the journal; change its permissions")
+        raise StoreUnavailable(
+            "lies in a folder that is not writable, and SQLite keeps its log beside it; change the permissions of the folder",
+            where=str(path),
+        )
     if path.exists() and not os.access(path, os.R_OK | os.W_OK):
-        raise StoreUnavailable(f"{path} is read-only for this user; change its permissions or open it as its owner")
+        raise StoreUnavailable("is read-only for this user; change its permissions or open it as its owner", where=str(path))
     workers_folder(path).check()
 
 
@@ -54,9 +57,9 @@ def create_private(path: Path) -> None:
             pass
         except OSError as error:
             if error.errno in OUT_OF_FILES:
-                raise StoreUnavailable(f"{path} cannot be created: {TOO_MANY_FILES}") from None
+                raise StoreUnavailable(f"cannot be created: {TOO_MANY_FILES}", where=str(path)) from None
             raise StoreUnavailable(
-                f"{path} cannot be created ({error.strerror}); choose another place or change the folder's permissions"
+                f"cannot be created ({error.strerror}); choose another place or change the folder's permissions", where=str(path)
             ) from None
 
 

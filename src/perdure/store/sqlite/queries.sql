@@ -51,6 +51,9 @@ SELECT 1 FROM perdure_inbox WHERE run = ? AND id NOT IN (SELECT value FROM json_
 -- whichever worker appends it.
 SELECT hash FROM perdure_events WHERE id = (? << 32 | ?)
 
+-- name: type_at
+SELECT type FROM perdure_events WHERE id = (? << 32 | ?)
+
 -- == Reading =========================================================================================================
 
 -- name: run_to_change
@@ -87,6 +90,27 @@ ORDER BY created_at DESC, id DESC LIMIT :limit
 SELECT status, count(*) FROM perdure_runs
 WHERE (:agent IS NULL OR agent = :agent) AND (:tenant IS NULL OR tenant = :tenant)
 GROUP BY status ORDER BY status
+
+-- name: current_of_runs
+-- What the row of a run does not say: its last status, its failure, and its attempts under way (the last event of the
+-- call is an intent, and the run is held). `type` would parse each event; its text begins with the type.
+WITH wanted AS (
+    SELECT r.run_id, r.id, r.seq, r.status, r.holder FROM json_each(:runs) AS w JOIN perdure_runs AS r ON r.run_id = w.value
+)
+SELECT w.run_id, e.ts, e.call, CAST(e.data AS BLOB)
+FROM wanted AS w JOIN perdure_events AS e ON e.id = (
+    SELECT s.id FROM perdure_events AS s
+    WHERE s.id > w.id << 32 AND s.id <= (w.id << 32 | w.seq) AND s.data LIKE '{"type":"status\_reported"%' ESCAPE '\'
+    ORDER BY s.id DESC LIMIT 1)
+UNION ALL
+SELECT w.run_id, e.ts, e.call, CAST(e.data AS BLOB)
+FROM wanted AS w JOIN perdure_events AS e ON e.id = (w.id << 32 | w.seq) WHERE w.status = 'failed'
+UNION ALL
+SELECT w.run_id, e.ts, e.call, CAST(e.data AS BLOB)
+FROM wanted AS w JOIN perdure_events AS e ON e.id IN (
+    SELECT max(c.id) FROM perdure_events AS c
+    WHERE c.id > w.id << 32 AND c.id <= (w.id << 32 | w.seq) AND c.call IS NOT NULL GROUP BY c.call)
+WHERE w.holder IS NOT NULL AND (e.data LIKE '{"type":"tool\_call\_initiated"%' ESCAPE '\' OR e.data LIKE '{"type":"model\_call\_initiated"%' ESCAPE '\')
 
 -- name: read_events
 -- Read `data` as a blob: so the code gets the very bytes that were hashed, even if they are damaged and not text any
@@ -198,6 +222,10 @@ WHERE id = :id
 
 -- name: first_event
 SELECT CAST(data AS BLOB) FROM perdure_events WHERE id = (? << 32 | 1)
+
+-- name: last_event_of_call
+-- What a post about a call answers, if its sender does not name it.
+SELECT max(id) & 4294967295 FROM perdure_events WHERE id > (:id << 32) AND id <= (:id << 32 | 4294967295) AND call = :call
 
 -- name: event_of_run
 -- Is a posted event in the journal? The code asks after a COMMIT with unknown outcome.
@@ -398,8 +426,8 @@ GROUP BY 1, 2, 3, 4
 
 -- name: insert_worker
 -- If the worker already has a row, update what the worker serves.
-INSERT INTO perdure_workers (worker, name, pid, started_at, beat_at, serves, queues)
-VALUES (:worker, :name, :pid, :now, :now, :served, :queues)
+INSERT INTO perdure_workers (worker, name, pid, started_at, beat_at, serves, queues, lease_us)
+VALUES (:worker, :name, :pid, :now, :now, :served, :queues, :lease_us)
 ON CONFLICT (worker) DO UPDATE SET name = excluded.name, pid = excluded.pid, beat_at = excluded.beat_at, serves = excluded.serves,
     queues = excluded.queues, started_at = iif(pid = excluded.pid, started_at, excluded.started_at)
 
@@ -409,9 +437,9 @@ ON CONFLICT (worker) DO UPDATE SET name = excluded.name, pid = excluded.pid, bea
 UPDATE perdure_workers SET beat_at = iif(beat_at = :now, :now + 1, :now) WHERE worker = :worker
 
 -- name: list_workers
--- The last column: has the worker's lease run out?
-SELECT worker, name, pid, started_at, beat_at, (SELECT count(*) FROM perdure_runs WHERE holder = worker), serves, queues,
-    beat_at < :now - :lease_us
+-- The last column: how long ago was the last heartbeat?
+SELECT worker, name, pid, started_at, beat_at, (SELECT count(*) FROM perdure_runs WHERE holder = worker), serves, queues, lease_us,
+    :now - beat_at
 FROM perdure_workers ORDER BY started_at, worker
 
 -- name: holders_without_worker

@@ -30,6 +30,10 @@ class SqliteStore(SqlStore):
             folder = workers_folder(path)
             super().__init__(Means(url, database, PipeBell(folder), FileLocks(folder)))
 
+    def check_open(self) -> None:
+        self._database.check_file()
+        super().check_open()
+
     def facts(self) -> dict[str, str]:
         path = self._database.path
         sizes = {} if path is None else {name: f"{_size(path, suffix):,} bytes" for name, suffix in (("size", ""), ("log", "-wal"))}
